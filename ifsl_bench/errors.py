@@ -1,0 +1,27 @@
+"""Errors that are meant for people.
+
+Every mistake a user can make ends as a :class:`UserError`: one line that says what is wrong, where, and what to do.
+The command line prints it and exits with status 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake of the user's, or a state of the machine that the user can change."""
+
+
+class CorruptFile(UserError):
+    """A file of ours that is cut short, changed, or of another version."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> UserError:
+    """The error for a name that is not in a list, with the nearest names and the whole list."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f" did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+    listed = ", ".join(names) if names else "none"
+    return UserError(f"unknown {kind} {name!r}{f' {where}' if where else ''};{hint} available: {listed}")
