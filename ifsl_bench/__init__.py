@@ -1,0 +1,47 @@
+"""ifsl_bench: a benchmark suite for incremental few-shot learning.
+
+``import ifsl_bench; result = ifsl_bench.run(method="imprint", task="glyphs-5shot")``
+
+Names are imported when first used, so that ``import ifsl_bench`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ifsl_bench._version import __version__
+
+if TYPE_CHECKING:
+    from ifsl_bench.api import evaluate_checkpoint as evaluate_checkpoint
+    from ifsl_bench.api import run as run
+    from ifsl_bench.api import workspace as workspace
+    from ifsl_bench.errors import UserError as UserError
+    from ifsl_bench.method import Base as Base
+    from ifsl_bench.method import Method as Method
+    from ifsl_bench.method import Prediction as Prediction
+    from ifsl_bench.method import Query as Query
+    from ifsl_bench.method import Support as Support
+    from ifsl_bench.task import MetaTraining as MetaTraining
+    from ifsl_bench.task import Schedule as Schedule
+    from ifsl_bench.task import Task as Task
+
+_HOMES = {
+    "ifsl_bench.api": ("run", "evaluate_checkpoint", "workspace"),
+    "ifsl_bench.errors": ("UserError",),
+    "ifsl_bench.method": ("Base", "Method", "Prediction", "Query", "Support"),
+    "ifsl_bench.task": ("MetaTraining", "Schedule", "Task"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *_HOME_OF]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ifsl_bench' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,138 @@
+"""What a notebook calls, and what the command line calls: one function a command."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ifsl_bench import result as result_files
+from ifsl_bench.checkpoint import CheckpointFolder
+from ifsl_bench.device import choose_device
+from ifsl_bench.errors import CorruptFile, UserError
+from ifsl_bench.pipeline import Bench, Job, Workspace, make_jobs, run_job
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.result import Result
+from ifsl_bench.store import Home, locked
+from ifsl_bench.training import Training
+
+
+def workspace(
+    home: str | Path | None = None,
+    results: str | Path | None = None,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+) -> Workspace:
+    """Where things are kept and computed; see :meth:`ifsl_bench.store.Home.locate` for the defaults."""
+    return Workspace(Home.locate(home, results), choose_device(device), reporter or Reporter())
+
+
+def run(
+    method: str,
+    task: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    episodes: int | None = None,
+    rerun: bool = False,
+    work: Workspace | None = None,
+) -> Result:
+    """Runs one method on one task and returns the result, stored as a file as well.
+
+    Args:
+        method: a registered name, see ``ifsl-bench methods``.
+        task: a task's name, or ``path/to/my.toml`` (with ``:name`` if it defines several).
+        options: the method's own, e.g. ``{"normalise": True}``.
+        train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.training.Training`.
+        seed: of pretraining and meta-training, never of the test episodes.
+        episodes: the first so many test episodes; all of the task's by default.
+        rerun: evaluate again even if the same result is stored.
+        work: folders, device and progress display; see :func:`workspace`.
+
+    Raises:
+        UserError: whatever is wrong, in one line.
+    """
+    jobs = make_jobs([method], [task], options or {}, Training.parse(train or {}), [seed], episodes)
+    if len(jobs) != 1:
+        raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
+    return run_jobs(jobs, work or workspace(), rerun=rerun, command="ifsl_bench.run(...)")[0]
+
+
+def run_jobs(jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, command: str = "") -> list[Result]:
+    """Runs jobs in their order, skipping what is stored already; each result is on disk before the next job starts."""
+    made: list[Result] = []
+    bench: Bench | None = None
+    for job in jobs:
+        stored = None if rerun else _stored(job, work)
+        if stored is not None:
+            work.reporter.say(f"{job.label} on {job.task.name}, seed {job.seed}: stored already (--rerun repeats it)")
+            made.append(stored)
+            continue
+        wanted = (job.task, job.method.head, job.seed, job.training.views)
+        if bench is None or (bench.task, bench.head, bench.seed, bench.views) != wanted:
+            bench = Bench(*wanted, work)
+        result = run_job(job, bench, command)
+        _check_writable_and_write(job, work, result)
+        made.append(result)
+    return made
+
+
+def _stored(job: Job, work: Workspace) -> Result | None:
+    """The job's stored result if it is still the same job: same task definition, method code and pretraining recipe."""
+    path = job.result_path(work.home)
+    if not path.exists():
+        return None
+    try:
+        result = result_files.read(path)
+    except CorruptFile as error:
+        work.reporter.warn(f"{error}; it is made again")
+        return None
+    same = (result.task_hash, result.provenance.get("method_source")) == (job.task.hash, job.source)
+    if job.task.dataset.fingerprint:
+        same = same and result.fingerprint == job.task.dataset.fingerprint
+    return result if same else None
+
+
+def _check_writable_and_write(job: Job, work: Workspace, result: Result) -> None:
+    path = job.result_path(work.home)
+    with locked(path):
+        if path.exists():
+            _keep_old(path, result, work)
+        result_files.write(work.home.results, result)
+    work.reporter.say(f"result: {path}")
+
+
+def _keep_old(path: Path, result: Result, work: Workspace) -> None:
+    """A stored result of another definition or with other counts is renamed, not overwritten: nothing is lost."""
+    try:
+        old = result_files.read(path)
+        if (old.task_hash, old.digest, old.fingerprint) == (result.task_hash, result.digest, result.fingerprint):
+            return
+    except CorruptFile:
+        pass
+    for n in itertools.count():
+        kept = path.with_name(f"{path.name}.old-{n}")
+        if not kept.exists():
+            os.replace(path, kept)
+            work.reporter.warn(f"the file that was there is not comparable or damaged; it is kept as {kept}")
+            return
+
+
+def evaluate_checkpoint(
+    checkpoint: Path, task: str, *, episodes: int | None = None, work: Workspace | None = None, command: str = ""
+) -> Result:
+    """Evaluates a stored meta-trained model, without training anything; the result is returned, not stored."""
+    work = work or workspace()
+    if not checkpoint.is_dir() and (work.home.trained / checkpoint.name).is_dir():
+        checkpoint = work.home.trained / checkpoint.name
+    info = CheckpointFolder(checkpoint).info()
+    if info is None or "method" not in info:
+        raise UserError(f"{checkpoint} is no meta-trained model (a folder under {work.home.trained})")
+    jobs = make_jobs([info["method"]], [task], info["options"], Training.parse(info["train"]), [info["seed"]], episodes)
+    if len(jobs) != 1:
+        raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
+    job = jobs[0]
+    return run_job(job, Bench(job.task, job.method.head, job.seed, job.training.views, work), command, checkpoint)

@@ -1,0 +1,235 @@
+"""The networks that turn images into features. Input [B, C, H, W], output [B, D].
+
+``resnet10`` and ``resnet18-gn`` follow the released code of Ren et al. (NeurIPS 2019): shortcuts, norms, pooling and
+the order of operations are theirs, not torchvision's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ifsl_bench.errors import unknown
+
+
+class _Block10(nn.Module):
+    """1x1 shortcut + three 3x3 convolutions, no activation after the sum, 2x2 max-pool that rounds up."""
+
+    def __init__(self, inner: int, outer: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.shortcut = nn.Conv2d(inner, outer, 1, bias=False)
+        self.body = nn.Sequential(
+            nn.Conv2d(inner, outer, 3, padding=1, bias=False),
+            norm(outer),
+            nn.LeakyReLU(0.1),
+            nn.Conv2d(outer, outer, 3, padding=1, bias=False),
+            norm(outer),
+            nn.LeakyReLU(0.1),
+            nn.Conv2d(outer, outer, 3, padding=1, bias=False),
+            norm(outer),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(self.body(x) + self.shortcut(x), 2, ceil_mode=True)
+
+
+class ResNet10(nn.Module):
+    """The mini-ImageNet backbone: 512 features, 2,572,032 parameters with 3 input channels."""
+
+    features = 512
+
+    def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
+        super().__init__()
+
+        def norm(width: int) -> nn.Module:
+            return nn.BatchNorm2d(width, eps=1e-3, momentum=norm_momentum)
+
+        self.stem = nn.Sequential(nn.Conv2d(channels, 64, 5, padding=2, bias=False), norm(64), nn.LeakyReLU(0.1))
+        widths = (64, 64, 96, 128, 256)
+        self.blocks = nn.Sequential(*(_Block10(a, b, norm) for a, b in zip(widths, widths[1:], strict=False)))
+        self.norm = norm(256)
+        self.mix = nn.Conv2d(256, 384, 1, bias=False)
+        self.mix_norm = norm(384)
+        self.out = nn.Linear(384, 512)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(self.stem(x)).mean((2, 3), keepdim=True)
+        x = self.mix(F.relu(self.norm(x)))
+        x = F.relu(self.mix_norm(F.dropout(x, 0.1, self.training))).flatten(1)
+        return F.dropout(self.out(x), 0.1, self.training)
+
+
+def _same_padding(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
+    """Pads so that the output has ceil(size / stride) pixels, the odd pixel after (TensorFlow's SAME)."""
+
+    def sides(size: int) -> tuple[int, int]:
+        total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
+        return total // 2, total - total // 2
+
+    top, bottom = sides(x.shape[2])
+    left, right = sides(x.shape[3])
+    return F.pad(x, (left, right, top, bottom), value=value)
+
+
+class _BasicBlock(nn.Module):
+    """Two 3x3 convolutions with GroupNorm; the shortcut has no parameters (average pool, channels padded by zeros)."""
+
+    def __init__(self, inner: int, outer: int, stride: int, last: bool) -> None:
+        super().__init__()
+        self.stride, self.grown, self.last = stride, outer - inner, last
+        self.conv1 = nn.Conv2d(inner, outer, 3, stride, bias=False)
+        self.norm1 = nn.GroupNorm(32, outer, eps=1e-6)
+        self.conv2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(32, outer, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(_same_padding(x, 3, self.stride))))
+        y = self.norm2(self.conv2(y))
+        if self.stride > 1:
+            x = F.avg_pool2d(x, self.stride, ceil_mode=True)
+        if self.grown:
+            x = F.pad(x, (0, 0, 0, 0, self.grown // 2, self.grown - self.grown // 2))
+        return y + x if self.last else F.relu(y + x)
+
+
+class ResNet18GN(nn.Module):
+    """The tiered-ImageNet backbone: 512 features, 10,998,080 parameters with 3 input channels."""
+
+    features = 512
+
+    def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(channels, 64, 5, padding=2, bias=False)
+        self.norm = nn.GroupNorm(32, 64, eps=1e-6)
+        plan = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1)]  # fmt: skip
+        self.blocks = nn.Sequential(*(_BasicBlock(*step, last=i == len(plan) - 1) for i, step in enumerate(plan)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        x = F.max_pool2d(_same_padding(x, 3, 2, value=-torch.inf), 3, 2)
+        return self.blocks(x).mean((2, 3))
+
+
+class _SmallBlock(nn.Module):
+    """Pre-summed residual pair of 3x3 convolutions with batch norm; halves the image."""
+
+    def __init__(self, inner: int, outer: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.shortcut = nn.Conv2d(inner, outer, 1, bias=False)
+        self.body = nn.Sequential(
+            nn.Conv2d(inner, outer, 3, padding=1, bias=False),
+            norm(outer),
+            nn.LeakyReLU(0.1),
+            nn.Conv2d(outer, outer, 3, padding=1, bias=False),
+            norm(outer),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(self.body(x) + self.shortcut(x), 2, ceil_mode=True)
+
+
+class ResNetSmall(nn.Module):
+    """For 32x32 images on a CPU: the blocks of ``resnet10`` with two convolutions instead of three, 256 features.
+
+    The stem halves the image, so that three blocks see 16, 8 and 4 pixels.
+    """
+
+    features = 256
+
+    def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
+        super().__init__()
+
+        def norm(width: int) -> nn.Module:
+            return nn.BatchNorm2d(width, eps=1e-3, momentum=norm_momentum)
+
+        self.stem = nn.Sequential(nn.Conv2d(channels, 32, 5, 2, padding=2, bias=False), norm(32), nn.LeakyReLU(0.1))
+        widths = (32, 48, 96, 192)
+        self.blocks = nn.Sequential(*(_SmallBlock(a, b, norm) for a, b in zip(widths, widths[1:], strict=False)))
+        self.norm = norm(192)
+        self.out = nn.Linear(192 * 4, self.features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.blocks(self.stem(x))))
+        return self.out(F.adaptive_avg_pool2d(x, 2).flatten(1))
+
+
+BACKBONES: dict[str, type[ResNet10] | type[ResNet18GN] | type[ResNetSmall]] = {
+    "resnet10": ResNet10,
+    "resnet18-gn": ResNet18GN,
+    "resnet-small": ResNetSmall,
+}
+IDENTITY = "none"  # the backbone of data that are features already
+
+
+class Identity(nn.Module):
+    """Frozen features pass through."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1) -> nn.Module:
+    """A backbone with fresh weights; its ``features`` attribute is D.
+
+    Weights are He-normal in convolutions (fan out) and linear layers (fan in), biases zero.
+
+    Args:
+        shape: (H, W, C) of an image, or (D,) of a frozen feature.
+    """
+    if name == IDENTITY:
+        return Identity(shape[0])
+    if name not in BACKBONES:
+        raise unknown("backbone", name, [*BACKBONES, IDENTITY])
+    network = BACKBONES[name](channels=shape[-1], norm_momentum=norm_momentum)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="linear")
+            nn.init.zeros_(module.bias)
+    return network
+
+
+class LinearHead(nn.Module):
+    """W_a h + b_a."""
+
+    scale = None
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(classes, features) / math.sqrt(features))  # [K, D]
+        self.bias = nn.Parameter(torch.zeros(classes))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.weight, self.bias)
+
+
+def unit(v: Tensor) -> Tensor:
+    """``v / (|v| + 1e-5)`` over the last dimension, the released code's normalisation."""
+    return v / (torch.linalg.vector_norm(v, dim=-1, keepdim=True) + 1e-5)
+
+
+class CosineHead(nn.Module):
+    """tau * unit(h) . unit(W_a), tau learned from 10."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(classes, features) / math.sqrt(features))  # [K, D]
+        self.scale = nn.Parameter(torch.tensor(10.0))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return self.scale * F.linear(unit(h), unit(self.weight))
+
+
+def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead:
+    return LinearHead(features, classes) if kind == "linear" else CosineHead(features, classes)

@@ -1,0 +1,49 @@
+"""The embedded data set as a plugin: letters rendered from the DejaVu faces, no download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from ifsl_bench.data import glyphs
+from ifsl_bench.data.pools import Dataset, Writer
+from ifsl_bench.data.source import DatasetSource
+from ifsl_bench.reporter import Reporter
+
+
+class Glyphs(DatasetSource):
+    """Letters of nine scripts in twelve DejaVu faces, 32x32, one channel; no script on two sides."""
+
+    name: ClassVar[str] = "glyphs"
+    summary: ClassVar[str] = "letters rendered from the DejaVu faces, 32x32; embedded, no download"
+    needs_source: ClassVar[bool] = False
+
+    def recipe(self) -> str:
+        return glyphs.recipe()
+
+    def outline(self) -> tuple[tuple[int, ...], dict[str, int], int]:
+        pools = glyphs.pools()
+        return (
+            glyphs.IMAGE_SHAPE,
+            {name: pool.per_class * len(pool.letters) for name, pool in pools.items()},
+            len(pools["base/train"].letters),
+        )
+
+    def build(self, writer: Writer, source: Path | None, reporter: Reporter) -> None:
+        pools = glyphs.pools()
+        total = sum(self.outline()[1].values())
+        with reporter.stage("rendering glyphs", total) as stage:
+            for name, pool in pools.items():
+                labels = np.repeat(np.arange(len(pool.letters)), pool.per_class)
+                classes = tuple(letter.label for letter in pool.letters)
+                with writer.pool(name, labels, classes, glyphs.IMAGE_SHAPE) as images:
+                    glyphs.fill(pool, images, stage.advance)
+
+    def details(self, dataset: Dataset) -> list[tuple[str, list[dict[str, object]]]]:
+        rows: list[dict[str, object]] = [
+            {"Script": script, "Side": side, "Classes": classes, "Faces": faces}
+            for script, side, classes, faces in glyphs.faces_per_script()
+        ]
+        return [("Classes and faces per script", rows)]

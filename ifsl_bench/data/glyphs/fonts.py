@@ -1,0 +1,179 @@
+"""Outlines of letters, unhinted and exact in integers, from the DejaVu files that matplotlib ships."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ifsl_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from fontTools.ttLib import TTFont
+
+I64 = npt.NDArray[np.int64]
+
+# Coordinates are font units times UNIT: implied points (halves) and the points of a quadratic curve cut into up to
+# eight pieces (64ths) are then integers.
+UNIT = 128
+_PIECES = (1, 2, 4, 8)
+
+FONT_SHA256 = {
+    "DejaVuSans": "3fdf69cabf06049ea70a00b5919340e2ce1e6d02b0cc3c4b44fb6801bd1e0d22",
+    "DejaVuSans-Bold": "b184b89e3c1075f22f6b71575b6fc20d4972b3cfd3b23322ca6fd596dcaef167",
+    "DejaVuSans-Oblique": "ccdf74b350f11fd3dd5774de50e5e6346a1a5da1f5b7d5fb83590665e97a5213",
+    "DejaVuSans-BoldOblique": "6edf0283160186af451cbee71e7b845f2e4cabf264bb992ce668c83c25465e6f",
+    "DejaVuSansMono": "602ec86b8948cfcd956482fe64f94c36c867770149ef2f791d4613f443bcecb3",
+    "DejaVuSansMono-Bold": "baada9a5172fe20886251aff0433fc38461912d5daf07287e7bee56620a8da96",
+    "DejaVuSansMono-Oblique": "28052813f7a709fc89f52d192dc995ef4f0fdc5c3d7b73a49d6849b1916d0cd0",
+    "DejaVuSansMono-BoldOblique": "a69081c15c76c827e0a27a5a7f5c74b6135c843499955495ffa8c20d3a98288b",
+    "DejaVuSerif": "107244956e9962b9e96faccdc551825e0ae0898ae13737133e1b921a2fd35ffa",
+    "DejaVuSerif-Bold": "c3753f2ed6bc673f15846dc45addbeb3b9c872f32fb18fd53a21f1bef1ed7676",
+    "DejaVuSerif-Italic": "3e7994fbc54fa10ce3352a42d548fadd7d9cadb69cb1109bc9d960f6dac57f04",
+    "DejaVuSerif-BoldItalic": "d93efec7a9d2e826768d1a2ee95b95870e15e29599a84f3484af1de1cec2e181",
+}
+
+
+class FontError(UserError):
+    """A font file is missing or is not the one that the recipe names."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Closed polygons: point i (x [M], y [M], in 1/UNIT font units, y upwards) is joined to point `after[i]`."""
+
+    x: I64
+    y: I64
+    after: I64
+
+
+def font_directory() -> Path:
+    """The directory of the font files in this installation of matplotlib."""
+    import matplotlib
+
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+
+@cache
+def open_face(face: str) -> TTFont:
+    """The opened font of a face; FontError when its file is missing or differs from the recipe's SHA-256."""
+    from io import BytesIO
+
+    from fontTools.ttLib import TTFont
+
+    path = font_directory() / f"{face}.ttf"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise FontError(f"font file {path} cannot be read ({error.strerror}); reinstall matplotlib") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != FONT_SHA256[face]:
+        raise FontError(
+            f"font file {path} has SHA-256 {found}, but glyphs are rendered from {FONT_SHA256[face]}: "
+            "its images would not be comparable with anybody's; install a matplotlib with the original fonts"
+        )
+    return TTFont(BytesIO(content), lazy=True)
+
+
+@cache
+def characters(face: str) -> dict[int, str]:
+    """Code point -> glyph name, for the characters that the face has (never .notdef)."""
+    table: dict[int, str] = open_face(face).getBestCmap()
+    return {codepoint: name for codepoint, name in table.items() if name != ".notdef"}
+
+
+@cache
+def outline(face: str, codepoint: int) -> Outline:
+    """The letter's outline in the face, curves cut into lines; KeyError when the face lacks the letter."""
+    contours = _contours(open_face(face)["glyf"], characters(face)[codepoint])
+    if not contours:
+        empty = np.zeros(0, np.int64)
+        return Outline(empty, empty, empty)
+    points = np.concatenate([xy for xy, _ in contours])
+    extent = int((points.max(axis=0) - points.min(axis=0)).max())
+    polygons = [_flatten(xy, on_curve, extent) for xy, on_curve in contours]
+    after, first = [], 0
+    for polygon in polygons:
+        after.append(first + np.roll(np.arange(len(polygon)), -1))
+        first += len(polygon)
+    joined = np.concatenate(polygons)
+    return Outline(joined[:, 0].copy(), joined[:, 1].copy(), np.concatenate(after))
+
+
+def components(face: str, codepoint: int) -> int:
+    """How many simple glyphs the face builds the letter from: 1 for a letter drawn by itself."""
+
+    def count(name: str) -> int:
+        glyph = glyphs[name]
+        return sum(count(part.glyphName) for part in glyph.components) if glyph.isComposite() else 1
+
+    glyphs = open_face(face)["glyf"]
+    return count(characters(face)[codepoint])
+
+
+def _contours(glyphs: Any, name: str) -> list[tuple[I64, npt.NDArray[np.bool_]]]:
+    """The glyph's contours, composites resolved: (points [M, 2] in 1/UNIT font units, on the curve [M])."""
+    glyph = glyphs[name]
+    if not glyph.isComposite():
+        if glyph.numberOfContours <= 0:
+            return []
+        points = np.array(list(glyph.coordinates), dtype=np.int64) * UNIT
+        on_curve = (np.array(list(glyph.flags), dtype=np.int64) & 1).astype(bool)
+        ends = np.array(glyph.endPtsOfContours, dtype=np.int64)[:-1] + 1
+        return list(zip(np.split(points, ends), np.split(on_curve, ends), strict=True))
+    contours = []
+    for part in glyph.components:
+        if not hasattr(part, "x"):
+            raise FontError(f"glyph {name} places a component by matching points, which is not supported")
+        # F2Dot14 in the file, so the product with 2**14 is an integer.
+        matrix = np.array(
+            [[round(float(cell) * 16384) for cell in row] for row in getattr(part, "transform", ((1, 0), (0, 1)))],
+            dtype=np.int64,
+        )
+        shift = np.array([part.x, part.y], dtype=np.int64) * UNIT
+        for points, on_curve in _contours(glyphs, part.glyphName):
+            contours.append((((points @ matrix + 8192) >> 14) + shift, on_curve))
+    return contours
+
+
+def _flatten(points: I64, on_curve: npt.NDArray[np.bool_], extent: int) -> I64:
+    """A TrueType contour as a polygon [M, 2]; chords stray less than 1/600 of `extent` from the curve."""
+    points, on_curve = _start_on_curve(points, on_curve)
+    following, on_following = np.roll(points, -1, axis=0), np.roll(on_curve, -1)
+    corners: list[I64] = []
+    controls: list[I64 | None] = []  # the control point between a corner and the next, if any
+    for here, on_here, there, on_there in zip(points, on_curve, following, on_following, strict=True):
+        if on_here:
+            corners.append(here)
+            controls.append(None)
+        else:
+            controls[-1] = here
+            if not on_there:
+                corners.append((here + there) // 2)
+                controls.append(None)
+    pieces: list[I64] = []
+    for number, (start, control) in enumerate(zip(corners, controls, strict=True)):
+        stop = corners[(number + 1) % len(corners)]
+        if control is None:
+            pieces.append(start[None])
+            continue
+        bend = int(np.abs(start - 2 * control + stop).max())
+        count = next((n for n in _PIECES if bend * 150 <= extent * n * n), _PIECES[-1])
+        step = np.arange(count, dtype=np.int64)[:, None]
+        back = count - step
+        pieces.append((back * back * start + 2 * back * step * control + step * step * stop) // (count * count))
+    return np.concatenate(pieces)
+
+
+def _start_on_curve(points: I64, on_curve: npt.NDArray[np.bool_]) -> tuple[I64, npt.NDArray[np.bool_]]:
+    """The same contour, begun at a point on the curve (an implied one where all points are controls)."""
+    if on_curve.any():
+        first = int(np.argmax(on_curve))
+        return np.roll(points, -first, axis=0), np.roll(on_curve, -first)
+    implied = (points[-1:] + points[:1]) // 2
+    return np.concatenate([implied, points]), np.concatenate([np.array([True]), on_curve])

@@ -1,0 +1,143 @@
+"""What ``ifsl-bench data ...`` does, as functions that return rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ifsl_bench import registry
+from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
+from ifsl_bench.data.prepare import dataset_folder, is_prepared, prepare
+from ifsl_bench.errors import CorruptFile, UserError, unknown
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.store import Home, disk_errors, write_bytes
+from ifsl_bench.task import packaged
+
+
+def prepared_names(home: Home) -> list[str]:
+    if not home.data.is_dir():
+        return []
+    return sorted(p.name for p in home.data.iterdir() if not p.name.startswith(".") and is_prepared(home, p.name))
+
+
+def listing(home: Home) -> list[dict[str, str]]:
+    """Every data set that is registered, prepared, or used by a packaged task."""
+    rows = []
+    registered = registry.names(registry.DATASETS)
+    used = {task.dataset.name: task.dataset for task in packaged().values()}
+    for name in sorted({*registered, *prepared_names(home), *used}):
+        row = {"data set": name, "state": "not prepared", "fingerprint": "", "size": "", "what": ""}
+        plugin = registry.load(registry.DATASETS, name) if name in registered else None
+        if plugin:
+            row["what"] = plugin.problem or plugin.value.summary
+        elif name in used:
+            row["what"] = used[name].obtain
+        if is_prepared(home, name):
+            try:
+                dataset = open_dataset(dataset_folder(home, name))
+                size = sum(e[p]["bytes"] for e in dataset.manifest["pools"].values() for p in ("images", "labels"))
+                row |= {"state": "prepared", "fingerprint": dataset.fingerprint[:12], "size": f"{size / 1e6:.1f} MB"}
+            except CorruptFile as error:
+                row |= {"state": "corrupt", "what": str(error)}
+        rows.append(row)
+    return rows
+
+
+def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
+    """A prepared data set; one that needs no source is made now."""
+    if is_prepared(home, name):
+        return open_dataset(dataset_folder(home, name))
+    if name in registry.names(registry.DATASETS) and not registry.dataset_source(name).needs_source:
+        return prepare(home, name, None, False, reporter)
+    known = {*registry.names(registry.DATASETS), *prepared_names(home), *(t.dataset.name for t in packaged().values())}
+    if name not in known:
+        raise unknown("data set", name, known)
+    obtain = next((t.dataset.obtain for t in packaged().values() if t.dataset.name == name), "")
+    raise UserError(f"data set {name!r} is not prepared in {home.data}." + (f" To get it: {obtain}." if obtain else ""))
+
+
+def verify_all(home: Home, names: Sequence[str], reporter: Reporter) -> Iterator[str]:
+    """A line for each data set whose checksums are right.
+
+    Raises:
+        CorruptFile: names the first file that is not.
+    """
+    for name in names or prepared_names(home):
+        if not is_prepared(home, name):
+            raise UserError(f"data set {name!r} is not prepared in {home.data}; there are: "
+                            f"{', '.join(prepared_names(home)) or 'none'}")  # fmt: skip
+        dataset = open_dataset(dataset_folder(home, name))
+        size = sum(e[p]["bytes"] for e in dataset.manifest["pools"].values() for p in ("images", "labels"))
+        with reporter.stage(f"verifying {name}", size) as stage:
+            verify(dataset, stage.advance)
+        yield f"{name}: {size / 1e6:.1f} MB verified, fingerprint {dataset.fingerprint}"
+
+
+def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
+    """The paper's "Dataset Statistics" for any data set, and further tables of its plugin."""
+    dataset = opened(home, name, reporter)
+    rows: list[dict[str, object]] = []
+    for pool in POOLS:
+        part, side = pool.split("/")
+        if not dataset.has(pool):
+            shared = pool == "novel/train"
+            rows.append({"Classes": part, "Purpose": side, "N. Cls": "", "N. Img": "",
+                         "images a class": "= base/train" if shared else "missing", "mean": "", "std": ""})  # fmt: skip
+            continue
+        s = dataset.manifest["pools"][pool]["statistics"]
+        each = f"{s['fewest']:,}" if s["fewest"] == s["most"] else f"{s['fewest']:,} to {s['most']:,}"
+        rows.append(
+            {
+                "Classes": part,
+                "Purpose": side,
+                "N. Cls": f"{s['classes']:,}",
+                "N. Img": f"{s['images']:,}",
+                "images a class": each,
+                "mean": ", ".join(f"{v:.2f}" for v in s["mean"]),
+                "std": ", ".join(f"{v:.2f}" for v in s["std"]),
+            }
+        )
+    tables = [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}", rows)]
+    if name in registry.names(registry.DATASETS):
+        tables += registry.dataset_source(name).details(dataset)
+    return tables
+
+
+def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
+    """A PNG with some classes of each pool, a row each, spread over the pool's classes."""
+    import io
+
+    from PIL import Image, ImageDraw
+
+    dataset = opened(home, name, reporter)
+    if len(dataset.shape) != 3:
+        raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
+    height, width, _ = dataset.shape
+    blocks = []
+    for pool_name in POOLS:
+        if not dataset.has(pool_name):
+            continue
+        pool = dataset.pool(pool_name)
+        chosen = np.unique(np.linspace(0, len(pool.classes) - 1, min(classes, len(pool.classes))).round().astype(int))
+        rows = [pool.images[pool.starts[c] : min(pool.starts[c + 1], pool.starts[c] + images)] for c in chosen]
+        blocks.append((f"{pool_name} ({len(pool.classes)} classes, {len(pool):,} images)", rows))
+    step, title, gap = 2, 14, 8
+    columns = 2
+    block_width = images * (width + step) + gap
+    block_height = title + max(len(rows) for _, rows in blocks) * (height + step) + gap
+    lines = -(-len(blocks) // columns)
+    sheet = Image.new("RGB", (columns * block_width, lines * block_height), (255, 255, 255))
+    draw = ImageDraw.Draw(sheet)
+    for i, (caption, rows) in enumerate(blocks):
+        left, top = (i % columns) * block_width + gap // 2, (i // columns) * block_height
+        draw.text((left, top + 1), caption, fill=(0, 0, 0))
+        for y, row in enumerate(rows):
+            for x, image in enumerate(row):
+                tile = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+                sheet.paste(tile.convert("RGB"), (left + x * (width + step), top + title + y * (height + step)))
+    out = io.BytesIO()
+    sheet.save(out, format="PNG")
+    with disk_errors(path):
+        write_bytes(path, out.getvalue())

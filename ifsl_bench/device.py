@@ -1,0 +1,68 @@
+"""Where tensors live and in which precision convolutions run."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from dataclasses import dataclass
+
+import torch
+
+from ifsl_bench.errors import UserError
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:1``.
+
+    Raises:
+        UserError: no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device {name!r}; available: auto, cpu, cuda, cuda:0, ...") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device {name!r} was asked for, but PyTorch sees no CUDA device here; use --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device {name!r} is not supported; available: auto, cpu, cuda")
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    """A device in words, for provenance."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{_cpu_name()}, {torch.get_num_threads()} threads"
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How training convolutions run. ``reason`` says why, and is recorded with the checkpoint."""
+
+    bf16: bool
+    reason: str
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
+
+
+def choose_precision(device: torch.device) -> Precision:
+    """bf16 where the processor has instructions for it (AMX, AVX-512 BF16, Ampere and later), else float32."""
+    if device.type == "cuda":
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return Precision(bf16, f"{torch.cuda.get_device_name(device)} {'has' if bf16 else 'lacks'} bf16")
+    flags = {"amx_tile": "_is_amx_tile_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
+    for flag, probe in flags.items():
+        if getattr(torch.cpu, probe, lambda: False)():
+            return Precision(True, f"the CPU has {flag}")
+    return Precision(False, "the CPU has neither amx_tile nor avx512_bf16")

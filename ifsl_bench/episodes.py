@@ -1,0 +1,199 @@
+"""Episodes: which images are support and query, in batches.
+
+Episode i of a stream (task, side, seed) is a pure function of these and the sizes of the classes. All draws come from
+a counter-based generator in 64-bit integer arithmetic, so every batch size, device and machine gives the same episodes
+and any slice can be recomputed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ifsl_bench.errors import UserError
+from ifsl_bench.seeds import seed_of
+from ifsl_bench.task import EpisodeSpec
+
+# Finaliser constants of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit integers: products wrap.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX2 = 0x94D049BB133111EB - (1 << 64)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """splitmix64's finaliser: a bijection of 64-bit integers whose output bits look independent."""
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """Indices of a batch of E episodes.
+
+    Attributes:
+        classes: [E, N] novel classes, as labels of the novel pool.
+        support: [E, N * shots] images of the novel pool, sorted by way.
+        query: [E, Q] images; of the novel pool where ``query_novel``, else of the base pool.
+        query_novel: [E, Q] bool.
+        query_labels: [E, Q] joint labels: base 0..K-1, novel K..K+N-1 (way order of ``classes``).
+        hidden: [E, K] bool, base classes out of play.
+        index: [E] the episodes' numbers.
+    """
+
+    classes: Tensor
+    support: Tensor
+    query: Tensor
+    query_novel: Tensor
+    query_labels: Tensor
+    hidden: Tensor
+    index: Tensor
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+class Sampler:
+    """Draws the episodes of one stream.
+
+    Args:
+        stream: names the stream, e.g. ("glyphs-5shot", "test", 0).
+        shape: ways and queries; ``shots`` beside it.
+        novel: int64 [C + 1], images of novel class c are ``novel[c]:novel[c + 1]``.
+        base: int64 [K + 1], the same for the pool of the base queries.
+        hide: whether the novel classes are base classes and hidden as such (the two pools' labels agree).
+        parity: base queries take only images of even or odd index within their class.
+        device: where the indices are made.
+
+    Raises:
+        UserError: too few classes, or too few images in a class.
+    """
+
+    def __init__(
+        self,
+        stream: tuple[str | int, ...],
+        shape: EpisodeSpec,
+        shots: int,
+        novel: np.ndarray,
+        base: np.ndarray,
+        hide: bool = False,
+        parity: str | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.shape, self.shots, self.hide, self.device = shape, shots, hide, torch.device(device)
+        self.key = seed_of("episodes", *stream) - (1 << 62)
+        counts = np.diff(novel)
+        need = shots + shape.novel_queries
+        if len(counts) < shape.ways:
+            raise UserError(f"episodes of {stream[0]} need {shape.ways} novel classes, the pool has {len(counts)}")
+        if counts.min() < need:
+            raise UserError(
+                f"episodes of {stream[0]} need {need} images of a novel class ({shots} shots + "
+                f"{shape.novel_queries} queries), class number {counts.argmin()} has {counts.min()}"
+            )
+        if hide and len(novel) != len(base):
+            raise UserError("classes can be hidden only where novel and base classes are the same")
+        # Base queries are drawn from a list of admissible images; class k has rows allowed[k]:allowed[k + 1] of it.
+        first = {None: 0, "even": 0, "odd": 1}[parity]
+        step = 1 if parity is None else 2
+        rows = [np.arange(a + first, b, step) for a, b in zip(base, base[1:], strict=False)]
+        allowed = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
+        worst = np.sort(np.diff(allowed))[: len(rows) - (shape.ways if hide else 0)].sum()
+        if worst < shape.base_queries:
+            raise UserError(f"episodes of {stream[0]} need {shape.base_queries} base queries, the pool has {worst}")
+
+        def table(values: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
+
+        self.novel_starts, self.novel_counts = table(novel[:-1]), table(counts)
+        self.base_rows, self.base_labels = table(np.concatenate(rows)), table(np.repeat(np.arange(len(rows)), np.diff(allowed)))
+        self.base_starts, self.base_counts = table(allowed[:-1]), table(np.diff(allowed))
+        self.base_classes = len(rows)
+
+    def _random(self, index: Tensor, purpose: int, count: int) -> Tensor:
+        """[E, count] 64-bit words for the episodes ``index`` [E]."""
+        stream = _mix(_mix(index * _GOLDEN + self.key) + purpose)  # [E]
+        counter = torch.arange(1, count + 1, device=self.device) * _GOLDEN
+        return _mix(stream.unsqueeze(1) + counter)
+
+    def integers(self, index: Tensor, purpose: int, count: int, below: int) -> Tensor:
+        """[E, count] numbers in 0..below-1 for the episodes ``index`` [E]; each purpose has its own."""
+        return (_shift(self._random(index, purpose, count), 32) * below) >> 32
+
+    @staticmethod
+    def _distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
+        """``count`` different numbers below ``total`` in random order: the first steps of a Fisher-Yates shuffle.
+
+        The shuffled array is never made. Only the places swapped so far differ from the identity, and those are the
+        targets of earlier steps. Bias of a bounded number: below total / 2^32.
+
+        Args:
+            words: [..., count] random words.
+            total: [...] the number of things to choose from.
+        """
+        targets: list[Tensor] = []
+        moved: list[Tensor] = []  # what step j put into place targets[j]
+        picks: list[Tensor] = []
+        for i in range(count):
+            target = i + ((_shift(words[..., i], 32) * (total - i)) >> 32)
+            pick, here = target, torch.full_like(target, i)
+            for place, value in zip(targets, moved, strict=True):
+                pick = torch.where(place == target, value, pick)
+                here = torch.where(place == i, value, here)
+            targets.append(target)
+            moved.append(here)
+            picks.append(pick)
+        return torch.stack(picks, -1)
+
+    def sample(self, start: int, count: int) -> Episodes:
+        """Episodes ``start`` to ``start + count - 1`` of the stream."""
+        spec, shots = self.shape, self.shots
+        ways, each = spec.ways, shots + spec.novel_queries
+        index = torch.arange(start, start + count, device=self.device)
+        everything = torch.full((count,), len(self.novel_counts), device=self.device)
+        classes = self._distinct(self._random(index, 1, ways), everything, ways)  # [E, N]
+        words = self._random(index, 2, ways * each).view(count, ways, each)
+        images = self._distinct(words, self.novel_counts[classes], each)  # [E, N, shots + queries]
+        images = images + self.novel_starts[classes].unsqueeze(-1)
+        support = images[..., :shots].reshape(count, -1)
+        novel_query = images[..., shots:].reshape(count, -1)
+
+        hidden = torch.zeros(count, self.base_classes, dtype=torch.bool, device=self.device)
+        total = torch.full((count,), len(self.base_rows), device=self.device)
+        if self.hide:
+            hidden.scatter_(1, classes, True)
+            gone = self.base_counts[classes]
+            total = total - gone.sum(1)
+        place = self._distinct(self._random(index, 3, spec.base_queries), total, spec.base_queries)  # [E, B]
+        if self.hide:
+            # Numbers count the admissible images that are left; step over each hidden class, lowest first.
+            for label in classes.sort(1).values.unbind(1):
+                beyond = place >= self.base_starts[label].unsqueeze(1)
+                place = place + beyond * self.base_counts[label].unsqueeze(1)
+        base_query, base_labels = self.base_rows[place], self.base_labels[place]
+
+        way = torch.arange(ways, device=self.device).repeat_interleave(spec.novel_queries)
+        labels = torch.cat([base_labels, (self.base_classes + way).expand(count, -1)], 1)
+        query = torch.cat([base_query, novel_query], 1)
+        order = self._random(index, 4, query.shape[1]).argsort(dim=1, stable=True)
+        query, labels = query.gather(1, order), labels.gather(1, order)
+        return Episodes(classes, support, query, labels >= self.base_classes, labels, hidden, index)
+
+    def digest(self, count: int, batch: int = 500) -> str:
+        """SHA-256 over class and image ids of the first ``count`` episodes: equal digests, equal episodes."""
+        sha = hashlib.sha256()
+        for start in range(0, count, batch):
+            drawn = self.sample(start, min(batch, count - start))
+            parts = (drawn.classes, drawn.support, drawn.query, drawn.query_labels)
+            rows = torch.cat(parts, 1).to("cpu", torch.int64).numpy()
+            sha.update(rows.astype("<i8").tobytes())
+        return sha.hexdigest()

@@ -1,0 +1,95 @@
+"""From indices to features: what a method is given of an episode, and what is kept from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.episodes import Episodes, Sampler
+from ifsl_bench.features import FeaturePool
+from ifsl_bench.method import Query, Support
+
+
+@dataclass(frozen=True)
+class Batch:
+    """E episodes: the method sees ``support`` and ``query``; the labels stay with the harness.
+
+    Attributes:
+        labels: [E, Q] joint labels.
+        novel: [E, Q] bool, which queries are of a novel class.
+    """
+
+    support: Support
+    query: Query
+    labels: Tensor
+    novel: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Episodes ``start`` to ``stop - 1`` of the batch."""
+        s, q, at = self.support, self.query, slice(start, stop)
+        return Batch(
+            Support(s.features[at], s.labels[at], s.hidden[at], s.base_logits[at]),
+            Query(q.features[at], q.base_logits[at]),
+            self.labels[at],
+            self.novel[at],
+        )
+
+
+class EpisodeLoader:
+    """Batches of a stream of episodes, with features.
+
+    Args:
+        sampler: draws the indices.
+        novel: the pool of the novel classes.
+        base: the pool of the base queries (the same object where they share one).
+    """
+
+    def __init__(self, sampler: Sampler, novel: FeaturePool, base: FeaturePool) -> None:
+        self.sampler, self.novel, self.base = sampler, novel, base
+        self.ways, self.classes = sampler.shape.ways, sampler.base_classes
+
+    def batch(self, start: int, count: int) -> Batch:
+        """Episodes ``start`` to ``start + count - 1``."""
+        drawn = self.sampler.sample(start, count)
+        support_rows, query_rows = self._views(drawn)
+        support = support_rows.flatten()
+        labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
+        shape = (count, self.ways * self.sampler.shots, -1)
+        return Batch(
+            Support(
+                self.novel.features.index_select(0, support).view(shape),
+                labels.expand(count, -1),
+                drawn.hidden,
+                self.novel.base_logits.index_select(0, support).view(shape),
+            ),
+            Query(*(self._query(query_rows, drawn.query_novel, name) for name in ("features", "base_logits"))),
+            drawn.query_labels,
+            drawn.query_novel,
+        )
+
+    def _views(self, drawn: Episodes) -> tuple[Tensor, Tensor]:
+        """Rows of the banks: each image in one of its augmented views, drawn anew in each episode."""
+        views = self.novel.views
+        if views == 1:
+            return drawn.support, drawn.query
+        chosen = self.sampler.integers(drawn.index, 5, drawn.support.shape[1] + drawn.query.shape[1], views)
+        support, query = chosen.split([drawn.support.shape[1], drawn.query.shape[1]], 1)
+        images = torch.where(drawn.query_novel, self.novel.images, self.base.images)
+        return drawn.support + support * self.novel.images, drawn.query + query * images
+
+    def _query(self, rows: Tensor, novel: Tensor, name: str) -> Tensor:
+        """[E, Q, ...] of the two pools, each query from its own."""
+        ours, theirs = getattr(self.novel, name), getattr(self.base, name)
+        if self.novel is self.base:
+            return ours.index_select(0, rows.flatten()).view(*rows.shape, -1)
+        flat, mask = rows.flatten(), novel.flatten()
+        out = ours.new_empty(len(flat), ours.shape[1])
+        for pool, chosen in ((ours, mask), (theirs, ~mask)):
+            at = chosen.nonzero().squeeze(1)
+            out.index_copy_(0, at, pool.index_select(0, flat[at]))
+        return out.view(*rows.shape, -1)

@@ -1,0 +1,134 @@
+"""The five accuracies of an episode as integer hit counts, and what is computed from them. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+COUNTS = ("base_joint", "base_alone", "novel_joint", "novel_alone")
+METRICS = ("acc", "base_joint", "base_alone", "novel_joint", "novel_alone", "delta_a", "delta_b", "delta")
+Z95 = 1.96  # the protocol's 95% interval: 1.96 s / sqrt(n)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Hits in each of n episodes.
+
+    Attributes:
+        base_joint: [n] base queries right among all K + N classes.
+        base_alone: [n] base queries right among the K base classes.
+        novel_joint: [n] novel queries right among all K + N classes.
+        novel_alone: [n] novel queries right among the N novel classes.
+        base_queries: base queries in an episode.
+        novel_queries: novel queries in an episode, over all classes.
+    """
+
+    base_joint: np.ndarray
+    base_alone: np.ndarray
+    novel_joint: np.ndarray
+    novel_alone: np.ndarray
+    base_queries: int
+    novel_queries: int
+
+    def __len__(self) -> int:
+        return len(self.base_joint)
+
+    def per_episode(self) -> dict[str, np.ndarray]:
+        """Each of :data:`METRICS` for each episode, [n], in percent.
+
+        ``acc`` is over all queries; Delta_a = base joint - base alone, Delta_b = novel joint - novel alone, Delta
+        their mean (Ren et al. 2019, section 4.3): negative where joint prediction hurts.
+        """
+        value = {
+            "acc": (self.base_joint + self.novel_joint) / (self.base_queries + self.novel_queries),
+            "base_joint": self.base_joint / self.base_queries,
+            "base_alone": self.base_alone / self.base_queries,
+            "novel_joint": self.novel_joint / self.novel_queries,
+            "novel_alone": self.novel_alone / self.novel_queries,
+        }
+        value["delta_a"] = value["base_joint"] - value["base_alone"]
+        value["delta_b"] = value["novel_joint"] - value["novel_alone"]
+        value["delta"] = (value["delta_a"] + value["delta_b"]) / 2
+        return {name: 100 * value[name] for name in METRICS}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with the half-width of its 95% interval, in percent."""
+
+    mean: float
+    interval: float
+
+
+def estimate(values: np.ndarray) -> Estimate:
+    """Mean of [n] values and 1.96 s / sqrt(n), s with n - 1."""
+    n = len(values)
+    spread = float(np.std(values, ddof=1)) if n > 1 else math.nan
+    return Estimate(float(np.mean(values)), Z95 * spread / math.sqrt(n))
+
+
+def summarise(per_episode: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
+    """Every metric's mean and interval over episodes."""
+    return {name: estimate(values) for name, values in per_episode.items()}
+
+
+def student_quantile(probability: float, degrees: int) -> float:
+    """The quantile of Student's t with a whole number of degrees of freedom, to 1e-10.
+
+    By bisection of the closed form of the distribution function (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    """
+    low, high = 0.0, 1e9
+    for _ in range(200):
+        middle = (low + high) / 2
+        if student_cdf(middle, degrees) < probability:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def student_cdf(t: float, degrees: int) -> float:
+    """P(T <= t) of Student's t with a whole number of degrees of freedom."""
+    theta = math.atan2(t, math.sqrt(degrees))
+    cosine, term, total = math.cos(theta), 1.0, 0.0
+    if degrees % 2:
+        if degrees > 1:
+            term = cosine
+            for k in range(1, degrees - 1, 2):
+                total += term
+                term *= cosine**2 * (k + 1) / (k + 2)
+        inside = 2 / math.pi * (theta + math.sin(theta) * total)
+    else:
+        for k in range(0, degrees, 2):
+            total += term
+            term *= cosine**2 * (k + 1) / (k + 2)
+        inside = math.sin(theta) * total
+    return 0.5 + inside / 2
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A difference between two methods on the same episodes.
+
+    Attributes:
+        mean: mean of A - B over episodes, in percentage points.
+        interval: half-width of its 95% interval.
+        p: two-sided p-value of a paired t-test (normal limit, n is in the thousands) that the mean is zero.
+    """
+
+    mean: float
+    interval: float
+    p: float
+
+
+def paired(a: np.ndarray, b: np.ndarray) -> Paired:
+    """Paired comparison of [n] and [n] per-episode values."""
+    difference = a - b
+    n = len(difference)
+    mean, error = float(difference.mean()), float(np.std(difference, ddof=1)) / math.sqrt(n)
+    if error == 0:
+        return Paired(mean, 0.0, 1.0 if mean == 0 else 0.0)
+    return Paired(mean, Z95 * error, 2 * (1 - student_cdf(abs(mean) / error, n - 1)))

@@ -1,0 +1,238 @@
+"""Stage 1: the backbone and the base classifier, trained on base/train by cross-entropy, then frozen for good."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ifsl_bench.backbones import CosineHead, LinearHead, make_backbone, make_head
+from ifsl_bench.checkpoint import CheckpointFolder
+from ifsl_bench.data.pools import Dataset, Pool
+from ifsl_bench.device import Precision, choose_precision, describe_device
+from ifsl_bench.errors import CorruptFile, UserError
+from ifsl_bench.images import Normalise, crop_and_flip, gather
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.seeds import seed_of
+from ifsl_bench.store import Home, locked, set_aside, sha256_json
+from ifsl_bench.task import DataSpec, Task
+
+HeadKind = Literal["linear", "cosine"]
+RECIPE = 1  # raise it when the code below starts to give other weights from equal settings
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A finished pretraining.
+
+    Attributes:
+        key: identity of everything that made it.
+        network: images [B, C, H, W] -> features [B, D], in evaluation mode.
+        head: the base classifier.
+        info: what was recorded: accuracy on base/val and base/test, precision, device, seconds.
+    """
+
+    key: str
+    network: nn.Module
+    head: LinearHead | CosineHead
+    normalise: Normalise
+    info: dict[str, Any]
+
+
+def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
+    """What a pretraining is called on disk: readable, and different whenever the weights could differ."""
+    made_of = {
+        "recipe": RECIPE,
+        "data": fingerprint,
+        "images": [task.dataset.mean, task.dataset.std],
+        "pretraining": msgspec.to_builtins(task.pretraining),
+        "head": head,
+        "seed": seed,
+    }
+    return f"{task.dataset.name}-{task.pretraining.backbone}-{head}-seed{seed}-{sha256_json(made_of)[:12]}"
+
+
+def is_pretrained(home: Home, key: str) -> bool:
+    """Whether a finished checkpoint is in the cache (a damaged one counts as none)."""
+    try:
+        info = CheckpointFolder(home.pretrained / key).info()
+    except CorruptFile:
+        return False
+    return bool(info and info["finished"])
+
+
+def pretrain(
+    home: Home, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device, reporter: Reporter
+) -> Pretrained:
+    """Loads the pretraining from the cache, resumes it, or starts it.
+
+    Raises:
+        UserError: the loss became infinite or NaN.
+    """
+    key = pretraining_key(task, dataset.fingerprint, head, seed)
+    folder = home.pretrained / key
+    with locked(folder, reporter.say):
+        trainer = _Trainer(folder, task, dataset, head, seed, device)
+        trainer.restore(reporter)
+        if not trainer.info["finished"]:
+            trainer.train(reporter)
+    trainer.network.eval().requires_grad_(False)
+    trainer.head.requires_grad_(False)
+    return Pretrained(key, trainer.network, trainer.head, trainer.normalise, trainer.info)
+
+
+class _Trainer:
+    def __init__(
+        self, folder: Path, task: Task, dataset: Dataset, head: HeadKind, seed: int, device: torch.device
+    ) -> None:
+        self.folder, self.task, self.dataset, self.kind, self.seed, self.device = (
+            folder, task, dataset, head, seed, device,
+        )  # fmt: skip
+        spec = task.pretraining
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of("initial weights", seed))
+            self.network = make_backbone(spec.backbone, dataset.shape, spec.norm_momentum)
+            classes = len(dataset.manifest["pools"]["base/train"]["classes"])
+            self.head = make_head(head, int(self.network.features), classes)
+        self.network.to(device, memory_format=torch.channels_last)
+        self.head.to(device)
+        self.normalise = make_normalise(task.dataset, dataset, device)
+        decayed, free = [], []
+        for module in (self.network, self.head):
+            for parameter in module.parameters():
+                (decayed if parameter.dim() >= 2 else free).append(parameter)
+        groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": free, "weight_decay": 0.0}]
+        self.optimiser = torch.optim.SGD([g for g in groups if g["params"]], lr=0.0, momentum=spec.momentum)
+        self.parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        precision = choose_precision(device)
+        self.info: dict[str, Any] = {
+            "finished": False,
+            "epoch": 0,
+            "seconds": 0.0,
+            "seed": seed,
+            "rng": "order, crops and dropout of epoch e are drawn from a generator seeded by (purpose, seed, e)",
+            "bf16": precision.bf16,
+            "precision": f"{'bf16 autocast' if precision.bf16 else 'float32'}, channels_last: {precision.reason}",
+            "device": describe_device(device),
+        }
+
+    def restore(self, reporter: Reporter) -> None:
+        try:
+            state = CheckpointFolder(self.folder).load()
+            if state is not None:
+                self._load(state.tensors)
+                self.info = state.info
+        except (CorruptFile, RuntimeError, KeyError) as error:
+            aside = set_aside(self.folder)
+            reporter.warn(f"{error}; training starts anew, the damaged files are in {aside}")
+
+    def _load(self, tensors: dict[str, Tensor]) -> None:
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.network.load_state_dict(part("network."))
+        self.head.load_state_dict(part("head."))
+        for i, parameter in enumerate(self.parameters):
+            if f"momentum.{i}" in tensors:
+                self.optimiser.state[parameter]["momentum_buffer"] = tensors[f"momentum.{i}"].to(self.device)
+
+    def _save(self) -> None:
+        tensors = {f"network.{k}": v for k, v in self.network.state_dict().items()}
+        tensors |= {f"head.{k}": v for k, v in self.head.state_dict().items()}
+        if not self.info["finished"]:
+            for i, parameter in enumerate(self.parameters):
+                if (buffer := self.optimiser.state[parameter].get("momentum_buffer")) is not None:
+                    tensors[f"momentum.{i}"] = buffer
+        info = {k: v for k, v in self.info.items() if k not in ("format", "tensors")}
+        CheckpointFolder(self.folder).save(tensors, info)
+
+    def train(self, reporter: Reporter) -> None:
+        spec = self.task.pretraining
+        pool = self.dataset.pool("base/train")
+        batch = min(spec.batch, len(pool))
+        per_epoch = max(1, len(pool) // batch)
+        precision = Precision(self.info["bf16"], "")
+        start, spent = time.perf_counter(), self.info["seconds"]
+        title = f"pretraining {spec.backbone}, {self.kind} head, seed {self.seed}"
+        done = self.info["epoch"] * per_epoch
+        reporter.say(f"{title}: {self.info['precision']}")
+        with reporter.stage(title, spec.steps, min(done, spec.steps)) as stage:
+            while done < spec.steps:
+                epoch = self.info["epoch"]
+                order = np.random.Generator(np.random.PCG64(seed_of("order", self.seed, epoch))).permutation(len(pool))
+                crops = torch.Generator().manual_seed(seed_of("crops", self.seed, epoch))
+                devices = [self.device] if self.device.type == "cuda" else []
+                with torch.random.fork_rng(devices=devices):
+                    torch.manual_seed(seed_of("dropout", self.seed, epoch))
+                    for i in range(min(per_epoch, spec.steps - done)):
+                        rows = order[i * batch : (i + 1) * batch]
+                        figures = self._step(pool, rows, crops, precision, done + i)
+                        stage.advance(1, **figures)
+                done += per_epoch
+                self.info |= {"epoch": epoch + 1, "seconds": spent + time.perf_counter() - start}
+                if done < spec.steps:
+                    self._save()
+        self.network.eval()
+        accuracy = {}
+        for name in ("base/val", "base/test"):
+            if self.dataset.has(name):
+                accuracy[name] = self._accuracy(self.dataset.pool(name), batch)
+        shown = ", ".join(f"{name} {100 * value:.2f}%" for name, value in accuracy.items())
+        reporter.say(f"{title}: {shown}")
+        self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
+        self._save()
+
+    def _step(
+        self, pool: Pool, rows: np.ndarray, crops: torch.Generator, precision: Precision, step: int
+    ) -> dict[str, float]:
+        """One batch; the figures are read from the device only now and then, since that waits for it."""
+        spec = self.task.pretraining
+        for group in self.optimiser.param_groups:
+            group["lr"] = spec.schedule.at(step, spec.steps)
+        self.network.train()
+        images = gather(pool.images, rows, self.device)
+        labels = torch.from_numpy(pool.labels[rows]).to(self.device)
+        if images.dim() == 4:
+            images = crop_and_flip(images, spec.crop_padding, spec.flip, crops)
+        with precision.autocast(self.device):
+            features = self.network(self.normalise(images))
+        logits = self.head(features.float())
+        loss = F.cross_entropy(logits, labels)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimiser.step()
+        if step % 10 and step != spec.steps - 1:
+            return {}
+        value = loss.item()
+        if not np.isfinite(value):
+            raise UserError(
+                f"pretraining diverged: the loss is {value} at step {step + 1} of {spec.steps}; "
+                f"lower pretraining.schedule.rate (now {spec.schedule.rate}) in the task file"
+            )
+        return {"loss": value, "accuracy": (logits.argmax(1) == labels).float().mean().item()}
+
+    @torch.inference_mode()
+    def _accuracy(self, pool: Pool, batch: int) -> float:
+        hits = 0
+        for start in range(0, len(pool), batch):
+            rows = np.arange(start, min(start + batch, len(pool)))
+            logits = self.head(self.network(self.normalise(gather(pool.images, rows, self.device))))
+            hits += int((logits.argmax(1).cpu() == torch.from_numpy(pool.labels[rows])).sum())
+        return hits / len(pool)
+
+
+def make_normalise(spec: DataSpec, dataset: Dataset, device: torch.device) -> Normalise:
+    """Raises :class:`UserError` where mean and std do not fit the number of channels."""
+    channels = dataset.shape[-1] if len(dataset.shape) == 3 else 1
+    if len(spec.mean) not in (1, channels):
+        raise UserError(
+            f"dataset.mean of {spec.name!r} has {len(spec.mean)} values, but its images have {channels} channels"
+        )
+    return Normalise(spec, channels, device)

@@ -1,0 +1,89 @@
+"""Plugins, found through entry points: methods and data sets, ours and everybody's alike.
+
+Looking a name up imports only the plugin of that name. One that cannot be imported is listed as broken, or as needing
+an extra, and takes nobody else down.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
+
+from ifsl_bench.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from ifsl_bench.data.source import DatasetSource
+    from ifsl_bench.method import Method
+
+METHODS = "ifsl_bench.methods"
+DATASETS = "ifsl_bench.datasets"
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A registered name. ``value`` is the loaded object, or None with the reason in ``problem``."""
+
+    name: str
+    package: str
+    value: Any = None
+    problem: str = ""
+
+
+def names(group: str) -> dict[str, EntryPoint]:
+    """Registered names, without importing any of them; of two equal names the first package in order counts."""
+    found: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=group), key=lambda p: (p.name, p.dist.name if p.dist else "")):
+        found.setdefault(point.name, point)
+    return found
+
+
+def load(group: str, name: str) -> Plugin:
+    """Imports one plugin; a failure is a :class:`Plugin` with a ``problem``, not an exception."""
+    point = names(group)[name]
+    package = point.dist.name if point.dist else "?"
+    try:
+        return Plugin(name, package, value=point.load())
+    except ImportError as error:
+        missing = getattr(error, "name", None)
+        if point.extras and isinstance(error, ModuleNotFoundError) and missing and not missing.startswith("ifsl_bench"):
+            extra = f'pip install "{package}[{",".join(point.extras)}]"'
+            return Plugin(name, package, problem=f"needs an extra ({missing} is not installed): {extra}")
+        return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
+    except Exception as error:
+        return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
+
+
+def _get(group: str, kind: str, name: str) -> Any:
+    if name not in names(group):
+        raise unknown(kind, name, names(group))
+    plugin = load(group, name)
+    if plugin.problem:
+        raise UserError(f"{kind} {name!r} of package {plugin.package} cannot be used; {plugin.problem}")
+    return plugin.value
+
+
+def method(name: str) -> type[Method]:
+    """The method class registered under ``name``.
+
+    Raises:
+        UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
+    """
+    from ifsl_bench.method import Method
+
+    value = _get(METHODS, "method", name)
+    if not (isinstance(value, type) and issubclass(value, Method)):
+        raise UserError(f"method {name!r} is {value!r}, which is not a subclass of ifsl_bench.Method")
+    return value
+
+
+@lru_cache(maxsize=None)
+def dataset_source(name: str) -> DatasetSource:
+    """The data set plugin registered under ``name``."""
+    from ifsl_bench.data.source import DatasetSource
+
+    value = _get(DATASETS, "data set", name)
+    if not (isinstance(value, type) and issubclass(value, DatasetSource)):
+        raise UserError(f"data set {name!r} is {value!r}, not a subclass of ifsl_bench.data.source.DatasetSource")
+    return value()

@@ -1,0 +1,109 @@
+"""What a long job tells the person who waits for it: stages with progress and remaining time, remarks, warnings."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+
+class Stage:
+    """A running stage; ``advance`` it as work gets done."""
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        """``amount`` units are done; ``figures`` (loss, accuracy, ...) are shown beside the bar."""
+
+
+class Reporter:
+    """Says nothing. The default of the library, and the interface of the others."""
+
+    def say(self, text: str) -> None:
+        """A remark on what is being done."""
+
+    def warn(self, text: str) -> None:
+        """Something the person should know even in a quiet run."""
+
+    @contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        """A stage of ``total`` units of which ``done`` were finished by an earlier run."""
+        yield Stage()
+
+
+class _LogStage(Stage):
+    def __init__(self, title: str, total: int, done: int, out: IO[str], every: float) -> None:
+        self.title, self.total, self.done, self.out, self.every = title, total, done, out, every
+        self.first = done
+        self.start = self.last = time.monotonic()
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        self.done += amount
+        now = time.monotonic()
+        if now - self.last >= self.every:
+            self.last = now
+            left = (now - self.start) / max(1, self.done - self.first) * (self.total - self.done)
+            shown = "".join(f"  {key} {value:.4g}" for key, value in figures.items())
+            print(f"  {self.title}: {self.done}/{self.total}, {left:.0f} s left{shown}", file=self.out, flush=True)
+
+
+class LogReporter(Reporter):
+    """Plain lines, for logs and terminals that cannot redraw; a line a stage and one every ``every`` seconds."""
+
+    def __init__(self, out: IO[str] | None = None, every: float = 10.0, verbose: bool = True) -> None:
+        self.out, self.every, self.verbose = out or sys.stderr, every, verbose
+
+    def say(self, text: str) -> None:
+        if self.verbose:
+            print(text, file=self.out, flush=True)
+
+    def warn(self, text: str) -> None:
+        print(f"warning: {text}", file=self.out, flush=True)
+
+    @contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        if not self.verbose:
+            yield Stage()
+            return
+        print(f"{title} ..." if not done else f"{title} (resumed at {done} of {total}) ...", file=self.out, flush=True)
+        stage = _LogStage(title, total, done, self.out, self.every)
+        yield stage
+        print(f"{title}: done in {time.monotonic() - stage.start:.1f} s", file=self.out, flush=True)
+
+
+class RichReporter(Reporter):
+    """Redrawn progress bars with elapsed and remaining time, for a terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self.console = Console(stderr=True, highlight=False)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        self.console.print(f"warning: {text}", markup=False, style="yellow")
+
+    @contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            TextColumn("{task.fields[figures]}", markup=False),
+            console=self.console,
+            refresh_per_second=4,
+        )
+        with bar:
+            task = bar.add_task(title, total=total, completed=done, figures="")
+
+            class Bar(Stage):
+                def advance(self, amount: int = 1, **figures: float) -> None:
+                    shown = "  ".join(f"{key} {value:.4g}" for key, value in figures.items())
+                    bar.update(task, advance=amount, **({"figures": shown} if shown else {}))
+
+            yield Bar()

@@ -1,0 +1,202 @@
+"""Result files: one a run, ``<results>/<task>/<label>.seed-<n>.json``, complete enough to recompute every figure.
+
+Imports no torch, so that tables come at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ifsl_bench.errors import CorruptFile, UserError
+from ifsl_bench.metrics import COUNTS, METRICS, Counts, Estimate, summarise
+from ifsl_bench.store import read_json, write_json
+
+SCHEMA = 1
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class EpisodeCounts(_Part):
+    """Integer hits of each episode; see :class:`ifsl_bench.metrics.Counts`."""
+
+    base_queries: int
+    novel_queries: int
+    base_joint: list[int]
+    base_alone: list[int]
+    novel_joint: list[int]
+    novel_alone: list[int]
+
+
+class Result(_Part):
+    """One method, one task, one training seed.
+
+    Attributes:
+        schema: version of this format.
+        label: the method's name in tables and file names, with every option that is not the default.
+        options: the method's options that were given or tuned.
+        tuned: option -> {value: validation accuracy in percent}; empty where nothing was tuned.
+        train: what was changed about meta-training.
+        task_hash: identity of the task's definition.
+        digest: identity of the episodes; results are comparable only where it is equal.
+        fingerprint: identity of the data.
+        seed: of pretraining and meta-training.
+        episodes: hits of each episode.
+        summary: metric -> mean and half-width of the 95% interval over episodes, in percent.
+        solver: statistic -> mean, max and count over episodes, as the method reported them.
+        pretraining: key, checksum and accuracy of the backbone.
+        training: validation accuracy by step, the step kept; empty where nothing was meta-trained.
+        cost: seconds by stage, parameters, episodes a second.
+        provenance: command, version, commit, device, library versions, time.
+    """
+
+    schema: int
+    method: str
+    label: str
+    options: dict[str, Any]
+    tuned: dict[str, dict[str, float]]
+    train: dict[str, Any]
+    task: str
+    task_hash: str
+    digest: str
+    fingerprint: str
+    seed: int
+    episodes: EpisodeCounts
+    summary: dict[str, dict[str, float]]
+    solver: dict[str, dict[str, float]]
+    pretraining: dict[str, Any]
+    training: dict[str, Any]
+    cost: dict[str, float]
+    provenance: dict[str, Any]
+
+    def counts(self) -> Counts:
+        """The hits as arrays."""
+        e = self.episodes
+        arrays = {name: np.asarray(getattr(e, name), dtype=np.int64) for name in COUNTS}
+        return Counts(**arrays, base_queries=e.base_queries, novel_queries=e.novel_queries)
+
+
+def counts_entry(counts: Counts) -> EpisodeCounts:
+    return EpisodeCounts(
+        base_queries=counts.base_queries,
+        novel_queries=counts.novel_queries,
+        **{name: getattr(counts, name).tolist() for name in COUNTS},
+    )
+
+
+def summary_entry(summary: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
+    return {name: {k: round(v, 6) for k, v in asdict(value).items()} for name, value in summary.items()}
+
+
+def file_name(label: str, seed: int) -> str:
+    return f"{label}.seed-{seed}.json"
+
+
+def path_of(root: Path, result: Result) -> Path:
+    return root / result.task / file_name(result.label, result.seed)
+
+
+def write(root: Path, result: Result) -> Path:
+    """Writes a result under ``root`` and returns its path."""
+    path = path_of(root, result)
+    write_json(path, msgspec.to_builtins(result))
+    return path
+
+
+def read(path: Path) -> Result:
+    """Reads a result and recomputes its summary from the counts.
+
+    Raises:
+        CorruptFile: not a result, another schema, or a summary that does not follow from the counts.
+        UserError: the file cannot be read.
+    """
+    try:
+        raw = read_json(path)
+    except OSError as error:
+        raise UserError(f"cannot read the result {path}: {error.strerror}") from error
+    if raw.get("schema") != SCHEMA:
+        raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {raw.get('schema')!r})")
+    try:
+        result = msgspec.convert(raw, Result, strict=True)
+    except msgspec.ValidationError as error:
+        raise CorruptFile(f"{path} is no valid result: {error}") from error
+    if reason := inconsistency(result):
+        raise CorruptFile(f"{path}: {reason}")
+    return result
+
+
+def inconsistency(result: Result) -> str:
+    """Why a result contradicts itself, or "" where it does not."""
+    counts = result.counts()
+    n = len(counts)
+    for name in COUNTS:
+        values = getattr(counts, name)
+        limit = counts.base_queries if name.startswith("base") else counts.novel_queries
+        if len(values) != n or n < 2:
+            return f"episodes.{name} has {len(values)} entries, episodes.base_joint has {n}; at least 2 are needed"
+        if values.min() < 0 or values.max() > limit:
+            return f"episodes.{name} has hits outside 0..{limit}"
+    if (counts.base_joint > counts.base_alone).any() or (counts.novel_joint > counts.novel_alone).any():
+        return "more joint hits than hits alone in some episode, which cannot be"
+    expected = summary_entry(summarise(counts.per_episode()))
+    for name in METRICS:
+        for part in ("mean", "interval"):
+            stored = result.summary.get(name, {}).get(part, math.nan)
+            if not math.isclose(stored, expected[name][part], rel_tol=0, abs_tol=2e-6):
+                return f"summary.{name}.{part} is {stored}, the counts give {expected[name][part]}"
+    return ""
+
+
+def packaged_root() -> Path:
+    """The folder of the stored leaderboard that comes with the package."""
+    return Path(str(resources.files("ifsl_bench.results")))
+
+
+def stored(root: Path, tasks: Iterable[str] | None = None) -> list[Result]:
+    """All results under ``root`` for these tasks (all where None), sorted by path."""
+    if not root.is_dir():
+        return []
+    names = sorted(tasks) if tasks is not None else sorted(p.name for p in root.iterdir() if p.is_dir())
+    paths = [path for name in names if name != "published" for path in sorted((root / name).glob("*.seed-*.json"))]
+    return [read(path) for path in paths]
+
+
+class PublishedRow(_Part):
+    """A row as printed in a paper; never measured here, never in a significance test."""
+
+    label: str
+    values: dict[str, float]
+    source: str
+    note: str = ""
+
+
+class _PublishedFile(_Part):
+    title: str
+    source: str
+    columns: list[str]
+    rows: dict[str, dict[str, list[float]]]
+    interval: str
+    protocol: str = ""
+    flags: dict[str, str] = {}
+
+
+def published(task: str) -> list[PublishedRow]:
+    """Rows that papers print for a task, with the reference and what is doubtful about them."""
+    rows = []
+    for path in sorted((packaged_root() / "published").glob("*.json")):
+        file = msgspec.convert(read_json(path), _PublishedFile, strict=True)
+        for label, values in file.rows.get(task, {}).items():
+            flag = file.flags.get(f"{task} {label} delta", "")
+            note = "; ".join(part for part in (file.protocol, flag) if part)
+            named = dict(zip(file.columns, values, strict=False))
+            rows.append(PublishedRow(label=label, values=named, source=path.stem, note=note))
+    return rows

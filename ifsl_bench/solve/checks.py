@@ -1,0 +1,34 @@
+"""What is refused before a solve."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def check_support(features: Tensor, labels: Tensor, rest: Tensor, ways: int) -> None:
+    """Raise ValueError where a support set (features [E, S, D], labels [E, S], rest [E, S]) cannot be learned from."""
+    if features.dim() != 3 or labels.shape != features.shape[:2] or rest.shape != labels.shape:
+        raise ValueError(
+            f"features must be [E, S, D] with labels and rest [E, S], not {list(features.shape)}, "
+            f"{list(labels.shape)} and {list(rest.shape)}"
+        )
+    if features.numel() == 0:
+        raise ValueError(f"the support set is empty: features has shape {list(features.shape)}")
+    # A sum is finite only if every term is; the exact test costs more and runs when the sum looks bad.
+    if not bool(features.sum().isfinite()) and not bool(features.isfinite().all()):
+        bad = (~features.isfinite()).flatten(1).any(1).nonzero()[:5, 0].tolist()
+        raise ValueError(f"support features are not finite in episodes {bad}: look at the backbone or its inputs")
+    low, high = (int(bound) for bound in torch.aminmax(labels))
+    if low < 0 or high >= ways:
+        raise ValueError(f"support labels must lie in 0..{ways - 1}, and {low}..{high} were given")
+    present = (labels[:, :, None] == torch.arange(ways, device=labels.device)).any(1)  # [E, N]
+    if not bool(present.all()):
+        episode, label = (~present).nonzero()[0].tolist()
+        raise ValueError(f"class {label} has no support image in episode {episode}: every novel class needs one")
+    if not bool((rest < torch.inf).all()):
+        raise ValueError("the fixed logits are not finite (nan or +inf): look at the base classifier's logits")
+    if ways == 1 and bool((rest == -torch.inf).any()):
+        raise ValueError(
+            "a support set with one class and no base classes has nothing to be told from: give base logits or more classes"
+        )

@@ -1,0 +1,164 @@
+"""Newton's method for softmax regression in its S x N dual numbers.
+
+At the optimum V = C + P^-1 A X with A = (Y - pi) / S, [N, S]: the posterior mode of multi-class Gaussian process
+classification with prior mean C x, kernel K = X P^-1 X^T and one fixed extra class (Rasmussen & Williams, Gaussian
+Processes for Machine Learning, section 3.5). Their algorithm 3.3 factorises N + 1 matrices S x S a step. For matrices this
+small a batched factorisation is slower than everything else together, so the Newton system (1 + M K) s = -r is solved by
+conjugate gradients in the metric of K, loosely at first; a step of those is one product [N, S] x [S, S].
+The line search looks for the root of the slope (monotone here), which costs no product at all since scores are affine in
+the step: it needs no value of the objective, whose differences float32 cannot resolve near the optimum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .linear import conjugate_gradient
+from .objective import Objective
+from .outcome import Outcome, relative_tolerance
+from .softmax import (
+    Regression,
+    SoftmaxRegression,
+    cross_entropy,
+    floored,
+    indicator,
+    kernel,
+    per_episode,
+    probabilities,
+    scores,
+    squared_length,
+    weigh,
+)
+from .tree import Tree, column, dot
+
+
+@dataclass(frozen=True)
+class DualNewton:
+    """The solver of `SoftmaxRegression`. Needs no v0, for the minimum is unique.
+
+    Stops at |grad L| <= tolerance |grad L at the centres| in the norm of P^-1, which bounds the distance to the minimum:
+    L - L* <= 1/2 |grad L|^2 in that norm. Default 1e-5 in float32, 1e-9 in float64. `chunk` episodes are solved at a
+    time: enough to hide the cost of calls, few enough for their kernels to stay in the cache (ignored on a GPU).
+    """
+
+    tolerance: float | None = None
+    max_steps: int = 50
+    inner_steps: int = 50
+    chunk: int = 512
+
+    def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
+        if not isinstance(objective, SoftmaxRegression):
+            raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
+        count = args.features.shape[0]
+        size = self.chunk if args.features.device.type == "cpu" else max(count, 1)
+        parts = [self._solve(_slice(args, start, size)) for start in range(0, count, size)]
+        if len(parts) == 1:
+            return Outcome(*parts[0])
+        return Outcome(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def _solve(self, args: Regression) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        x, labels, rest, centres, precisions = args
+        dtype = x.dtype
+        tolerance = relative_tolerance(self.tolerance, dtype, 1e-5, 1e-9)
+        inverse_p = 1 / floored(precisions)
+        k = kernel(x, inverse_p)  # [E, S, S]
+        f = scores(centres, x)  # [E, N, S]
+        episodes, ways, size = f.shape
+        target = indicator(labels, ways, dtype) / size
+        a = torch.zeros_like(f)  # the dual numbers
+        pi = probabilities(f, rest)
+        r = pi / size - target  # the representer of the gradient: grad L = r X
+        steps = torch.zeros(episodes, dtype=torch.long, device=x.device)
+        r_image = r @ k
+        first = length = best = dot(r, r_image)  # squared norms in the metric
+        # A start that is already a solution up to rounding has no gradient to shrink.
+        goal = tolerance**2 * torch.maximum(first, torch.finfo(dtype).eps ** 2 * dot(target, target @ k))
+        active = length > goal
+        idle = torch.zeros_like(steps)
+        for step in range(self.max_steps):
+            if not bool(active.any()):
+                break
+            # Superlinear forcing; the first direction is the gradient, for the Hessian at the centres says little.
+            force = 0.3 * (3 * (length / first).clamp(0, 1).pow(0.25)).clamp_max(1)
+            shares = pi / size
+            s, s_image, _ = conjugate_gradient(
+                lambda p, image, pi=pi, shares=shares: p + weigh(pi, shares, image),  # type: ignore[misc]
+                lambda residual: residual @ k,
+                -r,
+                -r_image,
+                force,
+                self.inner_steps if step else 1,
+                active,
+            )
+            t, pi = _line_search(f, rest, pi, s, s_image, dot(a - target, s_image), dot(r, s_image), active)
+            t = column(torch.where(active, t, 0.0), f)
+            a = torch.addcmul(a, t, s)
+            f = torch.addcmul(f, t, s_image)
+            r = pi / size + a - target
+            r_image = r @ k
+            length = dot(r, r_image)
+            steps += active
+            # In float32 rounding may end progress before the tolerance does: three steps without are enough.
+            idle = torch.where(length < 0.25 * best, 0, idle + 1)
+            best = torch.minimum(best, length)
+            active = active & (length > goal) & (idle < 3)
+        converged = (length <= goal) & (precisions.min() > 0)
+        v = torch.cat([a @ x, a.sum(2, keepdim=True)], 2) * inverse_p + centres  # [E, N, D+1]
+        penalty = dot(a, a @ k)
+        return v, converged, steps, squared_length(r, x).sqrt(), cross_entropy(f, rest, labels).mean(1) + penalty / 2
+
+
+def _slice(args: Tree, start: int, size: int) -> Regression:
+    x, labels, rest, centres, precisions = args
+    part = slice(start, start + size)
+    if start == 0 and size >= x.shape[0]:
+        return Regression(*args)
+    return Regression(x[part], labels[part], rest[part], per_episode(centres, part, 3), precisions)
+
+
+def _line_search(
+    f: Tensor,
+    rest: Tensor,
+    pi: Tensor,
+    s: Tensor,
+    s_image: Tensor,
+    fixed_slope: Tensor,
+    slope: Tensor,
+    active: Tensor,
+    trials: int = 10,
+) -> tuple[Tensor, Tensor]:
+    """t [E] where the slope along s has fallen to 0.3 of what it is at t = 0, and the probabilities there.
+
+    Safeguarded Newton from a step short enough to be safe: along a line the logarithm of the second derivative changes at
+    most as fast as the range of the scores' differences (Bach 2010). Out of trials, the largest step known to descend.
+    """
+    size = f.shape[2]
+    reach = (s_image.amax(1).clamp_min(0) - s_image.amin(1).clamp_max(0)).amax(1)  # [E]
+    t = torch.where(reach < 1, 1.0, reach.log1p() / reach)
+    curvature_s = dot(s, s_image)
+    low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
+    accept = -0.3 * slope
+    done = ~active
+    for trial in range(trials + 1):
+        moved = torch.where(column(done, f), pi, probabilities(torch.addcmul(f, column(t, f), s_image), rest))
+        pi = moved
+        if trial == trials:
+            break
+        weighted = moved * s_image
+        g = fixed_slope + t * curvature_s + weighted.sum((1, 2)) / size
+        done = done | (g.abs() <= accept)
+        if bool(done.all()):
+            break
+        sums = weighted.sum(1)
+        h = curvature_s + (dot(weighted, s_image) - dot(sums, sums)) / size
+        low, high = torch.where(g < 0, t, low), torch.where(g < 0, high, t)
+        new = t - g / h
+        middle = torch.where(high.isinf(), 2 * t, (low + high) / 2)
+        new = torch.where((new > low) & (new < high), new, middle)
+        if trial == trials - 1:
+            new = torch.where(low > 0, low, new)
+        t = torch.where(done, t, new)
+    return t, pi

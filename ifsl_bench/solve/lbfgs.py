@@ -1,0 +1,233 @@
+"""Batched L-BFGS: every episode with its own line search, history and end.
+
+One evaluation of all running episodes per turn. An episode whose trial step is accepted gets a new direction, one whose
+step is not gets a shorter or longer one, so no evaluation is made for an episode that does not need it. Episodes that are
+done leave the batch once half of it is (where the arguments can be split), and do not move until then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from .objective import Objective, Space
+from .outcome import Outcome, relative_tolerance
+from .tree import Tree, column, dot
+
+
+@dataclass(frozen=True)
+class LBFGS:
+    """Limited-memory BFGS with a weak-Wolfe line search by bracketing and interpolation.
+
+    Stops at |grad L| <= tolerance |grad L at the start| (default 1e-5 in float32, 1e-8 in float64), given that the next
+    step would also be short beside |v|: an objective that falls for ever passes the first test and not the second, and
+    is reported as not converged. Works in the objective's own coordinates (`Objective.space`) where v0 is None.
+    """
+
+    tolerance: float | None = None
+    max_steps: int = 1000
+    history: int = 10
+    max_trials: int = 25
+
+    def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
+        space = objective.space(v0, args)
+        z = space.initial()  # [E, P]
+        s = _begin(space, z, self.history)
+        tolerance = relative_tolerance(self.tolerance, z.dtype, 1e-5, 1e-8)
+        s.goal = (tolerance * s.norm).clamp_min(torch.finfo(z.dtype).tiny)
+        s.active = (s.norm > s.goal) & s.value.isfinite()
+        s.converged = s.norm <= s.goal
+        everyone, where = s, torch.arange(z.shape[0], device=z.device)
+        splits = z.shape[0] > 1
+        for _ in range(self.max_steps):
+            running = int(s.active.sum())
+            if running == 0:
+                break
+            if splits and 2 * running <= s.active.shape[0]:
+                smaller = space.take(s.active.nonzero()[:, 0])
+                splits = smaller is not None
+                if smaller is not None:
+                    everyone = everyone.put(where, s)
+                    keep = s.active.nonzero()[:, 0]
+                    space, s, where = smaller, s.select(keep), where[keep]
+            s = _turn(space, s, self.max_trials)
+        everyone = everyone.put(where, s)
+        v = objective.space(v0, args).expand(everyone.z)
+        return Outcome(v, everyone.converged, everyone.steps, everyone.norm, everyone.value)
+
+
+@dataclass
+class _State:
+    """All of it has a leading dimension E, so that episodes can be selected and put back."""
+
+    z: Tensor  # [E, P] the current point, its image under the metric, the gradient and its image
+    image: Tensor
+    g: Tensor
+    g_image: Tensor
+    value: Tensor  # [E]
+    norm: Tensor  # [E] of the gradient in the large form
+    d: Tensor  # [E, P] the direction and its image
+    d_image: Tensor
+    slope: Tensor  # [E]
+    t: Tensor  # [E] the next trial step, between low and high
+    low: Tensor
+    high: Tensor
+    trials: Tensor
+    pairs: Tensor  # [E, 2m, P] differences of points, then of gradients; rings that begin at `head`
+    sy: Tensor  # [E, m, m] <s_i, y_j>, known where s_i is not younger than y_j
+    yy: Tensor  # [E, m, m] <y_i, y_j>
+    head: Tensor  # [E] the oldest slot, overwritten next
+    scale: Tensor  # [E] the inverse Hessian before the pairs have their say
+    steps: Tensor  # [E] accepted steps
+    goal: Tensor  # [E]
+    late: Tensor  # [E] accepted steps since the gradient was first small enough
+    active: Tensor  # [E] bool
+    converged: Tensor  # [E] bool
+
+    def select(self, index: Tensor) -> _State:
+        return _State(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+    def put(self, index: Tensor, part: _State) -> _State:
+        """What the outcome is read from, with the episodes of `part` brought up to date."""
+        if part is self:
+            return self
+        names = ("z", "value", "norm", "steps", "converged")
+        return replace(self, **{n: getattr(self, n).index_copy(0, index, getattr(part, n)) for n in names})
+
+
+def _begin(space: Space, z: Tensor, m: int) -> _State:
+    image = space.image(z)
+    value, g, norm = space.evaluate(z, image)
+    g_image = space.image(g)
+    episodes, size = z.shape
+    zero = torch.zeros_like(value)
+    count = torch.zeros(episodes, dtype=torch.long, device=z.device)
+    length = dot(g, g_image).clamp_min(0).sqrt()
+    return _State(
+        z=z, image=image, g=g, g_image=g_image, value=value, norm=norm,
+        d=-g, d_image=-g_image, slope=-(length**2),
+        t=1 / length.clamp_min(1), low=zero, high=torch.full_like(zero, torch.inf), trials=count,
+        pairs=z.new_zeros(episodes, 2 * m, size), sy=z.new_zeros(episodes, m, m), yy=z.new_zeros(episodes, m, m),
+        head=count, scale=torch.ones_like(zero), steps=count, goal=zero, late=count,
+        active=count > 0, converged=count > 0,
+    )  # fmt: skip
+
+
+def _turn(space: Space, s: _State, max_trials: int) -> _State:
+    """One evaluation at each episode's trial step, and what follows from it."""
+    eps = torch.finfo(s.z.dtype).eps
+    step = column(torch.where(s.active, s.t, 0.0), s.z)
+    z, image = torch.addcmul(s.z, step, s.d), torch.addcmul(s.image, step, s.d_image)
+    value, g, norm = space.evaluate(z, image)
+    slope = dot(g, s.d_image)
+    noise = 8 * eps * s.value.abs()
+    low_enough = value <= s.value + 1e-4 * s.t * s.slope + noise
+    flat_enough = slope >= 0.9 * s.slope
+    accepted = s.active & low_enough & flat_enough & norm.isfinite()
+
+    # Not accepted: bracket. Too high: interpolate a parabola, away from the ends; still steep: go further.
+    too_high = ~(low_enough & norm.isfinite())
+    high, low = torch.where(too_high, s.t, s.high), torch.where(too_high, s.low, s.t)
+    parabola = -s.slope * s.t**2 / (2 * (value - s.value - s.slope * s.t))
+    width = high - low
+    inside = torch.where(parabola.isfinite(), parabola, low).clamp(low + 0.1 * width, low + 0.6 * width)
+    t = torch.where(high.isinf(), 3 * s.t, torch.where(too_high, inside, low + 0.5 * width))
+    trials = torch.where(accepted, 0, s.trials + 1)
+
+    # Accepted: a new pair for the history, a new direction.
+    keep = column(accepted, z)
+    g_image = space.image(g)
+    ds, dy, dy_image = step * s.d, g - s.g, g_image - s.g_image
+    curvature, length = dot(ds, dy_image), dot(dy, dy_image)
+    fresh = accepted & (curvature > eps * length) & (length > 0)
+    head = _remember(s, fresh, ds, dy)
+    scale = torch.where(fresh, curvature / length, s.scale)
+    products = torch.stack([dy_image, g_image], 1) @ s.pairs.mT  # [E, 2, 2m]
+    _fill(s, fresh, products[:, 0])
+    d = _direction(s, head, scale, g, products[:, 1])
+    descent = dot(d, g_image)
+    # A direction that does not descend (rounding): the gradient, and the history begins anew.
+    lost = accepted & ~(descent < 0)
+    if bool(lost.any()):
+        for memory in (s.pairs, s.sy, s.yy):
+            memory[lost] = 0
+        d = torch.where(column(lost, d), -g, d)
+        descent = torch.where(lost, -dot(g, g_image), descent)
+    d = torch.where(keep, d, s.d)
+    d_image = torch.where(keep, space.image(d), s.d_image)
+    point = torch.where(keep, z, s.z)
+    point_image = torch.where(keep, image, s.image)
+    norm = torch.where(accepted, norm, s.norm)
+    small = accepted & (norm <= s.goal)
+    short = dot(d, d_image).clamp_min(0) <= 1e-4 * (1 + dot(point, point_image).clamp_min(0).sqrt()) ** 2
+    late = torch.where(small, s.late + 1, s.late)
+    converged = s.converged | (small & short)
+    active = s.active & ~converged & (late < 10) & (trials < max_trials)
+    return replace(
+        s,
+        z=point,
+        image=point_image,
+        g=torch.where(keep, g, s.g),
+        g_image=torch.where(keep, g_image, s.g_image),
+        value=torch.where(accepted, value, s.value),
+        norm=norm,
+        d=d,
+        d_image=d_image,
+        slope=torch.where(accepted, descent, s.slope),
+        t=torch.where(accepted, torch.where(lost, 1 / (-descent).sqrt().clamp_min(1), 1.0), t),
+        low=torch.where(accepted, 0.0, low),
+        high=torch.where(accepted, torch.inf, high),
+        trials=trials,
+        head=head,
+        scale=scale,
+        steps=s.steps + accepted,
+        late=late,
+        active=active,
+        converged=converged,
+    )
+
+
+def _remember(s: _State, fresh: Tensor, ds: Tensor, dy: Tensor) -> Tensor:
+    """Write the pairs of the episodes marked fresh over their oldest ones; the new heads."""
+    m = s.sy.shape[1]
+    rows = fresh.nonzero()[:, 0]
+    everybody = rows.shape[0] == fresh.shape[0]
+    slots = s.head if everybody else s.head[rows]
+    s.pairs[rows, slots] = ds if everybody else ds[rows]
+    s.pairs[rows, slots + m] = dy if everybody else dy[rows]
+    return torch.where(fresh, (s.head + 1) % m, s.head)
+
+
+def _fill(s: _State, fresh: Tensor, products: Tensor) -> None:
+    """Inner products of the newest y with all s and y, products [E, 2m], into the two small matrices."""
+    m = s.sy.shape[1]
+    rows = fresh.nonzero()[:, 0]
+    slots = s.head[rows]
+    s.sy[rows, :, slots] = products[rows, :m]
+    s.yy[rows, :, slots] = products[rows, m:]
+    s.yy[rows, slots, :] = products[rows, m:]
+
+
+def _direction(s: _State, head: Tensor, scale: Tensor, g: Tensor, q: Tensor) -> Tensor:
+    """-H g with H in its compact form (Byrd, Nocedal & Schnabel 1994, eq. 3.1); empty slots are zeros and change nothing.
+
+    q [E, 2m]: inner products of g with the pairs.
+    """
+    m = s.sy.shape[1]
+    order = (head[:, None] + torch.arange(m, device=head.device)) % m  # [E, m], oldest first
+    back = order.argsort(1)
+    square = order[:, :, None].expand(-1, -1, m), order[:, None, :].expand(-1, m, -1)
+    r = s.sy.gather(1, square[0]).gather(2, square[1]).triu()  # [E, m, m]
+    diagonal = r.diagonal(dim1=1, dim2=2)
+    diagonal.copy_(torch.where(diagonal == 0, 1.0, diagonal))
+    yy = s.yy.gather(1, square[0]).gather(2, square[1])
+    q_s, q_y = q[:, :m].gather(1, order)[..., None], q[:, m:].gather(1, order)[..., None]
+    k = scale[:, None, None]
+    a = torch.linalg.solve_triangular(r, q_s, upper=True)  # [E, m, 1]
+    b = torch.linalg.solve_triangular(r.mT, diagonal[..., None] * a + k * (yy @ a - q_y), upper=False)
+    weights = torch.cat([b[..., 0].gather(1, back), -(k * a)[..., 0].gather(1, back)], 1)  # [E, 2m]
+    return -torch.addcmul((weights[:, None] @ s.pairs)[:, 0], scale[:, None], g)
+
+

@@ -1,0 +1,141 @@
+"""Linear solvers for the adjoint: u = H^-1 v, exactly or in the manner of a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .objective import Objective
+from .tree import Tree, column, dot, pack, unpack
+
+
+@dataclass
+class AdjointReport:
+    """How the backward pass went. Empty until then, and filled in place by it.
+
+    diverged: episodes whose Neumann series grew; failed: episodes whose linear solve missed its tolerance.
+    """
+
+    episodes: int = 0
+    diverged: int = 0
+    failed: int = 0
+    residual: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
+    steps: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
+
+
+class LinearSolver(Protocol):
+    """Solves H u = v at the solution of an objective."""
+
+    def solve(self, objective: Objective, v: Tree, args: Tree, rhs: Tree, report: AdjointReport) -> Tree:
+        """u, with the statistics written to the report."""
+
+
+@dataclass(frozen=True)
+class ConjugateGradient:
+    """Exact to a relative residual of `tol` (default: 1e-5 in float32, 1e-10 in float64)."""
+
+    tol: float | None = None
+    max_steps: int = 500
+
+    def solve(self, objective: Objective, v: Tree, args: Tree, rhs: Tree, report: AdjointReport) -> Tree:
+        dtype = pack(rhs).dtype
+        tolerance = self.tol if self.tol is not None else (1e-10 if dtype == torch.float64 else 1e-5)
+        found = objective.inverse(v, args, rhs, tolerance, self.max_steps)
+        report.episodes += found.failed.shape[0]
+        report.failed += int(found.failed.sum())
+        report.residual, report.steps = found.residual, found.steps
+        return found.value
+
+
+@dataclass(frozen=True)
+class Direct:
+    """One factorisation an episode: the objective's own where it has one, of the dense Hessian of small problems else."""
+
+    def solve(self, objective: Objective, v: Tree, args: Tree, rhs: Tree, report: AdjointReport) -> Tree:
+        u = objective.direct(v, args, rhs)
+        flat = pack(u)
+        report.episodes += flat.shape[0]
+        report.failed += int((~flat.isfinite().all(1)).sum())
+        return u
+
+
+@dataclass(frozen=True)
+class Neumann:
+    """Recurrent back-propagation: a truncated, damped Neumann series (Liao et al. 2018; Ren et al. 2019).
+
+    With F(V) = V - rate grad L(V) and J = dF/dV:  v_0 = v, g = v;  `steps` times  v <- J^T v - damping v, g <- g + v;
+    u = rate g. As steps grow it tends to (H + damping / rate)^-1 v, so it is biased where the damping is not small beside
+    H, and it diverges once H has an eigenvalue above (2 - damping) / rate. An episode counts as diverged when the
+    last term is longer than the one before it, or not finite; its gradient is returned as it is.
+    """
+
+    steps: int = 20
+    damping: float = 0.1
+    rate: float = 1.0
+
+    def solve(self, objective: Objective, v: Tree, args: Tree, rhs: Tree, report: AdjointReport) -> Tree:
+        product = objective.hessian(v, args)
+        term = pack(rhs)  # [E, P]
+        total = term.clone()
+        length = before = dot(term, term)
+        for step in range(self.steps):
+            h = pack(product(unpack(term, rhs)))
+            term = torch.add((1 - self.damping) * term, h, alpha=-self.rate)
+            total += term
+            if step >= self.steps - 2:
+                before, length = length, dot(term, term)
+        diverged = ~length.isfinite() | ((length > before) if self.steps > 1 else torch.zeros_like(length, dtype=torch.bool))
+        report.episodes += diverged.shape[0]
+        report.diverged += int(diverged.sum())
+        report.steps = torch.full_like(diverged, self.steps, dtype=torch.long)
+        return unpack(total * self.rate, rhs)
+
+
+def conjugate_gradient(
+    apply: Callable[[Tensor, Tensor], Tensor],
+    metric: Callable[[Tensor], Tensor],
+    rhs: Tensor,
+    rhs_image: Tensor,
+    tolerance: float | Tensor,
+    max_steps: int,
+    active: Tensor | None = None,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+    """x [E, ...] with A x = rhs, and its image M x, for A self-adjoint and positive in the metric M.
+
+    `apply(p, M p)` is A p. Vectors and their images are carried side by side, so a step costs one product with the metric.
+    Stops at |residual|_M <= tolerance |rhs|_M, each episode by itself, or where A shows no positive curvature.
+    Returns x, M x, (relative residual, steps, failed).
+    """
+    x, image = torch.zeros_like(rhs), torch.zeros_like(rhs)
+    residual, residual_image = rhs, rhs_image
+    p, p_image = rhs, rhs_image
+    rho = scale = dot(rhs, rhs_image)  # [E]
+    goal = scale * tolerance**2
+    active = rho > 0 if active is None else active & (rho > 0)
+    steps = torch.zeros_like(rho, dtype=torch.long)
+    for _ in range(max_steps):
+        h = apply(p, p_image)
+        curvature = dot(h, p_image)
+        active = active & (curvature > 0)
+        length = column(torch.where(active, rho / curvature, 0.0), rhs)
+        x = torch.addcmul(x, length, p)
+        image = torch.addcmul(image, length, p_image)
+        residual = torch.addcmul(residual, length, h, value=-1)
+        residual_image = metric(residual)
+        steps += active
+        new = dot(residual, residual_image)
+        ratio = column(torch.where(active, new / rho, 0.0), rhs)
+        rho = torch.where(active, new, rho)
+        active = active & (new > goal)
+        if not bool(active.any()):
+            break
+        p = torch.addcmul(residual, ratio, p)
+        p_image = torch.addcmul(residual_image, ratio, p_image)
+    relative = (rho.clamp_min(0) / scale.clamp_min(torch.finfo(rhs.dtype).tiny)).sqrt()
+    return x, image, (relative, steps, ~(rho <= goal))
+
+

@@ -1,0 +1,43 @@
+"""What a solver hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .objective import Objective, value_and_gradient
+from .tree import Tree, dot, pack
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A point and how it was reached, episode by episode."""
+
+    v: Tree
+    converged: Tensor  # [E] bool
+    steps: Tensor  # [E]
+    gradient_norm: Tensor  # [E], Euclidean, of the large form
+    objective: Tensor  # [E]
+
+
+class Solver(Protocol):
+    """Minimises an objective from v0; a solver may have a start of its own and take v0 = None."""
+
+    def run(self, objective: Objective, v0: Any, args: Any) -> Outcome:
+        """Called without a graph, on detached tensors, unless the adjoint is `Unroll`."""
+
+
+def measured(objective: Objective, v: Tree, args: Tree, converged: Tensor, steps: Tensor) -> Outcome:
+    """An outcome with value and gradient norm evaluated at v."""
+    value, slope = value_and_gradient(objective, v, args)
+    flat = pack(slope)
+    norm = dot(flat, flat).sqrt()
+    return Outcome(v, converged & norm.isfinite() & value.isfinite(), steps, norm, value)
+
+
+def relative_tolerance(tolerance: float | None, dtype: torch.dtype, single: float, double: float) -> float:
+    """The tolerance asked for, or the default of the precision."""
+    return tolerance if tolerance is not None else (double if dtype == torch.float64 else single)

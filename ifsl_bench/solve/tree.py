@@ -1,0 +1,77 @@
+"""Nested tuples, named tuples, lists and dicts of tensors, flattened and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = Any  # a Tensor, None, or a tuple / named tuple / list / dict of trees
+
+
+def leaves(tree: Tree) -> list[Tensor | None]:
+    """The leaves of a tree from left to right."""
+    if tree is None or isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        return [leaf for key in tree for leaf in leaves(tree[key])]
+    if isinstance(tree, tuple | list):
+        return [leaf for child in tree for leaf in leaves(child)]
+    raise TypeError(
+        f"a tree holds tensors, None, tuples, lists and dicts, not {type(tree).__name__}; "
+        "put constants that are not tensors into the objective"
+    )
+
+
+def rebuild(like: Tree, new: Sequence[Any]) -> Tree:
+    """`like` with its leaves replaced by `new`, in the order of `leaves`."""
+    remaining = iter(new)
+
+    def build(tree: Tree) -> Tree:
+        if tree is None or isinstance(tree, Tensor):
+            return next(remaining)
+        if isinstance(tree, dict):
+            return {key: build(child) for key, child in tree.items()}
+        children = [build(child) for child in tree]
+        return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
+
+    return build(like)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """`function` applied to every leaf that is a tensor."""
+    return rebuild(tree, [None if leaf is None else function(leaf) for leaf in leaves(tree)])
+
+
+def tensors(tree: Tree) -> list[Tensor]:
+    """The leaves of a tree of unknowns, in which None has no place."""
+    found = leaves(tree)
+    if any(leaf is None for leaf in found):
+        raise TypeError("the unknowns must all be tensors, and one of them is None")
+    return [leaf for leaf in found if leaf is not None]
+
+
+def pack(tree: Tree) -> Tensor:
+    """All leaves of a tree with leading dimension E side by side: [E, P]."""
+    parts = [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in tensors(tree)]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+
+def unpack(flat: Tensor, like: Tree) -> Tree:
+    """The inverse of `pack`: flat [E, P] cut into the shapes of `like` (whose own E may differ)."""
+    found = tensors(like)
+    sizes = [leaf[0].numel() for leaf in found]
+    parts = flat.split(sizes, 1)
+    return rebuild(like, [part.reshape(-1, *leaf.shape[1:]) for part, leaf in zip(parts, found, strict=True)])
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of each episode: [E, ...] x [E, ...] -> [E]."""
+    return torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+
+
+def column(a: Tensor, like: Tensor) -> Tensor:
+    """a [E] shaped so that it scales the episodes of like [E, ...]."""
+    return a.view(-1, *([1] * (like.dim() - 1)))

@@ -1,0 +1,238 @@
+"""Stage 2: the one meta-training loop, for every method that has parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ifsl_bench.checkpoint import CheckpointFolder
+from ifsl_bench.errors import CorruptFile, UserError, unknown
+from ifsl_bench.evaluation import predict
+from ifsl_bench.loader import EpisodeLoader
+from ifsl_bench.method import Method, masked_logits
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.seeds import seed_of
+from ifsl_bench.store import set_aside
+from ifsl_bench.task import MetaTraining
+
+BLOCK = 64  # episodes whose features are gathered at once
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user may change about meta-training (``--train name=value``).
+
+    Attributes:
+        episodes_per_step: episodes whose mean loss makes one step; the paper uses 1.
+        select: "best" keeps the parameters with the best validation accuracy, "last" the final ones (as the authors).
+        views: augmented views of each meta-training image; 1 means the plain images.
+        steps: 0 for the schedule of the method or task; otherwise the schedule is stretched to this many steps.
+    """
+
+    episodes_per_step: int = 1
+    select: Literal["best", "last"] = "best"
+    views: int = 1
+    steps: int = 0
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Training:
+        """From strings or values.
+
+        Raises:
+            UserError: unknown name (with the nearest ones), or an impossible value.
+        """
+        known = {f.name: f for f in msgspec.structs.fields(cls)}
+        for key in given:
+            if key not in known:
+                raise unknown("training option", key, known)
+        try:
+            made = msgspec.convert(dict(given), cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise UserError(f"--train: {error}") from error
+        if made.episodes_per_step < 1 or made.views < 1 or made.steps < 0:
+            raise UserError("--train: episodes_per_step and views must be at least 1, steps at least 0")
+        return made
+
+    def changes(self) -> dict[str, Any]:
+        """The values that are not the default."""
+        return {f.name: getattr(self, f.name) for f in msgspec.structs.fields(self) if getattr(self, f.name) != f.default}
+
+    def plan(self, spec: MetaTraining) -> MetaTraining:
+        """The schedule with ``steps`` applied."""
+        if not self.steps:
+            return spec
+        factor = self.steps / spec.steps
+        schedule = msgspec.structs.replace(
+            spec.schedule,
+            drops=tuple(round(drop * factor) for drop in spec.schedule.drops),
+            warmup=round(spec.schedule.warmup * factor),
+        )
+        every = max(1, round(spec.validate_every * factor))
+        return msgspec.structs.replace(spec, steps=self.steps, schedule=schedule, validate_every=every)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a meta-training left: the validation accuracies, in percent, by step, and the step whose model was kept."""
+
+    history: dict[int, float]
+    kept_step: int
+    seconds: float
+
+
+def meta_train(
+    folder: Path,
+    method: Method,
+    name: str,
+    loader: EpisodeLoader,
+    validate: Callable[[Method], float],
+    plan: MetaTraining,
+    training: Training,
+    seed: int,
+    facts: Mapping[str, Any],
+    reporter: Reporter,
+) -> Trained:
+    """Trains the method in place, from the cache, from where an earlier run stopped, or from the start.
+
+    Step t uses episodes ``t * episodes_per_step`` onwards of the loader's stream. The state is saved at every
+    validation. The caller holds ``locked(folder)``.
+
+    Args:
+        folder: where the states are kept.
+        validate: accuracy in percent on the validation episodes.
+        facts: what made this model, recorded with it.
+
+    Raises:
+        UserError: the loss became infinite or NaN.
+    """
+    store = CheckpointFolder(folder)
+    parameters = dict(method.named_parameters())
+    device = next(iter(parameters.values())).device
+    optimiser = torch.optim.Adam(parameters.values(), lr=plan.schedule.rate, fused=True)
+    best = {key: value.detach().clone() for key, value in parameters.items()}
+    info: dict[str, Any] = {
+        **facts,
+        "finished": False,
+        "step": 0,
+        "history": {},
+        "best": None,
+        "seconds": 0.0,
+        "rng": "episodes and dropout are drawn from (purpose, seed, step)",
+    }
+    try:
+        if (state := store.load()) is not None:
+            _restore(state.tensors, parameters, best, optimiser)
+            info = state.info
+    except (CorruptFile, RuntimeError, KeyError) as error:
+        aside = set_aside(folder)
+        reporter.warn(f"{error}; meta-training starts anew, the damaged files are in {aside}")
+
+    start, spent = time.perf_counter(), info["seconds"]
+    if not info["finished"]:
+        with reporter.stage(f"meta-training {name}, seed {seed}", plan.steps, info["step"]) as stage:
+            while (first := info["step"]) < plan.steps:
+                last = min(first + plan.validate_every, plan.steps)
+                devices = [device] if device.type == "cuda" else []
+                with torch.random.fork_rng(devices=devices):
+                    torch.manual_seed(seed_of("meta-training noise", seed, first))
+                    for step, loss in _steps(method, name, loader, optimiser, plan, training, first, last):
+                        stage.advance(1, **({"loss": loss} if loss is not None else {}))
+                accuracy = validate(method)
+                stage.advance(0, validation=accuracy)
+                info["step"] = last
+                info["history"] = {**info["history"], str(last): accuracy}
+                if info["best"] is None or accuracy > info["history"][str(info["best"])]:
+                    info["best"] = last
+                    best = {key: value.detach().clone() for key, value in parameters.items()}
+                info["seconds"] = spent + time.perf_counter() - start
+                info["finished"] = last == plan.steps
+                _save(store, info, parameters, best, optimiser)
+    if training.select == "best":
+        with torch.no_grad():
+            for key, value in parameters.items():
+                value.copy_(best[key])
+    method.eval()
+    kept = info["best"] if training.select == "best" else plan.steps
+    return Trained({int(k): v for k, v in info["history"].items()}, kept, info["seconds"])
+
+
+def _steps(
+    method: Method,
+    name: str,
+    loader: EpisodeLoader,
+    optimiser: torch.optim.Adam,
+    plan: MetaTraining,
+    training: Training,
+    first: int,
+    last: int,
+) -> Any:
+    """Runs steps ``first`` to ``last - 1``; yields (step, loss), the loss every tenth time and None between."""
+    per_step = training.episodes_per_step
+    group = max(1, BLOCK // per_step)  # steps whose episodes are gathered together
+    method.train()
+    for begin in range(first, last, group):
+        end = min(begin + group, last)
+        block = loader.batch(begin * per_step, (end - begin) * per_step)
+        for step in range(begin, end):
+            batch = block.part((step - begin) * per_step, (step - begin + 1) * per_step)
+            for entry in optimiser.param_groups:
+                entry["lr"] = plan.schedule.at(step, plan.steps)
+            logits = masked_logits(predict(method, name, batch), batch.support.hidden)
+            loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+            value = None
+            if step % 10 == 9 or step == last - 1:
+                value = loss.item()
+                if not np.isfinite(value):
+                    raise UserError(
+                        f"meta-training of {name!r} diverged: the loss is {value} at step {step + 1} of {plan.steps}; "
+                        f"a lower learning rate (now {plan.schedule.rate}) or another option may help"
+                    )
+            yield step, value
+
+
+def _save(
+    store: CheckpointFolder,
+    info: Mapping[str, Any],
+    parameters: Mapping[str, Tensor],
+    best: Mapping[str, Tensor],
+    optimiser: torch.optim.Adam,
+) -> None:
+    tensors = {f"last.{key}": value for key, value in parameters.items()}
+    tensors |= {f"best.{key}": value for key, value in best.items()}
+    if not info["finished"]:
+        for key, value in parameters.items():
+            for part, tensor in optimiser.state[value].items():
+                tensors[f"adam.{part}.{key}"] = tensor
+    store.save(tensors, {k: v for k, v in info.items() if k not in ("format", "tensors")})
+
+
+def _restore(
+    tensors: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
+    best: dict[str, Tensor],
+    optimiser: torch.optim.Adam,
+) -> None:
+    with torch.no_grad():
+        for key, value in parameters.items():
+            value.copy_(tensors[f"last.{key}"])
+            best[key] = tensors[f"best.{key}"].to(value.device)
+            moments = {
+                part: tensors[f"adam.{part}.{key}"]
+                for part in ("step", "exp_avg", "exp_avg_sq")
+                if f"adam.{part}.{key}" in tensors
+            }
+            if moments:
+                optimiser.state[value] = {
+                    part: tensor.to(value.device) for part, tensor in moments.items()
+                }

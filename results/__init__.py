@@ -1,0 +1,1 @@
+"""Stored results: ``<task>/<label>.seed-<n>.json`` measured here, ``published/*.json`` as printed elsewhere."""

@@ -1,0 +1,89 @@
+"""The committed list of letters: what it must never hold, and that it is what the derivation gives."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+from ifsl_bench.data import glyphs
+from ifsl_bench.data.glyphs import SIDES, derive, fonts
+
+LETTERS = glyphs.letters()
+
+
+def test_list_is_what_the_derivation_gives() -> None:
+    committed = Path(glyphs.__file__).with_name("letters.tsv").read_text(encoding="utf-8")
+    assert derive.table(derive.derive()) == committed
+
+
+def test_no_two_letters_look_alike() -> None:
+    for maps in ([derive.UPRIGHT], [derive.TWISTS[0]]):
+        alike = derive.look_alikes(list(LETTERS), maps)
+        pairs = [
+            (one.label, other.label)
+            for row, one in enumerate(LETTERS)
+            for column, other in enumerate(LETTERS[:row])
+            if alike[row, column]
+        ]
+        assert not pairs
+
+
+def test_look_alikes_are_found() -> None:
+    """Same shapes of other scripts, of other cases, and turned by 180 degrees; and none where there are none."""
+    by_character = {chr(letter.codepoint): letter for letter in derive.candidates()}
+
+    def alike(one: str, other: str) -> bool:
+        return bool(derive.look_alikes([by_character[one], by_character[other]], [derive.UPRIGHT])[0, 1])
+
+    for pair in ("AА", "AΑ", "Oo", "Ss", "Cc", "Vv", "bq", "dp", "nu", "Oօ", "hհ", "Uᑌ", "Oᐤ", "ᐁᐃ", "ოω"):
+        assert alike(*pair), pair
+    for pair in ("AB", "bd", "OQ", "EF", "MW", "Λ\u0394", "ბმ", "אע"):
+        assert not alike(*pair), pair
+
+
+def test_no_script_is_on_two_stages() -> None:
+    stages: dict[str, set[str]] = {}
+    for letter in LETTERS:
+        stage = "train" if letter.side in ("base", "novel/train") else letter.side
+        stages.setdefault(letter.script, set()).add(stage)
+    assert {script: len(found) for script, found in stages.items()} == dict.fromkeys(derive.SCRIPT_STAGE, 1)
+    assert stages["GEORGIAN"] == {"novel/val"}
+    assert {script for script in stages if stages[script] == {"train"}} == {"LATIN", "GREEK", "CYRILLIC"}
+
+
+def test_sides_have_their_sizes() -> None:
+    sides = Counter(letter.side for letter in LETTERS)
+    assert set(sides) == set(SIDES)
+    assert sides["base"] == derive.BASE_CLASSES
+    per_script = Counter(letter.script for letter in LETTERS if letter.side in ("novel/val", "novel/test"))
+    assert max(per_script.values()) <= derive.MOST_PER_SCRIPT
+    assert {letter.script for letter in LETTERS if letter.side == "base"} == {"LATIN", "GREEK", "CYRILLIC"}
+
+
+def test_letters_are_whole_and_faces_have_them() -> None:
+    for letter in LETTERS:
+        character = chr(letter.codepoint)
+        assert "WITH" not in letter.name.split(), letter
+        assert not unicodedata.decomposition(character), letter
+        assert letter.name == unicodedata.name(character)
+        assert letter.name.startswith(letter.script), letter
+        assert letter.label == f"{letter.name} (U+{letter.codepoint:04X})"
+        assert letter.faces, letter
+        for face in fonts.FONT_SHA256:
+            name = fonts.open_face(face).getBestCmap().get(letter.codepoint, ".notdef")
+            assert (face in letter.faces) == (name != ".notdef"), letter
+        for face in letter.faces:
+            assert len(fonts.outline(face, letter.codepoint).x) >= 3, letter
+
+
+def test_each_code_point_once() -> None:
+    assert len({letter.codepoint for letter in LETTERS}) == len(LETTERS)
+
+
+def test_scripts_and_faces() -> None:
+    rows = glyphs.faces_per_script()
+    assert sum(classes for _, _, classes, _ in rows) == len(LETTERS)
+    faces = {script: count for script, _, _, count in rows}
+    assert faces["LATIN"] == faces["ARMENIAN"] == 12
+    assert faces["HEBREW"] == faces["CANADIAN"] == 4
