@@ -66,7 +66,7 @@ def run_jobs(jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, comma
     made: list[Result] = []
     bench: Bench | None = None
     for job in jobs:
-        stored = None if rerun else _stored(job, work)
+        stored = None if rerun else stored_result(job, work)
         if stored is not None:
             work.reporter.say(f"{job.label} on {job.task.name}, seed {job.seed}: stored already (--rerun repeats it)")
             made.append(stored)
@@ -75,12 +75,12 @@ def run_jobs(jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, comma
         if bench is None or (bench.task, bench.head, bench.seed, bench.views) != wanted:
             bench = Bench(*wanted, work)
         result = run_job(job, bench, command)
-        _check_writable_and_write(job, work, result)
+        _write(job, work, result)
         made.append(result)
     return made
 
 
-def _stored(job: Job, work: Workspace) -> Result | None:
+def stored_result(job: Job, work: Workspace) -> Result | None:
     """The job's stored result if it is still the same job: same task definition, method code and pretraining recipe."""
     path = job.result_path(work.home)
     if not path.exists():
@@ -96,7 +96,7 @@ def _stored(job: Job, work: Workspace) -> Result | None:
     return result if same else None
 
 
-def _check_writable_and_write(job: Job, work: Workspace, result: Result) -> None:
+def _write(job: Job, work: Workspace, result: Result) -> None:
     path = job.result_path(work.home)
     with locked(path):
         if path.exists():

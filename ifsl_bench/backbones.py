@@ -6,6 +6,7 @@ the order of operations are theirs, not torchvision's.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -37,7 +38,13 @@ class _Block10(nn.Module):
         return F.max_pool2d(self.body(x) + self.shortcut(x), 2, ceil_mode=True)
 
 
-class ResNet10(nn.Module):
+class Backbone(nn.Module):
+    """Images [B, C, H, W] to features [B, D]; D is ``features``."""
+
+    features: int
+
+
+class ResNet10(Backbone):
     """The mini-ImageNet backbone: 512 features, 2,572,032 parameters with 3 input channels."""
 
     features = 512
@@ -50,7 +57,7 @@ class ResNet10(nn.Module):
 
         self.stem = nn.Sequential(nn.Conv2d(channels, 64, 5, padding=2, bias=False), norm(64), nn.LeakyReLU(0.1))
         widths = (64, 64, 96, 128, 256)
-        self.blocks = nn.Sequential(*(_Block10(a, b, norm) for a, b in zip(widths, widths[1:], strict=False)))
+        self.blocks = nn.Sequential(*(_Block10(a, b, norm) for a, b in itertools.pairwise(widths)))
         self.norm = norm(256)
         self.mix = nn.Conv2d(256, 384, 1, bias=False)
         self.mix_norm = norm(384)
@@ -96,7 +103,7 @@ class _BasicBlock(nn.Module):
         return y + x if self.last else F.relu(y + x)
 
 
-class ResNet18GN(nn.Module):
+class ResNet18GN(Backbone):
     """The tiered-ImageNet backbone: 512 features, 10,998,080 parameters with 3 input channels."""
 
     features = 512
@@ -105,8 +112,9 @@ class ResNet18GN(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(channels, 64, 5, padding=2, bias=False)
         self.norm = nn.GroupNorm(32, 64, eps=1e-6)
-        plan = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1)]  # fmt: skip
-        self.blocks = nn.Sequential(*(_BasicBlock(*step, last=i == len(plan) - 1) for i, step in enumerate(plan)))
+        widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
+        blocks = [_BasicBlock(a, b, 1 + (a < b), last=i == 7) for i, (a, b) in enumerate(itertools.pairwise(widths))]
+        self.blocks = nn.Sequential(*blocks)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.norm(self.stem(x)))
@@ -132,7 +140,7 @@ class _SmallBlock(nn.Module):
         return F.max_pool2d(self.body(x) + self.shortcut(x), 2, ceil_mode=True)
 
 
-class ResNetSmall(nn.Module):
+class ResNetSmall(Backbone):
     """For 32x32 images on a CPU: the blocks of ``resnet10`` with two convolutions instead of three, 256 features.
 
     The stem halves the image, so that three blocks see 16, 8 and 4 pixels.
@@ -148,7 +156,7 @@ class ResNetSmall(nn.Module):
 
         self.stem = nn.Sequential(nn.Conv2d(channels, 32, 5, 2, padding=2, bias=False), norm(32), nn.LeakyReLU(0.1))
         widths = (32, 48, 96, 192)
-        self.blocks = nn.Sequential(*(_SmallBlock(a, b, norm) for a, b in zip(widths, widths[1:], strict=False)))
+        self.blocks = nn.Sequential(*(_SmallBlock(a, b, norm) for a, b in itertools.pairwise(widths)))
         self.norm = norm(192)
         self.out = nn.Linear(192 * 4, self.features)
 
@@ -165,7 +173,7 @@ BACKBONES: dict[str, type[ResNet10] | type[ResNet18GN] | type[ResNetSmall]] = {
 IDENTITY = "none"  # the backbone of data that are features already
 
 
-class Identity(nn.Module):
+class Identity(Backbone):
     """Frozen features pass through."""
 
     def __init__(self, features: int) -> None:
@@ -176,7 +184,7 @@ class Identity(nn.Module):
         return x
 
 
-def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1) -> nn.Module:
+def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1) -> Backbone:
     """A backbone with fresh weights; its ``features`` attribute is D.
 
     Weights are He-normal in convolutions (fan out) and linear layers (fan in), biases zero.
@@ -198,6 +206,11 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
             nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="linear")
             nn.init.zeros_(module.bias)
     return network
+
+
+def channels_last(network: Backbone, device: torch.device) -> Backbone:
+    """Moves a network, with its convolutions in the layout that suits them on CPUs and GPUs alike."""
+    return network.to(device).to(memory_format=torch.channels_last)
 
 
 class LinearHead(nn.Module):

@@ -92,7 +92,9 @@ def cli() -> None:
 @click.option("--set", "options", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="An option of the method.")
 @click.option("--train", multiple=True, callback=_pairs, metavar="NAME=VALUE",
               help="episodes_per_step, select=best|last, views, steps.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of training; the first of --seeds.")
+@click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of training; the first of --seeds."
+)
 @click.option("--seeds", default=1, show_default=True, type=click.IntRange(min=1), help="How many training seeds.")
 @click.option("--episodes", type=int, help="Only the first so many test episodes.")
 @click.option("--checkpoint", metavar="DIR", help="Evaluate this meta-trained model; nothing is trained or stored.")
@@ -131,6 +133,7 @@ def run(
 
     found = [task for name in tasks for task in find(name)]  # a wrong name is told before torch is imported
     from ifsl_bench import api, pipeline, report
+    from ifsl_bench.training import Training
 
     reporter = _reporter(quiet, verbose)
     work = api.workspace(home, results_dir, device, reporter)
@@ -141,7 +144,7 @@ def run(
         result = api.evaluate_checkpoint(Path(checkpoint), tasks[0], episodes=episodes, work=work, command=command)
         click.echo(f"{result.label} on {result.task}, seed {result.seed}\n\n{report.result_table(result, style)}")
         return
-    training = pipeline.Training.parse(train)
+    training = Training.parse(train)
     jobs = pipeline.make_jobs(methods, tasks, options, training, range(seed, seed + seeds), episodes)
     if dry_run:
         from ifsl_bench.plan import plan
@@ -177,7 +180,11 @@ def methods(style: str) -> None:
             except UserError as error:
                 row["what"] = f"broken: {error}"
             else:
-                row |= {"head": kind.head, "options": ", ".join(shown), "what": (kind.__doc__ or "").strip().split("\n")[0]}
+                row |= {
+                    "head": kind.head,
+                    "options": ", ".join(shown),
+                    "what": (kind.__doc__ or "").strip().split("\n")[0],
+                }
         rows.append(row)
     click.echo(report.render(rows, style))
 

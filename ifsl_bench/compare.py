@@ -148,6 +148,4 @@ def _over_seeds(values: np.ndarray) -> Estimate:
     n = len(values)
     if n < 2:
         return Estimate(float(values.mean()) if n else math.nan, math.nan)
-    return Estimate(
-        float(values.mean()), student_quantile(0.975, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    )
+    return Estimate(float(values.mean()), student_quantile(0.975, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n))

@@ -8,6 +8,7 @@ and any slice can be recomputed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,7 +106,7 @@ class Sampler:
         # Base queries are drawn from a list of admissible images; class k has rows allowed[k]:allowed[k + 1] of it.
         first = {None: 0, "even": 0, "odd": 1}[parity]
         step = 1 if parity is None else 2
-        rows = [np.arange(a + first, b, step) for a, b in zip(base, base[1:], strict=False)]
+        rows = [np.arange(a + first, b, step) for a, b in itertools.pairwise(base)]
         allowed = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
         worst = np.sort(np.diff(allowed))[: len(rows) - (shape.ways if hide else 0)].sum()
         if worst < shape.base_queries:
@@ -115,7 +116,10 @@ class Sampler:
             return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
 
         self.novel_starts, self.novel_counts = table(novel[:-1]), table(counts)
-        self.base_rows, self.base_labels = table(np.concatenate(rows)), table(np.repeat(np.arange(len(rows)), np.diff(allowed)))
+        self.base_rows, self.base_labels = (
+            table(np.concatenate(rows)),
+            table(np.repeat(np.arange(len(rows)), np.diff(allowed))),
+        )
         self.base_starts, self.base_counts = table(allowed[:-1]), table(np.diff(allowed))
         self.base_classes = len(rows)
 

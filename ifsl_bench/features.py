@@ -85,7 +85,7 @@ def compute_features(
     if pool.images.ndim == 2:
         return pool.images
     folder = bank_folder(home, pretrained.key, name, task, views)
-    shape = (views * len(pool), int(pretrained.network.features))  # type: ignore[call-overload]
+    shape = (views * len(pool), pretrained.network.features)
     with locked(folder, reporter.say):
         if is_computed(folder):
             try:
@@ -141,11 +141,13 @@ def base_classifier(pretrained: Pretrained, features: np.ndarray, pool: Pool) ->
         features: [n, D] of base/train.
         pool: base/train.
     """
-    sums = np.stack([features[a:b].sum(0, dtype=np.float64) for a, b in zip(pool.starts, pool.starts[1:], strict=False)])
+    sums = np.stack(
+        [features[a:b].sum(0, dtype=np.float64) for a, b in zip(pool.starts, pool.starts[1:], strict=False)]
+    )
     prototypes = torch.from_numpy(sums / np.diff(pool.starts)[:, None]).float()  # [K, D]
     head = pretrained.head
     weight = head.weight.detach().float().cpu()
-    bias = head.bias.detach().float().cpu() if head.scale is None else torch.zeros(len(weight))  # type: ignore[union-attr]
+    bias = head.bias.detach().float().cpu() if head.scale is None else torch.zeros(len(weight))
     scale = 1.0 if head.scale is None else float(head.scale)
     return Base(weight, bias, prototypes, scale)
 

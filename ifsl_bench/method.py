@@ -233,7 +233,8 @@ def check_prediction(name: str, prediction: Any, episodes: int, queries: int, cl
     shape, expected = tuple(prediction.logits.shape), (episodes, queries, classes)
     if shape != expected:
         raise UserError(
-            f"method {name!r} returned logits of shape {list(shape)}, expected {list(expected)} (episodes, queries, base + novel)"
+            f"method {name!r} returned logits of shape {list(shape)}, expected {list(expected)} "
+            f"(episodes, queries, base + novel classes)"
         )
     if torch.isnan(prediction.logits).any():
         bad = int(torch.isnan(prediction.logits).flatten(1).any(1).sum())

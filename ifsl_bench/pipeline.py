@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import itertools
 import sys
 import time
@@ -13,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -34,7 +34,7 @@ from ifsl_bench.reporter import Reporter
 from ifsl_bench.result import SCHEMA, Result, counts_entry, file_name, summary_entry
 from ifsl_bench.seeds import seed_of
 from ifsl_bench.store import Home, locked, read_json, sha256_json, write_json
-from ifsl_bench.task import MetaTraining, Side, Task, find
+from ifsl_bench.task import Side, Task, find
 from ifsl_bench.training import Trained, Training, meta_train
 
 
@@ -118,9 +118,7 @@ def make_jobs(
         if not 2 <= count <= task.evaluation.episodes:
             raise UserError(f"--episodes must be 2 to {task.evaluation.episodes} for task {task.name}, not {count}")
         jobs += [
-            Job(name, method, resolved[name], task, training, seed, count)
-            for seed in seeds
-            for name, method in chosen
+            Job(name, method, resolved[name], task, training, seed, count) for seed in seeds for name, method in chosen
         ]
     return jobs
 
@@ -305,6 +303,7 @@ def _model(job: Job, bench: Bench, options: Mapping[str, Any]) -> tuple[Method, 
     if not any(p.requires_grad for p in method.parameters()):
         return method.eval(), None, ""
     plan = job.training.plan(job.method.schedule or job.task.meta_training)
+    folder = trained_folder(job, bench.work, bench.pretrained.key, options)
     facts = {
         "method": job.name,
         "method_source": job.source,
@@ -315,8 +314,6 @@ def _model(job: Job, bench: Bench, options: Mapping[str, Any]) -> tuple[Method, 
         "pretraining_sha256": bench.pretrained.info["tensors"]["sha256"],
         "seed": job.seed,
     }
-    made_of = [{**facts, "train": job.training.changes() | {"select": ""}}, job.task.definition(), _plan(plan)]
-    folder = bench.work.home.trained / f"{job.task.name}-{job.name}-seed{job.seed}-{sha256_json(made_of)[:12]}"
     with locked(folder, bench.work.reporter.say):
         trained = meta_train(
             folder,
@@ -333,10 +330,12 @@ def _model(job: Job, bench: Bench, options: Mapping[str, Any]) -> tuple[Method, 
     return method, trained, folder.name
 
 
-def _plan(plan: MetaTraining) -> Any:
-    import msgspec
-
-    return msgspec.to_builtins(plan)
+def trained_folder(job: Job, work: Workspace, pretraining_key: str, options: Mapping[str, Any]) -> Path:
+    """Where a meta-trained model is kept; the name changes with everything that changes its parameters."""
+    training = {k: v for k, v in job.training.changes().items() if k != "select"}  # both models are in every state
+    plan = msgspec.to_builtins(job.training.plan(job.method.schedule or job.task.meta_training))
+    made_of = [job.name, job.source, dict(options), training, plan, job.task.definition(), pretraining_key, job.seed]
+    return work.home.trained / f"{job.task.name}-{job.name}-seed{job.seed}-{sha256_json(made_of)[:12]}"
 
 
 def _load_model(job: Job, bench: Bench, checkpoint: Path) -> tuple[Method, Trained, str]:
@@ -357,7 +356,9 @@ def _load_model(job: Job, bench: Bench, checkpoint: Path) -> tuple[Method, Train
         for key, value in method.named_parameters():
             stored = state.tensors.get(f"{which if which == 'best' else 'last'}.{key}")
             if stored is None or stored.shape != value.shape:
-                raise CorruptFile(f"{checkpoint} does not fit method {job.name!r}: parameter {key} is missing or differs")
+                raise CorruptFile(
+                    f"{checkpoint} does not fit method {job.name!r}: parameter {key} is missing or differs"
+                )
             value.copy_(stored)
     history = {int(k): v for k, v in info["history"].items()}
     kept = info["best"] if which == "best" else info["step"]

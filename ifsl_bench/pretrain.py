@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.backbones import CosineHead, LinearHead, make_backbone, make_head
+from ifsl_bench.backbones import Backbone, CosineHead, LinearHead, channels_last, make_backbone, make_head
 from ifsl_bench.checkpoint import CheckpointFolder
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.device import Precision, choose_precision, describe_device
@@ -40,7 +40,7 @@ class Pretrained:
     """
 
     key: str
-    network: nn.Module
+    network: Backbone
     head: LinearHead | CosineHead
     normalise: Normalise
     info: dict[str, Any]
@@ -100,11 +100,12 @@ class _Trainer:
             torch.manual_seed(seed_of("initial weights", seed))
             self.network = make_backbone(spec.backbone, dataset.shape, spec.norm_momentum)
             classes = len(dataset.manifest["pools"]["base/train"]["classes"])
-            self.head = make_head(head, int(self.network.features), classes)
-        self.network.to(device, memory_format=torch.channels_last)
+            self.head = make_head(head, self.network.features, classes)
+        channels_last(self.network, device)
         self.head.to(device)
         self.normalise = make_normalise(task.dataset, dataset, device)
-        decayed, free = [], []
+        decayed: list[nn.Parameter] = []
+        free: list[nn.Parameter] = []
         for module in (self.network, self.head):
             for parameter in module.parameters():
                 (decayed if parameter.dim() >= 2 else free).append(parameter)

@@ -7,7 +7,7 @@ an extra, and takes nobody else down.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +78,7 @@ def method(name: str) -> type[Method]:
     return value
 
 
-@lru_cache(maxsize=None)
+@cache
 def dataset_source(name: str) -> DatasetSource:
     """The data set plugin registered under ``name``."""
     from ifsl_bench.data.source import DatasetSource

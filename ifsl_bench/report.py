@@ -74,7 +74,9 @@ def task_table(task: str, rows: Sequence[Row], style: str = "text", full: bool =
     papers = published(task)
     entries += [(row.values["acc"], _published(row, full, style)) for row in papers]
     if not entries:
-        raise UserError(f"no results of task {task!r} are stored; make one with: ifsl-bench run --method NAME --task {task}")
+        raise UserError(
+            f"no results of task {task!r} are stored; make one with: ifsl-bench run --method NAME --task {task}"
+        )
     entries.sort(key=lambda entry: -entry[0])
     lines = [f"{task}", "", render([cells for _, cells in entries], style)] if style != "csv" else [
         render([{"task": task, **cells} for _, cells in entries], style)
@@ -125,11 +127,13 @@ def _notes(rows: Sequence[Row], papers: Sequence[PublishedRow]) -> list[str]:
         counts = sorted({len(r.episodes.base_joint) for row in rows for r in row.results})
         episodes = " or ".join(f"{n:,}" for n in counts)
         notes.append(f"Measured: mean ± 95% interval over {episodes} episodes, averaged over seeds, in percent.")
-    for row in rows:
-        if reason := mismatch(rows[0].results[0], row.results[0]):
-            notes.append(f"{row.label} ({row.origin}) is not comparable with {rows[0].label} ({rows[0].origin}): {reason}.")
+    notes += [
+        f"{row.label} ({row.origin}) is not comparable with {rows[0].label} ({rows[0].origin}): {reason}."
+        for row in rows
+        if (reason := mismatch(rows[0].results[0], row.results[0]))
+    ]
     if papers:
-        notes.append("Published: as printed, in parentheses the printed +-, of unknown kind; never in a significance test.")
+        notes.append("Published: as printed, in parentheses the printed +-, of unknown kind; in no significance test.")
     notes += [f"{row.label} ({row.source}): {row.note}." for row in papers if row.note]
     return notes
 
@@ -162,8 +166,8 @@ def comparison_table(found: Comparison, style: str = "text") -> str:
         rows.append(cells)
     head = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, seeds {list(found.seeds)}"
     explain = [
-        "A - B: percentage points, 95% interval and paired t-test over episodes; it holds the trained models fixed.",
-        "A - B over seeds: mean of the seed-paired differences, Student's 95% interval; a claim about methods needs it.",
+        "A - B: percentage points, 95% interval and paired t-test over episodes; trained models held fixed.",
+        "A - B over seeds: mean of the seed-paired differences, Student's 95% interval; for claims about methods.",
     ]
     if style == "csv":
         return render(rows, style)
@@ -190,7 +194,8 @@ def standing(rows: Sequence[Row], label: str) -> list[str]:
             continue
         over = compare(mine, row).episodes["acc"]
         lines.append(
-            f"  to the {title}, {row.label} ({row.origin}): {over.mean:+.2f} ± {over.interval:.2f} points, p = {over.p:.2g}"
+            f"  to the {title}, {row.label} ({row.origin}): "
+            f"{over.mean:+.2f} ± {over.interval:.2f} points, p = {over.p:.2g}"
         )
     return lines
 
@@ -204,7 +209,7 @@ def result_facts(result: Result) -> str:
         f"episodes     {len(result.episodes.base_joint):,}, digest {result.digest}",
         f"data         fingerprint {result.fingerprint}",
         f"pretraining  {result.pretraining.get('key')}, accuracy {result.pretraining.get('accuracy')}",
-        f"training     {'none' if not training else training}",
+        f"training     {training or 'none'}",
         *(f"tuned        {key}: {values}" for key, values in result.tuned.items()),
         *(f"solver       {key}: {values}" for key, values in result.solver.items()),
         f"cost         {', '.join(f'{k} {v:g}' for k, v in cost.items())}",

@@ -104,6 +104,8 @@ class RichReporter(Reporter):
             class Bar(Stage):
                 def advance(self, amount: int = 1, **figures: float) -> None:
                     shown = "  ".join(f"{key} {value:.4g}" for key, value in figures.items())
-                    bar.update(task, advance=amount, **({"figures": shown} if shown else {}))
+                    bar.update(task, advance=amount)
+                    if shown:
+                        bar.update(task, figures=shown)
 
             yield Bar()

@@ -26,7 +26,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pass
 
 
-class EpisodeCounts(_Part):
+class EpisodeCounts(_Part, frozen=True):
     """Integer hits of each episode; see :class:`ifsl_bench.metrics.Counts`."""
 
     base_queries: int
@@ -37,7 +37,7 @@ class EpisodeCounts(_Part):
     novel_alone: list[int]
 
 
-class Result(_Part):
+class Result(_Part, frozen=True):
     """One method, one task, one training seed.
 
     Attributes:
@@ -170,7 +170,7 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> list[Result]:
     return [read(path) for path in paths]
 
 
-class PublishedRow(_Part):
+class PublishedRow(_Part, frozen=True):
     """A row as printed in a paper; never measured here, never in a significance test."""
 
     label: str
@@ -179,7 +179,7 @@ class PublishedRow(_Part):
     note: str = ""
 
 
-class _PublishedFile(_Part):
+class _PublishedFile(_Part, frozen=True):
     title: str
     source: str
     columns: list[str]

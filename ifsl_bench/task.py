@@ -30,7 +30,7 @@ class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """An unknown key, a missing one or one of the wrong type is an error that names it."""
 
 
-class DataSpec(_Strict):
+class DataSpec(_Strict, frozen=True):
     """The data set of a task and how its images enter a network: ``(x / 255 - mean) / std`` for each channel."""
 
     name: str
@@ -40,7 +40,7 @@ class DataSpec(_Strict):
     obtain: str = ""  # what to tell someone who does not have the data
 
 
-class Schedule(_Strict):
+class Schedule(_Strict, frozen=True):
     """Learning rate ``rate``, times 0.1 at every step in ``drops``; or cosine from ``rate`` to zero after a warm-up."""
 
     rate: float
@@ -59,7 +59,7 @@ class Schedule(_Strict):
         return self.rate * 0.1 ** sum(step >= drop for drop in self.drops)
 
 
-class Pretraining(_Strict):
+class Pretraining(_Strict, frozen=True):
     """Stage 1: backbone and base classifier on base/train by cross-entropy, SGD with momentum."""
 
     backbone: str
@@ -73,7 +73,7 @@ class Pretraining(_Strict):
     norm_momentum: float = 0.1  # PyTorch's convention: the weight of the new batch
 
 
-class EpisodeSpec(_Strict):
+class EpisodeSpec(_Strict, frozen=True):
     """The shape of an episode: ``ways`` novel classes, queries for each of them, base queries in all."""
 
     ways: int = 5
@@ -81,7 +81,7 @@ class EpisodeSpec(_Strict):
     base_queries: int = 25
 
 
-class MetaTraining(_Strict):
+class MetaTraining(_Strict, frozen=True):
     """Stage 2: Adam on episodes."""
 
     steps: int = 8000
@@ -89,7 +89,7 @@ class MetaTraining(_Strict):
     validate_every: int = 1000
 
 
-class Evaluation(_Strict):
+class Evaluation(_Strict, frozen=True):
     """Stage 3. ``seed`` fixes the episodes; every method and every training seed sees the same ones."""
 
     episodes: int = 2000
@@ -97,14 +97,14 @@ class Evaluation(_Strict):
     seed: int = 0
 
 
-class _TaskEntry(_Strict):
+class _TaskEntry(_Strict, frozen=True):
     shots: int
     protocol: Literal["separate", "shared"] = "separate"
     digest: str | None = None
     title: str = ""
 
 
-class _TaskFile(_Strict):
+class _TaskFile(_Strict, frozen=True):
     dataset: DataSpec
     pretraining: Pretraining
     tasks: dict[str, _TaskEntry]
@@ -113,7 +113,7 @@ class _TaskFile(_Strict):
     evaluation: Evaluation = Evaluation()
 
 
-class Task(_Strict):
+class Task(_Strict, frozen=True):
     """One line of the leaderboard: data, pretraining, episodes, meta-training and evaluation.
 
     ``protocol`` is "separate" where novel/train is a pool of its own (tiered-ImageNet), and "shared" where novel/train

@@ -63,7 +63,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
     def changes(self) -> dict[str, Any]:
         """The values that are not the default."""
-        return {f.name: getattr(self, f.name) for f in msgspec.structs.fields(self) if getattr(self, f.name) != f.default}
+        return {
+            f.name: getattr(self, f.name) for f in msgspec.structs.fields(self) if getattr(self, f.name) != f.default
+        }
 
     def plan(self, spec: MetaTraining) -> MetaTraining:
         """The schedule with ``steps`` applied."""
@@ -143,7 +145,7 @@ def meta_train(
                 devices = [device] if device.type == "cuda" else []
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(seed_of("meta-training noise", seed, first))
-                    for step, loss in _steps(method, name, loader, optimiser, plan, training, first, last):
+                    for _, loss in _steps(method, name, loader, optimiser, plan, training, first, last):
                         stage.advance(1, **({"loss": loss} if loss is not None else {}))
                 accuracy = validate(method)
                 stage.advance(0, validation=accuracy)
@@ -233,6 +235,4 @@ def _restore(
                 if f"adam.{part}.{key}" in tensors
             }
             if moments:
-                optimiser.state[value] = {
-                    part: tensor.to(value.device) for part, tensor in moments.items()
-                }
+                optimiser.state[value] = {part: tensor.to(value.device) for part, tensor in moments.items()}

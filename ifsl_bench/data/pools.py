@@ -3,7 +3,7 @@
 A data set is a folder::
 
     manifest.json            names, shapes, checksums, statistics, recipe, fingerprint
-    base-train.images.npy    uint8 [n, H, W, C], or float32 [n, D] for frozen features; memory-mapped, never loaded whole
+    base-train.images.npy    uint8 [n, H, W, C], or float32 [n, D] for features; memory-mapped, never loaded whole
     base-train.labels.npy    int64 [n], ascending, 0..C-1
     ...                      the same for the other pools
 

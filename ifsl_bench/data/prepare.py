@@ -36,8 +36,8 @@ def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
     dataset = _ensure(home, spec, reporter)
     if spec.fingerprint and dataset.fingerprint != spec.fingerprint:
         raise UserError(
-            f"data set {spec.name!r} in {dataset.folder} has fingerprint {dataset.fingerprint[:16]}, the task is pinned "
-            f"to {spec.fingerprint[:16]}: results on it would not be comparable. Rebuild it with "
+            f"data set {spec.name!r} in {dataset.folder} has fingerprint {dataset.fingerprint[:16]}, the task is "
+            f"pinned to {spec.fingerprint[:16]}: results on it would not be comparable. Rebuild it with "
             f"'ifsl-bench data prepare {spec.name} --force', or give your own task file without a fingerprint"
         )
     return dataset
@@ -155,7 +155,9 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with np.load(path, allow_pickle=False) as file:
             missing = {"features", "labels"} - set(file.files)
             if missing:
-                raise UserError(f"{path} lacks {', '.join(sorted(missing))}; it has {', '.join(file.files) or 'nothing'}")
+                raise UserError(
+                    f"{path} lacks {', '.join(sorted(missing))}; it has {', '.join(file.files) or 'nothing'}"
+                )
             features, labels = file["features"], file["labels"]
     except (ValueError, zipfile.BadZipFile, EOFError, OSError) as error:
         raise UserError(f"{path} is no readable .npz file ({error})") from error
@@ -165,5 +167,7 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
     if labels.dtype.kind not in "iuU":
         raise UserError(f"{path}: labels must be integers or strings, found {labels.dtype}")
     if not np.isfinite(features).all():
-        raise UserError(f"{path}: features contain NaN or infinity in {int((~np.isfinite(features)).any(1).sum())} rows")
+        raise UserError(
+            f"{path}: features contain NaN or infinity in {int((~np.isfinite(features)).any(1).sum())} rows"
+        )
     return features.astype(np.float32), labels

@@ -35,6 +35,10 @@ class DatasetSource(ABC):
         """Shape of an image, images in each pool and number of base classes, if known before building."""
         return None
 
+    def rough_seconds(self) -> float | None:
+        """About how long building takes here, measured quickly; None where nobody knows."""
+        return None
+
     def details(self, dataset: Dataset) -> list[tuple[str, list[dict[str, object]]]]:
         """Further tables (title, rows) for ``ifsl-bench data stats``."""
         return []

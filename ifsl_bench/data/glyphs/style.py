@@ -21,14 +21,14 @@ SIDE = 32
 class Style:
     """Ranges (least, greatest) and half-widths of what is drawn, uniformly, for each image."""
 
-    size: tuple[int, int] = (18 * 256, 28 * 256)  # larger side of the letter, in 1/256 pixel
+    size: tuple[int, int] = (13 * 256, 28 * 256)  # larger side of the letter, in 1/256 pixel
     position: int = 200  # greatest share of the room around the letter that it is moved by, in 1/256
     half_angle_tangent: int = 8627  # tan(7.5 degrees) in 1/65536: rotation within 15 degrees
-    shear: int = 51  # greatest sideways shift per height, in 1/256
-    stretch: tuple[int, int] = (218, 301)  # width against height, in 1/256
-    contrast: tuple[int, int] = (80, 220)  # grey levels between letter and background
-    gradient: int = 80  # greatest change of the background across the image, each axis, in 1/256 of the contrast
-    noise: tuple[int, int] = (5, 45)  # standard deviation of a pixel's noise, in 1/256 of the contrast
+    shear: int = 64  # greatest sideways shift per height, in 1/256
+    stretch: tuple[int, int] = (205, 320)  # width against height, in 1/256
+    contrast: tuple[int, int] = (50, 210)  # grey levels between letter and background
+    gradient: int = 120  # greatest change of the background across the image, each axis, in 1/256 of the contrast
+    noise: tuple[int, int] = (45, 165)  # standard deviation of a pixel's noise, in 1/256 of the contrast
 
 
 STYLE = Style()

@@ -1,0 +1,229 @@
+"""``--dry-run``: the stages of a run, what is cached, and a rough time measured here on random numbers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ifsl_bench import registry
+from ifsl_bench.api import stored_result
+from ifsl_bench.backbones import IDENTITY, channels_last, make_backbone, make_head
+from ifsl_bench.checkpoint import CheckpointFolder
+from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.data.prepare import dataset_folder, is_prepared
+from ifsl_bench.device import choose_precision
+from ifsl_bench.errors import CorruptFile, UserError
+from ifsl_bench.features import bank_folder, is_computed
+from ifsl_bench.method import Base, Method, Query, Support
+from ifsl_bench.pipeline import Job, Workspace, trained_folder
+from ifsl_bench.pretrain import is_pretrained, pretraining_key
+from ifsl_bench.task import Task
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What can be said of a data set before or after it is made."""
+
+    fingerprint: str | None
+    shape: tuple[int, ...]
+    images: dict[str, int]
+    classes: int
+    prepared: bool
+
+
+@dataclass
+class _Planner:
+    work: Workspace
+    rows: list[dict[str, str]] = field(default_factory=list)
+    said: set[tuple[str, ...]] = field(default_factory=set)
+
+    def add(self, stage: str, cached: bool, seconds: Callable[[], float | None], key: tuple[str, ...]) -> None:
+        """A row, unless an earlier job needs the same stage."""
+        if (stage, *key) in self.said:
+            return
+        self.said.add((stage, *key))
+        rough = 0.0 if cached else seconds()
+        shown = "" if cached else "unknown" if rough is None else f"about {_round(rough)} s"
+        self.rows.append({"stage": stage, "state": "cached" if cached else "to do", "rough time": shown})
+
+
+def _round(seconds: float) -> str:
+    return f"{seconds:.0f}" if seconds < 100 else f"{10 * round(seconds / 10):.0f}"
+
+
+def plan(jobs: Sequence[Job], work: Workspace, rerun: bool = False) -> list[dict[str, str]]:
+    """Rows of stage, state ("cached" or "to do") and rough time, in the order of the run. Changes nothing on disk.
+
+    Raises:
+        UserError: data that have to be obtained first.
+    """
+    planner = _Planner(work)
+    for job in jobs:
+        if not rerun and stored_result(job, work) is not None:
+            planner.add(f"result {job.label} on {job.task.name}, seed {job.seed}", True, lambda: None, ())
+            continue
+        for stage, cached, seconds, key in _stages(job, work):
+            planner.add(stage, cached, seconds, key)
+    return planner.rows
+
+
+def _known(task: Task, work: Workspace) -> _Known:
+    name = task.dataset.name
+    if is_prepared(work.home, name):
+        dataset = open_dataset(dataset_folder(work.home, name))
+        pools = dataset.manifest["pools"]
+        images = {pool: entry["shape"][0] for pool, entry in pools.items()}
+        return _Known(dataset.fingerprint, dataset.shape, images, len(pools["base/train"]["classes"]), True)
+    source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
+    if source is None or source.needs_source:
+        how = f" To get it: {task.dataset.obtain}." if task.dataset.obtain else ""
+        raise UserError(f"data set {name!r} is not prepared in {work.home.data}.{how}")
+    shape, images, classes = source.outline() or ((), {}, 0)
+    return _Known(task.dataset.fingerprint, shape, images, classes, False)
+
+
+def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[], float | None], tuple[str, ...]]]:
+    task, known = job.task, _known(job.task, work)
+    name = task.dataset.name
+    source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
+    yield f"data set {name}", known.prepared, lambda: source.rough_seconds() if source else None, ()
+    key = pretraining_key(task, known.fingerprint or "?", job.method.head, job.seed)
+    title = f"pretraining {task.pretraining.backbone}, {job.method.head} head, seed {job.seed}"
+    yield title, is_pretrained(work.home, key), lambda: _pretraining_seconds(task, known, work), (key,)
+    features = None
+    if known.shape:
+        features = make_backbone(task.pretraining.backbone, known.shape).features
+        base = Base(
+            torch.randn(known.classes, features), torch.zeros(known.classes), torch.randn(known.classes, features)
+        )
+        method = job.method(base.to(work.device), task.episode.ways, **job.options).to(work.device)
+        trains = any(p.requires_grad for p in method.parameters())
+    else:
+        trains, method = True, None
+    pools = ["base/train", "novel/test", "base/test"]
+    if trains or job.method.tune:
+        pools += [task.pool(side, part) for side in ("train", "val") for part in ("novel", "base")]
+    for pool in dict.fromkeys(pools):
+        if task.pretraining.backbone != IDENTITY:
+            views = (
+                job.training.views
+                if trains and pool in (task.pool("train", "novel"), task.pool("train", "base"))
+                else 1
+            )
+            yield (
+                f"features of {pool}" + (f", {views} views" if views > 1 else ""),
+                is_computed(bank_folder(work.home, key, pool, task, views)),
+                lambda pool=pool, views=views: _feature_seconds(task, known, work, known.images.get(pool, 0) * views),  # type: ignore[misc]
+                (key,),
+            )
+    if trains:
+        steps = job.training.plan(job.method.schedule or task.meta_training).steps
+        runs = 1
+        for grid in job.method.tune.values():
+            runs *= len(grid)
+        folder = trained_folder(job, work, key, job.options)
+        yield (
+            f"meta-training {job.label} on {task.name}, seed {job.seed}: {steps:,} steps"
+            + (f" x {runs}" if runs > 1 else ""),
+            _finished(folder),
+            lambda: runs * steps * _step_seconds(job, known, method, work) if method is not None else None,
+            (job.label,),
+        )
+    yield (
+        f"evaluating {job.label} on {task.name}, seed {job.seed}: {job.episodes:,} episodes",
+        False,
+        lambda: job.episodes * _episode_seconds(job, known, method) if method is not None else None,
+        (),
+    )
+
+
+def _finished(folder: Path) -> bool:
+    try:
+        info = CheckpointFolder(folder).info()
+    except CorruptFile:
+        return False
+    return bool(info and info["finished"])
+
+
+def _time(call: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
+    """Seconds of a call, the fastest of a few after one to warm up."""
+    best = float("inf")
+    for i in range(repeats + 1):
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        if i:
+            best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _pretraining_seconds(task: Task, known: _Known, work: Workspace) -> float | None:
+    if not known.shape:
+        return None
+    spec, device = task.pretraining, work.device
+    batch = min(spec.batch, known.images["base/train"])
+    network = channels_last(make_backbone(spec.backbone, known.shape), device)
+    head = make_head("linear", network.features, known.classes).to(device)
+    labels = torch.zeros(batch, dtype=torch.int64, device=device)
+    images = _images(known, batch, device)
+    precision = choose_precision(device)
+
+    def step() -> None:
+        with precision.autocast(device):
+            hidden = network(images)
+        F.cross_entropy(head(hidden.float()), labels).backward()
+
+    return spec.steps * _time(step, device)
+
+
+def _images(known: _Known, batch: int, device: torch.device) -> torch.Tensor:
+    if len(known.shape) == 1:
+        return torch.randn(batch, *known.shape, device=device)
+    height, width, channels = known.shape
+    return torch.randn(batch, height, width, channels, device=device).permute(0, 3, 1, 2)
+
+
+@torch.no_grad()
+def _feature_seconds(task: Task, known: _Known, work: Workspace, images: int) -> float | None:
+    if not known.shape:
+        return None
+    network = channels_last(make_backbone(task.pretraining.backbone, known.shape).eval(), work.device)
+    batch = _images(known, 128, work.device)
+    return images / 128 * _time(lambda: network(batch), work.device)
+
+
+def _episode(job: Job, known: _Known, method: Method, episodes: int) -> tuple[Support, Query]:
+    """Random features in the shapes of the task."""
+    task, weight = job.task, method.base.weight
+    rows = task.episode.ways * task.shots
+    queries = task.episode.base_queries + task.episode.ways * task.episode.novel_queries
+    labels = torch.arange(task.episode.ways, device=weight.device).repeat_interleave(task.shots).expand(episodes, -1)
+    hidden = torch.zeros(episodes, known.classes, dtype=torch.bool, device=weight.device)
+
+    def rand(count: int) -> torch.Tensor:
+        return torch.randn(episodes, count, weight.shape[1], device=weight.device)
+
+    x, q = rand(rows), rand(queries)
+    return Support(x, labels, hidden, x @ weight.T), Query(q, q @ weight.T)
+
+
+def _step_seconds(job: Job, known: _Known, method: Method, work: Workspace) -> float:
+    support, query = _episode(job, known, method, job.training.episodes_per_step)
+
+    def step() -> None:
+        method.train()
+        method(support, query).logits.square().mean().backward()
+
+    return 1.3 * _time(step, work.device, 5)
+
+
+@torch.no_grad()
+def _episode_seconds(job: Job, known: _Known, method: Method) -> float:
+    support, query = _episode(job, known, method, 20)
+    return _time(lambda: method.eval()(support, query), method.base.weight.device) / 20
