@@ -175,7 +175,7 @@ def comparison_table(found: Comparison, style: str = "text") -> str:
 
 
 def standing(rows: Sequence[Row], label: str) -> list[str]:
-    """Where a user's row stands among the measured ones: its rank, and the paired difference to the best and nearest."""
+    """A row among the measured ones: its rank, and the paired differences to the best and the nearest."""
     mine = next((row for row in rows if row.label == label and row.origin == "yours"), None)
     mine = mine or next((row for row in rows if row.label == label), None)
     if mine is None:

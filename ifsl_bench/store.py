@@ -132,7 +132,7 @@ def write_bytes(path: Path, content: bytes) -> None:
         fsync_folder(path.parent)
 
 
-_NUMBERS = re.compile(r"\[\s+(-?[0-9][0-9.eE+\-]*(?:,\s+-?[0-9][0-9.eE+\-]*)*)\s+\]")
+_NUMBERS = re.compile(r"\[\n\s+(-?[0-9][0-9.eE+\-]*(?:,\n\s+-?[0-9][0-9.eE+\-]*)*)\n\s+\]")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -1,0 +1,164 @@
+"""Fixtures: small data sets of the real kinds, in caches of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+# Two busy threads for each of many small tests only get in each other's way.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ORACLE = Path(__file__).parent / "oracle"
+
+
+@pytest.fixture(autouse=True)
+def _private_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's own folders."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture
+def oracle():
+    """Opens a file of numbers computed by the authors' code as float64 tensors."""
+
+    def open_file(name: str) -> dict[str, torch.Tensor]:
+        with np.load(ORACLE / f"{name}.npz") as file:
+            return {key: torch.from_numpy(np.array(file[key])) for key in file.files}
+
+    return open_file
+
+
+def write_features(folder: Path, *, width: int = 16, seed: int = 0, classes: dict[str, int] | None = None) -> Path:
+    """Six .npz files of clustered random features, which any method can tell apart a little."""
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(seed)
+    counts = classes or {"base": 8, "novel/train": 9, "novel/val": 7, "novel/test": 7}
+    offset = {"base": 0, "novel/train": 100, "novel/val": 200, "novel/test": 300}
+    centres = {side: generator.normal(size=(n, width)) for side, n in counts.items()}
+    for pool in ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test"):
+        side = "base" if pool.startswith("base") else pool
+        labels = np.repeat(np.arange(counts[side]), 24 if pool == "base/train" else 14)
+        generator.shuffle(labels)
+        features = centres[side][labels] + generator.normal(size=(len(labels), width))
+        np.savez(folder / f"{pool.replace('/', '-')}.npz", features=features.astype(np.float32), labels=labels + offset[side])
+    return folder
+
+
+FEATURE_TASKS = """
+[dataset]
+name = "clusters"
+
+[pretraining]
+backbone = "none"
+steps = 60
+batch = 32
+[pretraining.schedule]
+rate = 0.05
+
+[meta_training]
+steps = 40
+validate_every = 10
+[meta_training.schedule]
+rate = 1e-3
+drops = [20]
+
+[evaluation]
+episodes = 60
+validation_episodes = 20
+
+[tasks.clusters-1shot]
+shots = 1
+[tasks.clusters-5shot]
+shots = 5
+[tasks.clusters-shared-5shot]
+shots = 5
+protocol = "shared"
+"""
+
+
+@pytest.fixture
+def features_folder(tmp_path: Path) -> Path:
+    return write_features(tmp_path / "features")
+
+
+@pytest.fixture(scope="session")
+def clusters_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with the data set ``clusters`` prepared; copied by :func:`clusters`."""
+    from ifsl_bench.data.prepare import prepare
+    from ifsl_bench.reporter import Reporter
+    from ifsl_bench.store import Home
+
+    root = tmp_path_factory.mktemp("clusters")
+    write_features(root / "features")
+    prepare(Home.locate(root / "home"), "clusters", root / "features", False, Reporter())
+    (root / "clusters.toml").write_text(FEATURE_TASKS)
+    return root
+
+
+@pytest.fixture
+def clusters(clusters_source: Path, tmp_path: Path) -> Path:
+    """A folder with ``home`` (frozen features prepared) and ``clusters.toml`` (three tasks on them), to play with."""
+    target = tmp_path / "clusters"
+    shutil.copytree(clusters_source, target)
+    return target
+
+
+GLYPH_TASKS = """
+[dataset]
+name = "glyphs"
+mean = [0.5]
+std = [0.25]
+
+[pretraining]
+backbone = "resnet-small"
+steps = {steps}
+batch = 64
+crop_padding = 2
+[pretraining.schedule]
+rate = 0.05
+shape = "cosine"
+warmup = 2
+
+[meta_training]
+steps = 40
+validate_every = 10
+[meta_training.schedule]
+rate = 1e-3
+
+[evaluation]
+episodes = 40
+validation_episodes = 10
+
+[tasks.few-1shot]
+shots = 1
+[tasks.few-shared-5shot]
+shots = 5
+protocol = "shared"
+"""
+
+
+@pytest.fixture(scope="session")
+def glyphs_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home with the real glyphs, rendered once for all tests."""
+    from ifsl_bench.data.prepare import prepare
+    from ifsl_bench.reporter import Reporter
+    from ifsl_bench.store import Home
+
+    root = tmp_path_factory.mktemp("glyphs")
+    prepare(Home.locate(root / "home"), "glyphs", None, False, Reporter())
+    return root
+
+
+@pytest.fixture
+def glyph_home(glyphs_source: Path, tmp_path: Path) -> Path:
+    """A home of its own with the glyphs in it (hard links, since nothing writes to them)."""
+    target = tmp_path / "glyph-home"
+    shutil.copytree(glyphs_source / "home", target, copy_function=os.link)
+    (tmp_path / "few.toml").write_text(GLYPH_TASKS.format(steps=6))
+    return target

@@ -1,0 +1,173 @@
+"""What every registered method must do, ours and those of other packages alike."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ifsl_bench import registry
+from ifsl_bench.method import Base, Query, Support, check_prediction, masked_logits, options_of
+
+METHODS = sorted(registry.names(registry.METHODS))
+E, N, SHOTS, Q, D, K = 4, 5, 3, 8, 24, 9
+
+
+def make_base(dtype=torch.float64) -> Base:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(K, D, generator=generator, dtype=torch.float64)
+    bias = 0.1 * torch.randn(K, generator=generator, dtype=torch.float64)
+    prototypes = torch.randn(K, D, generator=generator, dtype=torch.float64)
+    return Base(weight.to(dtype), bias.to(dtype), prototypes.to(dtype), 9.0)
+
+
+def make_episodes(base: Base, hide: bool = False) -> tuple[Support, Query]:
+    generator = torch.Generator().manual_seed(2)
+    dtype = base.weight.dtype
+    x = torch.randn(E, N * SHOTS, D, generator=generator, dtype=torch.float64).to(dtype)
+    q = torch.randn(E, Q, D, generator=generator, dtype=torch.float64).to(dtype)
+    labels = torch.arange(N).repeat_interleave(SHOTS).expand(E, -1)
+    hidden = torch.zeros(E, K, dtype=torch.bool)
+    if hide:
+        hidden[torch.arange(E).unsqueeze(1), torch.stack([torch.randperm(K, generator=generator)[:3] for _ in range(E)])] = True
+    return (
+        Support(x, labels, hidden, F.linear(x, base.weight, base.bias)),
+        Query(q, F.linear(q, base.weight, base.bias)),
+    )
+
+
+@pytest.fixture(params=METHODS)
+def method(request):
+    plugin = registry.load(registry.METHODS, request.param)
+    if plugin.problem.startswith("needs an extra"):
+        pytest.skip(plugin.problem)
+    assert not plugin.problem
+    torch.manual_seed(0)
+    made = plugin.value(make_base(), N).double().eval()
+    made.registered = request.param
+    return made
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_shape_and_finiteness(method, hide):
+    support, query = make_episodes(method.base, hide)
+    prediction = check_prediction(method.registered, method(support, query), E, Q, K + N)
+    logits = masked_logits(prediction, support.hidden)
+    shown = torch.cat([~support.hidden, torch.ones(E, N, dtype=torch.bool)], 1).unsqueeze(1).expand_as(logits)
+    assert torch.isfinite(logits[shown]).all()
+    assert (logits[~shown] == -torch.inf).all()
+    for value in prediction.statistics.values():
+        assert value.shape == (E,)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_logits_follow_a_permutation_of_the_queries(method, hide):
+    support, query = make_episodes(method.base, hide)
+    order = torch.randperm(Q, generator=torch.Generator().manual_seed(3))
+    logits = method(support, query).logits
+    permuted = method(support, Query(query.features[:, order], query.base_logits[:, order])).logits
+    torch.testing.assert_close(permuted, logits[:, order], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_an_episode_ignores_the_rest_of_its_batch(method, hide):
+    support, query = make_episodes(method.base, hide)
+    logits = method(support, query).logits
+    for e in range(E):
+        at = slice(e, e + 1)
+        alone = method(
+            Support(support.features[at], support.labels[at], support.hidden[at], support.base_logits[at]),
+            Query(query.features[at], query.base_logits[at]),
+        ).logits
+        torch.testing.assert_close(alone[0], logits[e], rtol=1e-6, atol=1e-6)
+
+
+def test_each_query_ignores_the_other_queries(method):
+    """Inductive prediction, as the protocol has it: a query alone gets the same logits."""
+    support, query = make_episodes(method.base)
+    logits = method(support, query).logits
+    alone = method(support, Query(query.features[:, :1], query.base_logits[:, :1])).logits
+    torch.testing.assert_close(alone, logits[:, :1], rtol=1e-6, atol=1e-6)
+
+
+def test_support_order_does_not_matter(method):
+    support, query = make_episodes(method.base)
+    order = torch.arange(N * SHOTS).view(N, SHOTS).flip(1).flatten()  # within each class: rows stay sorted by label
+    turned = Support(support.features[:, order], support.labels[:, order], support.hidden, support.base_logits[:, order])
+    torch.testing.assert_close(method(turned, query).logits, method(support, query).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_hidden_features_of_a_base_class_do_not_leak(method):
+    """Changing the weight of a hidden class changes no logit that is in play."""
+    support, query = make_episodes(method.base, hide=True)
+    hidden = torch.zeros_like(support.hidden)
+    hidden[:, 2] = True
+    support = Support(support.features, support.labels, hidden, support.base_logits)
+    before = masked_logits(method(support, query), hidden)
+    other = copy.deepcopy(method)
+    for tensor in (other.base.weight, other.base.prototypes):
+        tensor[2] += 5.0
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.shape == other.base.weight.shape:
+                parameter[2] += 5.0
+    changed = [support.base_logits.clone(), query.base_logits.clone()]
+    for tensor in changed:
+        tensor[..., 2] += 5.0
+    after = other(
+        Support(support.features, support.labels, hidden, changed[0]), Query(query.features, changed[1])
+    )
+    torch.testing.assert_close(masked_logits(after, hidden), before, rtol=1e-7, atol=1e-7)
+
+
+def test_no_state_between_calls(method):
+    support, query = make_episodes(method.base)
+    state = {key: value.clone() for key, value in method.state_dict().items()}
+    first = method(support, query).logits
+    other = Support(2 * support.features, support.labels, support.hidden, 2 * support.base_logits)
+    method(other, query)
+    torch.testing.assert_close(method(support, query).logits, first, rtol=0, atol=0)
+    for key, value in method.state_dict().items():
+        assert torch.equal(value, state[key])
+
+
+def test_every_parameter_gets_a_gradient(method):
+    if not list(method.parameters()):
+        return
+    method.train()
+    support, query = make_episodes(method.base)
+    target = torch.randint(0, K + N, (E * Q,), generator=torch.Generator().manual_seed(4))
+    F.cross_entropy(masked_logits(method(support, query), support.hidden).flatten(0, 1), target).backward()
+    for name, parameter in method.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_float32_agrees_with_float64(method):
+    support, query = make_episodes(method.base)
+    single = type(method)(make_base(torch.float32), N).eval()
+    single.load_state_dict(method.state_dict())
+    narrow = Support(support.features.float(), support.labels, support.hidden, support.base_logits.float())
+    logits = single(narrow, Query(query.features.float(), query.base_logits.float())).logits
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), method(support, query).logits, rtol=2e-3, atol=2e-3)
+
+
+def test_works_without_gradients_and_with_other_numbers_of_ways(method):
+    support, query = make_episodes(method.base)
+    with torch.no_grad():
+        assert not method(support, query).logits.requires_grad
+    two = type(method)(make_base(), 2).double().eval()
+    rows = slice(0, 2 * SHOTS)
+    fewer = Support(support.features[:, rows], support.labels[:, rows], support.hidden, support.base_logits[:, rows])
+    assert two(fewer, query).logits.shape == (E, Q, K + 2)
+
+
+def test_options_are_declared_and_documented(method):
+    for option in options_of(type(method)).values():
+        assert option.name in (type(method).__doc__ or "") + (type(method).__init__.__doc__ or ""), option.name
+    assert set(type(method).tune) <= set(options_of(type(method)))
+    assert type(method).head in ("linear", "cosine")

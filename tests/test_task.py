@@ -1,0 +1,128 @@
+"""Task files: strict reading, identity, and what the packaged ones say."""
+
+from __future__ import annotations
+
+import pytest
+
+from ifsl_bench.errors import UserError
+from ifsl_bench.task import Schedule, find, packaged, parse
+
+MINIMAL = """
+[dataset]
+name = "d"
+[pretraining]
+backbone = "none"
+steps = 1
+[pretraining.schedule]
+rate = 0.1
+[tasks.d-1shot]
+shots = 1
+"""
+
+
+def test_minimal_file_takes_the_protocol_for_the_rest():
+    (task,) = parse(MINIMAL, "x.toml")
+    assert (task.name, task.shots, task.protocol) == ("d-1shot", 1, "separate")
+    assert (task.episode.ways, task.episode.novel_queries, task.episode.base_queries) == (5, 5, 25)
+    assert (task.evaluation.episodes, task.evaluation.validation_episodes) == (2000, 600)
+    assert task.meta_training.steps == 8000
+    assert task.meta_training.schedule == Schedule(rate=1e-3, drops=(4000,))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("shots = 1", "shots = 1\nshot = 2", "unknown field `shot`"),
+        ('name = "d"', 'name = "d"\nmaen = [0.5]', "unknown field `maen`"),
+        ("shots = 1", "", "missing required field `shots`"),
+        ("shots = 1", 'shots = "one"', "Expected `int`, got `str`"),
+        ("shots = 1", "shots = 0", "shots must be at least 1"),
+        ("rate = 0.1", "rate = -0.1", "rate must be positive"),
+        ("steps = 1", "steps = ", "not valid TOML"),
+        ("[tasks.d-1shot]\nshots = 1", "[tasks]", "defines no task"),
+        ("shots = 1", 'shots = 1\nprotocol = "mixed"', "Invalid enum value 'mixed'"),
+        ("tasks.d-1shot", 'tasks."D 1"', "a name is lower-case"),
+        ("[tasks.d-1shot]", "[episode]\nways = 0\n[tasks.d-1shot]", "ways must be at least 1"),
+    ],
+)
+def test_mistakes_are_named(old, new, message):
+    assert old in MINIMAL
+    with pytest.raises(UserError, match=r"x\.toml") as error:
+        parse(MINIMAL.replace(old, new), "x.toml")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_hash_changes_with_what_matters_and_nothing_else():
+    (task,) = parse(MINIMAL, "x")
+    same = MINIMAL.replace("shots = 1", 'shots = 1\ntitle = "T"\ndigest = "x"') + '[dataset2]\n'.replace("[dataset2]\n", "")
+    same = same.replace('name = "d"', 'name = "d"\nobtain = "somewhere"\nfingerprint = "f"')
+    assert parse(same, "x")[0].hash == task.hash
+    for old, new in (("steps = 1", "steps = 2"), ("shots = 1", "shots = 2"), ("rate = 0.1", "rate = 0.2")):
+        assert parse(MINIMAL.replace(old, new), "x")[0].hash != task.hash
+
+
+def test_find_suggests_names_and_reads_files(tmp_path):
+    with pytest.raises(UserError, match="did you mean 'glyphs-5shot'"):
+        find("glyphs-5sht")
+    path = tmp_path / "my.toml"
+    path.write_text(MINIMAL + "[tasks.d-5shot]\nshots = 5\n")
+    assert [t.name for t in find(str(path))] == ["d-1shot", "d-5shot"]
+    assert [t.shots for t in find(f"{path}:d-5shot")] == [5]
+    with pytest.raises(UserError, match="unknown task 'd-2shot' in"):
+        find(f"{path}:d-2shot")
+    with pytest.raises(UserError, match="cannot read the task file"):
+        find(str(tmp_path / "none.toml"))
+
+
+def test_protocols_choose_pools():
+    separate, shared = packaged()["tiered-5shot"], packaged()["mini-5shot"]
+    assert separate.pool("train", "novel") == "novel/train"
+    assert separate.pool("train", "base") == "base/val"
+    assert (separate.base_parity("train"), separate.base_parity("val"), separate.base_parity("test")) == ("even", "odd", None)
+    assert shared.pool("train", "novel") == shared.pool("train", "base") == "base/train"
+    assert {shared.base_parity(side) for side in ("train", "val", "test")} == {None}
+    for task in (separate, shared):
+        assert [task.pool("val", "novel"), task.pool("val", "base")] == ["novel/val", "base/val"]
+        assert [task.pool("test", "novel"), task.pool("test", "base")] == ["novel/test", "base/test"]
+
+
+def test_papers_schedules():
+    """Ren et al. 2019 and their released code."""
+    mini, tiered = packaged()["mini-1shot"], packaged()["tiered-1shot"]
+    assert (mini.pretraining.backbone, tiered.pretraining.backbone) == ("resnet10", "resnet18-gn")
+    rates = [mini.pretraining.schedule.at(s, 30000) for s in (0, 19999, 20000, 25000)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    rates = [tiered.pretraining.schedule.at(s, 20000) for s in (0, 13999, 14000, 18000)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    assert mini.pretraining.steps, tiered.pretraining.steps == (30000, 20000)
+    assert [255 * v for v in mini.dataset.mean] == pytest.approx([120.39586422, 115.59361427, 104.54012653])
+    assert [255 * v for v in mini.dataset.std] == pytest.approx([70.68188272, 68.27635443, 72.54505529])
+    for task in (mini, tiered):
+        assert (task.pretraining.batch, task.pretraining.weight_decay, task.pretraining.momentum) == (256, 5e-4, 0.9)
+        assert (task.pretraining.crop_padding, task.pretraining.flip) == (8, True)
+        assert [task.meta_training.schedule.at(s, 8000) for s in (3999, 4000)] == pytest.approx([1e-3, 1e-4])
+
+
+def test_cosine_schedule_warms_up_and_ends_near_zero():
+    schedule = Schedule(rate=1.0, shape="cosine", warmup=10)
+    values = [schedule.at(step, 110) for step in range(110)]
+    assert values[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
+    assert values[60] == pytest.approx(0.5)
+    assert values[109] < 1e-3
+    assert values[10:] == sorted(values[10:], reverse=True)
+
+
+@pytest.mark.parametrize("name", sorted(packaged()))
+def test_every_packaged_task_is_complete(name):
+    task = packaged()[name]
+    assert task.title
+    assert task.evaluation.episodes == 2000
+    from ifsl_bench import registry
+
+    embedded = task.dataset.name in registry.names(registry.DATASETS)
+    if embedded and not registry.dataset_source(task.dataset.name).needs_source:
+        assert task.dataset.fingerprint, "the content of embedded data is pinned"
+        assert task.digest, "and so are the test episodes"
+    else:
+        assert task.dataset.obtain, "data that must be obtained need directions"
