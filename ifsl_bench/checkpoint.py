@@ -35,7 +35,8 @@ class CheckpointFolder:
         self.folder = folder
         self.json = folder / "checkpoint.json"
 
-    def save(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
+    def save(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, Any]:
+        """Replaces the state; returns the JSON part as :meth:`info` would."""
         from safetensors.torch import save
 
         with disk_errors(self.folder):
@@ -46,11 +47,13 @@ class CheckpointFolder:
             content = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
             write_bytes(self.folder / name, save(content))
             entry = {"file": name, "sha256": sha256_file(self.folder / name)}
-            write_json(self.json, {"format": FORMAT, "tensors": entry, **info})
+            whole = {**info, "format": FORMAT, "tensors": entry}
+            write_json(self.json, whole)
             leftovers = [*previous, *(p.name for p in self.folder.glob(f"{PARTIAL}*"))]
             for old in leftovers:
                 with contextlib.suppress(OSError):
                     (self.folder / old).unlink()
+        return whole
 
     def info(self) -> dict[str, Any] | None:
         """The JSON part, or None if nothing was saved yet.

@@ -151,8 +151,7 @@ class _Trainer:
             for i, parameter in enumerate(self.parameters):
                 if (buffer := self.optimiser.state[parameter].get("momentum_buffer")) is not None:
                     tensors[f"momentum.{i}"] = buffer
-        info = {k: v for k, v in self.info.items() if k not in ("format", "tensors")}
-        CheckpointFolder(self.folder).save(tensors, info)
+        self.info = CheckpointFolder(self.folder).save(tensors, self.info)
 
     def train(self, reporter: Reporter) -> None:
         spec = self.task.pretraining

@@ -74,7 +74,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         factor = self.steps / spec.steps
         schedule = msgspec.structs.replace(
             spec.schedule,
-            drops=tuple(round(drop * factor) for drop in spec.schedule.drops),
+            drops=tuple(max(1, round(drop * factor)) for drop in spec.schedule.drops),
             warmup=round(spec.schedule.warmup * factor),
         )
         every = max(1, round(spec.validate_every * factor))
@@ -216,7 +216,7 @@ def _save(
         for key, value in parameters.items():
             for part, tensor in optimiser.state[value].items():
                 tensors[f"adam.{part}.{key}"] = tensor
-    store.save(tensors, {k: v for k, v in info.items() if k not in ("format", "tensors")})
+    store.save(tensors, info)
 
 
 def _restore(

@@ -152,13 +152,43 @@ def glyphs_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("glyphs")
     prepare(Home.locate(root / "home"), "glyphs", None, False, Reporter())
+    (root / "few.toml").write_text(GLYPH_TASKS.format(steps=6))
     return root
+
+
+def _link_data(source: str, target: str) -> None:
+    """Images are shared by hard link, since nothing writes to them; the rest is copied, for tests to damage."""
+    (os.link if ".images.npy" in source else shutil.copy2)(source, target)
+
+
+def _copy_home(source: Path, target: Path) -> Path:
+    shutil.copytree(source / "home", target / "glyph-home", copy_function=_link_data)
+    shutil.copy2(source / "few.toml", target / "few.toml")
+    return target / "glyph-home"
 
 
 @pytest.fixture
 def glyph_home(glyphs_source: Path, tmp_path: Path) -> Path:
-    """A home of its own with the glyphs in it (hard links, since nothing writes to them)."""
-    target = tmp_path / "glyph-home"
-    shutil.copytree(glyphs_source / "home", target, copy_function=os.link)
-    (tmp_path / "few.toml").write_text(GLYPH_TASKS.format(steps=6))
-    return target
+    """A home of its own with the glyphs in it, and ``few.toml`` beside it: short tasks on them."""
+    return _copy_home(glyphs_source, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def glyph_features_source(glyphs_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a pretraining of six steps and the features under it."""
+    from ifsl_bench.api import workspace
+    from ifsl_bench.pipeline import Bench
+    from ifsl_bench.task import find
+
+    root = tmp_path_factory.mktemp("glyph-features")
+    home = _copy_home(glyphs_source, root).rename(root / "home")
+    bench = Bench(find(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, 1, workspace(home, device="cpu"))
+    for pool in ("base/train", "base/val", "base/test", "novel/test"):
+        bench.pool(pool)
+    return root
+
+
+@pytest.fixture
+def glyph_features_home(glyph_features_source: Path, tmp_path: Path) -> Path:
+    """A home with glyphs, a short pretraining (linear head, seed 0) and some features."""
+    return _copy_home(glyph_features_source, tmp_path)

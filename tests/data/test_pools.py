@@ -1,0 +1,210 @@
+"""The form on disk: building, opening, verifying, refusing; and frozen features of one's own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from ifsl_bench.data.pools import POOLS, build, open_dataset, verify
+from ifsl_bench.data.prepare import dataset_folder, ensure, prepare
+from ifsl_bench.errors import CorruptFile, UserError
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.store import Home
+from ifsl_bench.task import DataSpec
+
+
+def make(folder, seed=0, sides=("a", "n", "v", "t"), shape=(4, 5, 3)):
+    generator = np.random.default_rng(seed)
+    arrays = {}
+
+    def fill(writer):
+        for pool in POOLS:
+            side = sides[0] if pool.startswith("base") else sides[POOLS.index(pool) - 2]
+            labels = np.repeat(np.arange(3), 4)
+            arrays[pool] = generator.integers(0, 256, (12, *shape), dtype=np.uint8)
+            with writer.pool(pool, labels, tuple(f"{side}{i}" for i in range(3)), shape) as out:
+                out[:] = arrays[pool]
+
+    return build(folder, "toy", "recipe 1", fill, {"source": "test"}), arrays
+
+
+def test_round_trip(tmp_path):
+    dataset, arrays = make(tmp_path / "toy")
+    again = open_dataset(tmp_path / "toy")
+    assert again.shape == (4, 5, 3)
+    for pool, images in arrays.items():
+        opened = again.pool(pool)
+        assert isinstance(opened.images, np.memmap)
+        np.testing.assert_array_equal(opened.images, images)
+        assert opened.starts.tolist() == [0, 4, 8, 12]
+        s = again.manifest["pools"][pool]["statistics"]
+        np.testing.assert_allclose(s["mean"], images.mean((0, 1, 2)), atol=1e-5)
+        np.testing.assert_allclose(s["std"], images.std((0, 1, 2)), atol=1e-5)
+        assert (s["classes"], s["images"], s["fewest"], s["most"]) == (3, 12, 4, 4)
+    verify(again)
+    assert dataset.fingerprint == again.fingerprint
+
+
+def test_fingerprint_is_of_the_content(tmp_path):
+    first, same, pixels, names = (
+        make(tmp_path / "a")[0],
+        make(tmp_path / "b")[0],
+        make(tmp_path / "c", seed=1)[0],
+        make(tmp_path / "d", sides=("a", "n", "v", "x"))[0],
+    )
+    assert first.fingerprint == same.fingerprint
+    assert len({first.fingerprint, pixels.fingerprint, names.fingerprint}) == 3
+
+
+@pytest.mark.parametrize("file", ["base-test.images.npy", "novel-val.labels.npy"])
+def test_truncated_file_is_named_on_opening(tmp_path, file):
+    make(tmp_path / "toy")
+    path = tmp_path / "toy" / file
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CorruptFile, match=file):
+        open_dataset(tmp_path / "toy")
+
+
+def test_missing_file_is_named(tmp_path):
+    make(tmp_path / "toy")
+    (tmp_path / "toy" / "novel-test.images.npy").unlink()
+    with pytest.raises(CorruptFile, match=r"novel-test\.images\.npy is missing"):
+        open_dataset(tmp_path / "toy")
+
+
+def test_changed_header_is_named_on_opening_and_changed_byte_by_verify(tmp_path):
+    make(tmp_path / "toy")
+    path = tmp_path / "toy" / "base-val.images.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    dataset = open_dataset(tmp_path / "toy")
+    with pytest.raises(CorruptFile, match=r"base-val\.images\.npy"):
+        verify(dataset)
+    path.write_bytes(content.replace(b"(12, 4, 5, 3)", b"(12, 5, 4, 3)"))
+    with pytest.raises(CorruptFile, match=r"base-val\.images\.npy"):
+        open_dataset(tmp_path / "toy")
+
+
+@pytest.mark.parametrize("change", [{"format": 99}, {"pools": None}, "cut"])
+def test_broken_manifest_is_refused(tmp_path, change):
+    make(tmp_path / "toy")
+    path = tmp_path / "toy" / "manifest.json"
+    if change == "cut":
+        path.write_text(path.read_text()[:-20])
+    else:
+        manifest = json.loads(path.read_text()) | change
+        path.write_text(json.dumps({k: v for k, v in manifest.items() if v is not None}))
+    with pytest.raises(CorruptFile, match=str(tmp_path / "toy")):
+        open_dataset(tmp_path / "toy")
+
+
+def test_sides_must_be_disjoint(tmp_path):
+    with pytest.raises(UserError, match="must be disjoint"):
+        make(tmp_path / "toy", sides=("a", "n", "v", "a"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "message"),
+    [
+        ([1, 0], ("a", "b"), "sorted by label"),
+        ([0, 2], ("a", "b", "c"), "3 class names, but 2"),
+        ([0, 1], ("a", "a"), "not unique"),
+        ([], (), "at least one"),
+    ],
+)
+def test_bad_pools_are_refused(tmp_path, labels, classes, message):
+    def fill(writer):
+        with writer.pool("base/train", np.array(labels, dtype=np.int64), classes, (2, 2, 1)):
+            pass
+
+    with pytest.raises(UserError, match=message):
+        build(tmp_path / "toy", "toy", "r", fill, {})
+
+
+def test_embedded_data_are_rebuilt_when_damaged_or_outdated(glyph_home, tmp_path):
+    from ifsl_bench.reporter import LogReporter
+    import io
+
+    home = Home.locate(glyph_home)
+    spec = DataSpec(name="glyphs")
+    fingerprint = ensure(home, spec, Reporter()).fingerprint
+    folder = dataset_folder(home, "glyphs")
+    path = folder / "base-val.images.npy"
+    cut = path.read_bytes()[:-5]
+    path.unlink()  # the original is shared by hard link
+    path.write_bytes(cut)
+    log = io.StringIO()
+    assert ensure(home, spec, LogReporter(log)).fingerprint == fingerprint
+    assert "base-val.images.npy" in log.getvalue()
+    assert "building it again" in log.getvalue()
+    assert len(list(home.data.glob("glyphs.corrupt-*"))) == 1
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").unlink()
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"recipe": "older"}))
+    assert ensure(home, spec, Reporter()).fingerprint == fingerprint
+    assert json.loads((folder / "manifest.json").read_text())["recipe"] != "older"
+
+
+def test_pinned_fingerprint_is_enforced(glyph_home):
+    with pytest.raises(UserError, match="pinned"):
+        ensure(Home.locate(glyph_home), DataSpec(name="glyphs", fingerprint="0" * 64), Reporter())
+
+
+def test_packaged_glyphs_have_the_expected_content(glyph_home):
+    """The same bytes on every machine: the fingerprint in the task file is the one built here."""
+    from ifsl_bench.task import packaged
+
+    dataset = ensure(Home.locate(glyph_home), packaged()["glyphs-1shot"].dataset, Reporter())
+    verify(dataset)
+
+
+def test_features_of_ones_own(features_folder, tmp_path):
+    home = Home.locate(tmp_path / "home")
+    dataset = prepare(home, "mine", features_folder, False, Reporter())
+    assert dataset.shape == (16,)
+    with np.load(features_folder / "novel-test.npz") as file:
+        features, labels = file["features"], file["labels"]
+    pool = dataset.pool("novel/test")
+    assert pool.classes == tuple(str(v) for v in np.unique(labels))
+    for c, name in enumerate(pool.classes):
+        np.testing.assert_array_equal(pool.images[pool.starts[c] : pool.starts[c + 1]], features[labels == int(name)])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "base-val.npz").unlink(), "base-val.npz is missing"),
+        (lambda f: (f / "base-val.npz").write_bytes(b"<html>"), "no readable .npz"),
+        (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16))), "lacks labels"),
+        (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16)), labels=np.zeros(2)), "expected floating"),
+        (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 9)), labels=np.arange(3)), "9 features a row"),
+        (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16)), labels=np.arange(3)), "same classes"),
+        (lambda f: np.savez(f / "novel-test.npz", features=np.full((3, 16), np.nan), labels=np.arange(3)), "NaN"),
+        (lambda f: np.savez(f / "base-val.npz", features=np.array([object()]), labels=np.zeros(1)), "no readable"),
+    ],
+)
+def test_bad_features_are_refused(features_folder, tmp_path, damage, message):
+    damage(features_folder)
+    home = Home.locate(tmp_path / "home")
+    with pytest.raises(UserError, match=message):
+        prepare(home, "mine", features_folder, False, Reporter())
+    assert not dataset_folder(home, "mine").exists()
+
+
+def test_shared_protocol_needs_no_novel_train(features_folder, tmp_path):
+    (features_folder / "novel-train.npz").unlink()
+    assert not prepare(Home.locate(tmp_path / "home"), "mine", features_folder, False, Reporter()).has("novel/train")
+
+
+def test_missing_data_say_how_to_get_them(tmp_path):
+    home = Home.locate(tmp_path)
+    with pytest.raises(UserError, match="To get it: ask the authors"):
+        ensure(home, DataSpec(name="rare", obtain="ask the authors"), Reporter())
+    with pytest.raises(UserError, match="unknown data set 'glyph'.*did you mean 'glyphs'"):
+        prepare(home, "glyph", None, False, Reporter())
+    with pytest.raises(UserError, match="made from nothing"):
+        prepare(home, "glyphs", tmp_path, False, Reporter())

@@ -1,0 +1,123 @@
+"""The feature bank against the network itself."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from ifsl_bench.data.prepare import ensure
+from ifsl_bench.features import base_classifier, compute_features, feature_pool
+from ifsl_bench.loader import EpisodeLoader
+from ifsl_bench.episodes import Sampler
+from ifsl_bench.pretrain import pretrain
+from ifsl_bench.reporter import LogReporter, Reporter
+from ifsl_bench.store import Home
+from ifsl_bench.task import find
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def few(glyph_features_home):
+    home = Home.locate(glyph_features_home)
+    task = find(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
+    dataset = ensure(home, task.dataset, Reporter())
+    return home, task, dataset, pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+
+
+def test_bank_holds_the_networks_outputs(few):
+    home, task, dataset, pretrained = few
+    bank = compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter())
+    pool = dataset.pool("base/val")
+    assert bank.shape == (3000, 256)
+    assert bank.dtype == np.float32
+    assert isinstance(bank, np.memmap)
+    rows = [0, 5, 255, 256, 2999]
+    with torch.no_grad():
+        images = (torch.from_numpy(pool.images[rows]).float() / 255 - 0.5) / 0.25
+        expected = pretrained.network(images.permute(0, 3, 1, 2))
+    np.testing.assert_allclose(bank[rows], expected.numpy(), atol=2e-4)
+
+
+def test_bank_is_reused_and_rebuilt_when_damaged(few):
+    home, task, dataset, pretrained = few
+    first = np.array(compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter()))
+    log = io.StringIO()
+    compute_features(home, task, dataset, pretrained, "base/val", CPU, LogReporter(log))
+    assert log.getvalue() == ""
+    path = home.features / pretrained.key / "base-val" / "features.npy"
+    content = bytearray(path.read_bytes())
+    content[-10] ^= 1
+    path.write_bytes(content)
+    again = compute_features(home, task, dataset, pretrained, "base/val", CPU, LogReporter(log))
+    assert "features.npy is not what was written" in log.getvalue()
+    np.testing.assert_array_equal(first, again)
+
+
+def test_views_are_augmented_copies(few):
+    home, task, dataset, pretrained = few
+    plain = compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter())
+    views = compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter(), views=2)
+    assert views.shape == (6000, 256)
+    a, b = views[:3000], views[3000:]
+    assert not np.array_equal(a, b)
+    assert not np.array_equal(a, plain)
+
+    def correlation(x, y):
+        x, y = x - x.mean(0), y - y.mean(0)
+        return np.median((x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1))
+
+    assert correlation(a, plain) > correlation(a, plain[::-1]) + 0.2, "row v * n + i is a view of image i"
+
+
+def test_base_prototypes_are_class_means(few):
+    home, task, dataset, pretrained = few
+    bank = compute_features(home, task, dataset, pretrained, "base/train", CPU, Reporter())
+    pool = dataset.pool("base/train")
+    base = base_classifier(pretrained, bank, pool)
+    for k in (0, 50, 99):
+        np.testing.assert_allclose(base.prototypes[k], bank[pool.labels == k].mean(0), rtol=1e-4, atol=1e-5)
+    assert torch.equal(base.weight, pretrained.head.weight)
+    assert base.scale == 1.0
+
+
+def test_loader_gathers_the_right_rows_and_logits(few):
+    home, task, dataset, pretrained = few
+    names = ("base/train", "novel/test", "base/test")
+    banks = {n: compute_features(home, task, dataset, pretrained, n, CPU, Reporter()) for n in names}
+    base = base_classifier(pretrained, banks["base/train"], dataset.pool("base/train"))
+    novel, queries = (feature_pool(banks[n], dataset.pool(n), base, CPU) for n in names[1:])
+    sampler = Sampler(("x", "test", 0), task.episode, 5, novel.starts, queries.starts)
+    batch, drawn = EpisodeLoader(sampler, novel, queries).batch(3, 6), sampler.sample(3, 6)
+    np.testing.assert_array_equal(batch.support.features, banks["novel/test"][drawn.support.numpy()])
+    expected = np.where(
+        drawn.query_novel.numpy()[..., None],
+        banks["novel/test"][drawn.query.clamp(max=len(novel.features) - 1).numpy()],
+        banks["base/test"][drawn.query.clamp(max=len(queries.features) - 1).numpy()],
+    )
+    np.testing.assert_array_equal(batch.query.features, expected)
+    logits = batch.query.features @ base.weight.T + base.bias
+    torch.testing.assert_close(batch.query.base_logits, logits, atol=1e-4, rtol=1e-4)
+    logits = batch.support.features @ base.weight.T + base.bias
+    torch.testing.assert_close(batch.support.base_logits, logits, atol=1e-4, rtol=1e-4)
+    assert torch.equal(batch.labels, drawn.query_labels)
+
+
+def test_views_in_episodes_stay_with_their_image(few):
+    home, task, dataset, pretrained = few
+    bank = compute_features(home, task, dataset, pretrained, "base/train", CPU, Reporter())
+    pool = dataset.pool("base/train")
+    base = base_classifier(pretrained, bank, pool)
+    numbered = np.repeat(np.arange(len(pool), dtype=np.float32)[:, None], 256, 1)
+    stacked = np.concatenate([numbered, numbered, numbered])
+    stacked[:, 1] = np.repeat([0, 1, 2], len(pool))
+    features = feature_pool(stacked, pool, base, CPU)
+    assert features.views == 3
+    sampler = Sampler(("x", "train", 0), task.episode, 5, pool.starts, pool.starts, hide=True)
+    batch, drawn = EpisodeLoader(sampler, features, features).batch(0, 40), sampler.sample(0, 40)
+    assert torch.equal(batch.support.features[..., 0].long(), drawn.support)
+    assert torch.equal(batch.query.features[..., 0].long(), drawn.query)
+    assert set(batch.query.features[..., 1].flatten().tolist()) == {0.0, 1.0, 2.0}

@@ -1,0 +1,45 @@
+"""Augmentation and normalisation against loops over single pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ifsl_bench.images import Normalise, crop_and_flip, gather
+from ifsl_bench.task import DataSpec
+
+
+def test_crop_and_flip_is_pad_crop_mirror():
+    images = torch.randint(1, 256, (40, 7, 9, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    out = crop_and_flip(images, 2, True, torch.Generator().manual_seed(5))
+    generator = torch.Generator().manual_seed(5)
+    offsets = torch.randint(0, 5, (2, 40, 1), generator=generator)
+    mirrored = torch.rand(40, 1, generator=generator) < 0.5
+    assert 5 < mirrored.sum() < 35
+    for i in range(40):
+        padded = np.pad(images[i].numpy(), ((2, 2), (2, 2), (0, 0)))
+        dy, dx = int(offsets[0, i]), int(offsets[1, i])
+        cropped = padded[dy : dy + 7, dx : dx + 9]
+        expected = cropped[:, ::-1] if mirrored[i] else cropped
+        np.testing.assert_array_equal(out[i].numpy(), expected)
+
+
+def test_no_padding_and_no_flip_leaves_images_alone():
+    images = torch.randint(0, 256, (4, 5, 5, 1), dtype=torch.uint8)
+    assert torch.equal(crop_and_flip(images, 0, False, torch.Generator()), images)
+
+
+def test_normalise():
+    images = torch.randint(0, 256, (4, 5, 6, 3), dtype=torch.uint8)
+    out = Normalise(DataSpec(name="x", mean=(0.1, 0.2, 0.3), std=(0.5, 0.25, 2.0)), 3, torch.device("cpu"))(images)
+    expected = (images.double() / 255 - torch.tensor([0.1, 0.2, 0.3])) / torch.tensor([0.5, 0.25, 2.0])
+    torch.testing.assert_close(out.double(), expected.permute(0, 3, 1, 2), atol=1e-5, rtol=1e-5)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_gather_copies_only_the_rows():
+    array = np.arange(60, dtype=np.uint8).reshape(5, 2, 2, 3)
+    batch = gather(array, np.array([3, 0]), torch.device("cpu"))
+    np.testing.assert_array_equal(batch.numpy(), array[[3, 0]])
+    batch[0] = 0
+    assert array[3].any()

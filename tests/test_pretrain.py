@@ -1,0 +1,193 @@
+"""Pretraining: what it optimises, how it resumes, what it records, what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ifsl_bench import pretrain as module
+from ifsl_bench.checkpoint import CheckpointFolder
+from ifsl_bench.data.prepare import ensure
+from ifsl_bench.errors import UserError
+from ifsl_bench.pretrain import pretrain, pretraining_key
+from ifsl_bench.reporter import LogReporter, Reporter
+from ifsl_bench.store import Home
+from ifsl_bench.task import find
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def few(glyph_home):
+    """(home, task, dataset) of a short pretraining on the real glyphs: 6 steps of batch 64."""
+    home = Home.locate(glyph_home)
+    task = find(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
+    return home, task, ensure(home, task.dataset, Reporter())
+
+
+def tensors(pretrained):
+    return {**pretrained.network.state_dict(), **pretrained.head.state_dict(prefix="head.")}
+
+
+@pytest.mark.parametrize("head", ["linear", "cosine"])
+def test_records_what_was_done_and_is_cached(few, head):
+    home, task, dataset = few
+    first = pretrain(home, task, dataset, head, 0, CPU, Reporter())
+    assert first.info["finished"]
+    assert set(first.info["accuracy"]) == {"base/val", "base/test"}
+    assert all(0 <= v <= 1 for v in first.info["accuracy"].values())
+    assert "channels_last" in first.info["precision"]
+    assert not any(p.requires_grad for p in first.network.parameters())
+    log = io.StringIO()
+    again = pretrain(home, task, dataset, head, 0, CPU, LogReporter(log))
+    assert log.getvalue() == ""
+    for key, value in tensors(first).items():
+        assert torch.equal(value, tensors(again)[key])
+
+
+def test_keys_differ_with_everything_that_matters(few):
+    _, task, dataset = few
+    import msgspec
+
+    keys = {
+        pretraining_key(task, dataset.fingerprint, "linear", 0),
+        pretraining_key(task, dataset.fingerprint, "cosine", 0),
+        pretraining_key(task, dataset.fingerprint, "linear", 1),
+        pretraining_key(task, "other", "linear", 0),
+        pretraining_key(
+            msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=7)),
+            dataset.fingerprint, "linear", 0,
+        ),
+    }  # fmt: skip
+    assert len(keys) == 5
+    other_shots = msgspec.structs.replace(task, shots=5, name="x")
+    assert pretraining_key(other_shots, dataset.fingerprint, "linear", 0) in keys, "shared by the tasks of a data set"
+
+
+def test_seeds_give_other_weights(few):
+    home, task, dataset = few
+    a, b = (pretrain(home, task, dataset, "linear", seed, CPU, Reporter()) for seed in (0, 1))
+    assert not torch.equal(a.head.weight, b.head.weight)
+
+
+def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
+    """Stopped in the middle of an epoch, and again later: bit for bit the undisturbed weights."""
+    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+
+    def run(home, stops):
+        dataset = ensure(Home.locate(clusters / "home"), task.dataset, Reporter())
+        steps = {"n": 0}
+        original = module._Trainer._step
+
+        def step(self, *arguments):
+            steps["n"] += 1
+            if steps["n"] in stops:
+                raise KeyboardInterrupt
+            return original(self, *arguments)
+
+        monkeypatch.setattr(module._Trainer, "_step", step)
+        while True:
+            try:
+                return pretrain(home, task, dataset, "linear", 0, CPU, Reporter()), steps["n"]
+            except KeyboardInterrupt:
+                continue
+            finally:
+                monkeypatch.setattr(module._Trainer, "_step", original)
+                monkeypatch.setattr(module._Trainer, "_step", step)
+
+    whole, plain = run(Home.locate(clusters / "a"), ())
+    broken, total = run(Home.locate(clusters / "b"), (9, 27))
+    assert plain == 60
+    assert 60 < total < 90, "it went on from a checkpoint"
+    for key, value in tensors(whole).items():
+        assert torch.equal(value, tensors(broken)[key])
+
+
+def test_first_step_is_plain_sgd_with_weight_decay_on_matrices(clusters):
+    """One step of the loop against the formula, in NumPy."""
+    import msgspec
+
+    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+    spec = msgspec.structs.replace(task.pretraining, steps=1, weight_decay=0.1, batch=100_000)
+    task = msgspec.structs.replace(task, pretraining=spec)
+    home = Home.locate(clusters / "home")
+    dataset = ensure(home, task.dataset, Reporter())
+    trainer = module._Trainer(clusters / "x", task, dataset, "linear", 0, CPU)
+    weight, bias = trainer.head.weight.detach().clone().double(), trainer.head.bias.detach().clone().double()
+    trainer.info["bf16"] = False
+    trainer.train(Reporter())
+    pool = dataset.pool("base/train")
+    x, y = torch.from_numpy(np.array(pool.images)).double(), torch.from_numpy(pool.labels)
+    probability = F.softmax(x @ weight.T + bias, -1) - F.one_hot(y, len(pool.classes))
+    expected = weight - 0.05 * (probability.T @ x / len(y) + 0.1 * weight)
+    torch.testing.assert_close(trainer.head.weight.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(trainer.head.bias.double(), bias - 0.05 * probability.mean(0), atol=1e-6, rtol=1e-5)
+
+
+def test_features_are_learned(clusters):
+    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+    home = Home.locate(clusters / "home")
+    dataset = ensure(home, task.dataset, Reporter())
+    for head in ("linear", "cosine"):
+        assert pretrain(home, task, dataset, head, 0, CPU, Reporter()).info["accuracy"]["base/test"] > 0.7
+
+
+@pytest.mark.parametrize("damage", ["cut", "byte", "gone", "json", "version"])
+def test_damaged_checkpoint_is_named_and_made_again(few, damage):
+    home, task, dataset = few
+    first = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+    folder = home.pretrained / first.key
+    info = json.loads((folder / "checkpoint.json").read_text())
+    path = folder / info["tensors"]["file"]
+    content = path.read_bytes()
+    if damage == "cut":
+        path.write_bytes(content[:-7])
+    elif damage == "byte":
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "json":
+        (folder / "checkpoint.json").write_text('{"format": 1,')
+    else:
+        (folder / "checkpoint.json").write_text(json.dumps(info | {"format": 99}))
+    log = io.StringIO()
+    again = pretrain(home, task, dataset, "linear", 0, CPU, LogReporter(log))
+    assert first.key in log.getvalue()
+    assert "starts anew" in log.getvalue()
+    assert again.info["finished"]
+    torch.testing.assert_close(again.head.weight, first.head.weight, rtol=0, atol=1e-3)
+    assert len(list(home.pretrained.glob("*.corrupt-0"))) == 1
+
+
+def test_divergence_is_said(clusters):
+    import msgspec
+
+    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+    schedule = msgspec.structs.replace(task.pretraining.schedule, rate=1e30)
+    task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, schedule=schedule))
+    home = Home.locate(clusters / "home")
+    with pytest.raises(UserError, match="pretraining diverged: the loss is"):
+        pretrain(home, task, ensure(home, task.dataset, Reporter()), "linear", 0, CPU, Reporter())
+
+
+def test_wrong_number_of_channels_is_said(few):
+    import msgspec
+
+    home, task, dataset = few
+    data = msgspec.structs.replace(task.dataset, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+    with pytest.raises(UserError, match="3 values, but its images have 1 channels"):
+        pretrain(home, msgspec.structs.replace(task, dataset=data), dataset, "linear", 0, CPU, Reporter())
+
+
+def test_saving_leaves_one_state(tmp_path):
+    store = CheckpointFolder(tmp_path / "c")
+    for n in range(4):
+        store.save({"x": torch.full((3,), float(n))}, {"n": n})
+    assert store.load().info["n"] == 3
+    assert store.load().tensors["x"].tolist() == [3.0] * 3
+    assert len(list((tmp_path / "c").iterdir())) == 2

@@ -1,0 +1,176 @@
+"""The meta-training loop."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ifsl_bench import api, pipeline, registry
+from ifsl_bench.errors import UserError
+from ifsl_bench.method import Method, Prediction
+from ifsl_bench.pipeline import Bench
+from ifsl_bench.reporter import LogReporter
+from ifsl_bench.task import MetaTraining, Schedule, find
+from ifsl_bench.training import Training
+
+
+class Scale(Method):
+    """Cosine logits with a learned temperature."""
+
+    noise = 0.0
+
+    def __init__(self, base, ways, *, start: float = 1.0):
+        super().__init__(base, ways)
+        self.tau = nn.Parameter(torch.tensor(start))
+
+    def forward(self, support, query):
+        weights = torch.cat([self.base.weight.expand(len(query.features), -1, -1), support.class_means(self.ways)], 1)
+        h = F.dropout(F.normalize(query.features, dim=-1), self.noise, self.training)
+        return Prediction(self.tau * h @ F.normalize(weights, dim=-1).mT)
+
+
+class NoisyScale(Scale):
+    """The same with dropout, which must resume as well."""
+
+    noise = 0.5
+
+
+def job(clusters, method=Scale, task="clusters-5shot", train=None, options=None, seed=0):
+    found = find(f"{clusters / 'clusters.toml'}:{task}")[0]
+    return pipeline.Job("scale", method, options or {}, found, Training.parse(train or {}), seed, 60)
+
+
+def work(clusters, reporter=None, home="home"):
+    return api.workspace(clusters / home, reporter=reporter, device="cpu")
+
+
+def train(clusters, job, reporter=None):
+    bench = Bench(job.task, job.method.head, job.seed, job.training.views, work(clusters, reporter))
+    method, trained, folder = pipeline._model(job, bench, job.options)
+    return method, trained, folder, bench
+
+
+@pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
+def test_one_step_is_adam_on_the_mean_cross_entropy_of_the_joint_logits(clusters, task):
+    made = job(clusters, train={"steps": "1", "episodes_per_step": "3"}, task=task)
+    method, _, _, bench = train(clusters, made)
+    batch = bench.loader("train").batch(0, 3)
+    fresh = Scale(bench.base, 5)
+    logits = fresh(batch.support, batch.query).logits.clone()
+    if task == "clusters-shared-5shot":
+        assert batch.support.hidden.sum(1).tolist() == [5, 5, 5]
+        for e in range(3):
+            logits[e, :, :8][:, batch.support.hidden[e]] = -1e30
+    loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+    (gradient,) = torch.autograd.grad(loss, fresh.tau)
+    assert method.tau.item() == pytest.approx(1.0 - 1e-3 * torch.sign(gradient).item(), abs=1e-6)
+
+
+def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
+    made = job(clusters, train={"steps": "400"}, options={"start": 0.2})
+    made.method.schedule = MetaTraining(steps=400, schedule=Schedule(rate=0.05), validate_every=100)
+    try:
+        method, trained, _, bench = train(clusters, made)
+    finally:
+        del made.method.schedule
+    assert sorted(trained.history) == [100, 200, 300, 400]
+    assert trained.history[trained.kept_step] == max(trained.history.values())
+    assert pipeline._validate("scale", bench, method) == pytest.approx(trained.history[trained.kept_step])
+    assert method.tau.item() > 1
+
+
+def test_select_last_shares_the_training_with_best(clusters):
+    best, kept, folder, _ = train(clusters, job(clusters))
+    log = io.StringIO()
+    last, final, other, _ = train(clusters, job(clusters, train={"select": "last"}), LogReporter(log))
+    assert folder == other
+    assert "meta-training" not in log.getvalue(), "nothing is trained twice"
+    assert final.kept_step == 40
+    if kept.kept_step != 40:
+        assert best.tau.item() != last.tau.item()
+
+
+@pytest.mark.parametrize("method", [Scale, NoisyScale])
+def test_interrupted_training_ends_with_the_same_parameters(clusters, method, monkeypatch):
+    made = job(clusters, method)
+    whole, plain, _, _ = train(clusters, made)
+    calls = {"n": 0}
+    original = pipeline._validate
+
+    def validate(*arguments):
+        calls["n"] += 1
+        if calls["n"] in (2, 5):
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(pipeline, "_validate", validate)
+    (clusters / "home" / "trained").rename(clusters / "home" / "elsewhere")
+    while True:
+        try:
+            broken, resumed, _, _ = train(clusters, made)
+            break
+        except KeyboardInterrupt:
+            continue
+    assert calls["n"] == 6
+    assert torch.equal(whole.tau, broken.tau)
+    assert plain.history == resumed.history
+
+
+def test_damaged_state_is_named_and_training_starts_anew(clusters):
+    made = job(clusters)
+    whole, _, folder, _ = train(clusters, made)
+    (path,) = (clusters / "home" / "trained" / folder).glob("*.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    log = io.StringIO()
+    again, _, _, _ = train(clusters, made, LogReporter(log))
+    assert path.name in log.getvalue()
+    assert "starts anew" in log.getvalue()
+    assert torch.equal(whole.tau, again.tau)
+
+
+def test_divergence_is_said(clusters):
+    class Broken(Scale):
+        """Infinite loss."""
+
+        def forward(self, support, query):
+            return Prediction(super().forward(support, query).logits * torch.inf)
+
+    with pytest.raises(UserError, match=r"diverged|NaN"):
+        train(clusters, job(clusters, Broken))
+
+
+def test_schedule_of_the_method_wins_and_steps_stretch_it():
+    lwof = registry.method("lwof")
+    plan = Training().plan(lwof.schedule)
+    assert [plan.schedule.at(s, plan.steps) for s in (5999, 6000, 8000)] == pytest.approx([1e-3, 1e-4, 1e-5])
+    assert plan.steps == 10_000
+    short = Training(steps=100).plan(lwof.schedule)
+    assert (short.steps, short.schedule.drops, short.validate_every) == (100, (60, 80), 10)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"view": "2"}, "unknown training option 'view'; did you mean 'views'"),
+        ({"views": "0"}, "at least 1"),
+        ({"views": "two"}, "Expected `int`"),
+        ({"select": "worst"}, "Invalid enum value 'worst'"),
+    ],
+)
+def test_training_options_are_checked(given, message):
+    with pytest.raises(UserError, match=message):
+        Training.parse(given)
+
+
+def test_initial_parameters_depend_on_seed_and_name_only(clusters):
+    lwof = registry.method("lwof")
+    a, b, c = (
+        pipeline._fresh(job(clusters, lwof, seed=s), Bench(job(clusters).task, "cosine", 0, 1, work(clusters)), {})
+        for s in (0, 0, 1)
+    )
+    assert torch.equal(a.to_query, b.to_query)
+    assert not torch.equal(a.to_query, c.to_query)
