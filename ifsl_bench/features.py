@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from ifsl_bench.data.pools import Dataset, Pool
@@ -18,7 +17,7 @@ from ifsl_bench.method import Base
 from ifsl_bench.pretrain import Pretrained
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.seeds import seed_of
-from ifsl_bench.store import Home, building, locked, read_json, set_aside, sha256_file, sha256_json, write_json
+from ifsl_bench.store import Home, building, create_array, locked, read_json, set_aside, sha256_file, sha256_json, write_json
 from ifsl_bench.task import Task
 
 FORMAT = 1
@@ -93,7 +92,7 @@ def compute_features(
             except CorruptFile as error:
                 reporter.warn(f"{error}; computing it again, the damaged files are in {set_aside(folder)}")
         with building(folder) as partial:
-            bank = open_memmap(partial / "features.npy", mode="w+", dtype=np.float32, shape=shape)
+            bank = create_array(partial / "features.npy", shape, "float32")
             title = f"features of {name}" + (f", {views} views" if views > 1 else "")
             with reporter.stage(title, shape[0]) as stage:
                 for view in range(views):

@@ -16,9 +16,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.errors import CorruptFile, UserError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PARTIAL = ".partial-"  # prefix of unfinished files and folders; only the holder of the lock may remove them
 
@@ -188,6 +191,22 @@ def set_aside(path: Path) -> Path:
                 os.replace(path, aside)
             return aside
     raise UserError(f"{path} is corrupt, and so are a thousand copies beside it; remove {path.parent}")
+
+
+def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """A new .npy file to fill through a memory map, its room on the disk reserved.
+
+    Without the reservation a full disk would show only when a page is written, as a killing signal and no error.
+    """
+    import numpy as np
+    from numpy.lib.format import open_memmap
+
+    with disk_errors(path):
+        array: np.ndarray = open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+        if hasattr(os, "posix_fallocate"):
+            with open(path, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
 
 
 def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str:

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib.format import open_memmap
 
 from ifsl_bench.errors import CorruptFile, UserError
-from ifsl_bench.store import building, disk_errors, read_json, sha256_file, sha256_json, write_json
+from ifsl_bench.store import building, create_array, disk_errors, read_json, sha256_file, sha256_json, write_json
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
 FORMAT = 1
@@ -123,7 +122,7 @@ class Writer:
         _check_pool(name, labels, classes)
         stem = name.replace("/", "-")
         images_file, labels_file = f"{stem}.images.npy", f"{stem}.labels.npy"
-        images = open_memmap(self.folder / images_file, mode="w+", dtype=dtype, shape=(len(labels), *shape))
+        images = create_array(self.folder / images_file, (len(labels), *shape), dtype)
         yield images
         images.flush()
         np.save(self.folder / labels_file, labels)

@@ -1,0 +1,6 @@
+"""``python -m ifsl_bench`` is ``ifsl-bench``."""
+
+from ifsl_bench.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Speed of the harness; run with ``pytest tests/benchmarks --benchmark-enable``. Ratios are to a peer in the same run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from ifsl_bench import registry
+from ifsl_bench.backbones import channels_last, make_backbone
+from ifsl_bench.data import glyphs
+from ifsl_bench.device import choose_precision
+from ifsl_bench.episodes import Sampler
+from ifsl_bench.evaluation import evaluate
+from ifsl_bench.features import FeaturePool
+from ifsl_bench.loader import EpisodeLoader
+from ifsl_bench.method import Base
+from ifsl_bench.reporter import Stage
+from ifsl_bench.task import EpisodeSpec, Schedule
+
+D = 512
+
+
+@pytest.fixture(autouse=True)
+def _all_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    yield
+    torch.set_num_threads(before)
+
+
+def seconds(call, repeats: int = 3) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def note(benchmark, **figures: float) -> None:
+    benchmark.extra_info.update({key: round(value, 2) for key, value in figures.items()})
+
+
+def make_loader(classes: int, novel_classes: int, shots: int, hide: bool = False) -> tuple[EpisodeLoader, Base]:
+    """Random features in the shapes of the paper's data sets."""
+    generator = torch.Generator().manual_seed(0)
+    base = Base(torch.randn(classes, D, generator=generator), torch.zeros(classes), torch.randn(classes, D), 10.0)
+
+    def pool(name: str, count: int, each: int) -> FeaturePool:
+        features = torch.randn(count * each, D, generator=generator)
+        return FeaturePool(name, features, features @ base.weight.T, np.arange(count + 1) * each, 1)
+
+    novel = pool("novel", novel_classes, 100)
+    queries = novel if hide else pool("base", classes, 100)
+    sampler = Sampler(("speed", "test", 0), EpisodeSpec(), shots, novel.starts, queries.starts, hide)
+    return EpisodeLoader(sampler, novel, queries), base
+
+
+def test_sampler_on_one_core(benchmark):
+    """Goal 20,000 episodes (indices) a second; the peer draws one episode at a time with NumPy."""
+    torch.set_num_threads(1)
+    novel, base = np.arange(161) * 1200, np.arange(201) * 128
+    sampler = Sampler(("speed", "test", 0), EpisodeSpec(), 5, novel, base)
+    benchmark(sampler.sample, 0, 2000)
+    generator = np.random.default_rng(0)
+
+    def one_by_one(count: int = 200) -> None:
+        for _ in range(count):
+            for c in generator.choice(160, 5, replace=False):
+                novel[c] + generator.choice(1200, 10, replace=False)
+            generator.choice(base[-1], 25, replace=False)
+            generator.permutation(50)
+
+    if benchmark.stats:
+        rate = 2000 / benchmark.stats["mean"]
+        note(benchmark, episodes_per_second=rate, ratio_to_one_by_one=rate * seconds(one_by_one) / 200)
+
+
+@pytest.mark.parametrize("name", ["protonet", "imprint"])
+def test_evaluation(benchmark, name):
+    """Goal: 2,000 episodes in 2 s at D 512, K 200; the peer evaluates one episode at a time."""
+    loader, base = make_loader(200, 160, 5)
+    method = registry.method(name)(base, 5)
+    benchmark.pedantic(evaluate, (method, name, loader, 2000, Stage()), rounds=3, warmup_rounds=1)
+
+    @torch.no_grad()
+    def one_by_one(count: int = 100) -> None:
+        for i in range(count):
+            batch = loader.batch(i, 1)
+            method(batch.support, batch.query).logits.argmax(-1)
+
+    if benchmark.stats:
+        mean = benchmark.stats["mean"]
+        note(benchmark, seconds_for_2000=mean, ratio_to_one_by_one=seconds(one_by_one) / 100 / (mean / 2000))
+
+
+def test_lwof_meta_training(benchmark, tmp_path):
+    """Goal 150 steps a second at D 512, K 64, one episode a step; the peer is the bare forward-backward-Adam step."""
+    from ifsl_bench.reporter import Reporter
+    from ifsl_bench.task import MetaTraining
+    from ifsl_bench.training import Training, meta_train
+
+    loader, base = make_loader(64, 64, 5, hide=True)
+    kind = registry.method("lwof")
+    plan = MetaTraining(steps=300, schedule=Schedule(rate=1e-3), validate_every=300)
+    rounds = iter(range(100))
+
+    def train() -> None:
+        meta_train(tmp_path / str(next(rounds)), kind(base, 5), "lwof", loader, lambda _: 0.0, plan, Training(), 0, {}, Reporter())
+
+    benchmark.pedantic(train, rounds=3, warmup_rounds=1)
+    method = kind(base, 5)
+    optimiser = torch.optim.Adam(method.parameters(), fused=True)
+    batch = loader.batch(0, 1)
+
+    def bare(count: int = 100) -> None:
+        for _ in range(count):
+            logits = method(batch.support, batch.query).logits
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).backward()
+            optimiser.step()
+            optimiser.zero_grad()
+
+    if benchmark.stats:
+        rate = 300 / benchmark.stats["mean"]
+        note(benchmark, steps_per_second=rate, ratio_to_bare_step=rate * seconds(bare) / 100)
+
+
+def test_pretraining_throughput(benchmark):
+    """The training loop on glyphs against a bare step on one batch in memory."""
+    import torch.nn.functional as F
+
+    device = torch.device("cpu")
+    network = channels_last(make_backbone("resnet-small", (32, 32, 1)), device)
+    images = torch.randn(256, 1, 32, 32).to(memory_format=torch.channels_last)
+    labels = torch.randint(0, 100, (256,))
+    head = torch.nn.Linear(network.features, 100)
+    precision = choose_precision(device)
+
+    def step() -> None:
+        with precision.autocast(device):
+            hidden = network(images)
+        F.cross_entropy(head(hidden.float()), labels).backward()
+
+    benchmark.pedantic(step, rounds=10, warmup_rounds=2)
+    if benchmark.stats:
+        note(benchmark, images_per_second=256 / benchmark.stats["mean"], bf16=float(precision.bf16))
+
+
+def test_rendering(benchmark):
+    """Goal: about 35,000 images in under a minute on two cores."""
+    letters = glyphs.pools()["base/train"].letters
+    indices = np.arange(len(letters), dtype=np.int64)
+    benchmark(glyphs.render, letters, indices, glyphs.SEED)
+    if benchmark.stats:
+        note(benchmark, images_per_second_on_one_core=len(letters) / benchmark.stats["mean"])
+
+
+@pytest.mark.parametrize("command", ["--help", "tasks"])
+def test_start_up(benchmark, command):
+    """Goal 0.5 s; the peer is an empty Python process."""
+
+    def run(*arguments: str) -> None:
+        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+
+    benchmark.pedantic(run, ("-m", "ifsl_bench", command), rounds=5, warmup_rounds=1)
+    if benchmark.stats:
+        note(benchmark, seconds=benchmark.stats["mean"], ratio_to_empty_process=benchmark.stats["mean"] / seconds(lambda: run("-c", "")))

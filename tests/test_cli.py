@@ -1,0 +1,347 @@
+"""The commands, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from ifsl_bench import cli
+
+
+@pytest.fixture
+def call(capsys, monkeypatch):
+    """Runs a command line in this process; returns (status, standard output, standard error)."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ifsl-bench", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def here(clusters, monkeypatch):
+    """The folder of the small task file, with its home in the environment."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    monkeypatch.chdir(clusters)
+    return clusters
+
+
+TASK = "clusters.toml:clusters-5shot"
+
+
+def test_run_ends_with_the_row_among_the_stored_ones(call, here):
+    status, out, err = call("run", "--method", "protonet", "--task", TASK, "--device", "cpu")
+    assert status == 0, err
+    assert "clusters-5shot" in out
+    assert "only measured row" in out
+    status, out, _ = call("run", "--method", "imprint,protonet", "--task", TASK, "--device", "cpu")
+    assert status == 0
+    assert out.count("protonet") >= 2
+    assert "rank 1 of 2" in out
+    assert "rank 2 of 2" in out
+    path = here / "home" / "results" / "clusters-5shot" / "imprint.seed-0.json"
+    value = json.loads(path.read_text())
+    assert value["provenance"]["command"].startswith("ifsl-bench run --method imprint,protonet")
+    assert len(value["episodes"]["base_joint"]) == 60
+
+
+def test_stored_results_are_skipped_and_rerun_repeats(call, here):
+    call("run", "--method", "protonet", "--task", TASK, "--device", "cpu")
+    path = here / "home" / "results" / "clusters-5shot" / "protonet.seed-0.json"
+    before = path.stat().st_mtime_ns
+    status, _, err = call("run", "--method", "protonet", "--task", TASK, "--device", "cpu")
+    assert status == 0
+    assert "stored already" in err
+    assert path.stat().st_mtime_ns == before
+    first = json.loads(path.read_text())
+    assert call("run", "--method", "protonet", "--task", TASK, "--device", "cpu", "--rerun")[0] == 0
+    again = json.loads(path.read_text())
+    assert path.stat().st_mtime_ns > before
+    assert first["episodes"] == again["episodes"]
+
+
+def test_result_of_an_older_definition_is_kept_aside(call, here):
+    call("run", "--method", "protonet", "--task", TASK, "--device", "cpu")
+    text = (here / "clusters.toml").read_text()
+    (here / "clusters.toml").write_text(text.replace("episodes = 60", "episodes = 50"))
+    status, _, err = call("run", "--method", "protonet", "--task", TASK, "--device", "cpu")
+    assert status == 0
+    assert "is kept as" in err
+    names = sorted(p.name for p in (here / "home" / "results" / "clusters-5shot").glob("protonet*"))
+    assert names == ["protonet.seed-0.json", "protonet.seed-0.json.old-0"]
+
+
+def test_options_and_training_are_in_the_label_and_the_result(call, here):
+    status, out, err = call(
+        "run", "--method", "lwof", "--task", TASK, "--set", "normalise=yes", "--train", "steps=20",
+        "--train", "episodes_per_step=2", "--episodes", "30", "--device", "cpu", "--seed", "4",
+    )  # fmt: skip
+    assert status == 0, err
+    label = "lwof.normalise=true.episodes_per_step=2.steps=20.episodes=30"
+    assert label in out
+    value = json.loads((here / "home" / "results" / "clusters-5shot" / f"{label}.seed-4.json").read_text())
+    assert value["options"] == {"normalise": True}
+    assert value["train"] == {"episodes_per_step": 2, "steps": 20}
+    assert value["seed"] == 4
+    assert len(value["episodes"]["base_joint"]) == 30
+    assert value["training"]["kept_step"] in (2, 4, 6, 8, 10, 12, 14, 16, 18, 20)
+
+
+def test_seeds_tables_compare_and_show(call, here):
+    status, out, err = call("run", "--method", "lwof,imprint", "--task", TASK, "--seeds", "2", "--train", "steps=20",
+                            "--device", "cpu")  # fmt: skip
+    assert status == 0, err
+    status, out, _ = call("table", TASK)
+    assert status == 0
+    assert "lwof.steps=20" in out
+    status, out, _ = call("compare", "lwof.steps=20", "imprint.steps=20", "--task", TASK)
+    assert status == 0
+    assert "seeds [0, 1]" in out
+    assert "A - B over seeds" in out
+    folder = Path("home/results/clusters-5shot")
+    files = [str(folder / f"{m}.steps=20.seed-0.json") for m in ("lwof", "imprint")]
+    status, out, _ = call("compare", *files)
+    assert status == 0
+    assert "60 episodes" in out
+    status, out, _ = call("show", files[0])
+    assert status == 0
+    assert "novel alone" in out
+    assert "digest" in out
+    for style in ("markdown", "latex", "csv"):
+        assert call("table", TASK, "--format", style, "--full")[0] == 0
+
+
+def test_compare_refuses_other_episodes(call, here):
+    for n in ("30", "60"):
+        call("run", "--method", "protonet", "--task", TASK, "--episodes", n, "--device", "cpu")
+    status, _, err = call("compare", "protonet", "protonet.episodes=30", "--task", TASK)
+    assert status == 2
+    assert "the episodes differ" in err
+
+
+def test_checkpoint_is_evaluated_alone(call, here):
+    call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--device", "cpu")
+    stored = json.loads((here / "home/results/clusters-5shot/lwof.steps=20.seed-0.json").read_text())
+    folder = stored["provenance"]["checkpoint"]
+    status, out, err = call("run", "--checkpoint", folder, "--task", TASK, "--device", "cpu")
+    assert status == 0, err
+    assert f"{stored['summary']['acc']['mean']:.2f}" in out
+    assert "meta-training" not in err
+    status, _, err = call("run", "--checkpoint", "nowhere", "--task", TASK)
+    assert status == 2
+    assert "no meta-trained model" in err
+    status, _, err = call("run", "--checkpoint", folder, "--method", "lwof", "--task", TASK)
+    assert status == 2
+
+
+def test_dry_run_tells_stages_and_changes_nothing(call, here):
+    before = sorted(p for p in (here / "home").rglob("*"))
+    status, out, err = call("run", "--method", "lwof,protonet", "--task", TASK, "--dry-run", "--device", "cpu")
+    assert status == 0, err
+    assert "meta-training lwof on clusters-5shot, seed 0: 10,000 steps" in out
+    assert "pretraining none, linear head, seed 0" in out
+    assert sorted(p for p in (here / "home").rglob("*")) == before
+    call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--device", "cpu")
+    status, out, _ = call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--device", "cpu")
+    assert [line.split()[-1] for line in out.strip().splitlines()[2:]] == ["cached"]
+    status, out, _ = call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--rerun",
+                          "--device", "cpu")  # fmt: skip
+    assert out.count("cached") == 3
+    assert out.count("to do") == 1
+
+
+def test_every_task_of_a_file_is_run(call, here):
+    status, out, err = call("run", "--method", "protonet", "--task", "clusters.toml", "--device", "cpu", "-q")
+    assert status == 0, err
+    assert [n for n in ("clusters-1shot", "clusters-5shot", "clusters-shared-5shot") if f"\n{n}\n" in out]
+    assert err == ""
+
+
+MISTAKES = [
+    (["run", "--method", "protonte", "--task", "glyphs-5shot"], "did you mean 'protonet'"),
+    (["run", "--method", "protonet", "--task", "glyphs-5"], "did you mean 'glyphs-5shot'"),
+    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalize=1"], "did you mean 'normalise'"),
+    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise=maybe"], "takes bool, not 'maybe'"),
+    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise"], "name=value"),
+    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--train", "step=3"], "did you mean 'steps'"),
+    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "1"], "--episodes must be 2 to 2000"),
+    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "many"], "not a valid integer"),
+    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--device", "tpu"], "device 'tpu'"),
+    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--format", "pdf"], "unknown format 'pdf'"),
+    (["run", "--method", "lwof", "--task", "mini-5shot"], "To get it: get the five files"),
+    (["run", "--method", "lwof", "--task", "tiered-1shot", "--dry-run"], "To get it: get the files train_a_"),
+    (["run", "--method", "lwof", "--task", "none.toml"], "cannot read the task file"),
+    (["run"], "say what to run"),
+    (["rnu"], "did you mean 'run'"),
+    (["data", "lst"], "did you mean 'list'"),
+    (["data", "prepare", "gliphs"], "did you mean 'glyphs'"),
+    (["data", "stats", "glyfs"], "did you mean 'glyphs'"),
+    (["data", "prepare", "mine", "--from", "/nonexistent/x"], "there is no /nonexistent/x"),
+    (["data", "verify", "glyphs"], "not prepared"),
+    (["table", "glyphs-6shot"], "did you mean 'glyphs-5shot'"),
+    (["compare", "a", "b"], "there is no result file a"),
+    (["compare", "protonet", "lwoff", "--task", "mini-5shot"], "unknown row 'protonet'"),
+    (["show", "none.json"], "cannot read the result"),
+    (["run", "--nonsense"], "No such option"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(a) for a, _ in MISTAKES])
+def test_mistakes_are_one_line_and_status_2(call, arguments, message):
+    status, out, err = call(*arguments)
+    assert status == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_lists(call, here):
+    status, out, _ = call("methods")
+    assert status == 0
+    assert "normalise=false (bool)" in out
+    status, out, _ = call("tasks")
+    assert "glyphs-shared-1shot" in out
+    assert "to be obtained" in out
+    status, out, _ = call("data", "list")
+    assert "clusters" in out
+    assert "prepared" in out
+    status, out, _ = call("data", "stats", "clusters")
+    assert "N. Img" in out
+    assert "192" in out
+    status, out, _ = call("data", "verify")
+    assert status == 0
+    assert "verified" in out
+
+
+def test_contact_sheet_is_a_picture(call, glyph_home, tmp_path, monkeypatch):
+    from PIL import Image
+
+    status, _, err = call("data", "show", "glyphs", "--home", str(glyph_home), "--out", str(tmp_path / "s.png"),
+                          "--classes", "3", "--images", "4")  # fmt: skip
+    assert status == 0, err
+    with Image.open(tmp_path / "s.png") as image:
+        assert image.width > 250
+        assert len(set(image.convert("L").tobytes())) > 50
+    status, out, _ = call("data", "stats", "glyphs", "--home", str(glyph_home))
+    assert "ARMENIAN" in out
+
+
+def test_features_have_no_pictures(call, here):
+    status, _, err = call("data", "show", "clusters")
+    assert status == 2
+    assert "nothing to show" in err
+
+
+def write_plugin(folder: Path, entries: str, code: str) -> None:
+    """An installed distribution with entry points, as pip leaves it."""
+    info = folder / "other-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\nProvides-Extra: big\n")
+    (info / "entry_points.txt").write_text(f"[ifsl_bench.methods]\n{entries}")
+    (folder / "other_methods.py").write_text(code)
+
+
+PLUGIN = '''
+import torch
+from ifsl_bench import Method, Prediction
+
+class Wrong(Method):
+    """Returns one logit too few."""
+    def forward(self, support, query):
+        return Prediction(query.base_logits)
+
+class Nan(Method):
+    """Returns NaN."""
+    def forward(self, support, query):
+        E, Q, K = query.base_logits.shape
+        return Prediction(torch.full((E, Q, K + self.ways), torch.nan))
+
+class Tuned(Method):
+    """Base logits beside cosine ones, ``weight`` times; weight is tuned."""
+    tune = {"weight": (0.0, 1e-3, 100.0)}
+    def __init__(self, base, ways, *, weight: float = 0.0):
+        super().__init__(base, ways)
+        self.weight = weight
+    def forward(self, support, query):
+        means = torch.nn.functional.normalize(support.class_means(self.ways), dim=-1)
+        novel = torch.nn.functional.normalize(query.features, dim=-1) @ means.mT
+        return Prediction(torch.cat([torch.nn.functional.normalize(query.base_logits, dim=-1), self.weight * novel], -1))
+
+class Text:
+    pass
+'''
+
+
+@pytest.fixture
+def plugins(tmp_path, monkeypatch):
+    folder = tmp_path / "site"
+    folder.mkdir()
+    entries = (
+        "wrong = other_methods:Wrong\nnan = other_methods:Nan\ntuned = other_methods:Tuned\ntext = other_methods:Text\n"
+        "gone = other_methods:Gone\nbroken = other_broken:X\nheavy = other_heavy:X [big]\n"
+    )
+    write_plugin(folder, entries, PLUGIN)
+    (folder / "other_broken.py").write_text("raise RuntimeError('no luck')\n")
+    (folder / "other_heavy.py").write_text("import a_package_that_nobody_has\n")
+    monkeypatch.syspath_prepend(str(folder))
+    yield
+    for name in ("other_methods", "other_broken", "other_heavy"):
+        sys.modules.pop(name, None)
+
+
+def test_broken_plugins_are_listed_and_take_nobody_down(call, here, plugins):
+    status, out, _ = call("methods")
+    assert status == 0
+    lines = {line.split()[0]: line for line in out.splitlines() if line.split()}
+    assert "broken: RuntimeError: no luck" in lines["broken"]
+    assert 'needs an extra (a_package_that_nobody_has is not installed): pip install "other[big]"' in lines["heavy"]
+    assert "broken: AttributeError" in lines["gone"]
+    assert "not a subclass" in lines["text"]
+    assert "imprint" in lines
+    for name, message in (("broken", "no luck"), ("heavy", "pip install"), ("text", "not a subclass")):
+        status, _, err = call("run", "--method", name, "--task", TASK)
+        assert status == 2
+        assert message in err
+    assert call("run", "--method", "imprint", "--task", TASK, "--device", "cpu")[0] == 0
+
+
+def test_wrong_answers_are_told_what_was_expected(call, here, plugins):
+    status, _, err = call("run", "--method", "wrong", "--task", TASK, "--device", "cpu", "-q")
+    assert status == 2
+    assert "returned logits of shape [60, 50, 8], expected [60, 50, 13]" in err
+    status, _, err = call("run", "--method", "nan", "--task", TASK, "--device", "cpu", "-q")
+    assert status == 2
+    assert "returned NaN logits in 60 of 60 episodes" in err
+
+
+def test_tuned_options_are_chosen_on_validation_and_recorded(call, here, plugins):
+    status, _, err = call("run", "--method", "tuned", "--task", TASK, "--device", "cpu")
+    assert status == 0, err
+    value = json.loads((here / "home/results/clusters-5shot/tuned.seed-0.json").read_text())
+    grid = value["tuned"]["weight"]
+    assert set(grid) == {"weight=0", "weight=0.001", "weight=100"}
+    assert f"weight={value['options']['weight']:g}" == max(grid, key=grid.get)
+    status, _, err = call("run", "--method", "tuned", "--task", TASK, "--device", "cpu", "--set", "weight=100")
+    assert status == 0
+    assert "validation" not in err
+
+
+def test_library_call(here):
+    import ifsl_bench
+
+    work = ifsl_bench.workspace(here / "home", device="cpu")
+    result = ifsl_bench.run(method="imprint", task="clusters.toml:clusters-1shot", work=work)
+    assert result.task == "clusters-1shot"
+    assert 0 < result.summary["acc"]["mean"] <= 100
+    again = ifsl_bench.run(method="imprint", task="clusters.toml:clusters-1shot", work=work)
+    assert again == result
+    with pytest.raises(ifsl_bench.UserError, match="several tasks"):
+        ifsl_bench.run(method="imprint", task="clusters.toml", work=work)

@@ -1,0 +1,83 @@
+"""Who may import whom."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LIBRARY = sorted((ROOT / "ifsl_bench").rglob("*.py"))
+PLUGINS = sorted((ROOT / "methods").glob("*.py"))
+STANDARD = sys.stdlib_module_names
+
+
+def imports(path: Path) -> set[str]:
+    """Names of all modules that a file imports, at any depth."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = path.relative_to(ROOT).parent.parts
+            parts = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*parts, *([node.module] if node.module else [])])
+            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def top(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names} - STANDARD
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=lambda p: p.name)
+def test_methods_know_the_contract_and_the_solvers_only(path):
+    names = imports(path)
+    assert top(names) <= {"ifsl_bench", "torch", "learn2learn"}
+    allowed = ("ifsl_bench.method", "ifsl_bench.solve", "ifsl_bench.task", "ifsl_bench.backbones", "ifsl_bench.errors")
+    for name in names:
+        if name.startswith("ifsl_bench"):
+            assert name.startswith(allowed), f"{path.name} imports {name}"
+            assert not name.startswith("ifsl_bench.methods"), f"{path.name} imports another plugin"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "ifsl_bench" / "solve").glob("*.py")), ids=lambda p: p.name)
+def test_solvers_import_torch_only(path):
+    names = imports(path)
+    assert top(names) <= {"torch", "ifsl_bench"}
+    assert all(n.startswith("ifsl_bench.solve") for n in names if n.startswith("ifsl_bench"))
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_library_names_no_method_and_no_task(path):
+    names = imports(path)
+    assert not any(n.startswith(("ifsl_bench.methods.", "methods", "tasks", "learn2learn")) for n in names)
+    tree = ast.parse(path.read_text())
+    docs = {ast.get_docstring(n, clean=False) for n in ast.walk(tree)
+            if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))}  # fmt: skip
+    texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)} - docs
+    words = {p.stem for p in PLUGINS} - {"__init__"}
+    for text in texts:
+        if "ifsl-bench run" not in text:  # an example of a command
+            assert not words & set(text.replace("-", " ").split()), f"{path.name} names a method: {text!r}"
+
+
+def test_files_are_of_a_readable_length():
+    long = {p.name: n for p in (*LIBRARY, *PLUGINS) if (n := len(p.read_text().splitlines())) > 420}
+    assert not long
+
+
+@pytest.mark.parametrize("code", [
+    "import ifsl_bench",
+    "import ifsl_bench.cli",
+    "import sys; sys.argv = ['ifsl-bench', '--help']\nfrom ifsl_bench.cli import main\ntry: main()\nexcept SystemExit: pass",
+    "import sys; sys.argv = ['ifsl-bench', 'tasks']\nfrom ifsl_bench.cli import main\ntry: main()\nexcept SystemExit: pass",
+    "import sys; sys.argv = ['ifsl-bench', 'table', 'mini-5shot']\nfrom ifsl_bench.cli import main\n"
+    "try: main()\nexcept SystemExit: pass",
+])  # fmt: skip
+def test_quick_commands_do_without_torch(code):
+    check = f"{code}\nimport sys\nheavy = {{'torch', 'matplotlib', 'torchvision', 'fontTools'}} & set(sys.modules)\nassert not heavy, heavy"
+    subprocess.run([sys.executable, "-c", check], check=True, capture_output=True, timeout=60)

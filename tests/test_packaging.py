@@ -1,0 +1,55 @@
+"""What a wheel holds, and that an installed copy works away from the repository."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """A wheel built from the files that git would ship."""
+    out = tmp_path_factory.mktemp("wheel")
+    source = out / "source"
+    names = ["README.md", "LICENSE", "pyproject.toml", "ifsl_bench", "methods", "tasks", "results"]
+    source.mkdir()
+    subprocess.run(["cp", "-r", *(str(ROOT / n) for n in names), str(source)], check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(out), str(source)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return next(out.glob("*.whl"))
+
+
+def test_wheel_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"ifsl_bench"}
+    for needed in ("ifsl_bench/py.typed", "ifsl_bench/methods/imprint.py", "ifsl_bench/tasks/mini.toml",
+                   "ifsl_bench/results/published/ren2019.json", "ifsl_bench/data/glyphs/letters.tsv"):  # fmt: skip
+        assert needed in names
+    for package in ("ifsl_bench", "methods"):
+        for path in (ROOT / package).rglob("*.py"):
+            relative = path.relative_to(ROOT)
+            inside = relative if package == "ifsl_bench" else Path("ifsl_bench") / relative
+            assert str(inside) in names, f"{relative} is not packaged"
+    assert not [n for n in names if "__pycache__" in n or n.endswith(".npz")]
+    assert sum(n.endswith(".seed-0.json") for n in names) == len(list((ROOT / "results").glob("*/*.seed-0.json")))
+
+
+def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
+    site = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", "-q", "--target", str(site), str(wheel)],
+                   check=True, capture_output=True, timeout=300)  # fmt: skip
+    assert sorted(p.name for p in site.iterdir() if p.suffix != ".dist-info" and p.name != "bin") == ["ifsl_bench"]
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import ifsl_bench; from ifsl_bench.report import task_table; "
+        "from ifsl_bench.task import packaged; assert ifsl_bench.__file__.startswith(sys.argv[1]), ifsl_bench.__file__; "
+        "print(len(packaged())); print(task_table('mini-5shot', []))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(site)], check=True, capture_output=True, text=True, cwd=tmp_path)
+    assert "published: ren2019" in done.stdout

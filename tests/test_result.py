@@ -1,0 +1,204 @@
+"""Result files, rows of several seeds, comparisons and tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import msgspec
+import numpy as np
+import pytest
+from scipy import stats
+
+from ifsl_bench import report
+from ifsl_bench.compare import Row, compare, rows_of
+from ifsl_bench.errors import CorruptFile, UserError
+from ifsl_bench.metrics import METRICS, Counts, summarise
+from ifsl_bench.result import (
+    SCHEMA,
+    Result,
+    counts_entry,
+    packaged_root,
+    published,
+    read,
+    stored,
+    summary_entry,
+    write,
+)
+from ifsl_bench.task import packaged
+
+
+def make(label="m", seed=0, task="toy", n=50, base=0.8, novel=0.6, noise=0, **changes) -> Result:
+    generator = np.random.default_rng([seed, noise, 7])
+    alone = generator.binomial(25, base, n), generator.binomial(25, novel, n)
+    joint = [generator.binomial(a, 0.9) for a in alone]
+    counts = Counts(joint[0], alone[0], joint[1], alone[1], 25, 25)
+    fields = {
+        "schema": SCHEMA, "method": label, "label": label, "options": {}, "tuned": {}, "train": {}, "task": task,
+        "task_hash": "h", "digest": "d", "fingerprint": "f", "seed": seed, "episodes": counts_entry(counts),
+        "summary": summary_entry(summarise(counts.per_episode())), "solver": {},
+        "pretraining": {"key": f"k{seed}", "sha256": "s"}, "training": {}, "cost": {}, "provenance": {},
+    }  # fmt: skip
+    return Result(**{**fields, **changes})
+
+
+def test_round_trip(tmp_path):
+    result = make()
+    path = write(tmp_path, result)
+    assert path == tmp_path / "toy" / "m.seed-0.json"
+    assert read(path) == result
+    assert stored(tmp_path) == stored(tmp_path, ["toy"]) == [result]
+    assert stored(tmp_path, ["other"]) == stored(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: v["summary"]["acc"].update(mean=99.0), "summary.acc.mean is 99.0, the counts give"),
+        (lambda v: v["summary"].pop("delta"), "summary.delta.mean is nan"),
+        (lambda v: v["episodes"]["base_joint"].__setitem__(0, 26), "outside 0..25"),
+        (lambda v: v["episodes"]["novel_alone"].__setitem__(0, 0), "more joint hits"),
+        (lambda v: v["episodes"]["base_joint"].pop(), "entries"),
+        (lambda v: v.update(schema=2), "no result of schema 1"),
+        (lambda v: v.update(extra=1), "unknown field `extra`"),
+        (lambda v: v.pop("digest"), "missing required field `digest`"),
+    ],
+)
+def test_tampering_is_refused(tmp_path, change, message):
+    path = write(tmp_path, make())
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+    with pytest.raises(CorruptFile) as error:
+        read(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_rows_average_each_episode_over_seeds():
+    results = [make(seed=s) for s in (2, 0, 1)]
+    (row,) = rows_of(results, "yours")
+    assert row.seeds == (0, 1, 2)
+    values = np.mean([r.counts().per_episode()["acc"] for r in results], 0)
+    assert row.summary()["acc"].mean == pytest.approx(values.mean())
+    assert row.summary()["acc"].interval == pytest.approx(1.96 * stats.sem(values))
+    assert row.spread() == pytest.approx(np.std([r.summary["acc"]["mean"] for r in results], ddof=1))
+
+
+def test_seeds_of_different_episodes_do_not_mix():
+    with pytest.raises(UserError, match="do not belong together: the episodes differ"):
+        rows_of([make(seed=0), make(seed=1, digest="x")], "yours")
+
+
+def test_comparison_is_paired_over_episodes_and_over_seeds():
+    a = Row("a", "yours", tuple(make("a", s, noise=1) for s in range(3)))
+    b = Row("b", "yours", tuple(make("b", s, base=0.7, noise=2) for s in range(3)))
+    found = compare(a, b)
+    for name in METRICS:
+        left, right = a.per_episode()[name], b.per_episode()[name]
+        assert found.episodes[name].mean == pytest.approx((left - right).mean())
+        assert found.episodes[name].p == pytest.approx(stats.ttest_rel(left, right).pvalue, rel=1e-6, abs=1e-12)
+        means = [x.summary[name]["mean"] - y.summary[name]["mean"] for x, y in zip(a.results, b.results, strict=True)]
+        low, high = stats.t.interval(0.95, 2, np.mean(means), stats.sem(means))
+        assert found.by_seed_interval[name].mean == pytest.approx(np.mean(means), abs=1e-6)
+        assert found.by_seed_interval[name].interval == pytest.approx((high - low) / 2, abs=1e-5)
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"digest": "x"}, "the episodes differ"),
+        ({"fingerprint": "x"}, "the data differ"),
+        ({"task_hash": "x"}, "the task's definition differs"),
+        ({"task": "x"}, "the tasks differ"),
+    ],
+)
+def test_comparison_refuses_with_the_reason(changes, reason):
+    with pytest.raises(UserError, match=reason):
+        compare(Row("a", "yours", (make("a"),)), Row("b", "yours", (make("b", **changes),)))
+
+
+def test_comparison_notes_unequal_seeds_and_separate_backbones():
+    a = Row("a", "yours", tuple(make("a", s) for s in range(2)))
+    b = Row("b", "stored", (make("b", 1, noise=3, pretraining={"key": "k1", "sha256": "other"}),))
+    found = compare(a, b)
+    assert found.seeds == (1,)
+    assert found.episodes["acc"].mean == pytest.approx(found.by_seed["acc"][0], abs=1e-5)
+    assert any("only the common seeds" in note for note in found.notes)
+    assert any("trained separately" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("style", list(report.FORMATS))
+def test_tables_hold_measured_and_published_rows(style):
+    rows = rows_of([make("mine", task="mini-5shot")], "yours")
+    text = report.task_table("mini-5shot", rows, style)
+    assert "mine" in text
+    assert "published: ren2019" in text
+    assert "63.04" in text
+    assert ("-8.77" in text) and ("-10.66" in text)
+    if style == "csv":
+        table = list(csv.DictReader(io.StringIO(text)))
+        accuracies = [float(r["acc"]) for r in table]
+        assert accuracies == sorted(accuracies, reverse=True)
+        assert {r["task"] for r in table} == {"mini-5shot"}
+    elif style == "latex":
+        assert "\\toprule" in text
+        assert "$\\pm$" in text
+        assert "±" not in text.split("\\bottomrule")[0]
+    else:
+        assert "related, not the same" in text
+        assert "printed -13.60, parts -13.39" in text
+
+
+def test_unknown_format_and_empty_task():
+    with pytest.raises(UserError, match="did you mean 'markdown'"):
+        report.render([], "markdwn")
+    with pytest.raises(UserError, match="no results of task 'toy' are stored"):
+        report.task_table("toy", [])
+
+
+def test_standing_ranks_and_compares():
+    rows = rows_of([make("a", base=0.9, noise=1), make("b", base=0.5, noise=2), make("c", base=0.7, noise=3)], "yours")
+    lines = report.standing(rows, "c")
+    assert "rank 2 of 3" in lines[0]
+    assert "best other, a" in lines[1]
+    assert report.standing(rows[:1], "a") == ["a is the only measured row on these episodes."]
+
+
+def test_published_rows_are_consistent_or_flagged():
+    """Delta is the mean of its parts wherever the paper prints all three, or a note says that it is not."""
+    flagged = 0
+    for task in ("mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"):
+        rows = published(task)
+        assert {"protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a", "xtarnet"} <= {r.label for r in rows}
+        for row in rows:
+            if "delta_a" in row.values:
+                gap = abs(row.values["delta"] - (row.values["delta_a"] + row.values["delta_b"]) / 2)
+                assert gap < 0.0101 or row.note, (task, row)
+                flagged += bool(row.note)
+    assert flagged == 4
+
+
+def test_every_stored_result_is_of_todays_task_and_adds_up():
+    """Task hash, digest, fingerprint and summary of every file that comes with the package."""
+    results = stored(packaged_root())  # reading recomputes the summary
+    assert results, "the stored leaderboard is empty"
+    for result in results:
+        task = packaged()[result.task]
+        where = f"{result.task}/{result.label}.seed-{result.seed}"
+        assert result.task_hash == task.hash, where
+        assert result.fingerprint == task.dataset.fingerprint, where
+        if len(result.episodes.base_joint) == task.evaluation.episodes:
+            assert result.digest == task.digest, where
+        assert "+changes" not in result.provenance["commit"], where
+        assert result.provenance["commit"], where
+    labels = {(r.task, r.label, r.seed) for r in results}
+    assert len(labels) == len(results)
+
+
+def test_result_is_immutable_data():
+    with pytest.raises(AttributeError):
+        make().seed = 3
+    assert msgspec.structs.asdict(make())["task"] == "toy"
