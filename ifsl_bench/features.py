@@ -17,7 +17,17 @@ from ifsl_bench.method import Base
 from ifsl_bench.pretrain import Pretrained
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.seeds import seed_of
-from ifsl_bench.store import Home, building, create_array, locked, read_json, set_aside, sha256_file, sha256_json, write_json
+from ifsl_bench.store import (
+    Home,
+    building,
+    create_array,
+    locked,
+    read_json,
+    set_aside,
+    sha256_file,
+    sha256_json,
+    write_json,
+)
 from ifsl_bench.task import Task
 
 FORMAT = 1

@@ -46,7 +46,9 @@ def write_features(folder: Path, *, width: int = 16, seed: int = 0, classes: dic
         labels = np.repeat(np.arange(counts[side]), 24 if pool == "base/train" else 14)
         generator.shuffle(labels)
         features = centres[side][labels] + generator.normal(size=(len(labels), width))
-        np.savez(folder / f"{pool.replace('/', '-')}.npz", features=features.astype(np.float32), labels=labels + offset[side])
+        np.savez(
+            folder / f"{pool.replace('/', '-')}.npz", features=features.astype(np.float32), labels=labels + offset[side]
+        )
     return folder
 
 

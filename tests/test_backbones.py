@@ -45,7 +45,9 @@ def test_norms_are_the_papers():
     assert {(m.num_groups, m.eps) for m in groups} == {(32, 1e-6)}
 
 
-@pytest.mark.parametrize(("size", "kernel", "stride"), [(84, 3, 2), (42, 3, 2), (21, 3, 2), (11, 3, 2), (7, 3, 1), (8, 5, 3)])
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride"), [(84, 3, 2), (42, 3, 2), (21, 3, 2), (11, 3, 2), (7, 3, 1), (8, 5, 3)]
+)
 def test_same_padding_is_tensorflows(size, kernel, stride):
     """Output size ceil(n / s); total padding max((out - 1) s + k - n, 0), the odd pixel at the end."""
     out = int(np.ceil(size / stride))

@@ -149,7 +149,9 @@ def test_dry_run_tells_stages_and_changes_nothing(call, here):
     assert "pretraining none, linear head, seed 0" in out
     assert sorted(p for p in (here / "home").rglob("*")) == before
     call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--device", "cpu")
-    status, out, _ = call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--device", "cpu")
+    status, out, _ = call(
+        "run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--device", "cpu"
+    )
     assert [line.split()[-1] for line in out.strip().splitlines()[2:]] == ["cached"]
     status, out, _ = call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--rerun",
                           "--device", "cpu")  # fmt: skip
@@ -273,7 +275,8 @@ class Tuned(Method):
     def forward(self, support, query):
         means = torch.nn.functional.normalize(support.class_means(self.ways), dim=-1)
         novel = torch.nn.functional.normalize(query.features, dim=-1) @ means.mT
-        return Prediction(torch.cat([torch.nn.functional.normalize(query.base_logits, dim=-1), self.weight * novel], -1))
+        base = torch.nn.functional.normalize(query.base_logits, dim=-1)
+        return Prediction(torch.cat([base, self.weight * novel], -1))
 
 class Text:
     pass

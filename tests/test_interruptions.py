@@ -85,8 +85,7 @@ def test_killed_in_every_stage_ends_with_the_same_numbers(undisturbed, tmp_path)
     log = finish(start(home, task))
     assert counts(home) == counts(undisturbed / "home")
     assert "meta-training lwof, seed 0 (resumed at" in log or "evaluating" in log
-    litter = [p for p in home.rglob(".partial-*")]
-    assert not litter
+    assert not list(home.rglob(".partial-*"))
 
 
 def test_ctrl_c_says_how_to_go_on(undisturbed, tmp_path):

@@ -31,7 +31,9 @@ def make_episodes(base: Base, hide: bool = False) -> tuple[Support, Query]:
     labels = torch.arange(N).repeat_interleave(SHOTS).expand(E, -1)
     hidden = torch.zeros(E, K, dtype=torch.bool)
     if hide:
-        hidden[torch.arange(E).unsqueeze(1), torch.stack([torch.randperm(K, generator=generator)[:3] for _ in range(E)])] = True
+        hidden[
+            torch.arange(E).unsqueeze(1), torch.stack([torch.randperm(K, generator=generator)[:3] for _ in range(E)])
+        ] = True
     return (
         Support(x, labels, hidden, F.linear(x, base.weight, base.bias)),
         Query(q, F.linear(q, base.weight, base.bias)),
@@ -95,7 +97,9 @@ def test_each_query_ignores_the_other_queries(method):
 def test_support_order_does_not_matter(method):
     support, query = make_episodes(method.base)
     order = torch.arange(N * SHOTS).view(N, SHOTS).flip(1).flatten()  # within each class: rows stay sorted by label
-    turned = Support(support.features[:, order], support.labels[:, order], support.hidden, support.base_logits[:, order])
+    turned = Support(
+        support.features[:, order], support.labels[:, order], support.hidden, support.base_logits[:, order]
+    )
     torch.testing.assert_close(method(turned, query).logits, method(support, query).logits, rtol=1e-5, atol=1e-5)
 
 
@@ -116,9 +120,7 @@ def test_hidden_features_of_a_base_class_do_not_leak(method):
     changed = [support.base_logits.clone(), query.base_logits.clone()]
     for tensor in changed:
         tensor[..., 2] += 5.0
-    after = other(
-        Support(support.features, support.labels, hidden, changed[0]), Query(query.features, changed[1])
-    )
+    after = other(Support(support.features, support.labels, hidden, changed[0]), Query(query.features, changed[1]))
     torch.testing.assert_close(masked_logits(after, hidden), before, rtol=1e-7, atol=1e-7)
 
 

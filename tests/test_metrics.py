@@ -77,7 +77,9 @@ class _Loader:
 
     def batch(self, start: int, count: int) -> Batch:
         at = slice(start, start + count)
-        support = Support(torch.ones(count, self.ways, 2), torch.zeros(count, self.ways), self.hidden[at], torch.zeros(0))
+        support = Support(
+            torch.ones(count, self.ways, 2), torch.zeros(count, self.ways), self.hidden[at], torch.zeros(0)
+        )
         return Batch(support, Query(self.logits[at], torch.zeros(0)), self.labels[at], self.is_novel[at])
 
 

@@ -48,8 +48,11 @@ def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
     assert sorted(p.name for p in site.iterdir() if p.suffix != ".dist-info" and p.name != "bin") == ["ifsl_bench"]
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import ifsl_bench; from ifsl_bench.report import task_table; "
-        "from ifsl_bench.task import packaged; assert ifsl_bench.__file__.startswith(sys.argv[1]), ifsl_bench.__file__; "
+        "from ifsl_bench.task import packaged; "
+        "assert ifsl_bench.__file__.startswith(sys.argv[1]); "
         "print(len(packaged())); print(task_table('mini-5shot', []))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(site)], check=True, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(site)], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
     assert "published: ren2019" in done.stdout

@@ -137,7 +137,8 @@ def test_tables_hold_measured_and_published_rows(style):
     assert "mine" in text
     assert "published: ren2019" in text
     assert "63.04" in text
-    assert ("-8.77" in text) and ("-10.66" in text)
+    assert "-8.77" in text
+    assert "-10.66" in text
     if style == "csv":
         table = list(csv.DictReader(io.StringIO(text)))
         accuracies = [float(r["acc"]) for r in table]
@@ -172,7 +173,9 @@ def test_published_rows_are_consistent_or_flagged():
     flagged = 0
     for task in ("mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"):
         rows = published(task)
-        assert {"protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a", "xtarnet"} <= {r.label for r in rows}
+        assert {"protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a", "xtarnet"} <= {
+            r.label for r in rows
+        }
         for row in rows:
             if "delta_a" in row.values:
                 gap = abs(row.values["delta"] - (row.values["delta_a"] + row.values["delta_b"]) / 2)

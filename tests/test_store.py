@@ -54,9 +54,14 @@ def test_failed_write_leaves_old_content_and_no_litter(tmp_path, monkeypatch):
 
 def test_building_appears_whole_or_not_at_all(tmp_path):
     target = tmp_path / "set"
-    with pytest.raises(RuntimeError), building(target) as partial:
-        (partial / "half").write_text("x")
-        raise RuntimeError
+
+    def fail() -> None:
+        with building(target) as partial:
+            (partial / "half").write_text("x")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert list(tmp_path.iterdir()) == []
     with building(target) as partial:
         (partial / "whole").write_text("x")

@@ -55,7 +55,9 @@ def test_mistakes_are_named(old, new, message):
 
 def test_hash_changes_with_what_matters_and_nothing_else():
     (task,) = parse(MINIMAL, "x")
-    same = MINIMAL.replace("shots = 1", 'shots = 1\ntitle = "T"\ndigest = "x"') + '[dataset2]\n'.replace("[dataset2]\n", "")
+    same = MINIMAL.replace("shots = 1", 'shots = 1\ntitle = "T"\ndigest = "x"') + "[dataset2]\n".replace(
+        "[dataset2]\n", ""
+    )
     same = same.replace('name = "d"', 'name = "d"\nobtain = "somewhere"\nfingerprint = "f"')
     assert parse(same, "x")[0].hash == task.hash
     for old, new in (("steps = 1", "steps = 2"), ("shots = 1", "shots = 2"), ("rate = 0.1", "rate = 0.2")):
@@ -79,7 +81,11 @@ def test_protocols_choose_pools():
     separate, shared = packaged()["tiered-5shot"], packaged()["mini-5shot"]
     assert separate.pool("train", "novel") == "novel/train"
     assert separate.pool("train", "base") == "base/val"
-    assert (separate.base_parity("train"), separate.base_parity("val"), separate.base_parity("test")) == ("even", "odd", None)
+    assert (separate.base_parity("train"), separate.base_parity("val"), separate.base_parity("test")) == (
+        "even",
+        "odd",
+        None,
+    )
     assert shared.pool("train", "novel") == shared.pool("train", "base") == "base/train"
     assert {shared.base_parity(side) for side in ("train", "val", "test")} == {None}
     for task in (separate, shared):

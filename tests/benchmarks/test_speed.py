@@ -1,4 +1,4 @@
-"""Speed of the harness; run with ``pytest tests/benchmarks --benchmark-enable``. Ratios are to a peer in the same run."""
+"""Speed of the harness: ``pytest tests/benchmarks --benchmark-enable``. Ratios are to a peer in the same run."""
 
 from __future__ import annotations
 
@@ -112,7 +112,18 @@ def test_lwof_meta_training(benchmark, tmp_path):
     rounds = iter(range(100))
 
     def train() -> None:
-        meta_train(tmp_path / str(next(rounds)), kind(base, 5), "lwof", loader, lambda _: 0.0, plan, Training(), 0, {}, Reporter())
+        meta_train(
+            tmp_path / str(next(rounds)),
+            kind(base, 5),
+            "lwof",
+            loader,
+            lambda _: 0.0,
+            plan,
+            Training(),
+            0,
+            {},
+            Reporter(),
+        )
 
     benchmark.pedantic(train, rounds=3, warmup_rounds=1)
     method = kind(base, 5)
@@ -170,4 +181,8 @@ def test_start_up(benchmark, command):
 
     benchmark.pedantic(run, ("-m", "ifsl_bench", command), rounds=5, warmup_rounds=1)
     if benchmark.stats:
-        note(benchmark, seconds=benchmark.stats["mean"], ratio_to_empty_process=benchmark.stats["mean"] / seconds(lambda: run("-c", "")))
+        note(
+            benchmark,
+            seconds=benchmark.stats["mean"],
+            ratio_to_empty_process=benchmark.stats["mean"] / seconds(lambda: run("-c", "")),
+        )

@@ -126,8 +126,9 @@ def test_bad_pools_are_refused(tmp_path, labels, classes, message):
 
 
 def test_embedded_data_are_rebuilt_when_damaged_or_outdated(glyph_home, tmp_path):
-    from ifsl_bench.reporter import LogReporter
     import io
+
+    from ifsl_bench.reporter import LogReporter
 
     home = Home.locate(glyph_home)
     spec = DataSpec(name="glyphs")
@@ -204,7 +205,7 @@ def test_missing_data_say_how_to_get_them(tmp_path):
     home = Home.locate(tmp_path)
     with pytest.raises(UserError, match="To get it: ask the authors"):
         ensure(home, DataSpec(name="rare", obtain="ask the authors"), Reporter())
-    with pytest.raises(UserError, match="unknown data set 'glyph'.*did you mean 'glyphs'"):
+    with pytest.raises(UserError, match=r"unknown data set 'glyph'.*did you mean 'glyphs'"):
         prepare(home, "glyph", None, False, Reporter())
     with pytest.raises(UserError, match="made from nothing"):
         prepare(home, "glyphs", tmp_path, False, Reporter())
