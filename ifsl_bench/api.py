@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench import result as result_files
+from ifsl_bench.bench import Bench, Workspace
 from ifsl_bench.checkpoint import CheckpointFolder
 from ifsl_bench.device import choose_device
 from ifsl_bench.errors import CorruptFile, UserError
-from ifsl_bench.pipeline import Bench, Job, Workspace, make_jobs, run_job
+from ifsl_bench.job import Job, make_jobs
+from ifsl_bench.pipeline import run_job
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.result import Result
 from ifsl_bench.store import Home, locked
@@ -98,7 +100,7 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
 
 def _write(job: Job, work: Workspace, result: Result) -> None:
     path = job.result_path(work.home)
-    with locked(path):
+    with locked(work.home.cache / "results"):
         if path.exists():
             _keep_old(path, result, work)
         result_files.write(work.home.results, result)

@@ -7,90 +7,44 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ifsl_bench._version import __version__
+from ifsl_bench.cli_data import data
+from ifsl_bench.cli_options import (
+    Group,
+    device_option,
+    folders_of,
+    home_option,
+    names,
+    pairs,
+    quiet_option,
+    reporter_for,
+    results_option,
+    style_option,
+    verbose_option,
+)
 from ifsl_bench.errors import UserError
 
 if TYPE_CHECKING:
-    from ifsl_bench.reporter import Reporter
-    from ifsl_bench.store import Home
+    pass
 
 
-class _Group(click.Group):
-    """Suggests the nearest command for an unknown one."""
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
-            from ifsl_bench.errors import unknown
-
-            raise unknown("command", args[0], self.commands)
-        return super().resolve_command(ctx, args)
-
-
-def _names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[str]:
-    """Repeated options and comma-separated lists alike."""
-    return [name.strip() for value in values for name in value.split(",") if name.strip()]
-
-
-def _pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    pairs = {}
-    for value in values:
-        key, separator, text = value.partition("=")
-        if not separator or not key.strip():
-            raise UserError(f"--{parameter.name} takes name=value, not {value!r}")
-        pairs[key.strip()] = text.strip()
-    return pairs
-
-
-def _format(_: click.Context, __: click.Parameter, value: str) -> str:
-    from ifsl_bench.errors import unknown
-    from ifsl_bench.report import FORMATS
-
-    if value not in FORMATS:
-        raise unknown("format", value, FORMATS)
-    return value
-
-
-_home = click.option("--home", metavar="DIR", help="Folder of caches and results [IFSL_BENCH_HOME, or the platform's].")
-_results = click.option("--results", "results_dir", metavar="DIR", help="Folder of result files [below the home].")
-_style = click.option("--format", "style", default="text", callback=_format, help="text, markdown, latex or csv.")
-_quiet = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")
-_verbose = click.option("-v", "--verbose", is_flag=True, help="Plain progress lines with more detail.")
-_device = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-
-
-def _folders(home: str | None, results_dir: str | None = None) -> Home:
-    from ifsl_bench.store import Home
-
-    return Home.locate(home, results_dir)
-
-
-def _reporter(quiet: bool, verbose: bool = False) -> Reporter:
-    from ifsl_bench.reporter import LogReporter, RichReporter
-
-    if quiet:
-        return LogReporter(verbose=False)
-    if verbose or not sys.stderr.isatty():
-        return LogReporter(every=2.0 if verbose else 10.0)
-    return RichReporter()
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="ifsl-bench")
 def cli() -> None:
     """A benchmark suite for incremental few-shot learning."""
 
 
 @cli.command()
-@click.option("--method", "methods", multiple=True, callback=_names, help="Methods, comma-separated or repeated.")
-@click.option("--task", "tasks", multiple=True, callback=_names, help="Tasks, or TOML files of your own.")
-@click.option("--set", "options", multiple=True, callback=_pairs, metavar="NAME=VALUE", help="An option of the method.")
-@click.option("--train", multiple=True, callback=_pairs, metavar="NAME=VALUE",
+@click.option("--method", "methods", multiple=True, callback=names, help="Methods, comma-separated or repeated.")
+@click.option("--task", "tasks", multiple=True, callback=names, help="Tasks, or TOML files of your own.")
+@click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE", help="An option of the method.")
+@click.option("--train", multiple=True, callback=pairs, metavar="NAME=VALUE",
               help="episodes_per_step, select=best|last, views, steps.")  # fmt: skip
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of training; the first of --seeds."
@@ -101,12 +55,12 @@ def cli() -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be done, what is cached, and a rough time.")
 @click.option("--rerun", is_flag=True, help="Evaluate again even if the result is stored.")
 @click.option("--full", is_flag=True, help="Tables with the joint and alone accuracies too.")
-@_device
-@_home
-@_results
-@_style
-@_quiet
-@_verbose
+@device_option
+@home_option
+@results_option
+@style_option
+@quiet_option
+@verbose_option
 def run(
     methods: list[str],
     tasks: list[str],
@@ -132,10 +86,10 @@ def run(
     from ifsl_bench.task import find
 
     found = [task for name in tasks for task in find(name)]  # a wrong name is told before torch is imported
-    from ifsl_bench import api, pipeline, report
+    from ifsl_bench import api, job, report
     from ifsl_bench.training import Training
 
-    reporter = _reporter(quiet, verbose)
+    reporter = reporter_for(quiet, verbose)
     work = api.workspace(home, results_dir, device, reporter)
     command = shlex.join(["ifsl-bench", *sys.argv[1:]])
     if checkpoint:
@@ -145,7 +99,7 @@ def run(
         click.echo(f"{result.label} on {result.task}, seed {result.seed}\n\n{report.result_table(result, style)}")
         return
     training = Training.parse(train)
-    jobs = pipeline.make_jobs(methods, tasks, options, training, range(seed, seed + seeds), episodes)
+    jobs = job.make_jobs(methods, tasks, options, training, range(seed, seed + seeds), episodes)
     if dry_run:
         from ifsl_bench.plan import plan
 
@@ -161,7 +115,7 @@ def run(
 
 
 @cli.command()
-@_style
+@style_option
 def methods(style: str) -> None:
     """List the methods, with their options and where they come from."""
     from ifsl_bench import registry, report
@@ -194,14 +148,14 @@ def _plain(value: Any) -> str:
 
 
 @cli.command()
-@_home
-@_style
+@home_option
+@style_option
 def tasks(home: str | None, style: str) -> None:
     """List the tasks, and whether their data are there."""
     from ifsl_bench import registry, report
     from ifsl_bench.task import packaged
 
-    folders = _folders(home)
+    folders = folders_of(home)
     known = registry.names(registry.DATASETS)
     rows = []
     for task in packaged().values():
@@ -225,15 +179,15 @@ def tasks(home: str | None, style: str) -> None:
 @cli.command()
 @click.argument("names", nargs=-1, metavar="TASK...")
 @click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
-@_home
-@_results
-@_style
+@home_option
+@results_option
+@style_option
 def table(names: tuple[str, ...], full: bool, home: str | None, results_dir: str | None, style: str) -> None:
     """Print the stored and published rows of tasks (of every task that has any, where none is named)."""
     from ifsl_bench import report
     from ifsl_bench.task import find, packaged
 
-    folders = _folders(home, results_dir)
+    folders = folders_of(home, results_dir)
     chosen = [task.name for name in names for task in find(name)]
     if not chosen:
         from ifsl_bench.result import published
@@ -251,9 +205,9 @@ def table(names: tuple[str, ...], full: bool, home: str | None, results_dir: str
 @click.argument("a")
 @click.argument("b")
 @click.option("--task", "task", help="The task, where A and B are labels of stored rows.")
-@_home
-@_results
-@_style
+@home_option
+@results_option
+@style_option
 def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str | None, style: str) -> None:
     """Paired difference A - B: two labels of a task, or two result files."""
     from ifsl_bench import report
@@ -269,7 +223,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
         (found, *more) = find(task)
         if more:
             raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-        stored = report.load_rows(found.name, _folders(home, results_dir).results)
+        stored = report.load_rows(found.name, folders_of(home, results_dir).results)
         for name in (a, b):
             row = next((row for row in stored if row.label == name), None)
             if row is None:
@@ -287,7 +241,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 
 @cli.command()
 @click.argument("file", type=click.Path())
-@_style
+@style_option
 def show(file: str, style: str) -> None:
     """Print one result file in full."""
     from ifsl_bench import report
@@ -297,79 +251,6 @@ def show(file: str, style: str) -> None:
     click.echo(report.result_table(result, style))
     if style in ("text", "markdown"):
         click.echo("\n" + report.result_facts(result))
-
-
-@cli.group(cls=_Group)
-def data() -> None:
-    """Data sets: list, prepare, verify, stats, show."""
-
-
-@data.command("list")
-@_home
-@_style
-def data_list(home: str | None, style: str) -> None:
-    """List known and prepared data sets."""
-    from ifsl_bench import data_commands, report
-
-    click.echo(report.render(data_commands.listing(_folders(home)), style))
-
-
-@data.command("prepare")
-@click.argument("name")
-@click.option("--from", "source", metavar="PATH", help="What to make it from; a folder of six .npz files, say.")
-@click.option("--force", is_flag=True, help="Build it again even if it is there.")
-@_home
-@_quiet
-@_verbose
-def data_prepare(name: str, source: str | None, force: bool, home: str | None, quiet: bool, verbose: bool) -> None:
-    """Make a data set available."""
-    from ifsl_bench.data.prepare import prepare
-
-    dataset = prepare(_folders(home), name, Path(source) if source else None, force, _reporter(quiet, verbose))
-    click.echo(f"{name}: {dataset.folder}\nfingerprint {dataset.fingerprint}")
-
-
-@data.command("verify")
-@click.argument("names", nargs=-1)
-@_home
-@_quiet
-@_verbose
-def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: bool) -> None:
-    """Compare the full checksums of prepared data sets (all where none is named)."""
-    from ifsl_bench import data_commands
-
-    for line in data_commands.verify_all(_folders(home), names, _reporter(quiet, verbose)):
-        click.echo(line)
-
-
-@data.command("stats")
-@click.argument("name")
-@_home
-@_style
-@_quiet
-def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
-    """Print the data set's pools as in the paper's table, and what else it has to say."""
-    from ifsl_bench import data_commands, report
-
-    for title, rows in data_commands.statistics(_folders(home), name, _reporter(quiet)):
-        click.echo(report.render([{"table": title, **r} for r in rows], style) if style == "csv"
-                   else f"{title}\n\n{report.render(rows, style)}\n")  # fmt: skip
-
-
-@data.command("show")
-@click.argument("name")
-@click.option("--out", default=None, metavar="FILE", help="The PNG to write [NAME.png].")
-@click.option("--classes", default=12, show_default=True, type=click.IntRange(min=1), help="Classes of each pool.")
-@click.option("--images", default=8, show_default=True, type=click.IntRange(min=1), help="Images of each class.")
-@_home
-@_quiet
-def data_show(name: str, out: str | None, classes: int, images: int, home: str | None, quiet: bool) -> None:
-    """Write a contact sheet of a data set as a PNG."""
-    from ifsl_bench import data_commands
-
-    path = Path(out or f"{name}.png")
-    data_commands.contact_sheet(_folders(home), name, path, classes, images, _reporter(quiet))
-    click.echo(f"wrote {path}")
 
 
 def _guarded(call: Callable[[], Any]) -> int:
@@ -399,6 +280,9 @@ def _guarded(call: Callable[[], Any]) -> int:
         click.echo(f"ifsl-bench: the system refused{where}: {error.strerror or error}", err=True)
         return 2
     return 0
+
+
+cli.add_command(data)
 
 
 def main() -> None:

@@ -13,14 +13,15 @@ import torch.nn.functional as F
 from ifsl_bench import registry
 from ifsl_bench.api import stored_result
 from ifsl_bench.backbones import IDENTITY, channels_last, make_backbone, make_head
+from ifsl_bench.bench import Workspace
 from ifsl_bench.checkpoint import CheckpointFolder
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.prepare import dataset_folder, is_prepared
 from ifsl_bench.device import choose_precision
 from ifsl_bench.errors import CorruptFile, UserError
 from ifsl_bench.features import bank_folder, is_computed
+from ifsl_bench.job import Job
 from ifsl_bench.method import Base, Method, Query, Support
-from ifsl_bench.pipeline import Job, Workspace, trained_folder
 from ifsl_bench.pretrain import is_pretrained, pretraining_key
 from ifsl_bench.task import Task
 
@@ -122,11 +123,11 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
                 (key,),
             )
     if trains:
-        steps = job.training.plan(job.method.schedule or task.meta_training).steps
+        steps = job.plan.steps
         runs = 1
         for grid in job.method.tune.values():
             runs *= len(grid)
-        folder = trained_folder(job, work, key, job.options)
+        folder = job.trained_folder(work.home, key, job.options)
         yield (
             f"meta-training {job.label} on {task.name}, seed {job.seed}: {steps:,} steps"
             + (f" x {runs}" if runs > 1 else ""),

@@ -193,7 +193,7 @@ def set_aside(path: Path) -> Path:
     raise UserError(f"{path} is corrupt, and so are a thousand copies beside it; remove {path.parent}")
 
 
-def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
     """A new .npy file to fill through a memory map, its room on the disk reserved.
 
     Without the reservation a full disk would show only when a page is written, as a killing signal and no error.
@@ -202,7 +202,7 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     from numpy.lib.format import open_memmap
 
     with disk_errors(path):
-        array: np.ndarray = open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+        array: np.memmap = open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
         if hasattr(os, "posix_fallocate"):
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)

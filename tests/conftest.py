@@ -179,7 +179,7 @@ def glyph_home(glyphs_source: Path, tmp_path: Path) -> Path:
 def glyph_features_source(glyphs_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a pretraining of six steps and the features under it."""
     from ifsl_bench.api import workspace
-    from ifsl_bench.pipeline import Bench
+    from ifsl_bench.bench import Bench
     from ifsl_bench.task import find
 
     root = tmp_path_factory.mktemp("glyph-features")

@@ -21,7 +21,7 @@ def start(home: Path, task: str, *more: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "ifsl_bench", "run", *COMMAND, "--task", task, "--home", str(home), *more],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
@@ -165,3 +165,15 @@ def test_unwritable_homes_are_said_plainly(tmp_path, target):
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1
     assert "cannot write" in done.stderr
+
+
+def test_augmented_views_from_the_command_line(undisturbed, tmp_path):
+    """``--train views=2`` meta-trains on augmented features, from the same pretraining."""
+    home = tmp_path / "home"
+    shutil.copytree(undisturbed / "home", home)
+    done = finish(start(home, f"{undisturbed / 'few.toml'}:few-shared-5shot", "--train", "views=2"))
+    assert "features of base/train, 2 views: done" in done
+    assert "pretraining resnet-small" not in done
+    (path,) = (home / "results" / "few-shared-5shot").glob("*.json")
+    assert path.name == "lwof.views=2.steps=40.seed-0.json"
+    assert (home / "features").exists()

@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from ifsl_bench import api, pipeline, registry
+from ifsl_bench.bench import Bench
 from ifsl_bench.errors import UserError
+from ifsl_bench.job import Job
 from ifsl_bench.method import Method, Prediction
-from ifsl_bench.pipeline import Bench
 from ifsl_bench.reporter import LogReporter
 from ifsl_bench.task import MetaTraining, Schedule, find
 from ifsl_bench.training import Training
@@ -41,7 +42,7 @@ class NoisyScale(Scale):
 
 def job(clusters, method=Scale, task="clusters-5shot", train=None, options=None, seed=0):
     found = find(f"{clusters / 'clusters.toml'}:{task}")[0]
-    return pipeline.Job("scale", method, options or {}, found, Training.parse(train or {}), seed, 60)
+    return Job("scale", method, options or {}, found, Training.parse(train or {}), seed, 60)
 
 
 def work(clusters, reporter=None, home="home"):

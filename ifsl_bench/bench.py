@@ -1,0 +1,106 @@
+"""What a run works with: its folders and device, and a task's features, episodes and base classifier."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.prepare import ensure
+from ifsl_bench.device import choose_device
+from ifsl_bench.episodes import Sampler
+from ifsl_bench.errors import UserError
+from ifsl_bench.features import FeaturePool, base_classifier, compute_features, feature_pool
+from ifsl_bench.loader import EpisodeLoader
+from ifsl_bench.method import Base
+from ifsl_bench.pretrain import HeadKind, Pretrained, pretrain
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.store import Home, read_json, write_json
+from ifsl_bench.task import Side, Task
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where things are kept, where they are computed, and who hears of it."""
+
+    home: Home = field(default_factory=Home.locate)
+    device: torch.device = field(default_factory=lambda: choose_device("auto"))
+    reporter: Reporter = field(default_factory=Reporter)
+
+
+class Bench:
+    """A task with one pretraining: features, episodes and the base classifier, each made when first needed."""
+
+    def __init__(self, task: Task, head: HeadKind, seed: int, views: int, work: Workspace) -> None:
+        self.task, self.head, self.seed, self.views, self.work = task, head, seed, views, work
+        self._pools: dict[tuple[str, int], FeaturePool] = {}
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        return ensure(self.work.home, self.task.dataset, self.work.reporter)
+
+    @cached_property
+    def pretrained(self) -> Pretrained:
+        home, reporter = self.work.home, self.work.reporter
+        return pretrain(home, self.task, self.dataset, self.head, self.seed, self.work.device, reporter)
+
+    def _features(self, pool: str, views: int = 1) -> np.ndarray:
+        work = self.work
+        return compute_features(
+            work.home, self.task, self.dataset, self.pretrained, pool, work.device, work.reporter, views
+        )
+
+    @cached_property
+    def base(self) -> Base:
+        """The base classifier, on the CPU."""
+        return base_classifier(self.pretrained, self._features("base/train"), self.dataset.pool("base/train"))
+
+    def pool(self, name: str, views: int = 1) -> FeaturePool:
+        if (name, views) not in self._pools:
+            features = self._features(name, views)
+            self._pools[name, views] = feature_pool(features, self.dataset.pool(name), self.base, self.work.device)
+        return self._pools[name, views]
+
+    def sampler(self, side: Side) -> Sampler:
+        """The episodes of a side: training episodes follow the training seed, the others are the task's own."""
+        task = self.task
+        stream_seed = self.seed if side == "train" else task.evaluation.seed
+        return Sampler(
+            (task.name, side, stream_seed),
+            task.episode,
+            task.shots,
+            novel=self.dataset.pool(task.pool(side, "novel")).starts,
+            base=self.dataset.pool(task.pool(side, "base")).starts,
+            hide=side == "train" and task.protocol == "shared",
+            parity=task.base_parity(side),
+            device=self.work.device,
+        )
+
+    def loader(self, side: Side) -> EpisodeLoader:
+        views = self.views if side == "train" else 1
+        novel, base = self.task.pool(side, "novel"), self.task.pool(side, "base")
+        return EpisodeLoader(self.sampler(side), self.pool(novel, views), self.pool(base, views))
+
+    def check_digest(self) -> None:
+        """Holds the test episodes against the pinned or first recorded digest.
+
+        Raises:
+            UserError: they differ, so that results would not be comparable.
+        """
+        task, count = self.task, self.task.evaluation.episodes
+        digest = self.sampler("test").digest(count)
+        record = self.work.home.cache / "digests" / f"{task.name}-{task.hash}-{self.dataset.fingerprint[:12]}.json"
+        expected = task.digest
+        if expected is None and record.exists():
+            expected = read_json(record).get("digest")
+        if expected is None:
+            write_json(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
+        elif expected != digest:
+            where = "its task file" if task.digest else record
+            raise UserError(
+                f"the test episodes of {task.name} have digest {digest[:16]}, {where} says {expected[:16]}: they are "
+                f"not the episodes that stored results were measured on"
+            )

@@ -1,0 +1,110 @@
+"""What is to be run: one method, with its options, on one task, with one training seed."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ifsl_bench import registry
+from ifsl_bench._version import __version__
+from ifsl_bench.errors import UserError
+from ifsl_bench.method import Method, options_of, resolve_options
+from ifsl_bench.result import file_name
+from ifsl_bench.store import Home, sha256_json
+from ifsl_bench.task import MetaTraining, Task, find
+from ifsl_bench.training import Training
+
+
+@dataclass(frozen=True)
+class Job:
+    """One result to be made.
+
+    Attributes:
+        name: the method's registered name.
+        options: as given, checked and converted.
+        seed: of pretraining and meta-training.
+        episodes: the first so many test episodes of the task.
+    """
+
+    name: str
+    method: type[Method]
+    options: Mapping[str, Any]
+    task: Task
+    training: Training
+    seed: int
+    episodes: int
+
+    @property
+    def label(self) -> str:
+        """The method's name with everything that is not the default."""
+        declared = options_of(self.method)
+        parts = [f"{k}={short(v)}" for k, v in self.options.items() if v != declared[k].default]
+        parts += [f"{k}={short(v)}" for k, v in self.training.changes().items()]
+        if self.episodes != self.task.evaluation.episodes:
+            parts.append(f"episodes={self.episodes}")
+        return ".".join([self.name, *parts])
+
+    def result_path(self, home: Home) -> Path:
+        return home.results / self.task.name / file_name(self.label, self.seed)
+
+    @property
+    def plan(self) -> MetaTraining:
+        """The meta-training schedule: the method's or the task's, stretched where the user says so."""
+        return self.training.plan(self.method.schedule or self.task.meta_training)
+
+    def trained_folder(self, home: Home, pretraining_key: str, options: Mapping[str, Any]) -> Path:
+        """Where a meta-trained model is kept; the name changes with everything that changes its parameters."""
+        training = {k: v for k, v in self.training.changes().items() if k != "select"}  # every state holds both models
+        plan = msgspec.to_builtins(self.plan)
+        made_of = [self.name, self.source, dict(options), training, plan, self.task.definition(), pretraining_key]
+        return home.trained / f"{self.task.name}-{self.name}-seed{self.seed}-{sha256_json(made_of)[:12]}"
+
+    @property
+    def source(self) -> str:
+        """Identity of the method's code: its own module and those of its base classes."""
+        sha = hashlib.sha256(__version__.encode())
+        for kind in self.method.__mro__:
+            module = sys.modules.get(kind.__module__)
+            path = getattr(module, "__file__", None)
+            if issubclass(kind, Method) and kind is not Method and path:
+                sha.update(Path(path).read_bytes())
+        return sha.hexdigest()[:16]
+
+
+def short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def make_jobs(
+    methods: Sequence[str],
+    tasks: Sequence[str],
+    options: Mapping[str, Any],
+    training: Training,
+    seeds: Sequence[int],
+    episodes: int | None,
+) -> list[Job]:
+    """The jobs of a command, by task, then seed, then method; every name and option is checked before any work.
+
+    Raises:
+        UserError: an unknown name, an impossible option or number of episodes.
+    """
+    if not methods or not tasks:
+        raise UserError("name at least one method and one task")
+    chosen = [(name, registry.method(name)) for name in dict.fromkeys(methods)]
+    resolved = {name: resolve_options(method, name, options) for name, method in chosen}
+    jobs = []
+    for task in dict.fromkeys(itertools.chain.from_iterable(find(name) for name in tasks)):
+        count = task.evaluation.episodes if episodes is None else episodes
+        if not 2 <= count <= task.evaluation.episodes:
+            raise UserError(f"--episodes must be 2 to {task.evaluation.episodes} for task {task.name}, not {count}")
+        jobs += [
+            Job(name, method, resolved[name], task, training, seed, count) for seed in seeds for name, method in chosen
+        ]
+    return jobs
