@@ -150,7 +150,7 @@ def result_table(result: Result, style: str = "text") -> str:
 
 def _p(value: float) -> str:
     """A p-value; below 1e-15 its digits are rounding."""
-    return f"{value:.2g}" if value >= 1e-15 else "<1e-15"
+    return f"= {value:.2g}" if value >= 1e-15 else "< 1e-15"
 
 
 def comparison_table(found: Comparison, style: str = "text") -> str:
@@ -161,7 +161,7 @@ def comparison_table(found: Comparison, style: str = "text") -> str:
         cells = {
             "metric": TITLES[name],
             "A - B": f"{over.mean:+.2f} ± {over.interval:.2f}",
-            "p (episodes)": _p(over.p),
+            "p (episodes)": _p(over.p).removeprefix("= "),
         }
         if found.seeds:
             cells["A - B over seeds"] = f"{seeds.mean:+.2f}" + (
@@ -200,7 +200,7 @@ def standing(rows: Sequence[Row], label: str) -> list[str]:
         over = compare(mine, row).episodes["acc"]
         lines.append(
             f"  to the {title}, {row.label} ({row.origin}): "
-            f"{over.mean:+.2f} ± {over.interval:.2f} points, p = {_p(over.p)}"
+            f"{over.mean:+.2f} ± {over.interval:.2f} points, p {_p(over.p)}"
         )
     return lines
 
