@@ -30,5 +30,6 @@ def check_support(features: Tensor, labels: Tensor, rest: Tensor, ways: int) -> 
         raise ValueError("the fixed logits are not finite (nan or +inf): look at the base classifier's logits")
     if ways == 1 and bool((rest == -torch.inf).any()):
         raise ValueError(
-            "a support set with one class and no base classes has nothing to be told from: give base logits or more classes"
+            "a support set with one class and no base classes leaves nothing to tell it from: "
+            "give base logits or more classes"
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .objective import Objective
-from .tree import Tree, column, dot, pack, unpack
+from .tree import Tree, column, dot, pack, rebuild, tensors
 
 
 @dataclass
@@ -53,7 +53,8 @@ class ConjugateGradient:
 
 @dataclass(frozen=True)
 class Direct:
-    """One factorisation an episode: the objective's own where it has one, of the dense Hessian of small problems else."""
+    """One factorisation an episode: the objective's own where it has one, of the dense Hessian of small problems
+    else."""
 
     def solve(self, objective: Objective, v: Tree, args: Tree, rhs: Tree, report: AdjointReport) -> Tree:
         u = objective.direct(v, args, rhs)
@@ -68,9 +69,9 @@ class Neumann:
     """Recurrent back-propagation: a truncated, damped Neumann series (Liao et al. 2018; Ren et al. 2019).
 
     With F(V) = V - rate grad L(V) and J = dF/dV:  v_0 = v, g = v;  `steps` times  v <- J^T v - damping v, g <- g + v;
-    u = rate g. As steps grow it tends to (H + damping / rate)^-1 v, so it is biased where the damping is not small beside
-    H, and it diverges once H has an eigenvalue above (2 - damping) / rate. An episode counts as diverged when the
-    last term is longer than the one before it, or not finite; its gradient is returned as it is.
+    u = rate g. As steps grow it tends to (H + damping / rate)^-1 v, so it is biased where the damping is not small
+    beside H, and it diverges once H has an eigenvalue above (2 - damping) / rate. An episode counts as diverged when
+    the last term is longer than the one before it, or not finite; its gradient is returned as it is.
     """
 
     steps: int = 20
@@ -79,20 +80,27 @@ class Neumann:
 
     def solve(self, objective: Objective, v: Tree, args: Tree, rhs: Tree, report: AdjointReport) -> Tree:
         product = objective.hessian(v, args)
-        term = pack(rhs)  # [E, P]
-        total = term.clone()
-        length = before = dot(term, term)
+        terms = tensors(rhs)
+        totals = [term.clone() for term in terms]
+        keep = 1 - self.damping
+        length = before = squares(terms)
         for step in range(self.steps):
-            h = pack(product(unpack(term, rhs)))
-            term = torch.add((1 - self.damping) * term, h, alpha=-self.rate)
-            total += term
+            products = tensors(product(rebuild(rhs, terms)))
+            terms = [torch.add(keep * term, h, alpha=-self.rate) for term, h in zip(terms, products, strict=True)]
+            for total, term in zip(totals, terms, strict=True):
+                total += term
             if step >= self.steps - 2:
-                before, length = length, dot(term, term)
-        diverged = ~length.isfinite() | ((length > before) if self.steps > 1 else torch.zeros_like(length, dtype=torch.bool))
+                before, length = length, squares(terms)
+        diverged = ~length.isfinite() | ((length > before) & (self.steps > 1))
         report.episodes += diverged.shape[0]
         report.diverged += int(diverged.sum())
         report.steps = torch.full_like(diverged, self.steps, dtype=torch.long)
-        return unpack(total * self.rate, rhs)
+        return rebuild(rhs, [self.rate * total for total in totals])
+
+
+def squares(parts: list[Tensor]) -> Tensor:
+    """Squared length of each episode's vector, held in parts [E, ...]: [E]."""
+    return torch.stack([dot(part, part) for part in parts]).sum(0)
 
 
 def conjugate_gradient(
@@ -103,12 +111,12 @@ def conjugate_gradient(
     tolerance: float | Tensor,
     max_steps: int,
     active: Tensor | None = None,
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor]]:
+) -> tuple[Tensor, Tensor, Callable[[], tuple[Tensor, Tensor, Tensor]]]:
     """x [E, ...] with A x = rhs, and its image M x, for A self-adjoint and positive in the metric M.
 
-    `apply(p, M p)` is A p. Vectors and their images are carried side by side, so a step costs one product with the metric.
-    Stops at |residual|_M <= tolerance |rhs|_M, each episode by itself, or where A shows no positive curvature.
-    Returns x, M x, (relative residual, steps, failed).
+    `apply(p, M p)` is A p. Vectors and their images are carried side by side, so a step costs one product with the
+    metric. Stops at |residual|_M <= tolerance |rhs|_M, each episode by itself, or where A shows no positive
+    curvature. Returns x, M x, and a function for (relative residual, steps, failed), which not everybody asks for.
     """
     x, image = torch.zeros_like(rhs), torch.zeros_like(rhs)
     residual, residual_image = rhs, rhs_image
@@ -116,26 +124,28 @@ def conjugate_gradient(
     rho = scale = dot(rhs, rhs_image)  # [E]
     goal = scale * tolerance**2
     active = rho > 0 if active is None else active & (rho > 0)
-    steps = torch.zeros_like(rho, dtype=torch.long)
+    steps, zero = torch.zeros_like(rho), rho.new_zeros(())
     for _ in range(max_steps):
         h = apply(p, p_image)
         curvature = dot(h, p_image)
         active = active & (curvature > 0)
-        length = column(torch.where(active, rho / curvature, 0.0), rhs)
+        length = column(torch.where(active, rho / curvature, zero), rhs)
         x = torch.addcmul(x, length, p)
         image = torch.addcmul(image, length, p_image)
         residual = torch.addcmul(residual, length, h, value=-1)
         residual_image = metric(residual)
         steps += active
         new = dot(residual, residual_image)
-        ratio = column(torch.where(active, new / rho, 0.0), rhs)
+        ratio = column(torch.where(active, new / rho, zero), rhs)
         rho = torch.where(active, new, rho)
         active = active & (new > goal)
         if not bool(active.any()):
             break
         p = torch.addcmul(residual, ratio, p)
         p_image = torch.addcmul(residual_image, ratio, p_image)
-    relative = (rho.clamp_min(0) / scale.clamp_min(torch.finfo(rhs.dtype).tiny)).sqrt()
-    return x, image, (relative, steps, ~(rho <= goal))
 
+    def report() -> tuple[Tensor, Tensor, Tensor]:
+        relative = (rho.clamp_min(0) / scale.clamp_min(torch.finfo(rhs.dtype).tiny)).sqrt()
+        return relative, steps.long(), ~(rho <= goal)
 
+    return x, image, report

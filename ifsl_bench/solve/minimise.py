@@ -60,9 +60,12 @@ def minimise(
     everything the objective depends on; only tensors in here receive gradients. adjoint: `Implicit()` by default.
     Bad input is refused with a ValueError; an episode that could not be solved is marked in `converged`.
 
-    >>> ridge = lambda v, args: ((args[0] @ v[..., None])[..., 0] - args[1]).square().mean(1) + args[2] * v.square().sum(1)
-    >>> solution = minimise(ridge, LBFGS(), torch.zeros(E, D), (x, y, strength))   # x [E, S, D], y [E, S], strength []
-    >>> solution.value.sum().backward()                                            # d/dx, d/dy, d/dstrength
+    >>> def ridge(v, args):                                       # v [E, D]
+    ...     x, y, strength = args                                 # x [E, S, D], y [E, S], strength []
+    ...     fit = (x @ v[..., None])[..., 0] - y
+    ...     return fit.square().mean(1) + strength * v.square().sum(1)
+    >>> solution = minimise(ridge, LBFGS(), torch.zeros(E, D), (x, y, strength))
+    >>> solution.value.sum().backward()  # d/dx, d/dy, d/dstrength
     """
     problem = objective if isinstance(objective, Objective) else FunctionObjective(objective)
     adjoint = Implicit() if adjoint is None else adjoint

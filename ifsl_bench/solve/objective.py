@@ -7,7 +7,7 @@ arguments then come from autograd. Each closed form given instead makes the solv
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,10 +66,10 @@ class Objective(ABC):
         recorded = torch.is_grad_enabled()
         with torch.enable_grad():
             point = tree_map(lambda leaf: leaf if leaf.requires_grad else leaf.detach().requires_grad_(), v)
-            total = self.value(point, args).sum()
-            found = torch.autograd.grad(
-                total, tensors(point), create_graph=recorded, allow_unused=True, materialize_grads=True
-            )
+            value = self.value(point, args)
+            if value.dim() != 1:
+                raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
+            found = derivative([value.sum()], tensors(point), None, create_graph=recorded)
         return rebuild(v, found)
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
@@ -79,10 +79,7 @@ class Objective(ABC):
             slope = tensors(self.gradient(point, tree_map(Tensor.detach, args)))
 
         def product(d: Tree) -> Tree:
-            found = torch.autograd.grad(
-                slope, tensors(point), tensors(d), retain_graph=True, allow_unused=True, materialize_grads=True
-            )
-            return rebuild(v, found)
+            return rebuild(v, derivative(slope, tensors(point), tensors(d), retain_graph=True))
 
         return product
 
@@ -97,7 +94,7 @@ class Objective(ABC):
             slope = tensors(self.gradient(tree_map(Tensor.detach, v), rebuild(args, inputs)))
             wanted = [leaf for leaf, need in zip(inputs, needed, strict=True) if need and leaf is not None]
             parts = [-part for part in tensors(u)]
-            grads = iter(torch.autograd.grad(slope, wanted, parts, allow_unused=True))
+            grads = iter(derivative(slope, wanted, parts))
         return [next(grads) if need and leaf is not None else None for leaf, need in zip(found, needed, strict=True)]
 
     def inverse(self, v: Tree, args: Tree, rhs: Tree, tolerance: float, max_steps: int) -> LinearOutcome:
@@ -109,7 +106,7 @@ class Objective(ABC):
         x, _, info = conjugate_gradient(
             lambda p, _: pack(product(unpack(p, rhs))), lambda r: r, b, b, tolerance, max_steps
         )
-        return LinearOutcome(unpack(x, rhs), *info)
+        return LinearOutcome(unpack(x, rhs), *info())
 
     def direct(self, v: Tree, args: Tree, rhs: Tree, limit: int = 512) -> Tree:
         """H^-1 rhs from a factorisation; override where H has structure."""
@@ -121,7 +118,7 @@ class Objective(ABC):
         """args for the episodes in `index`; None (the default) where nobody said which of them have a dimension E."""
         return None
 
-    def check(self, args: Tree) -> None:
+    def check(self, args: Tree) -> None:  # noqa: B027
         """Raise ValueError for arguments that no solve can make sense of."""
 
     def unbounded(self, args: Tree) -> bool:
@@ -173,6 +170,29 @@ class LargeSpace:
         return unpack(z, self.v0)
 
 
+def derivative(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor] | None,
+    create_graph: bool = False,
+    retain_graph: bool = False,
+) -> list[Tensor]:
+    """weights^T d outputs / d inputs, with zeros where there is no dependence (which autograd calls an error)."""
+    kept = [i for i, output in enumerate(outputs) if output.requires_grad]
+    if not kept:
+        return [torch.zeros_like(leaf) for leaf in inputs]
+    found = torch.autograd.grad(
+        [outputs[i] for i in kept],
+        list(inputs),
+        None if weights is None else [weights[i] for i in kept],
+        create_graph=create_graph,
+        retain_graph=create_graph or retain_graph,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return list(found)
+
+
 def value_and_gradient(objective: Objective, v: Tree, args: Tree) -> tuple[Tensor, Tree]:
     """Both without a graph, in one pass where the gradient comes from autograd."""
     if type(objective).gradient is not Objective.gradient:
@@ -183,7 +203,7 @@ def value_and_gradient(objective: Objective, v: Tree, args: Tree) -> tuple[Tenso
         value = objective.value(point, args)
         if value.dim() != 1:
             raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
-        found = torch.autograd.grad(value.sum(), tensors(point), allow_unused=True, materialize_grads=True)
+        found = derivative([value.sum()], tensors(point), None)
     return value.detach(), rebuild(v, found)
 
 

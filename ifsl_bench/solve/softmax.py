@@ -1,10 +1,10 @@
 """The convex case: softmax regression beside fixed extra logits, with a diagonal quadratic pull towards given centres.
 
-    L(V) = mean_i CE([fixed logits_i ; V x_i], y_i) + 1/2 sum_kd p_d (V_kd - c_kd)^2            x_i ends in a one, the bias
+    L(V) = mean_i CE([fixed logits_i ; V x_i], y_i) + 1/2 sum_kd p_d (V_kd - c_kd)^2
 
-Fixed logits enter through their logsumexp alone. Every vector of interest has the form P^-1 (.) + P^-1 X^T (.), so solves
-and implicit gradients happen in N x S numbers; see `dual`. Inside this package activations are kept as [E, N, S]:
-products with the S x S kernel and sums over classes are cheap that way round.
+x_i ends in a one, the bias. Fixed logits enter through their logsumexp alone. Every vector of interest has the form
+P^-1 (.) + P^-1 X^T (.), so solves and implicit gradients happen in N x S numbers; see `dual`. Activations are kept as
+[E, N, S] in this package: products with the S x S kernel and sums over classes are cheap that way round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from .checks import check_support
 from .linear import conjugate_gradient
 from .objective import LinearOutcome, Objective, Operator
-from .tree import Tree, dot
+from .tree import Tree
 
 
 class Regression(NamedTuple):
@@ -45,9 +45,11 @@ class SoftmaxRegression(Objective):
     def hessian(self, v: Tree, args: Tree) -> Operator:
         pi = probabilities(scores(v, args.features), args.rest)  # [E, N, S]
         shares = pi / pi.shape[2]
+        x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)  # [E, S, D+1]
+        transposed = x.mT
 
         def product(d: Tree) -> Tree:
-            return args.precisions * d + spread(weigh(pi, shares, scores(d, args.features)), args.features)
+            return torch.addcmul(weigh(pi, shares, d @ transposed) @ x, args.precisions, d)
 
         return product
 
@@ -78,7 +80,7 @@ class SoftmaxRegression(Objective):
         w, _, info = conjugate_gradient(
             lambda p, image: p + weigh(pi, shares, image), lambda r: r @ k, b, b @ k, tolerance, max_steps
         )
-        return LinearOutcome(inverse_p * (rhs - spread(w, args.features)), *info)
+        return LinearOutcome(inverse_p * (rhs - spread(w, args.features)), *info())
 
     def direct(self, v: Tree, args: Tree, rhs: Tree, limit: int = 2048) -> Tree:
         """The same system, factorised."""
@@ -131,7 +133,13 @@ def spread(r: Tensor, x: Tensor) -> Tensor:
 
 def kernel(x: Tensor, inverse_p: Tensor) -> Tensor:
     """X P^-1 X^T with the column of ones: [E, S, S]."""
-    return (x * inverse_p[:-1]) @ x.mT + inverse_p[-1]
+    if x.device.type != "cpu" or x.shape[0] <= 16:
+        return (x * inverse_p[:-1]) @ x.mT + inverse_p[-1]
+    # A few episodes at a time, so that the scaled features are read back from the cache.
+    k = x.new_empty(x.shape[0], x.shape[1], x.shape[1])
+    for out, part in zip(k.split(16), x.split(16), strict=True):
+        torch.bmm(part * inverse_p[:-1], part.mT, out=out)
+    return k.add_(inverse_p[-1])
 
 
 def floored(precisions: Tensor) -> Tensor:
@@ -141,9 +149,7 @@ def floored(precisions: Tensor) -> Tensor:
 
 def probabilities(f: Tensor, rest: Tensor) -> Tensor:
     """Softmax over the N scores f [E, N, S] and the fixed class, without the latter: [E, N, S]."""
-    top = torch.maximum(f.amax(1), rest)  # [E, S]
-    e = (f - top[:, None]).exp()
-    return e / (e.sum(1) + (rest - top).exp())[:, None]
+    return torch.cat([f, rest[:, None]], 1).softmax(1)[:, :-1]
 
 
 def rest_probability(f: Tensor, rest: Tensor) -> Tensor:
@@ -174,10 +180,3 @@ def weigh(pi: Tensor, shares: Tensor, d: Tensor) -> Tensor:
 def per_episode(tensor: Tensor, index: Tensor | slice, dims: int) -> Tensor:
     """tensor[index] where tensor has a dimension E, being of `dims` dimensions and not broadcast; else tensor."""
     return tensor[index] if tensor.dim() == dims and tensor.shape[0] > 1 else tensor
-
-
-def squared_length(r: Tensor, x: Tensor) -> Tensor:
-    """|r X|^2 with the column of ones: [E]."""
-    g = r @ x
-    ones = r.sum(2)
-    return dot(g, g) + dot(ones, ones)

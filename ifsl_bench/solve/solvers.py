@@ -10,16 +10,16 @@ from torch import Tensor
 
 from .objective import Objective, dense_hessian, value_and_gradient
 from .outcome import Outcome, measured, relative_tolerance
-from .tree import Tree, column, dot, pack, rebuild, tensors, tree_map, unpack
+from .tree import Tree, dot, pack, rebuild, tensors, tree_map, unpack
 
 
 @dataclass(frozen=True)
 class GradientDescent:
     """`steps` steps of size `rate`: with `Unroll()`, truncated back-propagation through time.
 
-    The result is defined by the number of steps, so an episode counts as converged when it stayed finite and did not end
-    above where it began; give a `tolerance` to ask for |grad| <= tolerance |grad at v0| instead. See `largest_curvature`
-    for rates that are safe.
+    The result is defined by the number of steps, so an episode counts as converged when it stayed finite and did not
+    end above where it began; give a `tolerance` to ask for |grad| <= tolerance |grad at v0| instead. See
+    `largest_curvature` for rates that are safe.
     """
 
     rate: float = 1.0
@@ -51,9 +51,10 @@ class GradientDescent:
 class Newton:
     """Damped Newton with dense Hessians (P x P for each episode), for problems of some tens of unknowns.
 
-    The eigenvalues of the Hessian are taken by their size and kept off zero, so the step descends where the objective is
-    not convex. Stops at |grad| <= tolerance |grad at v0| (default 1e-5 in float32, 1e-9 in float64). A minimum where the
-    Hessian vanishes to rounding counts as flat: not converged.
+    The eigenvalues of the Hessian are taken by their size and kept off zero, so the step descends where the objective
+    is not convex. Stops at |grad| <= tolerance |grad at v0| (default 1e-5 in float32, 1e-9 in float64), given that
+    the next step is short beside |v|; where the Hessian is singular to rounding an episode counts as flat, not as
+    converged.
     """
 
     tolerance: float | None = None
@@ -70,23 +71,23 @@ class Newton:
         tolerance = relative_tolerance(self.tolerance, z.dtype, 1e-5, 1e-9)
         goal = (tolerance * dot(g, g).sqrt()).clamp_min(torch.finfo(z.dtype).tiny)
         steps = torch.zeros(z.shape[0], dtype=torch.long, device=z.device)
-        stuck = torch.zeros_like(steps, dtype=torch.bool)
-        flat = torch.zeros_like(stuck)
-        for _ in range(self.max_steps + 1):
-            length = dot(g, g).sqrt()
-            active = (length > goal) & ~stuck
-            if not bool(active.any()) or int(steps.max()) == self.max_steps:
-                break
+        late, stuck, converged = torch.zeros_like(steps), steps > 0, steps > 0
+        for step in range(self.max_steps + 1):
             h = dense_hessian(objective, unpack(z, v), args, self.limit)
-            usable = h.isfinite().all(2).all(1)
-            stuck |= ~usable
-            values, vectors = torch.linalg.eigh(torch.where(usable[:, None, None], h, 0.0))
-            size = values.abs()
+            usable = h.isfinite().all(2).all(1) & g.isfinite().all(1)
+            curvatures, vectors = torch.linalg.eigh(torch.where(usable[:, None, None], h, 0.0))
+            size = curvatures.abs()
             largest = size.amax(1, keepdim=True)
             flat = (size <= eps * largest).any(1) | (largest[:, 0] == 0)
-            size = size.clamp_min(eps).maximum(eps * largest)
-            d = -(vectors @ ((vectors.mT @ g[:, :, None]) / size[:, :, None]))[:, :, 0]
-            d = torch.where(column(active & usable, d), d, 0.0)
+            size = size.maximum(eps * largest).clamp_min(torch.finfo(z.dtype).tiny)
+            d = -(vectors @ ((vectors.mT @ g[:, :, None]) / size[:, :, None]))[:, :, 0]  # [E, P]
+            small, short = dot(g, g).sqrt() <= goal, dot(d, d).sqrt() <= 0.01 * (1 + dot(z, z).sqrt())
+            converged |= usable & small & short & ~flat & ~stuck
+            late = late + small
+            active = usable & ~converged & ~stuck & ~(small & flat) & (late < 10)
+            if step == self.max_steps or not bool(active.any()):
+                break
+            d = torch.where(active[:, None] & d.isfinite(), d, 0.0)
             slope_d = dot(g, d)
             t = torch.ones_like(value)
             for _ in range(40):
@@ -96,12 +97,11 @@ class Newton:
                     break
                 t = torch.where(bad, t / 2, t)
             stuck |= bad
-            keep = column(active & ~stuck, z)
-            z = torch.where(keep, z + t[:, None] * d, z)
-            g = torch.where(keep, pack(trial_slope), g)
-            value = torch.where(keep[:, 0], trial_value, value)
-            steps += keep[:, 0]
-        converged = (dot(g, g).sqrt() <= goal) & ~flat
+            kept = active & ~bad
+            z = torch.where(kept[:, None], z + t[:, None] * d, z)
+            g = torch.where(kept[:, None], pack(trial_slope), g)
+            value = torch.where(kept, trial_value, value)
+            steps += kept
         return Outcome(unpack(z, v), converged, steps, dot(g, g).sqrt(), value)
 
 
@@ -121,5 +121,3 @@ def largest_curvature(objective: Objective, v: Tree, args: Tree, steps: int = 30
         h = pack(product(unpack(d, v))).detach()
         size, d = dot(d, h).abs(), h
     return size
-
-

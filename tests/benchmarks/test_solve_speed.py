@@ -1,0 +1,220 @@
+"""How fast the episodic solvers are, and against what: ratios to SciPy are in the report's extra_info.
+
+    pytest tests/benchmarks/test_solve_speed.py --benchmark-enable --benchmark-only
+
+on one core, or as many as OMP_NUM_THREADS says.
+
+Shapes of the attractor paper: 512 features, 5 novel beside 200 base classes, 50 queries. Timed for evaluation:
+kernels, the solve, and the queries' joint logits, given features and base logits. Timed for meta-training: attention,
+f_phi, solve, query loss, backward pass and optimiser step for one episode.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from ifsl_bench.solve import (
+    LBFGS,
+    DualNewton,
+    GradientDescent,
+    Implicit,
+    Memory,
+    NetworkArgs,
+    Neumann,
+    Regression,
+    SoftmaxRegression,
+    TanhNetwork,
+    Unroll,
+    attention,
+    fold,
+    minimise,
+    prototypes,
+)
+from ifsl_bench.solve.network import activations
+from ifsl_bench.solve.softmax import scores
+
+pytest.importorskip("pytest_benchmark")
+threadpoolctl = pytest.importorskip("threadpoolctl")
+D, K, N, Q, H = 512, 200, 5, 50, 40
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    yield
+    torch.set_num_threads(before)
+
+
+class Episodes:
+    """Random episodes whose classes overlap as those of a trained backbone do; features of norm 12."""
+
+    def __init__(self, count: int, shots: int) -> None:
+        g = torch.Generator().manual_seed(0)
+
+        def unit(*shape: int) -> torch.Tensor:
+            return torch.nn.functional.normalize(torch.randn(*shape, generator=g), dim=-1)
+
+        base, novel, common = unit(K, D), unit(count, N, D), unit(D)
+        self.weight = base
+        self.labels = torch.arange(N).repeat_interleave(shots).expand(count, -1).contiguous()
+        x = 0.75 * novel.repeat_interleave(shots, 1) + 0.65 * unit(count, N * shots, D) + 0.3 * common
+        self.features = 12 * torch.nn.functional.normalize(x, dim=-1)
+        shown = torch.randint(K, (count, Q // 2), generator=g)
+        means = torch.cat([base[shown], novel.repeat_interleave(Q // 2 // N, 1)], 1)
+        q = 0.75 * means + 0.65 * unit(count, Q, D) + 0.3 * common
+        self.query = 12 * torch.nn.functional.normalize(q, dim=-1)
+        self.target = torch.cat([shown, K + torch.arange(N).repeat_interleave(Q // 2 // N).expand(count, -1)], 1)
+        self.base_logits = self.features @ base.T
+        self.query_base_logits = self.query @ base.T
+        gamma = 0.1 if shots == 1 else 0.01
+        self.log_gamma = math.log(gamma) + 0.3 * torch.randn(D + 1, generator=g)
+        self.centres = 0.5 * torch.randn(count, N, D + 1, generator=g) / D**0.5
+
+    def regression(self) -> Regression:
+        c, p = fold(self.centres, self.log_gamma, 1e-5, N)
+        return Regression(self.features, self.labels, self.base_logits.logsumexp(-1), c, p)
+
+    def network(self) -> NetworkArgs:
+        c1, p1 = fold(torch.zeros(N, H + 1), torch.full((H + 1,), math.log(0.01)), 1e-5, N)
+        c3, p3 = fold(self.centres[..., :-1], self.log_gamma[:-1], 1e-5, N)
+        c2, p2 = fold(self.centres[:, :1], self.log_gamma, 1e-5, H)
+        return NetworkArgs(self.features, self.labels, self.base_logits.logsumexp(-1), c1, p1, c3, p3, c2, p2)
+
+
+def scipy_rate(args: Regression, base_logits: torch.Tensor, count: int) -> tuple[float, np.ndarray]:
+    """Episodes a second of SciPy's L-BFGS with default tolerances, one by one on one thread, and its objectives.
+
+    base_logits [E, S, 200] as a plain implementation has them, or [E, S, 1] their logsumexp: the same objective,
+    cheaper.
+    """
+    x = np.concatenate([args.features[:count].numpy(), np.ones((count, args.features.shape[1], 1), np.float32)], 2)
+    x, base, c, p = (
+        a.astype(np.float64) for a in (x, base_logits.numpy(), args.centres.numpy(), args.precisions.numpy())
+    )
+    rows, values = np.arange(x.shape[1]), []
+    labels = args.labels.numpy()
+    with threadpoolctl.threadpool_limits(1, "blas"):
+        begin = time.perf_counter()
+        for i in range(count):
+
+            def value(flat: np.ndarray, i: int = i) -> tuple[float, np.ndarray]:
+                v = flat.reshape(c[i].shape)
+                f = np.concatenate([x[i] @ v.T, base[i]], 1)
+                top = f.max(1, keepdims=True)
+                e = np.exp(f - top)
+                total = e.sum(1, keepdims=True)
+                loss = (np.log(total) + top)[:, 0].mean() - f[rows, labels[i]].mean() + (p * (v - c[i]) ** 2).sum() / 2
+                pi = e[:, : len(v)] / total
+                pi[rows, labels[i]] -= 1
+                return loss, (pi.T @ x[i] / len(rows) + p * (v - c[i])).ravel()
+
+            values.append(minimize(value, c[i].ravel(), jac=True, method="L-BFGS-B").fun)
+        elapsed = time.perf_counter() - begin
+    return count / elapsed, np.array(values)
+
+
+@pytest.mark.parametrize("shots", [5, 1])
+def test_lr_evaluation(benchmark, shots):
+    episodes = Episodes(2048, shots)
+    args = episodes.regression()
+
+    def evaluate():
+        solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
+        novel = scores(solution.value, episodes.query).mT
+        return solution, torch.cat([episodes.query_base_logits, novel], 2)
+
+    solution, logits = benchmark.pedantic(evaluate, rounds=8, warmup_rounds=1)
+    assert logits.shape == (2048, Q, K + N)
+    assert bool(solution.converged.all())
+    rate, values = scipy_rate(args, episodes.base_logits, 24)
+    shortened, _ = scipy_rate(args, args.rest[..., None], 24)
+    double = Regression(
+        *(a.double() if a.is_floating_point() else a for a in SoftmaxRegression().take(args, torch.arange(24)))
+    )
+    ours = SoftmaxRegression().value(solution.value[:24].double(), double).numpy()
+    assert (ours <= values + 1e-7).all()
+    excess = float((values - ours).mean())
+    report(benchmark, 2048, scipy_episodes_per_second=rate, scipy_with_logsumexp=shortened, scipy_excess=excess)
+
+
+@pytest.mark.parametrize("shots", [5, 1])
+def test_mlp_evaluation(benchmark, shots):
+    episodes = Episodes(128, shots)
+    args = episodes.network()
+
+    def evaluate():
+        solution = minimise(TanhNetwork(N), LBFGS(1e-4), None, args)
+        return solution, torch.cat([episodes.query_base_logits, activations(solution.value, episodes.query)[1].mT], 2)
+
+    solution, _ = benchmark.pedantic(evaluate, rounds=3, warmup_rounds=1)
+    assert bool(solution.converged.all())
+    report(benchmark, 128, mean_steps=float(solution.steps.float().mean()))
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("gradient", ["rbp", "implicit", "t-bptt"])
+@pytest.mark.parametrize("learner", ["lr", "mlp"])
+def test_meta_training(benchmark, learner, gradient, batch):
+    episodes = Episodes(batch, 5)
+    torch.manual_seed(0)
+    sizes = (D + 1,) if learner == "lr" else (H + 1, D + 1, D)
+    memory = Memory(D, sizes)
+    tau = torch.full((2,), 2.0, requires_grad=True)
+    gammas = [torch.full((size,), math.log(0.01), requires_grad=True) for size in sizes]
+    optimiser = torch.optim.Adam([*memory.parameters(), tau, *gammas], 1e-3)
+    objective = SoftmaxRegression() if learner == "lr" else TanhNetwork(N)
+    solver = {"t-bptt": GradientDescent(0.1, 20)}.get(gradient, DualNewton() if learner == "lr" else LBFGS())
+    adjoint = {"rbp": Implicit(Neumann()), "implicit": Implicit(), "t-bptt": Unroll()}[gradient]
+    rest = episodes.base_logits.logsumexp(-1)
+    v0 = None
+    if gradient == "t-bptt":
+        space = None if learner == "lr" else objective.space(None, episodes.network())
+        v0 = torch.zeros(batch, N, D + 1) if space is None else space.expand(space.initial())
+
+    def step():
+        outputs = memory(episodes.weight)
+        shares = attention(prototypes(episodes.features, episodes.labels, N), episodes.weight, tau[0])
+        support = (episodes.features, episodes.labels, rest)
+        if learner == "lr":
+            args = Regression(*support, *fold(shares @ outputs[0], gammas[0], 1e-5, N))
+        else:
+            mean = attention(episodes.features.mean(1, keepdim=True), episodes.weight, tau[1])
+            folded = (
+                *fold(shares @ outputs[0], gammas[0], 1e-5, N),
+                *fold(shares @ outputs[2], gammas[2], 1e-5, N),
+                *fold(mean @ outputs[1], gammas[1], 1e-5, H),
+            )
+            args = NetworkArgs(*support, *folded)
+        solution = minimise(objective, solver, v0, args, adjoint)
+        novel = (
+            scores(solution.value, episodes.query)
+            if learner == "lr"
+            else activations(solution.value, episodes.query)[1]
+        )
+        logits = torch.cat([episodes.query_base_logits, novel.mT], 2)
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), episodes.target.flatten()).backward()
+        optimiser.step()
+        return solution
+
+    solution = benchmark.pedantic(step, rounds=30 if learner == "lr" else 10, warmup_rounds=2)
+    report(benchmark, batch, diverged=solution.adjoint.diverged, failed=solution.adjoint.failed)
+
+
+def report(benchmark, episodes: int, **extra: float) -> None:
+    benchmark.extra_info.update(extra, threads=torch.get_num_threads())
+    if benchmark.stats is None:  # run as a plain test
+        return
+    rate = episodes / benchmark.stats.stats.median
+    benchmark.extra_info["episodes_per_second"] = rate
+    if "scipy_episodes_per_second" in extra:
+        benchmark.extra_info["ratio_to_scipy"] = rate / extra["scipy_episodes_per_second"]
+        benchmark.extra_info["ratio_to_scipy_with_logsumexp"] = rate / extra["scipy_with_logsumexp"]

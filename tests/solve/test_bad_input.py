@@ -1,0 +1,92 @@
+"""Bad input is refused before the solve, in words that say what to do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ifsl_bench.solve import LBFGS, DualNewton, NetworkArgs, Regression, SoftmaxRegression, TanhNetwork, minimise
+
+
+def regression(features=None, labels=None, rest=None, ways=2, precision=0.1):
+    x = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 0.2], [0.1, 1.0]]]) if features is None else features
+    y = torch.tensor([[0, 1, 0, 1]]) if labels is None else labels
+    r = torch.zeros(y.shape) if rest is None else rest
+    return Regression(x, y, r, torch.zeros(ways, x.shape[-1] + 1), torch.full((x.shape[-1] + 1,), precision))
+
+
+def network(args):
+    ways, d = args.centres.shape[0], args.features.shape[-1]
+    p = args.precisions[0]
+    return NetworkArgs(
+        *args[:3],
+        torch.zeros(ways, 4),
+        p.expand(4),
+        torch.zeros(ways, d),
+        p.expand(d),
+        torch.zeros(1, d + 1),
+        p.expand(d + 1),
+    )
+
+
+def solve(learner, args):
+    if learner == "lr":
+        return minimise(SoftmaxRegression(), DualNewton(), None, args)
+    return minimise(TanhNetwork(args.centres.shape[0], 3), LBFGS(), None, network(args))
+
+
+def with_entry(value):
+    x = regression().features.clone()
+    x[0, 1, 1] = value
+    return x
+
+
+@pytest.mark.parametrize("learner", ["lr", "mlp"])
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (regression(with_entry(math.nan)), r"not finite in episodes \[0\]"),
+        (regression(with_entry(math.inf)), r"not finite in episodes \[0\]"),
+        (regression(labels=torch.tensor([[0, 0, 0, 0]])), "class 1 has no support image in episode 0"),
+        (regression(ways=3), "class 2 has no support image"),
+        (regression(labels=torch.tensor([[0, 1, 2, 1]])), r"must lie in 0\.\.1, and 0\.\.2"),
+        (regression(labels=torch.tensor([[0, 1, -1, 1]])), r"-1\.\.1 were given"),
+        (regression(features=torch.zeros(1, 0, 2), labels=torch.zeros(1, 0, dtype=torch.long)), "is empty"),
+        (regression(rest=torch.full((1, 4), math.nan)), "fixed logits are not finite"),
+        (regression(rest=torch.full((1, 3), 0.0)), r"labels and rest \[E, S\]"),
+        (regression(precision=-1.0), "must not be negative"),
+        (
+            regression(labels=torch.zeros(1, 4, dtype=torch.long), rest=torch.full((1, 4), -math.inf), ways=1),
+            "one class and no base classes leaves",
+        ),
+    ],
+)
+def test_refused(learner, args, words):
+    with pytest.raises(ValueError, match=words):
+        solve(learner, args)
+
+
+def test_precisions_of_the_wrong_length_are_refused():
+    args = regression()
+    with pytest.raises(ValueError, match=r"need \[3\]"):
+        minimise(SoftmaxRegression(), DualNewton(), None, args._replace(precisions=torch.ones(2)))
+
+
+@pytest.mark.parametrize("learner", ["lr", "mlp"])
+@pytest.mark.parametrize("rest", [0.0, -math.inf], ids=["base", "regular"])
+def test_separable_data_without_a_ridge_are_flagged(learner, rest):
+    solution = solve(learner, regression(rest=torch.full((1, 4), rest), precision=0.0))
+    assert not bool(solution.converged.any())
+    assert bool(solution.objective.isfinite().all())
+
+
+def test_very_large_finite_features_are_no_error():
+    args = regression(features=regression().features * 1e18)
+    assert minimise(SoftmaxRegression(), DualNewton(), None, args).converged.shape == (1,)
+
+
+def test_dual_newton_says_what_it_solves():
+    with pytest.raises(TypeError, match="use LBFGS"):
+        minimise(lambda v, args: v.square().sum(1), DualNewton(), torch.zeros(1, 2), None)

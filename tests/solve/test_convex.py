@@ -1,0 +1,200 @@
+"""The dual Newton method against SciPy and scikit-learn, on every shape and on problems meant to be hard."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from ifsl_bench.solve import (
+    LBFGS,
+    ConjugateGradient,
+    Direct,
+    DualNewton,
+    Implicit,
+    Neumann,
+    Regression,
+    SoftmaxRegression,
+    minimise,
+)
+
+
+def problem(
+    ways=5, shots=5, base=12, features=32, norm=12.0, gamma=0.01, episodes=3, seed=0, duplicate=False, copy=False,
+    dtype=torch.float64,
+):  # fmt: skip
+    """Random episodes. duplicate: pairs of equal support images; copy: a support class sits on a base class's
+    weight."""
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    weight = normal(max(base, 1), features)
+    means = normal(episodes, ways, features)
+    if copy:
+        means[:, 0] = weight[0]
+    x = means.repeat_interleave(shots, 1) + 0.7 * normal(episodes, ways * shots, features)
+    x = norm * x / x.norm(dim=-1, keepdim=True)
+    if duplicate:
+        x[:, 1::2] = x[:, : 2 * (x.shape[1] // 2) : 2]
+    labels = torch.arange(ways).repeat_interleave(shots).expand(episodes, -1)
+    rest = (x @ weight.T / features**0.5).logsumexp(-1) if base else torch.full(labels.shape, -math.inf).double()
+    c = 0.1 * normal(episodes, ways, features + 1)
+    p = 1e-5 + 2 * gamma / ways * (0.3 * normal(features + 1)).exp()
+    return Regression(x.to(dtype), labels, rest.to(dtype), c.to(dtype), p.to(dtype))
+
+
+def scipy_solution(args, index, **options):
+    x = np.concatenate([args.features[index].double().numpy(), np.ones((args.features.shape[1], 1))], 1)
+    y, rest = args.labels[index].numpy(), args.rest[index].double().numpy()
+    c, p = args.centres[index].double().numpy(), args.precisions.double().numpy()
+    rows = np.arange(len(y))
+
+    def value(flat):
+        v = flat.reshape(c.shape)
+        f = np.concatenate([x @ v.T, rest[:, None]], 1)
+        top = f.max(1, keepdims=True)
+        e = np.exp(f - top)
+        loss = (np.log(e.sum(1)) + top[:, 0] - f[rows, y]).mean() + (p * (v - c) ** 2).sum() / 2
+        pi = e[:, :-1] / e.sum(1, keepdims=True)
+        pi[rows, y] -= 1
+        return loss, (pi.T @ x / len(y) + p * (v - c)).ravel()
+
+    return minimize(value, c.ravel(), jac=True, method="L-BFGS-B", options=options)
+
+
+SHAPES = {
+    "plain": {},
+    "regular": {"base": 0},
+    "one way": {"ways": 1},
+    "one way, one shot": {"ways": 1, "shots": 1},
+    "one shot": {"shots": 1},
+    "one shot, no base": {"shots": 1, "base": 0},
+    "twenty ways": {"ways": 20},
+    "many shots": {"shots": 40, "features": 16},
+    "more rows than features": {"features": 4},
+    "one base class": {"base": 1},
+    "norm 50": {"norm": 50.0},
+    "weak": {"gamma": 1e-6},
+    "strong": {"gamma": 10.0},
+    "norm 50, weak": {"norm": 50.0, "gamma": 1e-6},
+    "norm 50, weak, regular": {"norm": 50.0, "gamma": 1e-6, "base": 0},
+    "duplicates": {"duplicate": True},
+    "duplicates across classes": {"duplicate": True, "shots": 1, "ways": 6},
+    "support equals base": {"copy": True},
+    "everything": {"norm": 50.0, "gamma": 1e-6, "duplicate": True, "copy": True, "shots": 3},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_no_worse_than_scipy(shape, dtype):
+    args = problem(**shape, dtype=dtype)
+    solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
+    assert bool(solution.converged.all())
+    assert int(solution.steps.max()) <= 30
+    double = Regression(*(a.double() if a.is_floating_point() else a for a in args))
+    value = SoftmaxRegression().value(solution.value.double(), double)
+    torch.testing.assert_close(solution.objective.double(), value, rtol=1e-4, atol=1e-5)
+    for index in range(value.shape[0]):
+        peer = scipy_solution(double, index, maxiter=20000, maxfun=20000, ftol=1e-15, gtol=1e-10)
+        slack = 1e-9 if dtype == torch.float64 else 1e-5
+        assert float(value[index]) <= peer.fun + slack * max(1, abs(peer.fun))
+        if dtype == torch.float64:
+            found = SoftmaxRegression().gradient(solution.value, args)[index]
+            assert float(found.norm()) == pytest.approx(float(solution.gradient_norm[index]), rel=1e-3, abs=1e-8)
+
+
+@pytest.mark.parametrize("penalty", [1e-3, 0.1, 10.0])
+def test_scikit_learn_without_base_classes(penalty):
+    linear = pytest.importorskip("sklearn.linear_model")
+    args = problem(base=0, episodes=1, norm=3.0)
+    size = args.features.shape[1]
+    # scikit-learn does not penalise the bias: here its precision is made negligible.
+    p = torch.full_like(args.precisions, penalty)
+    p[-1] = 1e-9
+    args = args._replace(centres=torch.zeros_like(args.centres), precisions=p)
+    solution = minimise(SoftmaxRegression(), DualNewton(1e-12), None, args)
+    model = linear.LogisticRegression(C=1 / (penalty * size), tol=1e-12, max_iter=10000)
+    model.fit(args.features[0].numpy(), args.labels[0].numpy())
+    v = solution.value[0].numpy()
+    np.testing.assert_allclose(v[:, :-1], model.coef_, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(v[:, -1] - v[:, -1].mean(), model.intercept_ - model.intercept_.mean(), atol=1e-4)
+
+
+def test_one_episode_at_a_time_gives_the_same_as_a_batch():
+    args = problem(episodes=7)
+    whole = minimise(SoftmaxRegression(), DualNewton(chunk=3 * 25), None, args)
+    objective = SoftmaxRegression()
+    for index in range(7):
+        alone = minimise(objective, DualNewton(), None, objective.take(args, torch.tensor([index])))
+        torch.testing.assert_close(whole.value[index : index + 1], alone.value, rtol=1e-6, atol=1e-8)
+
+
+def test_lbfgs_in_the_large_form_finds_the_same():
+    args = problem()
+    dual = minimise(SoftmaxRegression(), DualNewton(), None, args)
+    large = minimise(SoftmaxRegression(), LBFGS(), torch.zeros_like(args.centres), args)
+    assert bool(large.converged.all())
+    torch.testing.assert_close(large.value, dual.value, rtol=1e-4, atol=1e-5)
+
+
+def query_loss(linear, args, solver=None):
+    solution = minimise(SoftmaxRegression(), solver or DualNewton(1e-12), None, args, Implicit(linear))
+    g = torch.Generator().manual_seed(9)
+    query = torch.randn(solution.value.shape[0], 4, solution.value.shape[2], generator=g, dtype=torch.float64)
+    return (query @ solution.value.mT).logsumexp(-1).sum() + solution.value.square().sum()
+
+
+@pytest.mark.parametrize("linear", [ConjugateGradient(), Direct()], ids=["cg", "direct"])
+@pytest.mark.parametrize("shape", [{}, {"base": 0}, {"ways": 1}, {"shots": 1}], ids=["plain", "regular", "one", "shot"])
+def test_gradcheck_of_the_solved_loss(shape, linear):
+    args = problem(features=5, episodes=2, gamma=0.05, norm=3.0, **{"ways": 3, "shots": 2, **shape})
+    leaves = [a.requires_grad_() for a in args if a.is_floating_point() and bool(a.isfinite().all())]
+
+    def loss(*tensors):
+        rest = tensors[1] if args.rest.requires_grad else args.rest
+        return query_loss(linear, Regression(tensors[0], args.labels, rest, tensors[-2], tensors[-1]))
+
+    assert torch.autograd.gradcheck(loss, leaves, eps=1e-6, atol=1e-4, rtol=1e-3)
+
+
+def test_shared_centres_receive_the_sum_over_episodes():
+    args = problem(features=5, episodes=3)
+    shared = args.centres[0].clone().requires_grad_()
+    query_loss(ConjugateGradient(), args._replace(centres=shared)).backward()
+    apart = args.centres[:1].expand(3, -1, -1).clone().requires_grad_()
+    query_loss(ConjugateGradient(), args._replace(centres=apart)).backward()
+    torch.testing.assert_close(shared.grad, apart.grad.sum(0))
+
+
+@pytest.mark.parametrize("name", ["norm 50, weak", "duplicates", "everything", "twenty ways"])
+def test_conjugate_gradients_and_factorisation_agree_on_hard_problems(name):
+    found = []
+    for linear in (ConjugateGradient(1e-12, 5000), Direct()):
+        args = problem(**SHAPES[name])
+        args = args._replace(centres=args.centres.requires_grad_(), precisions=args.precisions.requires_grad_())
+        query_loss(linear, args, DualNewton()).backward()
+        found.append((args.centres.grad, args.precisions.grad))
+    for one, other in zip(*found, strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-5
+
+
+def test_neumann_series_tends_to_the_damped_inverse_and_its_divergence_is_counted():
+    args = problem(norm=3.0, gamma=0.1)
+    solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
+    v, rhs = solution.value, torch.ones_like(solution.value)
+    objective = SoftmaxRegression()
+    report = minimise(objective, DualNewton(), None, args).adjoint
+    u = Neumann(5000, 0.1, 1.0).solve(objective, v, args, rhs, report)
+    torch.testing.assert_close(objective.hessian(v, args)(u) + 0.1 * u, rhs, rtol=1e-8, atol=1e-8)
+    assert (report.episodes, report.diverged) == (3, 0)
+    strong = problem(norm=3.0, gamma=10.0)  # 2 gamma / N = 4 exceeds 1.9
+    strong = strong._replace(centres=strong.centres.requires_grad_())
+    solution = minimise(objective, DualNewton(), None, strong, Implicit(Neumann()))
+    solution.value.sum().backward()
+    assert (solution.adjoint.episodes, solution.adjoint.diverged) == (3, 3)

@@ -1,0 +1,250 @@
+"""Solver x adjoint x linear solver on small problems of any form, against finite differences and each other."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import pytest
+import torch
+
+from ifsl_bench.solve import (
+    LBFGS,
+    ConjugateGradient,
+    Direct,
+    FunctionObjective,
+    GradientDescent,
+    Implicit,
+    Neumann,
+    Newton,
+    Objective,
+    Unroll,
+    largest_curvature,
+    minimise,
+)
+
+Args = namedtuple("Args", ["a", "b", "strength"])
+
+
+def quartic(v, args):
+    """Convex, with a Hessian that changes along the way: |A v - b|^2 / 2 + strength |v|^2 / 2 + sum v^4 / 40."""
+    fit = (args.a @ v[:, :, None])[:, :, 0] - args.b
+    return (fit.square().sum(1) + args.strength * v.square().sum(1)) / 2 + v.pow(4).sum(1) / 40
+
+
+class Quartic(Objective):
+    """The same with its gradient in closed form, and arguments that can be split."""
+
+    def value(self, v, args):
+        return quartic(v, args)
+
+    def gradient(self, v, args):
+        fit = (args.a @ v[:, :, None])[:, :, 0] - args.b
+        return (args.a.mT @ fit[:, :, None])[:, :, 0] + args.strength * v + v.pow(3) / 10
+
+    def take(self, args, index):
+        return Args(args.a[index], args.b[index], args.strength)
+
+
+def quartic_args(episodes=4, rows=6, size=5, seed=0, dtype=torch.float64):
+    g = torch.Generator().manual_seed(seed)
+    a = torch.randn(episodes, rows, size, generator=g, dtype=dtype)
+    return Args(a, torch.randn(episodes, rows, generator=g, dtype=dtype), torch.tensor(0.3, dtype=dtype))
+
+
+SOLVERS = [LBFGS(1e-11), Newton(1e-12), GradientDescent(0.05, 800)]
+
+
+@pytest.mark.parametrize("objective", [quartic, Quartic()], ids=["function", "closed form"])
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "adjoint",
+    [Implicit(), Implicit(Direct()), Implicit(Neumann(1500, 0.0, 0.05)), Unroll()],
+    ids=["cg", "direct", "neumann", "unroll"],
+)
+def test_gradcheck(objective, solver, adjoint):
+    if isinstance(adjoint, Unroll):
+        if not isinstance(solver, GradientDescent):
+            with pytest.raises(TypeError, match="GradientDescent"):
+                minimise(objective, solver, torch.zeros(2, 3), quartic_args(2, 4, 3), adjoint)
+            return
+        solver = GradientDescent(0.05, 7)
+    args = quartic_args(2, 4, 3)
+    v0 = torch.full((2, 3), 0.1, dtype=torch.float64)
+
+    def loss(*leaves):
+        return minimise(objective, solver, v0, Args(*leaves), adjoint).value.sin().sum()
+
+    leaves = [leaf.clone().requires_grad_() for leaf in args]
+    assert torch.autograd.gradcheck(loss, leaves, atol=1e-5, rtol=1e-3, fast_mode=True)
+
+
+def test_all_solvers_agree_and_report():
+    args, v0 = quartic_args(), torch.ones(4, 5, dtype=torch.float64)
+    found = [minimise(quartic, solver, v0, args) for solver in SOLVERS]
+    for solution in found:
+        assert bool(solution.converged.all())
+        torch.testing.assert_close(solution.value, found[0].value, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(solution.objective, quartic(solution.value, args))
+        assert solution.steps.shape == solution.gradient_norm.shape == (4,)
+        assert float(solution.gradient_norm.max()) < 1e-6
+
+
+@pytest.mark.parametrize("objective", [quartic, Quartic()], ids=["whole", "split"])
+def test_lbfgs_treats_every_episode_as_if_it_were_alone(objective):
+    args = quartic_args(9, 6, 12, seed=3)
+    scale = torch.logspace(-1, 1, 9, dtype=torch.float64)
+    args = args._replace(a=args.a * scale[:, None, None])
+    v0 = torch.ones(9, 12, dtype=torch.float64)
+    whole = minimise(objective, LBFGS(1e-10), v0, args)
+    assert bool(whole.converged.all())
+    assert int(whole.steps.max()) > int(whole.steps.min())
+    for i in range(9):
+        alone = minimise(
+            quartic, LBFGS(1e-10), v0[i : i + 1], Args(args.a[i : i + 1], args.b[i : i + 1], args.strength)
+        )
+        assert int(alone.steps) == pytest.approx(int(whole.steps[i]), rel=0.2, abs=2)
+        torch.testing.assert_close(alone.value[0], whole.value[i], rtol=1e-4, atol=1e-6)
+
+
+def test_trees_of_unknowns_and_arguments():
+    def f(v, args):
+        return (v["x"] - args[0]["t"]).square().sum((1, 2)) + (v["y"][0] * args[1][:, None] - 1).square().sum(1)
+
+    v0 = {"x": torch.zeros(3, 2, 2), "y": (torch.zeros(3, 4),)}
+    t, scale = torch.randn(2, 2).requires_grad_(), torch.tensor([1.0, 2.0, 4.0]).requires_grad_()
+    for solver in (LBFGS(), Newton()):
+        solution = minimise(f, solver, v0, ({"t": t}, scale, None))
+        assert bool(solution.converged.all())
+        torch.testing.assert_close(solution.value["x"], t.expand(3, 2, 2), rtol=1e-3, atol=1e-3)
+        solution.value["y"][0].sum().backward()
+        torch.testing.assert_close(scale.grad, -4 / scale.detach() ** 2, rtol=1e-2, atol=1e-2)
+        scale.grad = None
+
+
+def test_only_arguments_receive_gradients_and_only_those_that_ask():
+    args = quartic_args()
+    v0 = torch.ones(4, 5, dtype=torch.float64, requires_grad=True)
+    b = args.b.clone().requires_grad_()
+    minimise(quartic, LBFGS(), v0, args._replace(b=b)).value.sum().backward()
+    assert v0.grad is None
+    assert b.grad is not None
+    assert not minimise(quartic, LBFGS(), v0, args).value.requires_grad
+    with torch.no_grad():
+        assert not minimise(quartic, LBFGS(), v0, args._replace(b=b)).value.requires_grad
+
+
+def test_neumann_is_the_series_of_the_paper():
+    args, v0 = quartic_args(), torch.zeros(4, 5, dtype=torch.float64)
+    b = args.b.clone().requires_grad_()
+    solution = minimise(quartic, LBFGS(1e-12), v0, args._replace(b=b), Implicit(Neumann(20, 0.1, 0.05)))
+    weight = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    (solution.value * weight).sum().backward()
+    v = solution.value.detach()
+    h = args.a.mT @ args.a + torch.diag_embed(args.strength + 0.3 * v.square())
+    jacobian = torch.eye(5, dtype=torch.float64) - 0.05 * h
+    term, total = weight, weight
+    for _ in range(20):
+        term = (jacobian.mT @ term[:, :, None])[:, :, 0] - 0.1 * term
+        total = total + term
+    u = 0.05 * total
+    torch.testing.assert_close(b.grad, (args.a @ u[:, :, None])[:, :, 0])
+    assert solution.adjoint.diverged == 0
+
+
+def test_diverging_neumann_series_are_counted_episode_by_episode():
+    args = quartic_args(4)
+    args = args._replace(a=args.a * torch.tensor([0.1, 10.0, 0.1, 10.0], dtype=torch.float64)[:, None, None])
+    b = args.b.clone().requires_grad_()
+    v0 = torch.zeros(4, 5, dtype=torch.float64)
+    solution = minimise(quartic, LBFGS(), v0, args._replace(b=b), Implicit(Neumann()))
+    assert solution.adjoint.episodes == 0
+    solution.value.sum().backward()
+    assert (solution.adjoint.episodes, solution.adjoint.diverged) == (4, 2)
+
+
+def test_conjugate_gradients_say_when_they_ran_out_of_steps():
+    args = quartic_args(2, 30, 20)
+    b = args.b.clone().requires_grad_()
+    v0 = torch.zeros(2, 20, dtype=torch.float64)
+    solution = minimise(quartic, LBFGS(), v0, args._replace(b=b), Implicit(ConjugateGradient(1e-10, 2)))
+    solution.value.sum().backward()
+    assert solution.adjoint.failed == 2
+    assert bool((solution.adjoint.residual > 1e-10).all())
+
+
+def falls_for_ever(v, args):
+    return torch.nn.functional.softplus(-v * args).sum(1)
+
+
+def falls_without_bound(v, args):
+    return (v * args).sum(1)
+
+
+def flat(v, args):
+    return 0 * v.sum(1) * args
+
+
+def breaks(v, args):
+    return (v + args).log().sum(1) + v.square().sum(1)
+
+
+@pytest.mark.parametrize("solver", [LBFGS(), Newton()], ids=["LBFGS", "Newton"])
+@pytest.mark.parametrize("objective", [falls_for_ever, falls_without_bound, breaks])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_cannot_converge_is_flagged(objective, solver, dtype):
+    v0 = torch.full((2, 3), -1.0 if objective is breaks else 0.1, dtype=dtype)
+    solution = minimise(objective, solver, v0, torch.tensor(0.5, dtype=dtype))
+    assert not bool(solution.converged.any())
+
+
+def test_a_bad_episode_does_not_disturb_the_others():
+    args = quartic_args(3)
+    poisoned = args._replace(b=args.b.clone())
+    poisoned.b[1] = torch.nan
+    v0 = torch.zeros(3, 5, dtype=torch.float64)
+    good, found = minimise(Quartic(), LBFGS(), v0, args), minimise(Quartic(), LBFGS(), v0, poisoned)
+    assert found.converged.tolist() == [True, False, True]
+    for i in (0, 2):
+        torch.testing.assert_close(found.value[i], good.value[i])
+
+
+def test_too_few_steps_are_flagged():
+    args, v0 = quartic_args(), torch.ones(4, 5, dtype=torch.float64)
+    for solver in (LBFGS(max_steps=2), Newton(max_steps=1), GradientDescent(0.01, 3, tolerance=1e-6)):
+        assert not bool(minimise(quartic, solver, v0, args).converged.any())
+    assert not bool(minimise(quartic, GradientDescent(10.0, 20), v0, args).converged.any())
+    growing = minimise(lambda v, _: v.square().sum(1), GradientDescent(1.5, 3), v0, None)
+    assert bool(growing.value.isfinite().all())
+    assert not bool(growing.converged.any())
+
+
+def test_clear_errors():
+    v0 = torch.zeros(2, 3)
+    with pytest.raises(ValueError, match="one value per episode"):
+        minimise(lambda v, args: v.sum(), LBFGS(), v0, None)
+    with pytest.raises(ValueError, match="give v0"):
+        minimise(lambda v, args: v.sum(1), LBFGS(), None, None)
+    with pytest.raises(TypeError, match="tensors"):
+        minimise(lambda v, args: v.sum(1), LBFGS(), v0, (1.0,))
+    bowl = FunctionObjective(lambda v, a: a * (v - 1).square().sum(1))
+    args = torch.ones((), requires_grad=True)
+    large = minimise(bowl, LBFGS(), torch.zeros(1, 600), args, Implicit(Direct())).value.sum()
+    with pytest.raises(ValueError, match="ConjugateGradient"):
+        large.backward()
+
+
+def test_largest_curvature():
+    args, v = quartic_args(), torch.full((4, 5), 0.5, dtype=torch.float64)
+    h = args.a.mT @ args.a + torch.diag_embed(args.strength + 0.3 * v.square())
+    found = largest_curvature(FunctionObjective(quartic), v, args, steps=300)
+    torch.testing.assert_close(found, torch.linalg.eigvalsh(h)[:, -1], rtol=1e-4, atol=0)
+
+
+def test_lbfgs_takes_long_steps_where_the_curvature_is_negative():
+    def well(v, args):
+        return -torch.exp(-(v - args).square().sum(1) / 2)
+
+    v0 = torch.tensor([[4.0, 0.0], [3.0, 2.0]], dtype=torch.float64)
+    solution = minimise(well, LBFGS(1e-9, max_steps=60), v0, torch.zeros(2, dtype=torch.float64))
+    assert bool(solution.converged.all())
+    torch.testing.assert_close(solution.value, torch.zeros(2, 2, dtype=torch.float64), rtol=0, atol=1e-6)

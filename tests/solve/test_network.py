@@ -1,0 +1,162 @@
+"""The MLP in its dual numbers: its derivatives, its agreement with the large form, and the exact adjoint."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from ifsl_bench.solve import (
+    LBFGS,
+    ConjugateGradient,
+    Direct,
+    GradientDescent,
+    Implicit,
+    Network,
+    NetworkArgs,
+    Neumann,
+    TanhNetwork,
+    Unroll,
+    minimise,
+)
+from ifsl_bench.solve.tree import pack, unpack
+
+
+def problem(ways=3, shots=2, hidden=4, features=6, episodes=2, gamma=0.1, base=5, shared=False, norm=3.0, seed=0):
+    g = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    x = normal(episodes, ways, features).repeat_interleave(shots, 1) + 0.5 * normal(episodes, ways * shots, features)
+    x = norm * x / x.norm(dim=-1, keepdim=True)
+    labels = torch.arange(ways).repeat_interleave(shots).expand(episodes, -1)
+    rest = 1 + 0.3 * normal(*labels.shape) if base else torch.full(labels.shape, -math.inf).double()
+    lead = () if shared else (episodes,)
+    sizes = ((ways, hidden + 1, ways), (ways, features, ways), (1 if shared else hidden, features + 1, hidden))
+    parts = []
+    for rows, size, mean in sizes:
+        parts += [0.3 * normal(*lead, rows, size), 1e-5 + 2 * gamma / mean * (0.3 * normal(size)).exp()]
+    return TanhNetwork(ways, hidden), NetworkArgs(x, labels, rest, *parts)
+
+
+CASES = [{}, {"base": 0}, {"shared": True}, {"ways": 1}, {"shots": 1}]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_closed_forms_against_autograd(case):
+    objective, args = problem(**case)
+    v = minimise(objective, LBFGS(1e-2), None, args).value
+    v = Network(*(w + 0.1 for w in v))
+    point = [w.clone().requires_grad_() for w in v]
+    expected = torch.autograd.grad(objective.value(Network(*point), args).sum(), point, create_graph=True)
+    for found, other in zip(objective.gradient(v, args), expected, strict=True):
+        torch.testing.assert_close(found, other.detach())
+    d = [torch.randn_like(w) for w in v]
+    products = torch.autograd.grad(expected, point, d)
+    for found, other in zip(objective.hessian(v, args)(Network(*d)), products, strict=True):
+        torch.testing.assert_close(found, other)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_solution_in_dual_numbers_is_a_stationary_point_of_the_large_form(case):
+    objective, args = problem(**case)
+    solution = minimise(objective, LBFGS(1e-10), None, args)
+    assert bool(solution.converged.all())
+    gradient = pack(objective.gradient(solution.value, args))
+    start = pack(objective.gradient(objective.space(None, args).expand(objective.space(None, args).initial()), args))
+    assert bool((gradient.norm(dim=1) <= 1.01e-10 * start.norm(dim=1) + 1e-14).all())
+    torch.testing.assert_close(gradient.norm(dim=1), solution.gradient_norm, rtol=1e-2, atol=1e-12)
+    torch.testing.assert_close(solution.objective, objective.value(solution.value, args))
+    large = minimise(objective, LBFGS(), Network(*(w + 1e-3 for w in solution.value)), args)
+    for found, other in zip(large.value, solution.value, strict=True):
+        torch.testing.assert_close(found, other, rtol=1e-3, atol=1e-4)
+
+
+def test_no_worse_than_scipy_from_the_same_start():
+    objective, args = problem(ways=5, shots=5, hidden=40, features=64, gamma=0.05, norm=12.0)
+    solution = minimise(objective, LBFGS(), None, args)
+    space = objective.space(None, args)
+    start = space.expand(space.initial())
+    for i in range(2):
+        one = objective.take(args, torch.tensor([i]))
+        like = Network(*(w[i : i + 1] for w in start))
+
+        def value(flat, one=one, like=like):
+            v = unpack(torch.as_tensor(flat)[None], like)
+            return float(objective.value(v, one)), pack(objective.gradient(v, one))[0].numpy()
+
+        peer = minimize(
+            value, pack(like)[0].numpy(), jac=True, method="L-BFGS-B", options={"maxiter": 5000, "maxfun": 9999}
+        )
+        # Both end in some minimum: neither must be much the worse.
+        assert float(solution.objective[i]) <= peer.fun * 1.05
+
+
+def loss_of(objective, args, solver, adjoint, v0=None):
+    solution = minimise(objective, solver, v0, args, adjoint)
+    return sum((w * torch.linspace(-1, 1, w[0].numel(), dtype=w.dtype).view(w[0].shape)).sum() for w in solution.value)
+
+
+@pytest.mark.parametrize("case", [{}, {"base": 0}, {"shared": True}], ids=str)
+def test_gradcheck_of_the_solved_loss(case):
+    objective, args = problem(gamma=0.5, ways=2, hidden=3, features=4, **case)
+    chosen = [i for i, a in enumerate(args) if a.is_floating_point() and bool(a.isfinite().all())]
+
+    def loss(*leaves):
+        filled = list(args)
+        for i, leaf in zip(chosen, leaves, strict=True):
+            filled[i] = leaf
+        return loss_of(
+            objective, NetworkArgs(*filled), LBFGS(1e-13, max_steps=3000), Implicit(ConjugateGradient(1e-13))
+        )
+
+    leaves = [args[i].clone().requires_grad_() for i in chosen]
+    assert torch.autograd.gradcheck(loss, leaves, eps=1e-5, atol=1e-4, rtol=1e-3, fast_mode=True)
+
+
+def test_the_reduced_inverse_is_the_inverse_of_the_hessian():
+    objective, args = problem(ways=5, shots=5, hidden=8, features=20, norm=10.0, gamma=0.05)
+    v = minimise(objective, LBFGS(), None, args).value
+    rhs = Network(*(torch.randn_like(w) for w in v))
+    found = objective.inverse(v, args, rhs, 1e-12, 3000)
+    assert not bool(found.failed.any())
+    for part, other in zip(objective.hessian(v, args)(found.value), rhs, strict=True):
+        torch.testing.assert_close(part, other, rtol=1e-6, atol=1e-7)
+    small, arguments = problem()
+    v = minimise(small, LBFGS(), None, arguments).value
+    rhs = Network(*(torch.randn_like(w) for w in v))
+    for part, other in zip(
+        small.inverse(v, arguments, rhs, 1e-12, 3000).value, small.direct(v, arguments, rhs), strict=True
+    ):
+        torch.testing.assert_close(part, other, rtol=1e-6, atol=1e-8)
+
+
+def test_every_adjoint_runs_in_single_precision():
+    objective, args = problem(ways=5, shots=5, hidden=40, features=64, norm=12.0, gamma=0.05)
+    args = NetworkArgs(*(a.float() if a.is_floating_point() else a for a in args))
+    gradients = {}
+    for name, adjoint, solver in (
+        ("cg", Implicit(ConjugateGradient(1e-5)), LBFGS()),
+        ("rbp", Implicit(Neumann()), LBFGS()),
+        ("unroll", Unroll(), GradientDescent(0.1, 20)),
+    ):
+        args = args._replace(skip_centres=args.skip_centres.detach().requires_grad_())
+        space = objective.space(None, NetworkArgs(*(a.detach() for a in args)))
+        v0 = space.expand(space.initial()) if name == "unroll" else None
+        loss_of(objective, args, solver, adjoint, v0).backward()
+        gradients[name] = args.skip_centres.grad.numpy().copy()
+        assert np.isfinite(gradients[name]).all()
+    assert Direct is not None
+
+
+def test_the_start_is_the_same_for_every_episode_and_call():
+    objective, args = problem(episodes=1)
+    twice = NetworkArgs(*(torch.cat([a, a]) if a.dim() > 1 else a for a in args))
+    both, one = minimise(objective, LBFGS(), None, twice), minimise(objective, LBFGS(), None, args)
+    for pair, alone in zip(both.value, one.value, strict=True):
+        torch.testing.assert_close(pair[0], pair[1], rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(pair[:1], alone, rtol=1e-6, atol=1e-8)
