@@ -11,10 +11,13 @@ from typing import Any
 from ifsl_bench import result as result_files
 from ifsl_bench.bench import Bench, Workspace
 from ifsl_bench.checkpoint import CheckpointFolder
+from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.data.prepare import dataset_folder, is_prepared
 from ifsl_bench.device import choose_device
 from ifsl_bench.errors import CorruptFile, UserError
 from ifsl_bench.job import Job, make_jobs
 from ifsl_bench.pipeline import run_job
+from ifsl_bench.pretrain import pretrained_sha256, pretraining_key
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.result import Result
 from ifsl_bench.store import Home, locked
@@ -83,7 +86,11 @@ def run_jobs(jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, comma
 
 
 def stored_result(job: Job, work: Workspace) -> Result | None:
-    """The job's stored result if it is still the same job: same task definition, method code and pretraining recipe."""
+    """The job's stored result, if it is what the job would make now.
+
+    Task definition, data, method code, options, training, episodes and the backbone's weights must be the same, as far
+    as data and backbone are in the cache to compare with.
+    """
     path = job.result_path(work.home)
     if not path.exists():
         return None
@@ -92,10 +99,28 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
     except CorruptFile as error:
         work.reporter.warn(f"{error}; it is made again")
         return None
-    same = (result.task_hash, result.provenance.get("method_source")) == (job.task.hash, job.source)
-    if job.task.dataset.fingerprint:
-        same = same and result.fingerprint == job.task.dataset.fingerprint
-    return result if same else None
+    fingerprint = job.task.dataset.fingerprint
+    if is_prepared(work.home, job.task.dataset.name):
+        fingerprint = open_dataset(dataset_folder(work.home, job.task.dataset.name)).fingerprint
+    key = pretraining_key(job.task, fingerprint or result.fingerprint, job.method.head, job.seed)
+    weights = pretrained_sha256(work.home, key)
+    options = {k: v for k, v in result.options.items() if k in job.options or k not in job.method.tune}
+    wanted = {
+        "task": (result.task_hash, job.task.hash),
+        "data": (result.fingerprint, fingerprint or result.fingerprint),
+        "method's code": (result.provenance.get("method_source"), job.source),
+        "options": (options, dict(job.options)),
+        "training": (result.train, job.training.changes()),
+        "seed": (result.seed, job.seed),
+        "number of episodes": (len(result.episodes.base_joint), job.episodes),
+        "backbone": (result.pretraining.get("key"), key),
+        "backbone's weights": (result.pretraining.get("sha256"), weights or result.pretraining.get("sha256")),
+    }
+    changed = [name for name, (stored, now) in wanted.items() if stored != now]
+    if changed:
+        work.reporter.say(f"{path.name} is out of date (changed: {', '.join(changed)})")
+        return None
+    return result
 
 
 def _write(job: Job, work: Workspace, result: Result) -> None:
@@ -108,10 +133,9 @@ def _write(job: Job, work: Workspace, result: Result) -> None:
 
 
 def _keep_old(path: Path, result: Result, work: Workspace) -> None:
-    """A stored result of another definition or with other counts is renamed, not overwritten: nothing is lost."""
+    """A stored result that says something else is renamed, not overwritten: nothing is lost."""
     try:
-        old = result_files.read(path)
-        if (old.task_hash, old.digest, old.fingerprint) == (result.task_hash, result.digest, result.fingerprint):
+        if result_files.read(path).episodes == result.episodes:
             return
     except CorruptFile:
         pass
@@ -119,22 +143,43 @@ def _keep_old(path: Path, result: Result, work: Workspace) -> None:
         kept = path.with_name(f"{path.name}.old-{n}")
         if not kept.exists():
             os.replace(path, kept)
-            work.reporter.warn(f"the file that was there is not comparable or damaged; it is kept as {kept}")
+            work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
             return
 
 
 def evaluate_checkpoint(
     checkpoint: Path, task: str, *, episodes: int | None = None, work: Workspace | None = None, command: str = ""
 ) -> Result:
-    """Evaluates a stored meta-trained model, without training anything; the result is returned, not stored."""
+    """Evaluates a stored meta-trained model; nothing is trained, and the result is returned, not stored.
+
+    Args:
+        checkpoint: a folder under ``trained`` in the cache, or its name.
+
+    Raises:
+        UserError: no such model, an unfinished one, other code or options of the method, or a backbone that is not in
+            the cache.
+    """
     work = work or workspace()
     if not checkpoint.is_dir() and (work.home.trained / checkpoint.name).is_dir():
         checkpoint = work.home.trained / checkpoint.name
     info = CheckpointFolder(checkpoint).info()
-    if info is None or "method" not in info:
-        raise UserError(f"{checkpoint} is no meta-trained model (a folder under {work.home.trained})")
+    needed = {"method", "options", "train", "seed", "pretraining", "pretraining_sha256", "finished", "history"}
+    if info is None or needed - info.keys():
+        raise UserError(f"{checkpoint} is no meta-trained model of {work.home.trained}")
+    if not info["finished"]:
+        raise UserError(f"the meta-training in {checkpoint} stopped at step {info['step']}; run it to its end first")
     jobs = make_jobs([info["method"]], [task], info["options"], Training.parse(info["train"]), [info["seed"]], episodes)
     if len(jobs) != 1:
         raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
     job = jobs[0]
-    return run_job(job, Bench(job.task, job.method.head, job.seed, job.training.views, work), command, checkpoint)
+    if info["method_source"] != job.source:
+        work.reporter.warn(f"the code of {job.name} has changed since {checkpoint.name} was trained")
+    bench = Bench(job.task, job.method.head, job.seed, job.training.views, work)
+    key = pretraining_key(job.task, bench.dataset.fingerprint, job.method.head, job.seed)
+    if key != info["pretraining"]:
+        raise UserError(f"{checkpoint.name} was trained on the features of {info['pretraining']}; task {job.task.name} "
+                        f"has {key}: choose a task with the same data and pretraining")  # fmt: skip
+    if pretrained_sha256(work.home, key) != info["pretraining_sha256"]:
+        raise UserError(f"the backbone {key} that {checkpoint.name} was trained on is not in {work.home.pretrained} "
+                        f"or was trained again since; evaluate it with the --home it was trained in")  # fmt: skip
+    return run_job(job, bench, command, checkpoint)

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.errors import unknown
+from ifsl_bench.errors import UserError, unknown
+from ifsl_bench.task import NO_BACKBONE
 
 
 class _Block10(nn.Module):
@@ -170,7 +171,6 @@ BACKBONES: dict[str, type[ResNet10] | type[ResNet18GN] | type[ResNetSmall]] = {
     "resnet18-gn": ResNet18GN,
     "resnet-small": ResNetSmall,
 }
-IDENTITY = "none"  # the backbone of data that are features already
 
 
 class Identity(Backbone):
@@ -191,11 +191,19 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
 
     Args:
         shape: (H, W, C) of an image, or (D,) of a frozen feature.
+
+    Raises:
+        UserError: no such backbone, or one that does not suit the data.
     """
-    if name == IDENTITY:
+    if name not in (*BACKBONES, NO_BACKBONE):
+        raise unknown("backbone", name, [*BACKBONES, NO_BACKBONE])
+    if (name == NO_BACKBONE) != (len(shape) == 1):
+        holds = "features" if len(shape) == 1 else "images"
+        raise UserError(
+            f"the data are {holds}, and pretraining.backbone is {name!r}: 'none' is for features, and only it"
+        )
+    if name == NO_BACKBONE:
         return Identity(shape[0])
-    if name not in BACKBONES:
-        raise unknown("backbone", name, [*BACKBONES, IDENTITY])
     network = BACKBONES[name](channels=shape[-1], norm_momentum=norm_momentum)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -30,9 +30,6 @@ from ifsl_bench.cli_options import (
     verbose_option,
 )
 from ifsl_bench.errors import UserError
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -108,11 +105,11 @@ def run(
         return
     made = api.run_jobs(jobs, work, rerun=rerun, command=command)
     for task in dict.fromkeys(found):
-        rows = report.load_rows(task.name, work.home.results)
-        click.echo("\n" + report.task_table(task.name, rows, style, full))
+        board = report.load_board(task, work.home.results)
+        click.echo("\n" + report.task_table(board, style, full))
         if style != "csv":
             for label in dict.fromkeys(r.label for r in made if r.task == task.name):
-                click.echo("\n" + "\n".join(report.standing(rows, label)))
+                click.echo("\n" + "\n".join(report.standing(board, label)))
 
 
 @cli.command()
@@ -120,26 +117,21 @@ def run(
 def methods(style: str) -> None:
     """List the methods, with their options and where they come from."""
     from ifsl_bench import registry, report
-    from ifsl_bench.method import Method, options_of
+    from ifsl_bench.method import options_of
 
     rows = []
     for name in registry.names(registry.METHODS):
         plugin = registry.load(registry.METHODS, name)
-        kind = plugin.value
         row = {"method": name, "package": plugin.package, "head": "", "options": "", "what": plugin.problem}
-        if not plugin.problem and not (isinstance(kind, type) and issubclass(kind, Method)):
-            row["what"] = "broken: it is not a subclass of ifsl_bench.Method"
-        elif not plugin.problem:
+        if not plugin.problem:
             try:
-                shown = [f"{o.name}={_plain(o.default)} ({o.spelled})" for o in options_of(kind).values()]
+                kind = registry.method(name)
             except UserError as error:
                 row["what"] = f"broken: {error}"
             else:
-                row |= {
-                    "head": kind.head,
-                    "options": ", ".join(shown),
-                    "what": (kind.__doc__ or "").strip().split("\n")[0],
-                }
+                shown = [f"{o.name}={_plain(o.default)} ({o.spelled})" for o in options_of(kind).values()]
+                row |= {"head": kind.head, "options": ", ".join(shown)}
+                row["what"] = (kind.__doc__ or "").strip().split("\n")[0]
         rows.append(row)
     click.echo(report.render(rows, style))
 
@@ -189,12 +181,11 @@ def table(names: tuple[str, ...], full: bool, home: str | None, results_dir: str
     from ifsl_bench.task import find, packaged
 
     folders = folders_of(home, results_dir)
-    chosen = [task.name for name in names for task in find(name)]
-    if not chosen:
-        from ifsl_bench.result import published
-
-        chosen = [n for n in packaged() if published(n) or report.load_rows(n, folders.results)]
-    texts = [report.task_table(name, report.load_rows(name, folders.results), style, full) for name in chosen]
+    chosen = [task for name in names for task in find(name)] or list(packaged().values())
+    boards = [report.load_board(task, folders.results) for task in chosen]
+    if not names:
+        boards = [board for board in boards if board.rows or board.others or board.papers]
+    texts = [report.task_table(board, style, full) for board in boards]
     if style == "csv":  # one header for all tasks
         texts = [texts[0], *(text.split("\n", 1)[1] for text in texts[1:])] if texts else []
         click.echo("\n".join(texts))
@@ -224,11 +215,12 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
         (found, *more) = find(task)
         if more:
             raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-        stored = report.load_rows(found.name, folders_of(home, results_dir).results)
+        board = report.load_board(found, folders_of(home, results_dir).results)
         for name in (a, b):
-            row = next((row for row in stored if row.label == name), None)
+            row = board.row(name)
             if row is None:
-                raise unknown("row", name, {row.label for row in stored}, where=f"of task {found.name}")
+                labels = {row.label for row in (*board.rows, *board.others)}
+                raise unknown("row", name, labels, where=f"of task {found.name}")
             rows.append(row)
     else:
         for name in (a, b):

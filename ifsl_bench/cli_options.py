@@ -51,7 +51,9 @@ def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
 
 
 home_option = click.option("--home", metavar="DIR", help="Folder of caches [IFSL_BENCH_HOME, or the platform's].")
-results_option = click.option("--results", "results_dir", metavar="DIR", help="Folder of results [below the home].")
+results_option = click.option(
+    "--results", "results_dir", metavar="DIR", help="Folder of results [the platform's, or results below the home]."
+)
 style_option = click.option(
     "--format", "style", default="text", callback=check_format, help="text, markdown, latex or csv."
 )

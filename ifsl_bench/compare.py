@@ -45,26 +45,37 @@ class Row:
         return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
 
 
-def rows_of(results: Iterable[Result], origin: str) -> list[Row]:
-    """Groups results of one task by label.
+def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str]]:
+    """Groups results of one task by label, and a remark on each seed that is left out.
 
-    Raises:
-        UserError: seeds of one label that were measured on different episodes or data.
+    The seeds of a row must come from the same method code, options, task, data and episodes as its newest result.
     """
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(result.label, []).append(result)
-    rows = []
+    rows, remarks = [], []
     for label, group in groups.items():
-        group.sort(key=lambda r: r.seed)
-        for other in group[1:]:
-            if reason := mismatch(group[0], other):
-                raise UserError(
-                    f"seeds {group[0].seed} and {other.seed} of {label!r} on {other.task} do not belong together: "
-                    f"{reason}; run the older one again"
+        newest = max(group, key=lambda r: str(r.provenance.get("time", "")))
+        kept = []
+        for result in sorted(group, key=lambda r: r.seed):
+            if reason := mismatch(newest, result) or _other_method(newest, result):
+                remarks.append(
+                    f"left out: seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
+                    f"which is newer: {reason}; run it again"
                 )
-        rows.append(Row(label, origin, tuple(group)))
-    return rows
+            else:
+                kept.append(result)
+        rows.append(Row(label, origin, tuple(kept)))
+    return rows, remarks
+
+
+def _other_method(a: Result, b: Result) -> str:
+    """Why two results of one label are not of the same method; tuned options may differ between seeds."""
+    if a.provenance.get("method_source") != b.provenance.get("method_source"):
+        return "the method's code differs"
+    if a.train != b.train or a.options.keys() != b.options.keys() or (not a.tuned and a.options != b.options):
+        return "options or training differ"
+    return ""
 
 
 def mismatch(a: Result, b: Result) -> str:

@@ -9,17 +9,18 @@ import numpy as np
 
 from ifsl_bench import registry
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
-from ifsl_bench.data.prepare import dataset_folder, is_prepared, prepare
+from ifsl_bench.data.prepare import dataset_folder, is_prepared, not_prepared, prepare
 from ifsl_bench.errors import CorruptFile, UserError, unknown
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.store import Home, disk_errors, write_bytes
-from ifsl_bench.task import packaged
+from ifsl_bench.task import DataSpec, packaged
 
 
 def prepared_names(home: Home) -> list[str]:
     if not home.data.is_dir():
         return []
-    return sorted(p.name for p in home.data.iterdir() if not p.name.startswith(".") and is_prepared(home, p.name))
+    folders = (p.name for p in home.data.iterdir() if not p.name.startswith(".") and ".corrupt-" not in p.name)
+    return sorted(name for name in folders if is_prepared(home, name))
 
 
 def listing(home: Home) -> list[dict[str, str]]:
@@ -37,8 +38,8 @@ def listing(home: Home) -> list[dict[str, str]]:
         if is_prepared(home, name):
             try:
                 dataset = open_dataset(dataset_folder(home, name))
-                size = sum(e[p]["bytes"] for e in dataset.manifest["pools"].values() for p in ("images", "labels"))
-                row |= {"state": "prepared", "fingerprint": dataset.fingerprint[:12], "size": f"{size / 1e6:.1f} MB"}
+                size = f"{_bytes(dataset) / 1e6:.1f} MB"
+                row |= {"state": "prepared", "fingerprint": dataset.fingerprint[:12], "size": size}
             except CorruptFile as error:
                 row |= {"state": "corrupt", "what": str(error)}
         rows.append(row)
@@ -54,25 +55,36 @@ def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
     known = {*registry.names(registry.DATASETS), *prepared_names(home), *(t.dataset.name for t in packaged().values())}
     if name not in known:
         raise unknown("data set", name, known)
-    obtain = next((t.dataset.obtain for t in packaged().values() if t.dataset.name == name), "")
-    raise UserError(f"data set {name!r} is not prepared in {home.data}." + (f" To get it: {obtain}." if obtain else ""))
+    spec = next((t.dataset for t in packaged().values() if t.dataset.name == name), DataSpec(name=name))
+    raise UserError(not_prepared(home, spec))
 
 
 def verify_all(home: Home, names: Sequence[str], reporter: Reporter) -> Iterator[str]:
-    """A line for each data set whose checksums are right.
+    """A line for each data set whose checksums are right, then an error for those whose are not.
 
     Raises:
-        CorruptFile: names the first file that is not.
+        CorruptFile: names the first bad file of each damaged data set, and what to do.
     """
+    damaged = []
     for name in names or prepared_names(home):
         if not is_prepared(home, name):
-            raise UserError(f"data set {name!r} is not prepared in {home.data}; there are: "
-                            f"{', '.join(prepared_names(home)) or 'none'}")  # fmt: skip
-        dataset = open_dataset(dataset_folder(home, name))
-        size = sum(e[p]["bytes"] for e in dataset.manifest["pools"].values() for p in ("images", "labels"))
-        with reporter.stage(f"verifying {name}", size) as stage:
-            verify(dataset, stage.advance)
-        yield f"{name}: {size / 1e6:.1f} MB verified, fingerprint {dataset.fingerprint}"
+            there = ", ".join(prepared_names(home)) or "none"
+            raise UserError(f"data set {name!r} is not prepared in {home.data}; there are: {there}")
+        try:
+            dataset = open_dataset(dataset_folder(home, name))
+            size = _bytes(dataset)
+            with reporter.stage(f"verifying {name}", size) as stage:
+                verify(dataset, stage.advance)
+        except CorruptFile as error:
+            damaged.append(f"{error}; build it again with: ifsl-bench data prepare {name} --force")
+        else:
+            yield f"{name}: {size / 1e6:.1f} MB verified, fingerprint {dataset.fingerprint}"
+    if damaged:
+        raise CorruptFile("; ".join(damaged))
+
+
+def _bytes(dataset: Dataset) -> int:
+    return sum(e[p]["bytes"] for e in dataset.manifest["pools"].values() for p in ("images", "labels"))
 
 
 def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:

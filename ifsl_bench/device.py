@@ -25,6 +25,10 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"unknown device {name!r}; available: auto, cpu, cuda, cuda:0, ...") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {name!r} was asked for, but PyTorch sees no CUDA device here; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device {name!r} was asked for, but there are only {torch.cuda.device_count()} CUDA devices here"
+        )
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device {name!r} is not supported; available: auto, cpu, cuda")
     return device

@@ -98,7 +98,7 @@ def compute_features(
     with locked(folder, reporter.say):
         if is_computed(folder):
             try:
-                return _open(folder, shape)
+                return _open(folder, shape, pretrained.sha256)
             except CorruptFile as error:
                 reporter.warn(f"{error}; computing it again, the damaged files are in {set_aside(folder)}")
         with building(folder) as partial:
@@ -114,9 +114,14 @@ def compute_features(
                         stage.advance(len(rows))
             bank.flush()
             del bank
-            entry = {"format": FORMAT, "shape": list(shape), "sha256": sha256_file(partial / "features.npy")}
+            entry = {
+                "format": FORMAT,
+                "shape": list(shape),
+                "sha256": sha256_file(partial / "features.npy"),
+                "pretraining_sha256": pretrained.sha256,
+            }
             write_json(partial / "bank.json", entry)
-        return _open(folder, shape)
+        return _open(folder, shape, pretrained.sha256)
 
 
 @torch.inference_mode()
@@ -130,11 +135,13 @@ def _forward(
     return pretrained.network(pretrained.normalise(images)).float().cpu().numpy()
 
 
-def _open(folder: Path, shape: tuple[int, int]) -> np.ndarray:
+def _open(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:
     entry = read_json(folder / "bank.json")
     path = folder / "features.npy"
     if entry.get("format") != FORMAT:
         raise CorruptFile(f"{folder} is in format {entry.get('format')!r}, this version reads {FORMAT}")
+    if entry.get("pretraining_sha256") != pretraining:
+        raise CorruptFile(f"{folder} holds features of other weights than the checkpoint's: it was trained again")
     if not path.exists() or sha256_file(path) != entry["sha256"]:
         raise CorruptFile(f"{path} is not what was written: it is cut short or changed")
     array = np.load(path, mmap_mode="r", allow_pickle=False)

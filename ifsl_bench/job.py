@@ -15,10 +15,10 @@ import msgspec
 from ifsl_bench import registry
 from ifsl_bench._version import __version__
 from ifsl_bench.errors import UserError
-from ifsl_bench.method import Method, options_of, resolve_options
+from ifsl_bench.method import Method, resolve_options, trains
 from ifsl_bench.result import file_name
 from ifsl_bench.store import Home, sha256_json
-from ifsl_bench.task import MetaTraining, Task, find
+from ifsl_bench.task import NO_BACKBONE, MetaTraining, Task, find
 from ifsl_bench.training import Training
 
 
@@ -28,7 +28,7 @@ class Job:
 
     Attributes:
         name: the method's registered name.
-        options: as given, checked and converted.
+        options: those that are not the default, converted, in the constructor's order.
         seed: of pretraining and meta-training.
         episodes: the first so many test episodes of the task.
     """
@@ -44,12 +44,18 @@ class Job:
     @property
     def label(self) -> str:
         """The method's name with everything that is not the default."""
-        declared = options_of(self.method)
-        parts = [f"{k}={short(v)}" for k, v in self.options.items() if v != declared[k].default]
+        parts = [f"{k}={short(v)}" for k, v in self.options.items()]
         parts += [f"{k}={short(v)}" for k, v in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             parts.append(f"episodes={self.episodes}")
         return ".".join([self.name, *parts])
+
+    def settings(self) -> list[dict[str, Any]]:
+        """The options to try: one setting, or the product of the grids that the method tunes and the user left free."""
+        free = {key: grid for key, grid in self.method.tune.items() if key not in self.options}
+        return [
+            {**self.options, **dict(zip(free, values, strict=True))} for values in itertools.product(*free.values())
+        ]
 
     def result_path(self, home: Home) -> Path:
         return home.results / self.task.name / file_name(self.label, self.seed)
@@ -79,7 +85,10 @@ class Job:
 
 
 def short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+    """A value in a label; different values never look alike."""
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 def make_jobs(
@@ -97,14 +106,25 @@ def make_jobs(
     """
     if not methods or not tasks:
         raise UserError("name at least one method and one task")
+    if any(not isinstance(seed, int) or seed < 0 for seed in seeds):
+        raise UserError(f"seeds must be whole numbers from 0, not {list(seeds)}")
     chosen = [(name, registry.method(name)) for name in dict.fromkeys(methods)]
     resolved = {name: resolve_options(method, name, options) for name, method in chosen}
+    # Meta-training does not concern a method that has nothing to train: its result is the same whatever --train says.
+    trained = {name: training if trains(method, resolved[name]) else Training() for name, method in chosen}
     jobs = []
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name) for name in tasks)):
         count = task.evaluation.episodes if episodes is None else episodes
-        if not 2 <= count <= task.evaluation.episodes:
+        augmented = task.pretraining.backbone != NO_BACKBONE and (
+            task.pretraining.crop_padding or task.pretraining.flip
+        )
+        if training.views > 1 and not augmented:
+            raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
+        if not isinstance(count, int) or not 2 <= count <= task.evaluation.episodes:
             raise UserError(f"--episodes must be 2 to {task.evaluation.episodes} for task {task.name}, not {count}")
         jobs += [
-            Job(name, method, resolved[name], task, training, seed, count) for seed in seeds for name, method in chosen
+            Job(name, method, resolved[name], task, trained[name], seed, count)
+            for seed in seeds
+            for name, method in chosen
         ]
     return jobs

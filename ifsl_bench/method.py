@@ -150,15 +150,63 @@ def options_of(method: type[Method]) -> dict[str, Option]:
     Raises:
         UserError: an option without annotation or default.
     """
-    hints = typing.get_type_hints(method.__init__)
     found = {}
     for name, parameter in inspect.signature(method).parameters.items():
         if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
             continue
-        if name not in hints or parameter.default is inspect.Parameter.empty:
+        kind = _annotation(method, parameter)
+        if kind is None or parameter.default is inspect.Parameter.empty:
             raise UserError(f"option {name!r} of {method.__qualname__} needs an annotation and a default value")
-        found[name] = Option(name, hints[name], parameter.default)
+        for one in _alternatives(kind):
+            if one not in (int, float, bool, str, type(None)) and not _is_literal(one):
+                raise UserError(
+                    f"option {name!r} of {method.__qualname__} is annotated {one!r}, which --set cannot read"
+                )
+        found[name] = Option(name, kind, parameter.default)
     return found
+
+
+def _annotation(method: type[Method], parameter: inspect.Parameter) -> Any:
+    """An option's type. Only options are resolved: other arguments may be annotated with names for type checkers."""
+    kind = parameter.annotation
+    if kind is inspect.Parameter.empty:
+        return None
+    if isinstance(kind, str):
+        try:
+            holder = type("Holder", (), {"__annotations__": {"kind": kind}})
+            scope = getattr(method.__init__, "__globals__", {})
+            return typing.get_type_hints(holder, globalns=scope)["kind"]
+        except Exception as error:
+            raise UserError(
+                f"option {parameter.name!r} of {method.__qualname__} is annotated {kind!r}: {error}"
+            ) from error
+    return kind
+
+
+def check_method(method: type[Method]) -> None:
+    """Holds a plugin's class against the contract before anything is computed.
+
+    Raises:
+        UserError: abstract, an unknown head, options that cannot be set, or ``tune`` of an option it does not have.
+    """
+    if missing := sorted(getattr(method, "__abstractmethods__", ())):
+        raise UserError(f"{method.__qualname__} does not define {', '.join(missing)}")
+    if method.head not in ("linear", "cosine"):
+        raise UserError(f"{method.__qualname__}.head is {method.head!r}, expected 'linear' or 'cosine'")
+    known = options_of(method)
+    for name, grid in method.tune.items():
+        if name not in known:
+            raise UserError(f"{method.__qualname__}.tune names {name!r}, which is none of its options")
+        if not grid:
+            raise UserError(f"{method.__qualname__}.tune[{name!r}] has no values to try")
+
+
+def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
+    """Whether a method with these options has parameters, hence anything to meta-train."""
+    small = torch.ones(6, 8)
+    with torch.random.fork_rng(devices=[]):
+        made = method(Base(small, torch.zeros(6), small), 5, **options)
+    return any(parameter.requires_grad for parameter in made.parameters())
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -201,13 +249,13 @@ def resolve_options(method: type[Method], name: str, given: Mapping[str, Any]) -
         given: option -> value; strings (from ``--set``) or Python values.
 
     Returns:
-        The given options only, converted.
+        The given options, converted, in the constructor's order and without those that are the default.
 
     Raises:
         UserError: no such option (with the nearest names), or a value of another type.
     """
     known = options_of(method)
-    resolved = {}
+    resolved: dict[str, Any] = {}
     for key, value in given.items():
         if key not in known:
             raise unknown("option", key, known, where=f"of method {name!r}")
@@ -219,14 +267,24 @@ def resolve_options(method: type[Method], name: str, given: Mapping[str, Any]) -
                 continue
         else:
             raise UserError(f"option {key!r} of method {name!r} takes {known[key].spelled}, not {value!r}")
-    return resolved
+    # In the constructor's order, without defaults: one setting, one label. What is tuned unless given stays.
+    return {
+        key: resolved[key]
+        for key, option in known.items()
+        if key in resolved and (resolved[key] != option.default or key in method.tune)
+    }
+
+
+class NonFinite(UserError):
+    """A method answered with NaN or +inf."""
 
 
 def check_prediction(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
     """Holds a method's answer against the contract.
 
     Raises:
-        UserError: no :class:`Prediction`, the wrong shape, or logits that are NaN; says what was expected.
+        NonFinite: logits that are NaN or +inf.
+        UserError: no :class:`Prediction`, or the wrong shape; says what was expected.
     """
     if not isinstance(prediction, Prediction):
         raise UserError(f"method {name!r} returned {type(prediction).__name__}, expected ifsl_bench.Prediction")
@@ -236,10 +294,20 @@ def check_prediction(name: str, prediction: Any, episodes: int, queries: int, cl
             f"method {name!r} returned logits of shape {list(shape)}, expected {list(expected)} "
             f"(episodes, queries, base + novel classes)"
         )
-    if torch.isnan(prediction.logits).any():
-        bad = int(torch.isnan(prediction.logits).flatten(1).any(1).sum())
-        raise UserError(f"method {name!r} returned NaN logits in {bad} of {episodes} episodes of a batch")
+    if not (prediction.logits < torch.inf).all():  # False for NaN too
+        bad = int((~(prediction.logits < torch.inf)).flatten(1).any(1).sum())
+        raise NonFinite(
+            f"method {name!r} returned NaN or +inf logits in {bad} of {episodes} episodes of a batch, "
+            f"expected finite ones (or -inf for a class that is out of play)"
+        )
+    for key, value in prediction.statistics.items():
+        if not isinstance(value, Tensor) or tuple(value.shape) != (episodes,):
+            raise UserError(f"method {name!r} returned statistic {key!r} as {_shape(value)}, expected [{episodes}]")
     return prediction
+
+
+def _shape(value: Any) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def masked_logits(prediction: Prediction, hidden: Tensor) -> Tensor:

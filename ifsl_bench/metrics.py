@@ -116,7 +116,7 @@ class Paired:
     Attributes:
         mean: mean of A - B over episodes, in percentage points.
         interval: half-width of its 95% interval.
-        p: two-sided p-value of a paired t-test (normal limit, n is in the thousands) that the mean is zero.
+        p: two-sided p-value of a paired t-test (Student's distribution, n - 1) that the mean is zero.
     """
 
     mean: float

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,7 +57,7 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
         solver={key: _describe(value) for key, value in evaluated.statistics.items()},
         pretraining={
             "key": bench.pretrained.key,
-            "sha256": pretrained.get("tensors", {}).get("sha256", ""),
+            "sha256": bench.pretrained.sha256,
             "accuracy": {k: round(100 * v, 4) for k, v in pretrained["accuracy"].items()},
             "precision": pretrained["precision"],
             "device": pretrained["device"],
@@ -90,14 +89,14 @@ def _best_model(
     job: Job, bench: Bench
 ) -> tuple[Method, dict[str, Any], dict[str, dict[str, float]], Trained | None, str]:
     """The method, trained; where it declares ``tune``, with the values that are best on the validation episodes."""
-    free = {key: grid for key, grid in job.method.tune.items() if key not in job.options}
-    if not free:
-        method, trained, folder = _model(job, bench, job.options)
-        return method, dict(job.options), {}, trained, folder
+    settings = job.settings()
+    if len(settings) == 1:
+        method, trained, folder = _model(job, bench, settings[0])
+        return method, settings[0], {}, trained, folder
+    free = [key for key in job.method.tune if key not in job.options]
     tuned: dict[str, dict[str, float]] = {}
     best: tuple[float, dict[str, Any]] | None = None
-    for values in itertools.product(*free.values()):
-        options = {**job.options, **dict(zip(free, values, strict=True))}
+    for options in settings:
         accuracy = _validate(job.name, bench, _model(job, bench, options)[0])
         setting = ", ".join(f"{k}={short(options[k])}" for k in free)
         tuned.setdefault(", ".join(free), {})[setting] = accuracy
@@ -138,7 +137,7 @@ def _model(job: Job, bench: Bench, options: Mapping[str, Any]) -> tuple[Method, 
         "train": job.training.changes(),
         "task": job.task.name,
         "pretraining": bench.pretrained.key,
-        "pretraining_sha256": bench.pretrained.info["tensors"]["sha256"],
+        "pretraining_sha256": bench.pretrained.sha256,
         "seed": job.seed,
     }
     with locked(folder, bench.work.reporter.say):
@@ -158,26 +157,18 @@ def _model(job: Job, bench: Bench, options: Mapping[str, Any]) -> tuple[Method, 
 
 
 def _load_model(job: Job, bench: Bench, checkpoint: Path) -> tuple[Method, Trained, str]:
+    """A stored model, its parameters put into a fresh method; :func:`check_model` has seen it before."""
     state = CheckpointFolder(checkpoint).load()
     if state is None:
         raise UserError(f"{checkpoint} is no meta-trained model: it has no checkpoint.json")
     info = state.info
-    if not info["finished"]:
-        raise UserError(f"the meta-training in {checkpoint} stopped at step {info['step']}; run it to its end first")
-    if info["pretraining_sha256"] != bench.pretrained.info["tensors"]["sha256"]:
-        raise UserError(
-            f"{checkpoint} was trained on the features of {info['pretraining']}, of which this cache has another copy "
-            f"or none: evaluate it with the --home it was trained in, and on a task with the same data and pretraining"
-        )
     method = _fresh(job, bench, job.options)
     which = job.training.select
     with torch.no_grad():
         for key, value in method.named_parameters():
-            stored = state.tensors.get(f"{which if which == 'best' else 'last'}.{key}")
+            stored = state.tensors.get(f"{which}.{key}")
             if stored is None or stored.shape != value.shape:
-                raise CorruptFile(
-                    f"{checkpoint} does not fit method {job.name!r}: parameter {key} is missing or differs"
-                )
+                raise CorruptFile(f"{checkpoint} does not fit method {job.name!r}: parameter {key} is missing")
             value.copy_(stored)
     history = {int(k): v for k, v in info["history"].items()}
     kept = info["best"] if which == "best" else info["step"]

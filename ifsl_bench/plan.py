@@ -12,18 +12,18 @@ import torch.nn.functional as F
 
 from ifsl_bench import registry
 from ifsl_bench.api import stored_result
-from ifsl_bench.backbones import IDENTITY, channels_last, make_backbone, make_head
+from ifsl_bench.backbones import channels_last, make_backbone, make_head
 from ifsl_bench.bench import Workspace
 from ifsl_bench.checkpoint import CheckpointFolder
 from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.data.prepare import dataset_folder, is_prepared
+from ifsl_bench.data.prepare import dataset_folder, is_prepared, not_prepared
 from ifsl_bench.device import choose_precision
 from ifsl_bench.errors import CorruptFile, UserError
 from ifsl_bench.features import bank_folder, is_computed
 from ifsl_bench.job import Job
 from ifsl_bench.method import Base, Method, Query, Support
-from ifsl_bench.pretrain import is_pretrained, pretraining_key
-from ifsl_bench.task import Task
+from ifsl_bench.pretrain import pretrained_sha256, pretraining_key
+from ifsl_bench.task import NO_BACKBONE, Task
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ def _known(task: Task, work: Workspace) -> _Known:
         return _Known(dataset.fingerprint, dataset.shape, images, len(pools["base/train"]["classes"]), True)
     source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or source.needs_source:
-        how = f" To get it: {task.dataset.obtain}." if task.dataset.obtain else ""
-        raise UserError(f"data set {name!r} is not prepared in {work.home.data}.{how}")
+        raise UserError(not_prepared(work.home, task.dataset))
     shape, images, classes = source.outline() or ((), {}, 0)
     return _Known(task.dataset.fingerprint, shape, images, classes, False)
 
@@ -95,7 +94,7 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
     yield f"data set {name}", known.prepared, lambda: source.rough_seconds() if source else None, ()
     key = pretraining_key(task, known.fingerprint or "?", job.method.head, job.seed)
     title = f"pretraining {task.pretraining.backbone}, {job.method.head} head, seed {job.seed}"
-    yield title, is_pretrained(work.home, key), lambda: _pretraining_seconds(task, known, work), (key,)
+    yield title, pretrained_sha256(work.home, key) is not None, lambda: _pretraining_seconds(task, known, work), (key,)
     features = None
     if known.shape:
         features = make_backbone(task.pretraining.backbone, known.shape).features
@@ -110,7 +109,7 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
     if trains or job.method.tune:
         pools += [task.pool(side, part) for side in ("train", "val") for part in ("novel", "base")]
     for pool in dict.fromkeys(pools):
-        if task.pretraining.backbone != IDENTITY:
+        if task.pretraining.backbone != NO_BACKBONE:
             views = (
                 job.training.views
                 if trains and pool in (task.pool("train", "novel"), task.pool("train", "base"))
@@ -124,14 +123,13 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
             )
     if trains:
         steps = job.plan.steps
-        runs = 1
-        for grid in job.method.tune.values():
-            runs *= len(grid)
-        folder = job.trained_folder(work.home, key, job.options)
+        settings = job.settings()
+        runs = len(settings)
+        folders = [job.trained_folder(work.home, key, options) for options in settings]
         yield (
             f"meta-training {job.label} on {task.name}, seed {job.seed}: {steps:,} steps"
             + (f" x {runs}" if runs > 1 else ""),
-            _finished(folder),
+            all(_finished(folder) for folder in folders),
             lambda: runs * steps * _step_seconds(job, known, method, work) if method is not None else None,
             (job.label,),
         )

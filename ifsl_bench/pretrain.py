@@ -45,6 +45,11 @@ class Pretrained:
     normalise: Normalise
     info: dict[str, Any]
 
+    @property
+    def sha256(self) -> str:
+        """Checksum of the weights: a pretraining that is repeated elsewhere has the same key but other weights."""
+        return str(self.info["tensors"]["sha256"])
+
 
 def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
     """What a pretraining is called on disk: readable, and different whenever the weights could differ."""
@@ -59,13 +64,13 @@ def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> 
     return f"{task.dataset.name}-{task.pretraining.backbone}-{head}-seed{seed}-{sha256_json(made_of)[:12]}"
 
 
-def is_pretrained(home: Home, key: str) -> bool:
-    """Whether a finished checkpoint is in the cache (a damaged one counts as none)."""
+def pretrained_sha256(home: Home, key: str) -> str | None:
+    """The checksum of a finished pretraining in the cache, None where there is none (a damaged one counts as none)."""
     try:
         info = CheckpointFolder(home.pretrained / key).info()
     except CorruptFile:
-        return False
-    return bool(info and info["finished"])
+        return None
+    return str(info["tensors"]["sha256"]) if info and info.get("finished") else None
 
 
 def pretrain(

@@ -51,7 +51,7 @@ def load(group: str, name: str) -> Plugin:
             extra = f'pip install "{package}[{",".join(point.extras)}]"'
             return Plugin(name, package, problem=f"needs an extra ({missing} is not installed): {extra}")
         return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
 
 
@@ -70,11 +70,12 @@ def method(name: str) -> type[Method]:
     Raises:
         UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
     """
-    from ifsl_bench.method import Method
+    from ifsl_bench.method import Method, check_method
 
     value = _get(METHODS, "method", name)
     if not (isinstance(value, type) and issubclass(value, Method)):
         raise UserError(f"method {name!r} is {value!r}, which is not a subclass of ifsl_bench.Method")
+    check_method(value)
     return value
 
 

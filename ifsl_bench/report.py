@@ -6,6 +6,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from ifsl_bench.compare import Comparison, Row, compare, mismatch, rows_of
 from ifsl_bench.errors import UserError, unknown
 from ifsl_bench.metrics import METRICS, Estimate
 from ifsl_bench.result import PublishedRow, Result, packaged_root, published, stored
+from ifsl_bench.task import Task
 
 FORMATS = {"text": "simple", "markdown": "github", "latex": "latex_booktabs", "csv": ""}
 TITLES = {
@@ -55,37 +57,80 @@ def plus_minus(value: Estimate) -> str:
     return f"{value.mean:.2f} ± {value.interval:.2f}"
 
 
-def load_rows(task: str, results: Path) -> list[Row]:
-    """Measured rows of a task: the user's first, then those that come with the package."""
-    rows = rows_of(stored(results, [task]), "yours")
+@dataclass(frozen=True)
+class Board:
+    """What is known of one task.
+
+    Attributes:
+        rows: measured rows of today's definition of the task, on all of its episodes.
+        others: measured rows on other episodes or data, shown apart and never ranked with ``rows``.
+        papers: published rows.
+        remarks: on files and rows that are left out.
+    """
+
+    task: str
+    rows: tuple[Row, ...]
+    others: tuple[Row, ...]
+    papers: tuple[PublishedRow, ...]
+    remarks: tuple[str, ...]
+
+    def row(self, label: str) -> Row | None:
+        """The row of that label: yours if there is one, else the stored one."""
+        return next((row for row in (*self.rows, *self.others) if row.label == label), None)
+
+
+def load_board(task: Task, results: Path) -> Board:
+    """The measured rows of a task, yours first, then those that come with the package, and the published ones."""
     packaged = packaged_root()
-    if results.resolve() == packaged.resolve():
-        return [Row(row.label, "stored", row.results) for row in rows]
-    return rows + rows_of(stored(packaged, [task]), "stored")
+    same = results.resolve() == packaged.resolve()
+    rows: list[Row] = []
+    remarks: list[str] = []
+    for root, origin in [(packaged, "stored")] if same else [(results, "yours"), (packaged, "stored")]:
+        found, left_out = stored(root, [task.name])
+        today = [r for r in found if r.task_hash == task.hash]
+        remarks += left_out
+        remarks += [
+            f"left out: {r.label}, seed {r.seed} ({origin}) is of another definition of the task; run it again"
+            for r in found
+            if r.task_hash != task.hash
+        ]
+        grouped, odd = rows_of(today, origin)
+        rows += grouped
+        remarks += odd
+    reference = _reference(task, rows)
+    comparable = [row for row in rows if reference is None or not mismatch(reference, row.results[0])]
+    others = [row for row in rows if row not in comparable]
+    return Board(task.name, tuple(comparable), tuple(others), tuple(published(task.name)), tuple(remarks))
 
 
-def task_table(task: str, rows: Sequence[Row], style: str = "text", full: bool = False) -> str:
-    """The table of one task: measured and published rows by accuracy, the published ones marked as such.
+def _reference(task: Task, rows: Sequence[Row]) -> Result | None:
+    """A result on all episodes of the task, and on its data: what the others are held against."""
+    whole = [r for row in rows for r in row.results if len(r.episodes.base_joint) == task.evaluation.episodes]
+    pinned = [r for r in whole if r.fingerprint == task.dataset.fingerprint]
+    return next(iter(pinned or whole or [r for row in rows for r in row.results]), None)
+
+
+def task_table(board: Board, style: str = "text", full: bool = False) -> str:
+    """The table of one task: measured and published rows by accuracy, then rows that are not comparable.
 
     Args:
         full: also the joint and alone accuracies of base and novel classes.
     """
-    entries = [(row.summary()["acc"].mean, _measured(row, full, style)) for row in rows]
-    papers = published(task)
-    entries += [(row.values["acc"], _published(row, full, style)) for row in papers]
-    if not entries:
-        raise UserError(
-            f"no results of task {task!r} are stored; make one with: ifsl-bench run --method NAME --task {task}"
-        )
+    entries = [(row.summary()["acc"].mean, _measured(row, full, style)) for row in board.rows]
+    entries += [(row.values["acc"], _published(row, full, style)) for row in board.papers]
     entries.sort(key=lambda entry: -entry[0])
-    lines = [f"{task}", "", render([cells for _, cells in entries], style)] if style != "csv" else [
-        render([{"task": task, **cells} for _, cells in entries], style)
-    ]  # fmt: skip
-    if style != "csv":
-        notes = _notes(rows, papers)
-        if notes:
-            lines += ["", *notes]
-    return "\n".join(lines)
+    cells = [cells for _, cells in entries]
+    cells += [_measured(row, full, style) | {"source": f"{row.origin}, not comparable"} for row in board.others]
+    if not cells:
+        remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
+        raise UserError(
+            f"no results of task {board.task!r} are stored{remarks}; "
+            f"make one with: ifsl-bench run --method NAME --task {board.task}"
+        )
+    if style == "csv":
+        return render([{"task": board.task, **row} for row in cells], style)
+    notes = _notes(board)
+    return "\n".join([board.task, "", render(cells, style), *([""] if notes else []), *notes])
 
 
 def _columns(full: bool) -> tuple[str, ...]:
@@ -121,21 +166,19 @@ def _published(row: PublishedRow, full: bool, style: str) -> dict[str, str]:
     return cells
 
 
-def _notes(rows: Sequence[Row], papers: Sequence[PublishedRow]) -> list[str]:
+def _notes(board: Board) -> list[str]:
     notes = []
-    if rows:
-        counts = sorted({len(r.episodes.base_joint) for row in rows for r in row.results})
-        episodes = " or ".join(f"{n:,}" for n in counts)
-        notes.append(f"Measured: mean ± 95% interval over {episodes} episodes, averaged over seeds, in percent.")
-    notes += [
-        f"{row.label} ({row.origin}) is not comparable with {rows[0].label} ({rows[0].origin}): {reason}."
-        for row in rows
-        if (reason := mismatch(rows[0].results[0], row.results[0]))
-    ]
-    if papers:
+    if board.rows:
+        count = len(board.rows[0].results[0].episodes.base_joint)
+        notes.append(f"Measured: mean ± 95% interval over {count:,} episodes, averaged over seeds, in percent.")
+    for row in board.others:
+        if board.rows:
+            reason = mismatch(board.rows[0].results[0], row.results[0])
+            notes.append(f"{row.label} ({row.origin}) is not comparable with the rows above: {reason}.")
+    if board.papers:
         notes.append("Published: as printed, in parentheses the printed +-, of unknown kind; in no significance test.")
-    notes += [f"{row.label} ({row.source}): {row.note}." for row in papers if row.note]
-    return notes
+    notes += [f"{row.label} ({row.source}): {row.note}." for row in board.papers if row.note]
+    return notes + [f"{remark}." for remark in board.remarks]
 
 
 def result_table(result: Result, style: str = "text") -> str:
@@ -179,13 +222,12 @@ def comparison_table(found: Comparison, style: str = "text") -> str:
     return "\n".join([head, "", render(rows, style), "", *explain, *(f"Note: {note}." for note in found.notes)])
 
 
-def standing(rows: Sequence[Row], label: str) -> list[str]:
+def standing(board: Board, label: str) -> list[str]:
     """A row among the measured ones: its rank, and the paired differences to the best and the nearest."""
-    mine = next((row for row in rows if row.label == label and row.origin == "yours"), None)
-    mine = mine or next((row for row in rows if row.label == label), None)
-    if mine is None:
-        return []
-    others = [row for row in rows if row is not mine and not mismatch(row.results[0], mine.results[0])]
+    mine = board.row(label)
+    if mine is None or mine not in board.rows:
+        return [f"{label} is not comparable with the stored rows."] if mine else []
+    others = [row for row in board.rows if row is not mine]
     if not others:
         return [f"{label} is the only measured row on these episodes."]
     accuracy = mine.summary()["acc"].mean
@@ -197,10 +239,12 @@ def standing(rows: Sequence[Row], label: str) -> list[str]:
     for title, row in (("best other", best), ("nearest", nearest)):
         if title == "nearest" and nearest is best:
             continue
-        over = compare(mine, row).episodes["acc"]
+        found = compare(mine, row)
+        over = found.episodes["acc"]
+        seeds = f" (common seeds {list(found.seeds)})" if found.seeds and mine.seeds != row.seeds else ""
         lines.append(
             f"  to the {title}, {row.label} ({row.origin}): "
-            f"{over.mean:+.2f} ± {over.interval:.2f} points, p {_p(over.p)}"
+            f"{over.mean:+.2f} ± {over.interval:.2f} points, p {_p(over.p)}{seeds}"
         )
     return lines
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
@@ -98,7 +99,8 @@ def summary_entry(summary: Mapping[str, Estimate]) -> dict[str, dict[str, float]
 
 
 def file_name(label: str, seed: int) -> str:
-    return f"{label}.seed-{seed}.json"
+    """The file of a result; characters that have no place in a file name are escaped as in an address."""
+    return f"{quote(label, safe='=+,@ ')}.seed-{seed}.json"
 
 
 def path_of(root: Path, result: Result) -> Path:
@@ -129,7 +131,11 @@ def read(path: Path) -> Result:
         result = msgspec.convert(raw, Result, strict=True)
     except msgspec.ValidationError as error:
         raise CorruptFile(f"{path} is no valid result: {error}") from error
-    if reason := inconsistency(result):
+    try:
+        reason = inconsistency(result)
+    except OverflowError:
+        reason = "a count is beyond all bounds"
+    if reason:
         raise CorruptFile(f"{path}: {reason}")
     return result
 
@@ -138,6 +144,8 @@ def inconsistency(result: Result) -> str:
     """Why a result contradicts itself, or "" where it does not."""
     counts = result.counts()
     n = len(counts)
+    if counts.base_queries < 1 or counts.novel_queries < 1:
+        return "an episode has no base or no novel queries"
     for name in COUNTS:
         values = getattr(counts, name)
         limit = counts.base_queries if name.startswith("base") else counts.novel_queries
@@ -161,13 +169,28 @@ def packaged_root() -> Path:
     return Path(str(resources.files("ifsl_bench.results")))
 
 
-def stored(root: Path, tasks: Iterable[str] | None = None) -> list[Result]:
-    """All results under ``root`` for these tasks (all where None), sorted by path."""
+def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result], list[str]]:
+    """The results under ``root`` for these tasks (all where None), and a remark on each file that is left out.
+
+    A damaged file, or one that is not in its place (another task, label or seed than its path says), is left out.
+    """
     if not root.is_dir():
-        return []
+        return [], []
     names = sorted(tasks) if tasks is not None else sorted(p.name for p in root.iterdir() if p.is_dir())
-    paths = [path for name in names if name != "published" for path in sorted((root / name).glob("*.seed-*.json"))]
-    return [read(path) for path in paths]
+    found, remarks = [], []
+    for path in (path for name in names if name != "published" for path in sorted((root / name).glob("*.seed-*.json"))):
+        try:
+            result = read(path)
+        except UserError as error:
+            remarks.append(f"left out: {error}")
+            continue
+        if path != path_of(root, result):
+            remarks.append(
+                f"left out: {path} holds {result.label}, seed {result.seed}, of {result.task}: not its place"
+            )
+        else:
+            found.append(result)
+    return found, remarks
 
 
 class PublishedRow(_Part, frozen=True):

@@ -1,7 +1,8 @@
 """Files on disk: where they live, how they are written (atomically), locked and verified.
 
 Nothing is ever half-written under its final name: content goes to a temporary sibling, is flushed to the disk, and is
-renamed. A process killed at any point leaves at most a temporary file, which the next holder of the lock removes.
+renamed. A process killed at any point leaves at most a temporary file or folder whose name starts with ``.partial-``;
+those of a build are removed by the next one.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ def read_json(path: Path) -> Any:
     """Reads a JSON object; raises :class:`CorruptFile` if it is not one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise CorruptFile(f"{path} holds {type(value).__name__} where a JSON object was expected")

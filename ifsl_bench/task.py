@@ -6,6 +6,8 @@ as ``path/to/my.toml`` (all of its tasks) or ``path/to/my.toml:name`` (one of th
 
 from __future__ import annotations
 
+import difflib
+import math
 import re
 import sys
 from functools import lru_cache
@@ -24,6 +26,8 @@ else:
     import tomli as tomllib
 
 Side = Literal["train", "val", "test"]
+NAME = r"[a-z0-9][a-z0-9._-]*"  # of a task or data set: it names folders
+NO_BACKBONE = "none"  # the backbone of data that are features already
 
 
 class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -50,8 +54,6 @@ class Schedule(_Strict, frozen=True):
 
     def at(self, step: int, steps: int) -> float:
         """The learning rate of a step counted from 0."""
-        import math
-
         if step < self.warmup:
             return self.rate * (step + 1) / self.warmup
         if self.shape == "cosine":
@@ -166,7 +168,9 @@ def _check(task: Task, where: str) -> None:
         if not ok:
             raise UserError(f"{where}: task {task.name!r}: {message}")
 
-    need(bool(re.fullmatch(r"[a-z0-9][a-z0-9._-]*", task.name)), "a name is lower-case letters, digits, '.', '_', '-'")
+    rule = "a name is lower-case letters, digits, '.', '_', '-'"
+    need(bool(re.fullmatch(NAME, task.name)), rule)
+    need(bool(re.fullmatch(NAME, task.dataset.name)), f"dataset.name {task.dataset.name!r}: {rule}")
     need(task.shots >= 1, "shots must be at least 1")
     need(task.episode.ways >= 1, "episode.ways must be at least 1")
     need(task.episode.novel_queries >= 1, "episode.novel_queries must be at least 1")
@@ -175,12 +179,27 @@ def _check(task: Task, where: str) -> None:
     need(task.evaluation.validation_episodes >= 2, "evaluation.validation_episodes must be at least 2")
     need(task.pretraining.steps >= 0, "pretraining.steps must not be negative")
     need(task.pretraining.batch >= 2, "pretraining.batch must be at least 2")
+    need(0 <= task.pretraining.momentum < 1, "pretraining.momentum must be in [0, 1)")
+    need(0 <= task.pretraining.weight_decay < math.inf, "pretraining.weight_decay must not be negative")
+    need(0 < task.pretraining.norm_momentum <= 1, "pretraining.norm_momentum must be in (0, 1]")
+    need(task.pretraining.crop_padding >= 0, "pretraining.crop_padding must not be negative")
     need(task.meta_training.steps >= 1, "meta_training.steps must be at least 1")
     need(task.meta_training.validate_every >= 1, "meta_training.validate_every must be at least 1")
     need(len(task.dataset.mean) == len(task.dataset.std), "dataset.mean and dataset.std must have equal lengths")
     need(all(s > 0 for s in task.dataset.std), "dataset.std must be positive")
     for label, schedule in (("pretraining", task.pretraining.schedule), ("meta_training", task.meta_training.schedule)):
-        need(schedule.rate > 0, f"{label}.schedule.rate must be positive")
+        need(0 < schedule.rate < math.inf, f"{label}.schedule.rate must be positive")
+        need(schedule.warmup >= 0, f"{label}.schedule.warmup must not be negative")
+        need(
+            list(schedule.drops) == sorted({d for d in schedule.drops if d > 0}), f"{label}.schedule.drops must ascend"
+        )
+        need(not (schedule.drops and schedule.shape == "cosine"), f"{label}.schedule.drops have no place in a cosine")
+
+
+def _keys() -> set[str]:
+    """Every key that a task file may have, for suggestions."""
+    kinds = (_TaskFile, _TaskEntry, DataSpec, Pretraining, Schedule, EpisodeSpec, MetaTraining, Evaluation)
+    return {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
 
 
 def parse(text: str, where: str) -> list[Task]:
@@ -201,6 +220,9 @@ def parse(text: str, where: str) -> list[Task]:
         file = msgspec.convert(raw, _TaskFile, strict=True)
     except msgspec.ValidationError as error:
         message = str(error).replace("Object contains", "it contains").replace("$.", "").replace("`$`", "its top level")
+        if field := re.search(r"unknown field `(.*?)`", message):
+            near = difflib.get_close_matches(field[1], _keys(), n=2, cutoff=0.6)
+            message += f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         raise UserError(f"{where}: {message}") from error
     if not file.tasks:
         raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")

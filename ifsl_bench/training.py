@@ -18,7 +18,7 @@ from ifsl_bench.checkpoint import CheckpointFolder
 from ifsl_bench.errors import CorruptFile, UserError, unknown
 from ifsl_bench.evaluation import predict
 from ifsl_bench.loader import EpisodeLoader
-from ifsl_bench.method import Method, masked_logits
+from ifsl_bench.method import Method, NonFinite, masked_logits
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.seeds import seed_of
 from ifsl_bench.store import set_aside
@@ -131,11 +131,15 @@ def meta_train(
     }
     try:
         if (state := store.load()) is not None:
+            if state.info.get("pretraining_sha256") != facts.get("pretraining_sha256"):
+                raise CorruptFile(
+                    f"{folder} was trained on the features of other weights: the backbone was trained again"
+                )
             _restore(state.tensors, parameters, best, optimiser)
             info = state.info
     except (CorruptFile, RuntimeError, KeyError) as error:
         aside = set_aside(folder)
-        reporter.warn(f"{error}; meta-training starts anew, the damaged files are in {aside}")
+        reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
 
     start, spent = time.perf_counter(), info["seconds"]
     if not info["finished"]:
@@ -187,8 +191,14 @@ def _steps(
             batch = block.part((step - begin) * per_step, (step - begin + 1) * per_step)
             for entry in optimiser.param_groups:
                 entry["lr"] = plan.schedule.at(step, plan.steps)
-            logits = masked_logits(predict(method, name, batch), batch.support.hidden)
+            try:
+                prediction = predict(method, name, batch)
+            except NonFinite as error:
+                raise _diverged(name, str(error), step, plan) from error
+            logits = masked_logits(prediction, batch.support.hidden)
             loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+            if not loss.requires_grad:
+                raise UserError(f"method {name!r} has parameters, but its logits in training do not depend on them")
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
@@ -196,11 +206,15 @@ def _steps(
             if step % 10 == 9 or step == last - 1:
                 value = loss.item()
                 if not np.isfinite(value):
-                    raise UserError(
-                        f"meta-training of {name!r} diverged: the loss is {value} at step {step + 1} of {plan.steps}; "
-                        f"a lower learning rate (now {plan.schedule.rate}) or another option may help"
-                    )
+                    raise _diverged(name, f"the loss is {value}", step, plan)
             yield step, value
+
+
+def _diverged(name: str, what: str, step: int, plan: MetaTraining) -> UserError:
+    return UserError(
+        f"meta-training of {name!r} diverged: {what} at step {step + 1} of {plan.steps}; "
+        f"a lower learning rate (now {plan.schedule.rate}) or another option may help"
+    )
 
 
 def _save(

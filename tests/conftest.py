@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ def oracle():
     return open_file
 
 
-def write_features(folder: Path, *, width: int = 16, seed: int = 0, classes: dict[str, int] | None = None) -> Path:
+def _write_features(folder: Path, *, width: int = 16, seed: int = 0, classes: dict[str, int] | None = None) -> Path:
     """Six .npz files of clustered random features, which any method can tell apart a little."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(seed)
@@ -85,8 +86,14 @@ protocol = "shared"
 
 
 @pytest.fixture
+def write_features() -> Callable[..., Path]:
+    """Writes other features of the same form."""
+    return _write_features
+
+
+@pytest.fixture
 def features_folder(tmp_path: Path) -> Path:
-    return write_features(tmp_path / "features")
+    return _write_features(tmp_path / "features")
 
 
 @pytest.fixture(scope="session")
@@ -97,7 +104,7 @@ def clusters_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from ifsl_bench.store import Home
 
     root = tmp_path_factory.mktemp("clusters")
-    write_features(root / "features")
+    _write_features(root / "features")
     prepare(Home.locate(root / "home"), "clusters", root / "features", False, Reporter())
     (root / "clusters.toml").write_text(FEATURE_TASKS)
     return root

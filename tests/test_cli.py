@@ -73,6 +73,7 @@ def test_result_of_an_older_definition_is_kept_aside(call, here):
     (here / "clusters.toml").write_text(text.replace("episodes = 60", "episodes = 50"))
     status, _, err = call("run", "--method", "protonet", "--task", TASK, "--device", "cpu")
     assert status == 0
+    assert "out of date (changed: task, number of episodes)" in err
     assert "is kept as" in err
     names = sorted(p.name for p in (here / "home" / "results" / "clusters-5shot").glob("protonet*"))
     assert names == ["protonet.seed-0.json", "protonet.seed-0.json.old-0"]
@@ -101,12 +102,12 @@ def test_seeds_tables_compare_and_show(call, here):
     status, out, _ = call("table", TASK)
     assert status == 0
     assert "lwof.steps=20" in out
-    status, out, _ = call("compare", "lwof.steps=20", "imprint.steps=20", "--task", TASK)
+    status, out, _ = call("compare", "lwof.steps=20", "imprint", "--task", TASK)
     assert status == 0
     assert "seeds [0, 1]" in out
     assert "A - B over seeds" in out
     folder = Path("home/results/clusters-5shot")
-    files = [str(folder / f"{m}.steps=20.seed-0.json") for m in ("lwof", "imprint")]
+    files = [str(folder / f"{m}.seed-0.json") for m in ("lwof.steps=20", "imprint")]
     status, out, _ = call("compare", *files)
     assert status == 0
     assert "60 episodes" in out
@@ -134,6 +135,13 @@ def test_checkpoint_is_evaluated_alone(call, here):
     assert status == 0, err
     assert f"{stored['summary']['acc']['mean']:.2f}" in out
     assert "meta-training" not in err
+    status, _, err = call("run", "--checkpoint", folder, "--task", "clusters.toml:clusters-1shot", "--device", "cpu")
+    assert status == 0, err
+    (here / "home" / "pretrained").rename(here / "home" / "gone")
+    status, _, err = call("run", "--checkpoint", folder, "--task", TASK, "--device", "cpu")
+    assert status == 2
+    assert "is not in" in err
+    assert not (here / "home" / "pretrained").exists(), "nothing is trained"
     status, _, err = call("run", "--checkpoint", "nowhere", "--task", TASK)
     assert status == 2
     assert "no meta-trained model" in err
@@ -177,8 +185,8 @@ MISTAKES = [
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "many"], "not a valid integer"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--device", "tpu"], "device 'tpu'"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--format", "pdf"], "unknown format 'pdf'"),
-    (["run", "--method", "lwof", "--task", "mini-5shot"], "To get it: get the five files"),
-    (["run", "--method", "lwof", "--task", "tiered-1shot", "--dry-run"], "To get it: get the files train_a_"),
+    (["run", "--method", "lwof", "--task", "mini-5shot"], "It needs the five files"),
+    (["run", "--method", "lwof", "--task", "tiered-1shot", "--dry-run"], "It needs the files train_a_"),
     (["run", "--method", "lwof", "--task", "none.toml"], "cannot read the task file"),
     (["run"], "say what to run"),
     (["rnu"], "did you mean 'run'"),
@@ -280,6 +288,42 @@ class Tuned(Method):
 
 class Text:
     pass
+
+class Deaf(Method):
+    """Its logits do not depend on its parameter."""
+    def __init__(self, base, ways):
+        super().__init__(base, ways)
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+    def forward(self, support, query):
+        return Prediction(torch.cat([query.base_logits, query.base_logits[..., : self.ways]], -1))
+
+class Exploding(Deaf):
+    """Becomes NaN in training."""
+    def forward(self, support, query):
+        bad = torch.nan if self.training else 1
+        return Prediction(super().forward(support, query).logits * (1 + self.unused) * bad)
+
+class BadHead(Wrong):
+    """A head that does not exist."""
+    head = "cosin"
+
+class BadTune(Wrong):
+    """Tunes what it does not have."""
+    tune = {"nothing": (1, 2)}
+
+class Abstract(Method):
+    """Forgot its forward."""
+
+class BadOption(Wrong):
+    """An option that no command line can give."""
+    def __init__(self, base, ways, *, table: dict = None):
+        super().__init__(base, ways)
+
+class BadStatistic(Method):
+    """A statistic of one number."""
+    def forward(self, support, query):
+        logits = torch.cat([query.base_logits, query.base_logits[..., : self.ways]], -1)
+        return Prediction(logits, {"steps": torch.zeros(1)})
 '''
 
 
@@ -289,14 +333,18 @@ def plugins(tmp_path, monkeypatch):
     folder.mkdir()
     entries = (
         "wrong = other_methods:Wrong\nnan = other_methods:Nan\ntuned = other_methods:Tuned\ntext = other_methods:Text\n"
-        "gone = other_methods:Gone\nbroken = other_broken:X\nheavy = other_heavy:X [big]\n"
+        "gone = other_methods:Gone\nbroken = other_broken:X\nheavy = other_heavy:X [big]\nleaves = other_leaves:X\n"
+        "deaf = other_methods:Deaf\nexploding = other_methods:Exploding\nbad-head = other_methods:BadHead\n"
+        "bad-tune = other_methods:BadTune\nabstract = other_methods:Abstract\nbad-option = other_methods:BadOption\n"
+        "bad-statistic = other_methods:BadStatistic\n"
     )
     write_plugin(folder, entries, PLUGIN)
+    (folder / "other_leaves.py").write_text("import sys; sys.exit(0)\n")
     (folder / "other_broken.py").write_text("raise RuntimeError('no luck')\n")
     (folder / "other_heavy.py").write_text("import a_package_that_nobody_has\n")
     monkeypatch.syspath_prepend(str(folder))
     yield
-    for name in ("other_methods", "other_broken", "other_heavy"):
+    for name in ("other_methods", "other_broken", "other_heavy", "other_leaves"):
         sys.modules.pop(name, None)
 
 
@@ -316,13 +364,86 @@ def test_broken_plugins_are_listed_and_take_nobody_down(call, here, plugins):
     assert call("run", "--method", "imprint", "--task", TASK, "--device", "cpu")[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("leaves", "broken: SystemExit"),
+        ("bad-head", "BadHead.head is 'cosin', expected 'linear' or 'cosine'"),
+        ("bad-tune", "BadTune.tune names 'nothing', which is none of its options"),
+        ("abstract", "Abstract does not define forward"),
+        ("bad-option", "which --set cannot read"),
+        ("deaf", "its logits in training do not depend on them"),
+        ("exploding", "diverged: method 'exploding' returned NaN or +inf logits in 1 of 1 episodes"),
+        ("bad-statistic", "returned statistic 'steps' as a tensor of shape [1], expected [60]"),
+    ],
+)
+def test_broken_contracts_are_named(call, here, plugins, name, message):
+    status, _, err = call("run", "--method", name, "--task", TASK, "--device", "cpu", "-q")
+    assert status == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert call("methods")[0] == 0
+
+
+def test_results_on_other_data_or_weights_are_made_again(call, here, tmp_path, write_features):
+    """The same names and settings, but other features or another backbone: nothing stale is mixed in."""
+    arguments = ("run", "--method", "imprint,lwof", "--train", "steps=20", "--task", TASK, "--device", "cpu")
+    assert call(*arguments)[0] == 0
+    files = sorted((here / "home/results/clusters-5shot").glob("*.json"))
+    before = [json.loads(p.read_text()) for p in files]
+    write_features(tmp_path / "other", seed=5)
+    assert call("data", "prepare", "clusters", "--from", str(tmp_path / "other"), "--force")[0] == 0
+    status, _, err = call(*arguments)
+    assert status == 0
+    assert "imprint.seed-0.json is out of date (changed: data, backbone" in err
+    after = [json.loads(p.read_text()) for p in files]
+    assert all(a["fingerprint"] != b["fingerprint"] for a, b in zip(after, before, strict=True))
+    assert "stored already" in call(*arguments)[2]
+
+    (folder,) = (here / "home/pretrained").glob(f"[!.]*cosine*{after[0]['pretraining']['key'][-12:]}")
+    other = next(p for p in (here / "home/pretrained").glob("[!.]*cosine*") if p != folder)
+    for path in folder.iterdir():
+        path.unlink()
+    for path in other.iterdir():  # the weights of another training under the same key
+        (folder / path.name).write_bytes(path.read_bytes())
+    status, _, err = call(*arguments)
+    assert status == 0
+    assert "changed: backbone's weights" in err
+    assert "was trained on the features of other weights" in err
+    assert json.loads(files[0].read_text())["episodes"] != after[0]["episodes"]
+
+
+def test_one_setting_has_one_label(call, here):
+    for value in ("false", "no", "0"):
+        assert call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--set", f"normalise={value}",
+                    "--device", "cpu")[0] == 0  # fmt: skip
+    names = [p.name for p in (here / "home/results/clusters-5shot").glob("*.json")]
+    assert names == ["lwof.steps=20.seed-0.json"]
+    assert len(list((here / "home/trained").glob("[!.]*lwof*"))) == 1
+    assert call("run", "--method", "imprint", "--task", TASK, "--train", "steps=20", "--device", "cpu")[0] == 0
+    assert (here / "home/results/clusters-5shot/imprint.seed-0.json").exists(), "nothing to train, nothing in the label"
+    status, _, err = call("run", "--method", "lwof", "--task", TASK, "--train", "views=2")
+    assert status == 2
+    assert "has no augmentation" in err
+
+
+def test_bad_result_files_take_no_table_down(call, here):
+    call("run", "--method", "imprint", "--task", TASK, "--device", "cpu")
+    (here / "home/results/clusters-5shot/cut.seed-0.json").write_text("{")
+    status, out, _ = call("table", TASK)
+    assert status == 0
+    assert "imprint" in out
+    assert "left out" in out
+    assert "cut.seed-0.json" in out
+
+
 def test_wrong_answers_are_told_what_was_expected(call, here, plugins):
     status, _, err = call("run", "--method", "wrong", "--task", TASK, "--device", "cpu", "-q")
     assert status == 2
     assert "returned logits of shape [60, 50, 8], expected [60, 50, 13]" in err
     status, _, err = call("run", "--method", "nan", "--task", TASK, "--device", "cpu", "-q")
     assert status == 2
-    assert "returned NaN logits in 60 of 60 episodes" in err
+    assert "returned NaN or +inf logits in 60 of 60 episodes of a batch, expected finite ones" in err
 
 
 def test_tuned_options_are_chosen_on_validation_and_recorded(call, here, plugins):
@@ -332,9 +453,12 @@ def test_tuned_options_are_chosen_on_validation_and_recorded(call, here, plugins
     grid = value["tuned"]["weight"]
     assert set(grid) == {"weight=0", "weight=0.001", "weight=100"}
     assert f"weight={value['options']['weight']:g}" == max(grid, key=grid.get)
-    status, _, err = call("run", "--method", "tuned", "--task", TASK, "--device", "cpu", "--set", "weight=100")
-    assert status == 0
-    assert "validation" not in err
+    for given in ("100", "0.0"):  # 0.0 is the default, yet no longer tuned
+        status, _, err = call("run", "--method", "tuned", "--task", TASK, "--device", "cpu", "--set", f"weight={given}")
+        assert status == 0
+        assert "validation" not in err
+        path = here / f"home/results/clusters-5shot/tuned.weight={float(given):g}.seed-0.json"
+        assert json.loads(path.read_text())["tuned"] == {}
 
 
 def test_library_call(here):

@@ -57,6 +57,18 @@ def test_bank_is_reused_and_rebuilt_when_damaged(few):
     np.testing.assert_array_equal(first, again)
 
 
+def test_bank_of_other_weights_is_computed_again(few):
+    """A pretraining that is repeated has the same key; its features must not meet another head."""
+    home, task, dataset, pretrained = few
+    first = np.array(compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter()))
+    other = pretrain(home, task, dataset, "linear", 1, CPU, Reporter())
+    renamed = type(other)(pretrained.key, other.network, other.head, other.normalise, other.info)
+    log = io.StringIO()
+    again = compute_features(home, task, dataset, renamed, "base/val", CPU, LogReporter(log))
+    assert "features of other weights" in log.getvalue()
+    assert not np.allclose(first, again)
+
+
 def test_views_are_augmented_copies(few):
     home, task, dataset, pretrained = few
     plain = compute_features(home, task, dataset, pretrained, "base/val", CPU, Reporter())

@@ -48,8 +48,33 @@ def test_round_trip(tmp_path):
     path = write(tmp_path, result)
     assert path == tmp_path / "toy" / "m.seed-0.json"
     assert read(path) == result
-    assert stored(tmp_path) == stored(tmp_path, ["toy"]) == [result]
-    assert stored(tmp_path, ["other"]) == stored(tmp_path / "none") == []
+    assert stored(tmp_path) == stored(tmp_path, ["toy"]) == ([result], [])
+    assert stored(tmp_path, ["other"]) == stored(tmp_path / "none") == ([], [])
+
+
+def test_bad_and_misplaced_files_are_left_out_with_a_remark(tmp_path):
+    """One bad file takes nobody down, and a result counts only in its own place."""
+    good = make()
+    path = write(tmp_path, good)
+    (tmp_path / "toy" / "cut.seed-0.json").write_text(path.read_text()[:-50])
+    (tmp_path / "toy" / "m.seed-77.json").write_text(path.read_text())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "m.seed-0.json").write_text(path.read_text())
+    (tmp_path / "toy" / "deep.seed-0.json").write_text("[" * 100_000)
+    huge = json.loads(path.read_text())
+    huge["episodes"]["base_joint"][0] = 10**30
+    (tmp_path / "toy" / "huge.seed-0.json").write_text(json.dumps(huge))
+    found, remarks = stored(tmp_path)
+    assert found == [good]
+    assert len(remarks) == 5
+    for name in ("cut", "m.seed-77", "other", "deep", "huge"):
+        assert any(name in remark for remark in remarks), name
+
+
+def test_labels_cannot_leave_their_folder(tmp_path):
+    path = write(tmp_path, make("x.name=../../y"))
+    assert path.parent == tmp_path / "toy"
+    assert stored(tmp_path)[0][0].label == "x.name=../../y"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +103,8 @@ def test_tampering_is_refused(tmp_path, change, message):
 
 def test_rows_average_each_episode_over_seeds():
     results = [make(seed=s) for s in (2, 0, 1)]
-    (row,) = rows_of(results, "yours")
+    (row,), remarks = rows_of(results, "yours")
+    assert not remarks
     assert row.seeds == (0, 1, 2)
     values = np.mean([r.counts().per_episode()["acc"] for r in results], 0)
     assert row.summary()["acc"].mean == pytest.approx(values.mean())
@@ -86,9 +112,21 @@ def test_rows_average_each_episode_over_seeds():
     assert row.spread() == pytest.approx(np.std([r.summary["acc"]["mean"] for r in results], ddof=1))
 
 
-def test_seeds_of_different_episodes_do_not_mix():
-    with pytest.raises(UserError, match="do not belong together: the episodes differ"):
-        rows_of([make(seed=0), make(seed=1, digest="x")], "yours")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"digest": "x"}, "the episodes differ"),
+        ({"options": {"a": 1}}, "options or training differ"),
+        ({"train": {"steps": 1}}, "options or training differ"),
+        ({"provenance": {"method_source": "x", "time": "2020"}}, "the method's code differs"),
+    ],
+)
+def test_seeds_that_do_not_belong_together_do_not_mix(changes, reason):
+    newest = make(seed=0, provenance={"time": "2026"})
+    (row,), remarks = rows_of([make(seed=1, **changes), newest], "yours")
+    assert row.results == (newest,)
+    assert len(remarks) == 1
+    assert reason in remarks[0]
 
 
 def test_comparison_is_paired_over_episodes_and_over_seeds():
@@ -130,10 +168,19 @@ def test_comparison_notes_unequal_seeds_and_separate_backbones():
     assert any("trained separately" in note for note in found.notes)
 
 
+def board(tmp_path, monkeypatch, *results, task="mini-5shot"):
+    """The board of a packaged task with these results in the user's folder and none in the package."""
+    monkeypatch.setattr(report, "packaged_root", lambda: tmp_path / "none")
+    found = packaged()[task]
+    for result in results:
+        changes = {"task": task} | ({"task_hash": found.hash} if result.task_hash == "h" else {})
+        write(tmp_path / "r", msgspec.structs.replace(result, **changes))
+    return report.load_board(found, tmp_path / "r")
+
+
 @pytest.mark.parametrize("style", list(report.FORMATS))
-def test_tables_hold_measured_and_published_rows(style):
-    rows = rows_of([make("mine", task="mini-5shot")], "yours")
-    text = report.task_table("mini-5shot", rows, style)
+def test_tables_hold_measured_and_published_rows(style, tmp_path, monkeypatch):
+    text = report.task_table(board(tmp_path, monkeypatch, make("mine")), style)
     assert "mine" in text
     assert "published: ren2019" in text
     assert "63.04" in text
@@ -153,19 +200,40 @@ def test_tables_hold_measured_and_published_rows(style):
         assert "printed -13.60, parts -13.39" in text
 
 
-def test_unknown_format_and_empty_task():
+def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(tmp_path, monkeypatch):
+    """However good the odd ones are, the comparable rows are the ones that are ranked."""
+    made = board(
+        tmp_path, monkeypatch,
+        make("a", n=2000, digest="whole"),
+        make("few.episodes=50", base=0.99, novel=0.99, digest="first 50"),
+        make("old", base=0.99, novel=0.99, task_hash="older"),
+    )  # fmt: skip
+    assert [row.label for row in made.rows] == ["a"]
+    assert [row.label for row in made.others] == ["few.episodes=50"]
+    text = report.task_table(made)
+    assert text.index("few.episodes=50") > text.index("protonet")
+    assert "few.episodes=50 (yours) is not comparable with the rows above: the episodes differ" in text
+    assert "old, seed 0 (yours) is of another definition of the task" in text
+    assert report.standing(made, "few.episodes=50") == ["few.episodes=50 is not comparable with the stored rows."]
+
+
+def test_unknown_format_and_empty_task(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="did you mean 'markdown'"):
         report.render([], "markdwn")
-    with pytest.raises(UserError, match="no results of task 'toy' are stored"):
-        report.task_table("toy", [])
+    with pytest.raises(UserError, match="no results of task 'glyphs-5shot' are stored"):
+        report.task_table(board(tmp_path, monkeypatch, task="glyphs-5shot"))
 
 
-def test_standing_ranks_and_compares():
-    rows = rows_of([make("a", base=0.9, noise=1), make("b", base=0.5, noise=2), make("c", base=0.7, noise=3)], "yours")
-    lines = report.standing(rows, "c")
+def test_standing_ranks_and_compares(tmp_path, monkeypatch):
+    rows = [make("a", base=0.9, noise=1), make("b", base=0.5, noise=2), make("c", base=0.7, noise=3)]
+    lines = report.standing(board(tmp_path, monkeypatch, *rows), "c")
     assert "rank 2 of 3" in lines[0]
     assert "best other, a" in lines[1]
-    assert report.standing(rows[:1], "a") == ["a is the only measured row on these episodes."]
+
+
+def test_alone_in_its_standing(tmp_path, monkeypatch):
+    found = report.standing(board(tmp_path, monkeypatch, make("a")), "a")
+    assert found == ["a is the only measured row on these episodes."]
 
 
 def test_published_rows_are_consistent_or_flagged():
@@ -186,8 +254,8 @@ def test_published_rows_are_consistent_or_flagged():
 
 def test_every_stored_result_is_of_todays_task_and_adds_up():
     """Task hash, digest, fingerprint and summary of every file that comes with the package."""
-    results = stored(packaged_root())  # reading recomputes the summary
-    assert results, "the stored leaderboard is empty"
+    results, remarks = stored(packaged_root())  # reading recomputes the summary
+    assert not remarks
     for result in results:
         task = packaged()[result.task]
         where = f"{result.task}/{result.label}.seed-{result.seed}"
@@ -197,8 +265,10 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
             assert result.digest == task.digest, where
         assert "+changes" not in result.provenance["commit"], where
         assert result.provenance["commit"], where
-    labels = {(r.task, r.label, r.seed) for r in results}
-    assert len(labels) == len(results)
+    have = {(r.task, r.label, r.seed) for r in results}
+    glyphs = [name for name in packaged() if name.startswith("glyphs")]
+    for name in ("protonet", "imprint", "lwof"):
+        assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have
 
 
 def test_result_is_immutable_data():

@@ -42,6 +42,13 @@ def test_minimal_file_takes_the_protocol_for_the_rest():
         ("[tasks.d-1shot]\nshots = 1", "[tasks]", "defines no task"),
         ("shots = 1", 'shots = 1\nprotocol = "mixed"', "Invalid enum value 'mixed'"),
         ("tasks.d-1shot", 'tasks."D 1"', "a name is lower-case"),
+        ('name = "d"', 'name = "../d"', "dataset.name '../d': a name is lower-case"),
+        ("rate = 0.1", "rate = inf", "rate must be positive"),
+        ("steps = 1", "steps = 1\nmomentum = -1.0", "momentum must be in [0, 1)"),
+        ("steps = 1", "steps = 1\ncrop_padding = -1", "crop_padding must not be negative"),
+        ("steps = 1", "steps = 1\nwieght_decay = 0.1", "did you mean 'weight_decay'"),
+        ("rate = 0.1", "rate = 0.1\ndrops = [3, 2]", "drops must ascend"),
+        ("rate = 0.1", 'rate = 0.1\ndrops = [3]\nshape = "cosine"', "no place in a cosine"),
         ("[tasks.d-1shot]", "[episode]\nways = 0\n[tasks.d-1shot]", "ways must be at least 1"),
     ],
 )

@@ -76,6 +76,10 @@ class Dataset:
         entry = self.manifest["pools"][name]
         images = _open(self.folder / entry["images"]["file"], entry["images"], tuple(entry["shape"]), entry["dtype"])
         labels = _open(self.folder / entry["labels"]["file"], entry["labels"], (entry["shape"][0],), "int64")
+        if (np.diff(labels) < 0).any() or labels[0] != 0 or labels[-1] != len(entry["classes"]) - 1:
+            raise CorruptFile(
+                f"{self.folder / entry['labels']['file']} does not hold the sorted labels that were written"
+            )
         counts = np.bincount(labels, minlength=len(entry["classes"]))
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         return Pool(name, images, np.asarray(labels), tuple(entry["classes"]), starts)
@@ -232,8 +236,13 @@ def open_dataset(folder: Path) -> Dataset:
     if missing := {"name", "recipe", "fingerprint", "pools"} - manifest.keys():
         raise CorruptFile(f"{folder / 'manifest.json'} lacks {', '.join(sorted(missing))}")
     dataset = Dataset(manifest["name"], folder, manifest)
-    for pool in manifest["pools"]:
-        dataset.pool(pool)
+    try:
+        if not manifest["pools"]:
+            raise ValueError("it lists no pools")
+        for pool in manifest["pools"]:
+            dataset.pool(pool)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise CorruptFile(f"{folder / 'manifest.json'} is damaged ({type(error).__name__}: {error})") from error
     return dataset
 
 

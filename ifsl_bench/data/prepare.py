@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ifsl_bench.data.source import DatasetSource
 from ifsl_bench.errors import CorruptFile, UserError, unknown
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.store import Home, locked, set_aside
-from ifsl_bench.task import DataSpec
+from ifsl_bench.task import NAME, DataSpec
 
 FEATURES_RECIPE = "frozen features, six .npz files, 1"
 
@@ -49,9 +50,7 @@ def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
     if source is None or source.needs_source:
         if is_prepared(home, name):
             return open_dataset(folder)
-        how = f" To get it: {spec.obtain}." if spec.obtain else ""
-        then = f" Then: ifsl-bench data prepare {name} --from PATH." if source or not spec.obtain else ""
-        raise UserError(f"data set {name!r} is not prepared in {home.data}.{how}{then}")
+        raise UserError(not_prepared(home, spec))
     with locked(folder, reporter.say):
         if is_prepared(home, name):
             try:
@@ -62,6 +61,17 @@ def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
             except CorruptFile as error:
                 reporter.warn(f"{error}; building it again, the damaged copy is in {set_aside(folder)}")
         return _build(home, source, None, reporter)
+
+
+def not_prepared(home: Home, spec: DataSpec) -> str:
+    """What to tell someone who lacks a data set: how to get it, and what to do then."""
+    then = f"Then: ifsl-bench data prepare {spec.name} --from PATH"
+    if spec.obtain and spec.name not in registry.names(registry.DATASETS):
+        then = (
+            "This version has no importer for them yet; frozen features of your own work with a task file of your own"
+        )
+    needs = f"It needs {spec.obtain}. {then}" if spec.obtain else then.replace("Then:", "To prepare it:")
+    return f"data set {spec.name!r} is not prepared in {home.data}. {needs}"
 
 
 def _build(home: Home, source: DatasetSource, path: Path | None, reporter: Reporter) -> Dataset:
@@ -87,6 +97,8 @@ def prepare(home: Home, name: str, path: Path | None, force: bool, reporter: Rep
         UserError: unknown name, nothing to build from, or unusable content.
     """
     known = registry.names(registry.DATASETS)
+    if not re.fullmatch(NAME, name):
+        raise UserError(f"{name!r} is no name for a data set: use lower-case letters, digits, '-', '_', '.'")
     folder = dataset_folder(home, name)
     if name not in known and path is None:
         if is_prepared(home, name):
@@ -112,8 +124,6 @@ def prepare(home: Home, name: str, path: Path | None, force: bool, reporter: Rep
             return _build(home, source, path, reporter)
         if path is None:  # excluded above
             raise UserError(f"say where the files of {name!r} are with --from PATH")
-        if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-            raise UserError(f"{name!r} is no name for a data set: use letters, digits, '-', '_', '.'")
         about = {"source": path.name, "partial": False}
         return build(folder, name, FEATURES_RECIPE, lambda writer: _features(writer, path, reporter), about)
 
@@ -151,6 +161,10 @@ def _features(writer: Writer, folder: Path, reporter: Reporter) -> None:
 
 
 def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with open(path, "rb") as raw:
+        start = raw.read(40)
+    if not start.startswith(b"PK"):
+        raise UserError(f"{path} is no readable .npz file: it begins with {start!r}")
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = {"features", "labels"} - set(file.files)
@@ -166,8 +180,9 @@ def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise UserError(f"{path}: expected floating features [n, D] and labels [n], found {found}")
     if labels.dtype.kind not in "iuU":
         raise UserError(f"{path}: labels must be integers or strings, found {labels.dtype}")
+    with np.errstate(over="ignore"):
+        features = features.astype(np.float32)
     if not np.isfinite(features).all():
-        raise UserError(
-            f"{path}: features contain NaN or infinity in {int((~np.isfinite(features)).any(1).sum())} rows"
-        )
-    return features.astype(np.float32), labels
+        rows = int((~np.isfinite(features)).any(1).sum())
+        raise UserError(f"{path}: features contain NaN or infinity (as float32) in {rows} rows")
+    return features, labels

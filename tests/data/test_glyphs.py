@@ -27,13 +27,13 @@ def sample() -> np.ndarray:
 
 
 def small_pool() -> GlyphPool:
-    return GlyphPool("small", LETTERS[::150], first=40, per_class=300)  # one class per message between processes
+    return GlyphPool("small", LETTERS[::150], first=40, per_class=300)
 
 
-def filled(pool: GlyphPool, workers: int | None) -> tuple[np.ndarray, list[int]]:
+def filled(pool: GlyphPool) -> tuple[np.ndarray, list[int]]:
     out = np.zeros((len(pool.letters) * pool.per_class, 32, 32, 1), np.uint8)
     steps: list[int] = []
-    glyphs.fill(pool, out, steps.append, workers)
+    glyphs.fill(pool, out, steps.append)
     return out, steps
 
 
@@ -66,7 +66,7 @@ def test_seed_letter_and_index_matter() -> None:
 
 def test_pool_is_sorted_by_class_then_index() -> None:
     pool = small_pool()
-    out, steps = filled(pool, None)
+    out, steps = filled(pool)
     assert sum(steps) == len(out)
     assert min(steps) > 0
     for row in (0, 299, 300, len(out) - 1):
@@ -74,43 +74,31 @@ def test_pool_is_sorted_by_class_then_index() -> None:
         np.testing.assert_array_equal(out[row], glyphs.render([letter], np.array([index]), glyphs.SEED)[0])
 
 
-WORKERS = """
-import hashlib, multiprocessing, sys
+PROCESS = """
+import hashlib, sys
 import numpy as np
 from ifsl_bench.data import glyphs
 
-if __name__ == "__main__":
-    multiprocessing.set_start_method(sys.argv[1])
-    pool = glyphs.GlyphPool("small", glyphs.letters()[::150], 40, 300)
-    out = np.zeros((len(pool.letters) * 300, 32, 32, 1), np.uint8)
-    glyphs.fill(pool, out, lambda count: None, workers=2)
-    assert "torch" not in sys.modules
-    print(hashlib.sha256(out.tobytes()).hexdigest())
+pool = glyphs.GlyphPool("small", glyphs.letters()[::150], 40, 300)
+out = np.zeros((len(pool.letters) * 300, 32, 32, 1), np.uint8)
+glyphs.fill(pool, out, lambda count: None)
+assert "torch" not in sys.modules
+print(hashlib.sha256(out.tobytes()).hexdigest())
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_workers_do_not_matter(method: str, tmp_path: Path) -> None:
-    if method == "fork" and sys.platform == "win32":
-        pytest.skip("no fork here")
-    script = tmp_path / "workers.py"
-    script.write_text(WORKERS)
+def test_another_process_draws_the_same_bytes() -> None:
     # The path is passed on, since the package may come from the working directory.
-    ran = subprocess.run(
-        [sys.executable, str(script), method],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert ran.stdout.strip() == hashlib.sha256(filled(small_pool(), 1)[0].tobytes()).hexdigest()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"}
+    ran = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, check=True, env=environment)
+    assert ran.stdout.strip() == hashlib.sha256(filled(small_pool())[0].tobytes()).hexdigest()
 
 
 def test_fill_writes_into_a_map(tmp_path: Path) -> None:
     pool = GlyphPool("small", LETTERS[:3], 0, 4)
     target = np.lib.format.open_memmap(tmp_path / "images.npy", "w+", np.uint8, (12, 32, 32, 1))
     glyphs.fill(pool, target, lambda count: None)
-    np.testing.assert_array_equal(target, filled(pool, 1)[0])
+    np.testing.assert_array_equal(target, filled(pool)[0])
 
 
 def test_out_of_the_wrong_shape_is_refused() -> None:

@@ -88,7 +88,9 @@ def test_changed_header_is_named_on_opening_and_changed_byte_by_verify(tmp_path)
         open_dataset(tmp_path / "toy")
 
 
-@pytest.mark.parametrize("change", [{"format": 99}, {"pools": None}, "cut"])
+@pytest.mark.parametrize(
+    "change", [{"format": 99}, {"pools": None}, "cut", {"pools": {}}, {"pools": [1]}, {"pools": {"base/train": {}}}]
+)
 def test_broken_manifest_is_refused(tmp_path, change):
     make(tmp_path / "toy")
     path = tmp_path / "toy" / "manifest.json"
@@ -98,6 +100,16 @@ def test_broken_manifest_is_refused(tmp_path, change):
         manifest = json.loads(path.read_text()) | change
         path.write_text(json.dumps({k: v for k, v in manifest.items() if v is not None}))
     with pytest.raises(CorruptFile, match=str(tmp_path / "toy")):
+        open_dataset(tmp_path / "toy")
+
+
+def test_changed_labels_are_refused(tmp_path):
+    make(tmp_path / "toy")
+    path = tmp_path / "toy" / "novel-val.labels.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] = 0xFF  # the last label becomes negative
+    path.write_bytes(content)
+    with pytest.raises(CorruptFile, match=r"novel-val\.labels\.npy does not hold the sorted labels"):
         open_dataset(tmp_path / "toy")
 
 
@@ -179,7 +191,10 @@ def test_features_of_ones_own(features_folder, tmp_path):
     ("damage", "message"),
     [
         (lambda f: (f / "base-val.npz").unlink(), "base-val.npz is missing"),
-        (lambda f: (f / "base-val.npz").write_bytes(b"<html>"), "no readable .npz"),
+        (lambda f: (f / "base-val.npz").write_bytes(b"<html>"), "it begins with b'<html>'"),
+        (lambda f: np.save(open(f / "base-val.npz", "wb"), np.zeros(3)), "no readable .npz"),  # noqa: SIM115
+        (lambda f: (f / "base-val.npz").write_bytes((f / "base-test.npz").read_bytes()[:900]), "no readable .npz"),
+        (lambda f: np.savez(f / "novel-test.npz", features=np.full((3, 16), 1e300), labels=np.arange(3)), "infinity"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16))), "lacks labels"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16)), labels=np.zeros(2)), "expected floating"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 9)), labels=np.arange(3)), "9 features a row"),
@@ -203,9 +218,12 @@ def test_shared_protocol_needs_no_novel_train(features_folder, tmp_path):
 
 def test_missing_data_say_how_to_get_them(tmp_path):
     home = Home.locate(tmp_path)
-    with pytest.raises(UserError, match="To get it: ask the authors"):
-        ensure(home, DataSpec(name="rare", obtain="ask the authors"), Reporter())
+    with pytest.raises(UserError, match="It needs an email to the authors"):
+        ensure(home, DataSpec(name="rare", obtain="an email to the authors"), Reporter())
     with pytest.raises(UserError, match=r"unknown data set 'glyph'.*did you mean 'glyphs'"):
         prepare(home, "glyph", None, False, Reporter())
+    with pytest.raises(UserError, match="is no name for a data set"):
+        prepare(home, "../../escape", tmp_path, False, Reporter())
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match="made from nothing"):
         prepare(home, "glyphs", tmp_path, False, Reporter())

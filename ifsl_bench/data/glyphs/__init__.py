@@ -131,17 +131,22 @@ def render(letters: Sequence[Letter], indices: npt.NDArray[np.int64], seed: int)
     return images
 
 
-def fill(
-    pool: GlyphPool, out: npt.NDArray[np.uint8], advance: Callable[[int], None], workers: int | None = None
-) -> None:
+def fill(pool: GlyphPool, out: npt.NDArray[np.uint8], advance: Callable[[int], None]) -> None:
     """Write the pool's images into out [classes x per_class, 32, 32, 1], by class, then by index.
 
-    advance(k) is called after k more images are written. workers: processes to use; None takes one core for each
-    20,000 images, since a core draws thousands a second. Raises FontError as `render` does, ValueError for a wrong out.
+    advance(k) is called after k more images are written. One process does, since a core draws thousands a second.
+    Raises FontError as `render` does, ValueError for a wrong out.
     """
-    from ifsl_bench.data.glyphs import parallel
+    import numpy as np
 
-    parallel.fill(pool, out, advance, workers)
+    images = len(pool.letters) * pool.per_class
+    if out.shape != (images, *IMAGE_SHAPE) or out.dtype != np.uint8:
+        raise ValueError(f"pool {pool.name} needs uint8 {(images, *IMAGE_SHAPE)}, but out is {out.dtype} {out.shape}")
+    indices = np.arange(pool.first, pool.first + pool.per_class, dtype=np.int64)
+    for label, letter in enumerate(pool.letters):
+        start = label * pool.per_class
+        out[start : start + pool.per_class] = render([letter] * pool.per_class, indices, SEED)
+        advance(pool.per_class)
 
 
 def faces_per_script() -> list[tuple[str, str, int, int]]:
