@@ -77,11 +77,14 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
 
 
 def _describe(values: np.ndarray) -> dict[str, float]:
+    """Mean, maximum and sum over the episodes where a statistic is finite, and in how many it is not."""
+    finite = values[np.isfinite(values)].astype(np.float64)
     return {
-        "mean": float(np.mean(values)),
-        "max": float(np.max(values)),
-        "total": float(np.sum(values)),
+        "mean": float(finite.mean()) if len(finite) else 0.0,
+        "max": float(finite.max()) if len(finite) else 0.0,
+        "total": float(finite.sum()),
         "episodes": len(values),
+        "not_finite": len(values) - len(finite),
     }
 
 

@@ -20,18 +20,20 @@ from ifsl_bench.training import Training
 
 
 class Scale(Method):
-    """Cosine logits with a learned temperature."""
+    """Cosine logits with a learned temperature and a learned offset of the novel classes."""
 
     noise = 0.0
 
-    def __init__(self, base, ways, *, start: float = 1.0):
+    def __init__(self, base, ways, *, start: float = 1.0, offset: float = 0.0):
         super().__init__(base, ways)
         self.tau = nn.Parameter(torch.tensor(start))
+        self.offset = nn.Parameter(torch.tensor(offset))
 
     def forward(self, support, query):
         weights = torch.cat([self.base.weight.expand(len(query.features), -1, -1), support.class_means(self.ways)], 1)
         h = F.dropout(F.normalize(query.features, dim=-1), self.noise, self.training)
-        return Prediction(self.tau * h @ F.normalize(weights, dim=-1).mT)
+        novel = torch.arange(weights.shape[1]) >= len(self.base.weight)
+        return Prediction(self.tau * h @ F.normalize(weights, dim=-1).mT + self.offset * novel)
 
 
 class NoisyScale(Scale):
@@ -72,7 +74,7 @@ def test_one_step_is_adam_on_the_mean_cross_entropy_of_the_joint_logits(clusters
 
 
 def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
-    made = job(clusters, train={"steps": "400"}, options={"start": 0.2})
+    made = job(clusters, train={"steps": "400"}, options={"offset": -3.0})
     made.method.schedule = MetaTraining(steps=400, schedule=Schedule(rate=0.05), validate_every=100)
     try:
         method, trained, _, bench = train(clusters, made)
@@ -81,23 +83,27 @@ def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
     assert sorted(trained.history) == [100, 200, 300, 400]
     assert trained.history[trained.kept_step] == max(trained.history.values())
     assert pipeline._validate("scale", bench, method) == pytest.approx(trained.history[trained.kept_step])
-    assert method.tau.item() > 1
+    before = Scale(bench.base, 5, offset=-3.0)
+    assert trained.history[trained.kept_step] > pipeline._validate("scale", bench, before) + 10
 
 
 def test_select_last_shares_the_training_with_best(clusters):
-    best, kept, folder, _ = train(clusters, job(clusters))
+    better_early = {"offset": 0.0, "start": 30.0}
+    best, kept, folder, _ = train(clusters, job(clusters, options=better_early))
     log = io.StringIO()
-    last, final, other, _ = train(clusters, job(clusters, train={"select": "last"}), LogReporter(log))
+    last, final, other, _ = train(
+        clusters, job(clusters, train={"select": "last"}, options=better_early), LogReporter(log)
+    )
     assert folder == other
     assert "meta-training" not in log.getvalue(), "nothing is trained twice"
     assert final.kept_step == 40
-    if kept.kept_step != 40:
-        assert best.tau.item() != last.tau.item()
+    assert kept.history == final.history
+    assert (best.tau.item() == last.tau.item()) == (kept.kept_step == 40)
 
 
 @pytest.mark.parametrize("method", [Scale, NoisyScale])
 def test_interrupted_training_ends_with_the_same_parameters(clusters, method, monkeypatch):
-    made = job(clusters, method)
+    made = job(clusters, method, train={"select": "last"})
     whole, plain, _, _ = train(clusters, made)
     calls = {"n": 0}
     original = pipeline._validate
@@ -117,7 +123,9 @@ def test_interrupted_training_ends_with_the_same_parameters(clusters, method, mo
         except KeyboardInterrupt:
             continue
     assert calls["n"] == 6
+    assert whole.tau.item() != 1.0
     assert torch.equal(whole.tau, broken.tau)
+    assert torch.equal(whole.offset, broken.offset)
     assert plain.history == resumed.history
 
 

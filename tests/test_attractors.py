@@ -1,0 +1,364 @@
+"""LR, MLP and the attractors, through `forward`: against the authors' numbers, an unrolled loop, and the contract."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from ifsl_bench.methods.attractor import Attractor
+from ifsl_bench.methods.lr import LR
+from ifsl_bench.methods.mlp import MLP
+from ifsl_bench.methods.static_attractor import StaticAttractor
+from torch import Tensor
+
+from ifsl_bench.errors import UserError
+from ifsl_bench.method import Base, Query, Support, check_method, masked_logits
+from ifsl_bench.solve import LBFGS, Network, TanhNetwork, measured
+from ifsl_bench.solve.episodic import NetworkLearner
+
+_spec = importlib.util.spec_from_file_location("contract", Path(__file__).parent / "test_methods_contract.py")
+assert _spec is not None
+assert _spec.loader is not None
+contract = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(contract)
+
+D, K, N = 64, 12, 5  # of the stored episodes
+CLASSES = {"static": StaticAttractor, "attn": Attractor}
+
+
+def with_options(method, **options):
+    """A class whose defaults are these options, as `type(method)(base, ways)` wants it."""
+    return type(method.__name__, (method,), {"__init__": functools.partialmethod(method.__init__, **options)})
+
+
+VARIANTS = {
+    "lr": LR,
+    "mlp": MLP,
+    **{f"{name}-{o}": with_options(c, learner=o) for name, c in CLASSES.items() for o in ("lr", "mlp")},
+    "attn-lr-t-bptt": with_options(Attractor, learner="lr", gradient="t-bptt", converge=False),
+    "static-lr-t-bptt": with_options(StaticAttractor, learner="lr", gradient="t-bptt"),
+    "attn-mlp-t-bptt": with_options(Attractor, learner="mlp", gradient="t-bptt", converge=False),
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def method(request):
+    torch.manual_seed(0)
+    made = VARIANTS[request.param](contract.make_base(), contract.N).double().eval()
+    made.registered = request.param
+    return made
+
+
+# The tests of every registered method, on every variant here.
+SEPARATE = ("test_options_are_declared_and_documented", "test_float32_agrees_with_float64")
+globals().update({k: v for k, v in vars(contract).items() if k.startswith("test_") and k not in SEPARATE})
+
+
+def test_float32_agrees_with_float64_in_most_episodes(method):
+    """In all, where the objective is convex; else rounding may lead a search to another minimum now and then."""
+    support, query = contract.make_episodes(method.base)
+    single = type(method)(contract.make_base(torch.float32), contract.N).eval()
+    single.load_state_dict(method.state_dict())
+    narrow = Support(support.features.float(), support.labels, support.hidden, support.base_logits.float())
+    logits = single(narrow, Query(query.features.float(), query.base_logits.float())).logits
+    assert logits.dtype == torch.float32
+    worst = (logits.double() - method(support, query).logits).abs().amax((1, 2))
+    assert float((worst.max() if method.learner.convex else worst.median()).detach()) < 2e-3
+
+
+@pytest.mark.parametrize("plugin", [LR, MLP, StaticAttractor, Attractor])
+def test_classes_keep_the_contract(plugin):
+    check_method(plugin)
+    contract.test_options_are_declared_and_documented(plugin(contract.make_base(), contract.N))
+
+
+def stored_episode(z) -> tuple[Base, Support, Query, Tensor]:
+    weight, bias = z["in/w_class_a"].T.contiguous(), z["in/b_class_a"]
+    labels = z["in/y_support"].long()
+    labels = (labels - (K if int(labels.max()) >= N else 0))[None]
+    x, q = z["in/x_support"][None], z["in/x_query"][None]
+    hidden = torch.zeros(1, K, dtype=torch.bool)
+    support = Support(x, labels, hidden, F.linear(x, weight, bias))
+    return Base(weight, bias, weight), support, Query(q, F.linear(q, weight, bias)), z["in/y_query"].long()
+
+
+def pieces(kind: str, learner: str, z, prefix: str) -> dict[str, Tensor]:
+    """Stored values of the meta-parameters, or of their gradients, by our names.
+
+    W_3's last entry, which faces a constant, is left out.
+    """
+    get = lambda name: z[f"{prefix}/{name}"]  # noqa: E731
+    found = {"log_gamma.0": get("log_gamma")}
+    if learner == "mlp":
+        found |= {"log_gamma.1": get("log_gamma3")[:-1], "log_gamma.2": get("log_gamma2")}
+    if kind == "static":
+        found["centre.0"] = get("attr")
+        return found | ({"centre.1": get("attr3")[:-1], "centre.2": get("attr2")} if learner == "mlp" else {})
+    found |= {"memory.inner.weight": get("w_kb").T, "memory.inner.bias": get("b_kb"), "offset.0": get("h_attend_bias")}
+    outputs = [("kb2", slice(None))]
+    found["tau"] = get("tau_qq").reshape(1)
+    if learner == "mlp":
+        found |= {"offset.1": get("h_attend_bias3")[:-1], "offset.2": get("h_attend_bias2")}
+        outputs = [("kb21", slice(None)), ("kb22", slice(D + 1, 2 * D + 1)), ("kb22", slice(0, D + 1))]
+        found["tau"] = torch.stack([get("tau_qq"), get("tau_qq2")])
+    for i, (name, part) in enumerate(outputs):
+        found |= {f"memory.outer.{i}.weight": get(f"w_{name}")[:, part].T}
+        found |= {f"memory.outer.{i}.bias": get(f"b_{name}")[part]}
+    return found
+
+
+class Stay(NetworkLearner):
+    """Takes a stored point for the solution, since the problem has several."""
+
+    def solver(self, dtype):
+        return self
+
+    def run(self, objective, v0, args):
+        return measured(objective, self.point, args, torch.tensor([True]), torch.zeros(1, dtype=torch.long))
+
+
+def stay(z) -> Stay:
+    rows = lambda s: torch.cat([z[f"tight/w/w_class_b{s}"], z[f"tight/w/b_class_b{s}"][None]]).T[None]  # noqa: E731
+    learner = Stay(N, D)
+    object.__setattr__(learner, "point", Network(rows(""), z["tight/w/w_class_b3"].T[None].contiguous(), rows("2")))
+    return learner
+
+
+def relative(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm().clamp_min(1e-12))
+
+
+@pytest.mark.parametrize("gradient", ["rbp", "implicit"])
+@pytest.mark.parametrize("learner", ["lr", "mlp"])
+@pytest.mark.parametrize("kind", ["static", "attn"])
+def test_stored_logits_and_meta_gradients(oracle, kind, learner, gradient):
+    z = oracle(f"{learner}_{kind}_s5_nomask")
+    base, support, query, target = stored_episode(z)
+    method = CLASSES[kind](base, N, learner=learner, gradient=gradient).eval()
+    assert method.load_state_dict(pieces(kind, learner, z, "meta"))
+    if learner == "mlp":
+        method.learner = stay(z)
+    logits = method(support, query).logits
+    assert relative(logits[0].detach(), z["tight/query_logits_no_dummy_step"]) < 1e-6
+    F.cross_entropy(logits[0], target).backward()
+    expected = pieces(kind, learner, z, "tight/meta_grad" if gradient == "rbp" else "tight/exact_meta_grad")
+    assert {name for name, _ in method.named_parameters()} == set(expected)
+    for name, parameter in method.named_parameters():
+        assert relative(parameter.grad, expected[name]) < 1e-6, name
+
+
+def test_stored_unrolled_logits_and_meta_gradients(oracle):
+    z = oracle("bptt20_lr_attn_s5_nomask")
+    base, support, query, target = stored_episode(z)
+    method = Attractor(base, N, learner="lr", gradient="t-bptt", converge=False, dropout=0.0)
+    method.load_state_dict(pieces("attn", "lr", z, "meta"))
+    method.start_0 = torch.cat([z["init/w/w_class_b"], z["init/w/b_class_b"][None]]).T
+    for training in (False, True):
+        method.train(training).zero_grad()
+        prediction = method(support, query)
+        assert relative(prediction.logits[0].detach(), z["query_logits"]) < 1e-9
+        assert prediction.statistics["step_rate"].item() == 1
+        F.cross_entropy(prediction.logits[0], target).backward()
+        for name, expected in pieces("attn", "lr", z, "meta_grad").items():
+            assert relative(method.get_parameter(name).grad, expected) < 1e-7, name
+
+
+@pytest.mark.parametrize("plugin", [LR, MLP])
+def test_stored_baselines(oracle, plugin):
+    z = oracle(f"{plugin.__name__.lower()}_none_s5_nomask")
+    base, support, query, _ = stored_episode(z)
+    method = plugin(base, N, weight_decay=float(np.float32(1e-3)))
+    if plugin is MLP:
+        method.learner = stay(z)
+    assert relative(method(support, query).logits[0], z["tight/query_logits_no_dummy_step"]) < 1e-6
+
+
+def test_the_network_s_unrolled_steps_are_those_of_a_plain_loop():
+    torch.manual_seed(1)
+    base = contract.make_base()
+    support, query = contract.make_episodes(base, hide=True)
+    method = Attractor(base, N, gradient="t-bptt", steps=7, rate=0.5, dropout=0.0).double()
+    prediction = method(support, query)
+    target = torch.randint(contract.K, contract.K + N, prediction.logits.shape[:2])
+    F.cross_entropy(masked_logits(prediction, support.hidden).flatten(0, 1), target.flatten()).backward()
+    found = [p.grad.clone() for p in method.parameters()]
+    method.zero_grad()
+    rest = support.base_logits.masked_fill(support.hidden[:, None], -torch.inf)
+    v = [s.expand(contract.E, -1, -1).clone().requires_grad_() for s in method.buffers()]
+    centres, gammas = method.centres(support), [g.exp() for g in method.log_gamma]
+
+    def novel(v: list[Tensor], x: Tensor) -> Tensor:
+        t = torch.tanh(x @ v[2][..., :-1].mT + v[2][:, None, :, -1])
+        return t @ v[0][..., :-1].mT + v[0][:, None, :, -1] + x @ v[1].mT
+
+    for _ in range(7):
+        f = torch.cat([rest, novel(v, support.features)], 2)
+        fit = F.cross_entropy(f.flatten(0, 1), support.labels.flatten() + contract.K, reduction="none")
+        loss = fit.view(contract.E, -1).mean(1).sum() + sum(0.5e-5 * part.square().sum() for part in v)
+        loss = loss + sum((g * (p - c).square()).mean(1).sum() for g, p, c in zip(gammas, v, centres, strict=True))
+        v = [p - 0.5 * g for p, g in zip(v, torch.autograd.grad(loss, v, create_graph=True), strict=True)]
+    logits = torch.cat([query.base_logits, novel(v, query.features)], 2)
+    torch.testing.assert_close(prediction.logits, logits)
+    hidden = torch.cat([support.hidden, torch.zeros(contract.E, N, dtype=torch.bool)], 1)[:, None]
+    F.cross_entropy(logits.masked_fill(hidden, -torch.inf).flatten(0, 1), target.flatten()).backward()
+    for mine, parameter in zip(found, method.parameters(), strict=True):
+        assert relative(mine, parameter.grad) < 1e-8
+
+
+def test_hiding_a_base_class_is_removing_it(method):
+    support, query = contract.make_episodes(method.base)
+    shown = [0, 1, 3, 4, 6, 8]
+    hidden = torch.ones_like(support.hidden)
+    hidden[:, shown] = False
+    logits = method(Support(support.features, support.labels, hidden, support.base_logits), query).logits
+    base = method.base
+    method.base = Base(base.weight[shown], base.bias[shown], base.prototypes[shown])
+    fewer = Support(support.features, support.labels, hidden[:, shown], support.base_logits[..., shown])
+    alone = method(fewer, Query(query.features, query.base_logits[..., shown])).logits
+    torch.testing.assert_close(alone[..., len(shown) :], logits[..., contract.K :], rtol=1e-6, atol=1e-6)
+
+
+def test_without_base_logits_the_softmax_is_over_the_novel_classes(method):
+    support, query = contract.make_episodes(method.base)
+    alone = Support(support.features, support.labels, support.hidden, support.base_logits[..., :0])
+    logits = method(alone, Query(query.features, query.base_logits[..., :0])).logits
+    assert logits.shape == (contract.E, contract.Q, N)
+    assert torch.isfinite(logits).all()
+
+
+def test_dropout_is_drawn_once_an_episode_in_training_alone(monkeypatch):
+    base = contract.make_base()
+    support, query = contract.make_episodes(base)
+    twice = Support(*(t[:1].expand(2, *t.shape[1:]) for t in vars(support).values()))
+    same = Query(query.features[:1].expand(2, -1, -1), query.base_logits[:1].expand(2, -1, -1))
+    calls = []
+    dropout = F.dropout
+    monkeypatch.setattr(F, "dropout", lambda x, p, training: calls.append(x.shape) or dropout(x, p, training))
+    torch.manual_seed(0)
+    for gradient in ("rbp", "t-bptt"):
+        calls.clear()
+        method = Attractor(base, N, learner="lr", gradient=gradient, dropout=0.5)
+        with torch.no_grad():  # attention that differs between prototypes
+            method.tau.fill_(20.0)
+            method.memory.outer[0].weight.normal_()
+        one, other = method(twice, same).logits
+        assert calls == [(2, N, contract.D)]
+        assert relative(one, other) > 1e-6
+        torch.manual_seed(3)
+        first = method(twice, same).logits
+        torch.manual_seed(3)
+        assert torch.equal(first, method(twice, same).logits)
+        method.eval()
+        state = torch.get_rng_state()
+        torch.testing.assert_close(*method(twice, same).logits)
+        assert torch.equal(state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("learner", ["lr", "mlp"])
+def test_initial_values(learner):
+    def make(seed: int, shots: int | None = None, **options):
+        torch.manual_seed(seed)
+        base = contract.make_base()
+        if shots is not None:
+            object.__setattr__(base, "shots", shots)
+        return Attractor(base, N, learner=learner, **options)
+
+    a, b = make(0, gradient="t-bptt"), make(1, gradient="t-bptt")
+    starts = list(a.buffers())
+    assert [s.shape for s in starts] == [(p.rows, p.size) for p in a.learner.parts]
+    assert all(torch.equal(s, t) for s, t in zip(starts, b.buffers(), strict=True))
+    assert all(0.008 < float(s.abs().max()) <= 0.01 for s in starts)
+    assert not any("start" in key for key in a.state_dict())
+    assert not list(make(0).buffers())
+    assert torch.equal(a.tau, torch.full_like(a.tau, 2.0))
+    assert a.offset[-1].std().item() == pytest.approx(0.009 if learner == "lr" else 0.09, rel=0.5)
+    assert not torch.equal(a.offset[0], b.offset[0])
+    for method, gamma in ((a, 0.01), (make(0, 1), 0.1), (make(0, 5), 0.01), (make(0, 1, gamma=0.3), 0.3)):
+        for log_gamma in method.log_gamma:
+            torch.testing.assert_close(log_gamma.exp(), torch.full_like(log_gamma, gamma), rtol=1e-6, atol=0)
+    static = StaticAttractor(contract.make_base(), N, learner=learner)
+    for u in static.centre:
+        assert bool((u == 0).all()) == (learner == "lr")
+        assert float(u.abs().max()) <= 0.02
+
+
+@pytest.mark.parametrize("converge", [False, True])
+@pytest.mark.parametrize("learner", ["lr", "mlp"])
+def test_statistics_say_how_it_went(learner, converge):
+    base = contract.make_base()
+    support, query = contract.make_episodes(base)
+    far = Support(10 * support.features, support.labels, support.hidden, support.base_logits)
+    method = Attractor(base, N, learner=learner, gradient="t-bptt", steps=9, converge=converge).eval()
+    with torch.no_grad():
+        found = method(far, query).statistics
+        near = method(Support(0.1 * support.features, *list(vars(support).values())[1:]), query).statistics
+    assert bool((near["step_rate"] == 1).all())
+    assert bool((found["step_rate"] < 1).all())
+    assert found.keys() == {"solver_steps", "solver_unconverged", "gradient_norm", "step_rate"}
+    assert bool((found["solver_steps"] == 9).all()) != converge
+    assert bool((near["solver_unconverged"] == 0).all())
+    if converge:
+        assert bool((near["gradient_norm"] < 1e-6).all())
+    if learner == "lr":  # 1.8 over the largest eigenvalue of the Hessian at the start
+        args = method.learner.arguments(
+            (far.features, far.labels, far.base_logits.logsumexp(-1)),
+            [(torch.zeros(N, contract.D + 1).double(), 0.4 * method.log_gamma[0].detach().exp() + 1e-5)],
+        )
+        start = method.start_0.expand(contract.E, -1, -1)
+        objective = method.learner.objective
+        h = torch.autograd.functional.hessian(lambda v: objective.value(v, args)[0], start)[0, :, :, 0].flatten(2)
+        largest = torch.linalg.eigvalsh(h.flatten(0, 1).flatten(1))[-1]
+        assert float(found["step_rate"][0] * largest) == pytest.approx(1.8, rel=1e-2)
+
+
+def test_a_solve_that_needs_more_steps_is_flagged():
+    base = contract.make_base()
+    support, query = contract.make_episodes(base)
+    method = MLP(base, N)
+    method.learner = type("Hurried", (NetworkLearner,), {"solver": lambda self, dtype: LBFGS(1e-12, max_steps=3)})(
+        N, contract.D
+    )
+    assert bool((method(support, query).statistics["solver_unconverged"] == 1).all())
+
+
+def test_the_search_takes_a_large_form_start_as_it_is(oracle):
+    z = oracle("mlp_none_s5_nomask")
+    objective = NetworkLearner(N, D).objective
+    assert isinstance(objective, TanhNetwork)
+    start = stay(z).point
+    space = objective.space(start, None)
+    torch.testing.assert_close(space.expand(space.initial()), start)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient": "implicit", "steps": 30}, "steps has no effect with gradient=implicit"),
+        ({"gradient": "t-bptt", "damping": 0.2}, "damping has no effect"),
+        ({"converge": False}, "converge has no effect with gradient=rbp"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"damping": 1.0}, "damping must be"),
+        ({"rate": float("inf")}, "rate must be"),
+        ({"gamma": 0.0}, "gamma must be"),
+    ],
+)
+@pytest.mark.parametrize("plugin", [StaticAttractor, Attractor])
+def test_impossible_options(plugin, options, message):
+    with pytest.raises(UserError, match=message):
+        plugin(contract.make_base(), N, **options)
+
+
+def test_other_impossible_options():
+    base = contract.make_base()
+    for plugin, options in ((LR, {"weight_decay": 0.0}), (MLP, {"weight_decay": -1.0}), (Attractor, {"hidden": 0}),
+                            (Attractor, {"dropout": 1.0})):  # fmt: skip
+        with pytest.raises(UserError, match=next(iter(options))):
+            plugin(base, N, **options)
+    assert LR.tune["weight_decay"] == MLP.tune["weight_decay"]
+    assert len(LR.tune["weight_decay"]) == 11
+    assert (LR.tune["weight_decay"][0], LR.tune["weight_decay"][-1]) == (1e-6, 1e-1)
