@@ -104,12 +104,12 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
         fingerprint = open_dataset(dataset_folder(work.home, job.task.dataset.name)).fingerprint
     key = pretraining_key(job.task, fingerprint or result.fingerprint, job.method.head, job.seed)
     weights = pretrained_sha256(work.home, key)
-    options = {k: v for k, v in result.options.items() if k in job.options or k not in job.method.tune}
+    tuned = job.tuned
     wanted = {
         "task": (result.task_hash, job.task.hash),
         "data": (result.fingerprint, fingerprint or result.fingerprint),
         "method's code": (result.provenance.get("method_source"), job.source),
-        "options": (options, dict(job.options)),
+        "options": tuple({k: v for k, v in o.items() if k not in tuned} for o in (result.options, job.settings()[0])),
         "training": (result.train, job.training.changes()),
         "seed": (result.seed, job.seed),
         "number of episodes": (len(result.episodes.base_joint), job.episodes),

@@ -52,10 +52,14 @@ class Job:
 
     def settings(self) -> list[dict[str, Any]]:
         """The options to try: one setting, or the product of the grids that the method tunes and the user left free."""
-        free = {key: grid for key, grid in self.method.tune.items() if key not in self.options}
-        return [
-            {**self.options, **dict(zip(free, values, strict=True))} for values in itertools.product(*free.values())
-        ]
+        fixed = {**self.method.defaults(self.task), **self.options}
+        grids = [self.method.tune[key] for key in self.tuned]
+        return [{**fixed, **dict(zip(self.tuned, values, strict=True))} for values in itertools.product(*grids)]
+
+    @property
+    def tuned(self) -> list[str]:
+        """The options that are chosen on the validation episodes."""
+        return [key for key in self.method.tune if key not in self.options]
 
     def result_path(self, home: Home) -> Path:
         return home.results / self.task.name / file_name(self.label, self.seed)
@@ -109,11 +113,11 @@ def make_jobs(
     if any(not isinstance(seed, int) or seed < 0 for seed in seeds):
         raise UserError(f"seeds must be whole numbers from 0, not {list(seeds)}")
     chosen = [(name, registry.method(name)) for name in dict.fromkeys(methods)]
-    resolved = {name: resolve_options(method, name, options) for name, method in chosen}
-    # Meta-training does not concern a method that has nothing to train: its result is the same whatever --train says.
-    trained = {name: training if trains(method, resolved[name]) else Training() for name, method in chosen}
     jobs = []
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name) for name in tasks)):
+        resolved = {name: resolve_options(method, name, options, task) for name, method in chosen}
+        # --train does not concern a method that has nothing to train: its result is the same whatever it says.
+        trained = {name: training if trains(method, resolved[name]) else Training() for name, method in chosen}
         count = task.evaluation.episodes if episodes is None else episodes
         augmented = task.pretraining.backbone != NO_BACKBONE and (
             task.pretraining.crop_padding or task.pretraining.flip

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.errors import UserError, unknown
-from ifsl_bench.task import MetaTraining
+from ifsl_bench.task import MetaTraining, Task
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,11 @@ class Method(nn.Module, ABC):
         super().__init__()
         self.base = base
         self.ways = ways
+
+    @classmethod
+    def defaults(cls, task: Task) -> dict[str, Any]:
+        """Options whose default depends on the task (its shots, say), in place of the constructor's defaults."""
+        return {}
 
     @abstractmethod
     def forward(self, support: Support, query: Query) -> Prediction:
@@ -240,13 +245,14 @@ def _convert(kind: Any, value: Any) -> Any:
     raise ValueError
 
 
-def resolve_options(method: type[Method], name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_options(method: type[Method], name: str, given: Mapping[str, Any], task: Task) -> dict[str, Any]:
     """Checks options against the constructor and converts them to the declared types.
 
     Args:
         method: the method's class.
         name: what the user called it.
         given: option -> value; strings (from ``--set``) or Python values.
+        task: what the defaults may depend on.
 
     Returns:
         The given options, converted, in the constructor's order and without those that are the default.
@@ -268,10 +274,9 @@ def resolve_options(method: type[Method], name: str, given: Mapping[str, Any]) -
         else:
             raise UserError(f"option {key!r} of method {name!r} takes {known[key].spelled}, not {value!r}")
     # In the constructor's order, without defaults: one setting, one label. What is tuned unless given stays.
+    default = {key: option.default for key, option in known.items()} | method.defaults(task)
     return {
-        key: resolved[key]
-        for key, option in known.items()
-        if key in resolved and (resolved[key] != option.default or key in method.tune)
+        key: resolved[key] for key in known if key in resolved and (resolved[key] != default[key] or key in method.tune)
     }
 
 

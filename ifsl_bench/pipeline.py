@@ -33,7 +33,7 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
         method, chosen, tuned, trained, folder = _best_model(job, bench)
     else:
         method, trained, folder = _load_model(job, bench, checkpoint)
-        chosen, tuned = dict(job.options), {}
+        chosen, tuned = job.settings()[0], {}
     test = bench.loader("test")
     start = time.perf_counter()
     with work.reporter.stage(f"evaluating {job.label} on {job.task.name}", job.episodes) as stage:
@@ -96,13 +96,12 @@ def _best_model(
     if len(settings) == 1:
         method, trained, folder = _model(job, bench, settings[0])
         return method, settings[0], {}, trained, folder
-    free = [key for key in job.method.tune if key not in job.options]
     tuned: dict[str, dict[str, float]] = {}
     best: tuple[float, dict[str, Any]] | None = None
     for options in settings:
         accuracy = _validate(job.name, bench, _model(job, bench, options)[0])
-        setting = ", ".join(f"{k}={short(options[k])}" for k in free)
-        tuned.setdefault(", ".join(free), {})[setting] = accuracy
+        setting = ", ".join(f"{k}={short(options[k])}" for k in job.tuned)
+        tuned.setdefault(", ".join(job.tuned), {})[setting] = accuracy
         bench.work.reporter.say(f"{job.name}: {setting}: {accuracy:.2f}% on the validation episodes")
         if best is None or accuracy > best[0]:
             best = accuracy, options
@@ -165,7 +164,7 @@ def _load_model(job: Job, bench: Bench, checkpoint: Path) -> tuple[Method, Train
     if state is None:
         raise UserError(f"{checkpoint} is no meta-trained model: it has no checkpoint.json")
     info = state.info
-    method = _fresh(job, bench, job.options)
+    method = _fresh(job, bench, job.settings()[0])
     which = job.training.select
     with torch.no_grad():
         for key, value in method.named_parameters():

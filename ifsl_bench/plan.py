@@ -101,7 +101,7 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
         base = Base(
             torch.randn(known.classes, features), torch.zeros(known.classes), torch.randn(known.classes, features)
         )
-        method = job.method(base.to(work.device), task.episode.ways, **job.options).to(work.device)
+        method = job.method(base.to(work.device), task.episode.ways, **job.settings()[0]).to(work.device)
         trains = any(p.requires_grad for p in method.parameters())
     else:
         trains, method = True, None
