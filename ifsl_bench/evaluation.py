@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ifsl_bench.errors import UserError
 from ifsl_bench.loader import Batch, EpisodeLoader
 from ifsl_bench.method import Method, Prediction, check_prediction, masked_logits
 from ifsl_bench.metrics import COUNTS, Counts
@@ -34,7 +35,11 @@ def predict(method: Method, name: str, batch: Batch) -> Prediction:
     """The method's checked answer to a batch; see :func:`check_prediction` for what is refused."""
     episodes, queries = batch.labels.shape
     classes = batch.support.hidden.shape[1] + method.ways
-    return check_prediction(name, method(batch.support, batch.query), episodes, queries, classes)
+    try:
+        prediction = method(batch.support, batch.query)
+    except ValueError as error:  # what solvers say of episodes that no solve can make sense of
+        raise UserError(f"method {name!r} cannot work on these episodes: {error}") from error
+    return check_prediction(name, prediction, episodes, queries, classes)
 
 
 @torch.no_grad()

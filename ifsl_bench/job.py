@@ -15,7 +15,7 @@ import msgspec
 from ifsl_bench import registry
 from ifsl_bench._version import __version__
 from ifsl_bench.errors import UserError
-from ifsl_bench.method import Method, resolve_options, trains
+from ifsl_bench.method import Method, options_of, resolve_options, trains
 from ifsl_bench.result import file_name
 from ifsl_bench.store import Home, sha256_json
 from ifsl_bench.task import NO_BACKBONE, MetaTraining, Task, find
@@ -44,11 +44,13 @@ class Job:
     @property
     def label(self) -> str:
         """The method's name with everything that is not the default."""
-        parts = [f"{k}={short(v)}" for k, v in self.options.items()]
+        default = {key: option.default for key, option in options_of(self.method).items()}
+        name, said = self.method.label(self.name, default | self.settings()[0])
+        parts = [f"{k}={short(v)}" for k, v in self.options.items() if k not in said]
         parts += [f"{k}={short(v)}" for k, v in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             parts.append(f"episodes={self.episodes}")
-        return ".".join([self.name, *parts])
+        return ".".join([name, *parts])
 
     def settings(self) -> list[dict[str, Any]]:
         """The options to try: one setting, or the product of the grids that the method tunes and the user left free."""
@@ -78,13 +80,17 @@ class Job:
 
     @property
     def source(self) -> str:
-        """Identity of the method's code: its own module and those of its base classes."""
+        """Identity of the method's code: its own module, those of its base classes, and the solvers if it uses them."""
         sha = hashlib.sha256(__version__.encode())
         for kind in self.method.__mro__:
             module = sys.modules.get(kind.__module__)
             path = getattr(module, "__file__", None)
             if issubclass(kind, Method) and kind is not Method and path:
                 sha.update(Path(path).read_bytes())
+                used = (getattr(value, "__module__", None) or "" for value in vars(module).values())
+                if any(name.startswith("ifsl_bench.solve") for name in used):
+                    for file in sorted((Path(__file__).parent / "solve").glob("*.py")):
+                        sha.update(file.read_bytes())
         return sha.hexdigest()[:16]
 
 
@@ -112,12 +118,15 @@ def make_jobs(
         raise UserError("name at least one method and one task")
     if any(not isinstance(seed, int) or seed < 0 for seed in seeds):
         raise UserError(f"seeds must be whole numbers from 0, not {list(seeds)}")
-    chosen = [(name, registry.method(name)) for name in dict.fromkeys(methods)]
+    chosen = [registry.resolve(name) for name in dict.fromkeys(methods)]
     jobs = []
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name) for name in tasks)):
-        resolved = {name: resolve_options(method, name, options, task) for name, method in chosen}
+        resolved = [resolve_options(method, name, {**meant, **options}, task) for name, method, meant in chosen]
         # --train does not concern a method that has nothing to train: its result is the same whatever it says.
-        trained = {name: training if trains(method, resolved[name]) else Training() for name, method in chosen}
+        plugins = [
+            (name, method, given, training if trains(method, given) else Training())
+            for (name, method, _), given in zip(chosen, resolved, strict=True)
+        ]
         count = task.evaluation.episodes if episodes is None else episodes
         augmented = task.pretraining.backbone != NO_BACKBONE and (
             task.pretraining.crop_padding or task.pretraining.flip
@@ -127,8 +136,8 @@ def make_jobs(
         if not isinstance(count, int) or not 2 <= count <= task.evaluation.episodes:
             raise UserError(f"--episodes must be 2 to {task.evaluation.episodes} for task {task.name}, not {count}")
         jobs += [
-            Job(name, method, resolved[name], task, trained[name], seed, count)
+            Job(name, method, given, task, own_training, seed, count)
             for seed in seeds
-            for name, method in chosen
+            for name, method, given, own_training in plugins
         ]
     return jobs

@@ -84,7 +84,8 @@ class Prediction:
 
     Attributes:
         logits: [E, Q, K + N], base classes first. The harness sets hidden base classes to -inf.
-        statistics: numbers for each episode, name -> [E], that the result summarises (solver steps, ...).
+        statistics: numbers for each episode, name -> [E], that the result summarises (solver steps, ...). One called
+            ``solver_unconverged`` is 1 for an episode whose inner solve did not converge; a run says how many.
     """
 
     logits: Tensor
@@ -102,11 +103,13 @@ class Method(nn.Module, ABC):
         head: the pretraining to start from.
         tune: option -> values to try; the best on the validation episodes is taken and recorded.
         schedule: replaces the task's meta-training schedule.
+        shorthands: further names of the method, each with the options that it stands for.
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "linear"
     tune: ClassVar[Mapping[str, Sequence[Any]]] = {}
     schedule: ClassVar[MetaTraining | None] = None
+    shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     def __init__(self, base: Base, ways: int) -> None:
         super().__init__()
@@ -117,6 +120,14 @@ class Method(nn.Module, ABC):
     def defaults(cls, task: Task) -> dict[str, Any]:
         """Options whose default depends on the task (its shots, say), in place of the constructor's defaults."""
         return {}
+
+    @classmethod
+    def label(cls, name: str, options: Mapping[str, Any]) -> tuple[str, set[str]]:
+        """What tables call the method with these options (defaults included), and the options that the label says."""
+        for shorthand, meant in cls.shorthands.items():
+            if all(options[key] == value for key, value in meant.items()):
+                return shorthand, set(meant)
+        return name, set()
 
     @abstractmethod
     def forward(self, support: Support, query: Query) -> Prediction:
@@ -199,6 +210,11 @@ def check_method(method: type[Method]) -> None:
     if method.head not in ("linear", "cosine"):
         raise UserError(f"{method.__qualname__}.head is {method.head!r}, expected 'linear' or 'cosine'")
     known = options_of(method)
+    for shorthand, meant in method.shorthands.items():
+        if unknown_names := sorted(meant.keys() - known.keys()):
+            raise UserError(
+                f"{method.__qualname__}.shorthands[{shorthand!r}] sets {unknown_names[0]!r}, no option of it"
+            )
     for name, grid in method.tune.items():
         if name not in known:
             raise UserError(f"{method.__qualname__}.tune names {name!r}, which is none of its options")

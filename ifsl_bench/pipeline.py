@@ -24,6 +24,8 @@ from ifsl_bench.seeds import seed_of
 from ifsl_bench.store import locked
 from ifsl_bench.training import Trained, meta_train
 
+MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves did not converge
+
 
 def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None) -> Result:
     """Trains (or loads), evaluates and returns the result; nothing is written to the results folder."""
@@ -39,6 +41,12 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
     with work.reporter.stage(f"evaluating {job.label} on {job.task.name}", job.episodes) as stage:
         evaluated = evaluation.evaluate(method, job.name, test, job.episodes, stage)
     seconds = time.perf_counter() - start
+    unconverged = evaluated.statistics.get("solver_unconverged")
+    if unconverged is not None and unconverged.mean() > MOST_UNCONVERGED:
+        work.reporter.warn(
+            f"{job.label} on {job.task.name}: the inner solve of {int(unconverged.sum())} of {len(unconverged)} "
+            f"episodes did not converge"
+        )
     pretrained = bench.pretrained.info
     return Result(
         schema=SCHEMA,

@@ -79,6 +79,27 @@ def method(name: str) -> type[Method]:
     return value
 
 
+def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
+    """A method by its registered name or by a shorthand: the registered name, the class, and the options meant.
+
+    Raises:
+        UserError: as :func:`method`.
+    """
+    if name in names(METHODS):
+        return name, method(name), {}
+    shorthands: dict[str, tuple[str, type[Method], dict[str, Any]]] = {}
+    for registered in names(METHODS):
+        try:
+            kind = method(registered)
+        except UserError:
+            continue
+        for shorthand, meant in kind.shorthands.items():
+            shorthands.setdefault(shorthand, (registered, kind, dict(meant)))
+    if name not in shorthands:
+        raise unknown("method", name, [*names(METHODS), *shorthands])
+    return shorthands[name]
+
+
 @cache
 def dataset_source(name: str) -> DatasetSource:
     """The data set plugin registered under ``name``."""

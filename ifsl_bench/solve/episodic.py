@@ -1,0 +1,275 @@
+"""The learners of incremental few-shot episodes: fast weights beside a fixed base classifier, solved and applied.
+
+A `Learner` says what the fast weights are, a `Meta` how they are found and how gradients pass through the solve:
+
+    learner = LinearLearner(ways, features)
+    c, p = fold(u, log_gamma, WEIGHT_DECAY, learner.parts[0].rows)
+    novel, statistics = Converged(Neumann()).answer(learner, (x, labels, rest), [(c, p)], query)      # [E, Q, N]
+
+Shapes: E episodes at once, S support rows, Q queries, D features, K base classes, N novel classes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .dual import DualNewton
+from .lbfgs import LBFGS
+from .linear import ConjugateGradient, LinearSolver, Neumann
+from .minimise import Implicit, Solution, Unroll, minimise
+from .network import Network, NetworkArgs
+from .network_start import OrderFreeNetwork
+from .objective import Objective
+from .outcome import Solver
+from .softmax import Regression, SoftmaxRegression
+from .solvers import GradientDescent, largest_curvature
+from .tree import Tree, dot, pack, tree_map
+
+WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
+WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-12, -1))  # 1e-6 ... 1e-1, to choose from
+
+Rows = tuple[Tensor, Tensor, Tensor]  # support features [E, S, D], labels [E, S] in 0..N-1, rest [E, S]
+Pull = tuple[Tensor, Tensor]  # centres [(E,) rows or 1, size] and precisions [size], see `fold`
+
+
+def fixed_class(base_logits: Tensor, hidden: Tensor) -> Tensor:
+    """All base classes as one, the logsumexp of their logits: base_logits [E, S, K], hidden [E, K] bool -> [E, S].
+
+    A hidden class is left out; -inf where none is left.
+    """
+    if bool(hidden.any()):
+        base_logits = base_logits.masked_fill(hidden[:, None], -torch.inf)
+    return base_logits.logsumexp(-1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Fast weights under one regulariser, a mean over `rows` rows of `size` numbers.
+
+    common: one centre serves all rows; else each novel class has its own.
+    """
+
+    rows: int
+    size: int
+    common: bool = False
+
+
+class Learner(ABC):
+    """What is learned in an episode: the objective, the solver that suits it, and the parts of the fast weights."""
+
+    parts: tuple[Part, ...]
+    objective: Objective
+    convex: bool
+
+    @abstractmethod
+    def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
+        """What finds the minimum: in evaluation as near as the precision of the features allows."""
+
+    def onward(self, args: Tree, start: Tree, there: Tree) -> tuple[Objective, Solver]:
+        """Objective and solver of a search that goes on from `there`, to which gradient steps from `start` have led.
+
+        What is convex has one minimum, wherever they led.
+        """
+        return self.objective, self.solver(args.features.dtype)
+
+    @abstractmethod
+    def join(self, parts: Sequence[Tensor]) -> Tree:
+        """Fast weights, [E, rows, size] for each part, as the objective takes them."""
+
+    @abstractmethod
+    def arguments(self, support: Rows, pulls: Sequence[Pull]) -> Tree:
+        """What the objective takes, given the centres and precisions of each part."""
+
+    @abstractmethod
+    def logits(self, v: Tree, x: Tensor) -> Tensor:
+        """Novel logits [E, Q, N] of x [E, Q, D] with the fast weights v."""
+
+    def start(self) -> list[Tensor]:
+        """Initial fast weights uniform(-0.01, 0.01), [rows, size] for each part: the same always and everywhere."""
+        generator = torch.Generator().manual_seed(0)
+        draws = (torch.rand(p.rows, p.size, generator=generator, dtype=torch.float64) for p in self.parts)
+        return [0.02 * draw - 0.01 for draw in draws]
+
+
+@dataclass(frozen=True)
+class LinearLearner(Learner):
+    """h(x) = W x + b. One part: [W, b], N rows of D+1. Convex."""
+
+    ways: int
+    features: int
+    objective: Objective = field(default_factory=SoftmaxRegression)
+    convex: bool = True
+
+    def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
+        return DualNewton()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
+        return (Part(self.ways, self.features + 1),)
+
+    def join(self, parts: Sequence[Tensor]) -> Tree:
+        return parts[0]
+
+    def arguments(self, support: Rows, pulls: Sequence[Pull]) -> Tree:
+        return Regression(*support, *pulls[0])
+
+    def logits(self, v: Tree, x: Tensor) -> Tensor:
+        return torch.baddbmm(v[:, None, :, -1], x, v[..., :-1].mT)
+
+
+@dataclass(frozen=True)
+class NetworkLearner(Learner):
+    """h(x) = W tanh(W_2 x + b_2) + W_3 x + b. Parts: [W, b], N x (H+1); W_3, N x D; [W_2, b_2], H x (D+1).
+
+    One centre serves all hidden units.
+    """
+
+    ways: int
+    features: int
+    units: int = 40
+    convex: bool = False
+
+    @property
+    def objective(self) -> Objective:  # type: ignore[override]
+        return OrderFreeNetwork(self.ways, self.units)
+
+    def onward(self, args: Tree, start: Tree, there: Tree) -> tuple[Objective, Solver]:
+        objective, solver = OrderFreeNetwork(self.ways, self.units, begin=there), self.solver(args.features.dtype)
+        space = objective.space(None, args)
+        z = space.initial()
+        _, _, left = space.evaluate(z, space.image(z))  # [E]
+        slope = pack(objective.gradient(start, args))
+        # As near to the minimum as a search from `start` would come: much of that way is done.
+        done = dot(slope, slope).sqrt() / left.clamp_min(torch.finfo(left.dtype).tiny)
+        return objective, replace(solver, tolerance=float(solver.tolerance or 0) * done)  # type: ignore[arg-type]
+
+    def solver(self, dtype: torch.dtype, training: bool = False) -> LBFGS:
+        # The minimum is flat: at 1e-5 some logits are a tenth off, which training's noise hides and a result would not.
+        return LBFGS(1e-10 if dtype == torch.float64 else 1e-5 if training else 1e-6)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
+        d = self.features
+        return Part(self.ways, self.units + 1), Part(self.ways, d), Part(self.units, d + 1, common=True)
+
+    def join(self, parts: Sequence[Tensor]) -> Tree:
+        return Network(*parts)
+
+    def arguments(self, support: Rows, pulls: Sequence[Pull]) -> Tree:
+        return NetworkArgs(*support, *pulls[0], *pulls[1], *pulls[2])
+
+    def logits(self, v: Tree, x: Tensor) -> Tensor:
+        t = torch.tanh(torch.baddbmm(v.hidden[:, None, :, -1], x, v.hidden[..., :-1].mT))  # [E, Q, H]
+        outer = torch.baddbmm(v.output[:, None, :, -1], t, v.output[..., :-1].mT)
+        return torch.baddbmm(outer, x, v.skip.mT)
+
+
+class Meta(Protocol):
+    """How the fast weights are found, and how gradients pass through that."""
+
+    def answer(
+        self, learner: Learner, support: Rows, pulls: Sequence[Pull], query: Tensor, start: Sequence[Tensor] = (),
+        training: bool = False,
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+        """Novel logits [E, Q, N] of the queries [E, Q, D], and numbers [E] that say how each solve went.
+
+        start: initial fast weights, [rows, size] for each part, where `needs_start`.
+        """
+
+    @property
+    def needs_start(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Converged:
+    """Solved to convergence; gradients by implicit differentiation with a linear solver."""
+
+    linear: LinearSolver = field(default_factory=ConjugateGradient)
+    needs_start: bool = False
+
+    def answer(
+        self, learner: Learner, support: Rows, pulls: Sequence[Pull], query: Tensor, start: Sequence[Tensor] = (),
+        training: bool = False,
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+        args = learner.arguments(support, pulls)
+        solution = minimise(learner.objective, learner.solver(query.dtype, training), None, args, Implicit(self.linear))
+        return learner.logits(solution.value, query), statistics(solution)
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """`steps` gradient steps from fixed initial values, differentiated through (truncated back-propagation in time).
+
+    An episode's step is `rate`, or 1.8 / lambda_max where that is less, lambda_max being the largest curvature of its
+    objective at the start; the statistics report it. converge: outside training go on from there to the minimum (which
+    for a convex learner does not depend on the start).
+    """
+
+    steps: int = 20
+    rate: float = 1.0
+    converge: bool = True
+    needs_start: bool = True
+
+    def answer(
+        self, learner: Learner, support: Rows, pulls: Sequence[Pull], query: Tensor, start: Sequence[Tensor] = (),
+        training: bool = False,
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+        args, objective = learner.arguments(support, pulls), learner.objective
+        episodes = support[0].shape[0]
+        v0 = learner.join([part.expand(episodes, -1, -1) for part in start])
+        objective.check(tree_map(Tensor.detach, args))
+        with torch.no_grad():
+            rate = (1.8 / largest_curvature(objective, v0, args)).clamp_max(self.rate)  # [E]
+        descent = GradientDescent(rate[:, None, None], self.steps)  # type: ignore[arg-type]
+        on = self.converge and not training
+        if on:
+            there, fixed = v0, tree_map(Tensor.detach, args)
+            with torch.no_grad():
+                if not learner.convex:
+                    there = minimise(objective, descent, v0, fixed, Unroll()).value
+                goal, solver = learner.onward(fixed, v0, there)
+            solution = minimise(goal, solver, None, args)
+        else:
+            solution = minimise(objective, descent, v0, args, Unroll())
+        return learner.logits(solution.value, query), {**statistics(solution), "step_rate": rate}
+
+
+def statistics(solution: Solution) -> dict[str, Tensor]:
+    """What a result keeps of a solve, [E] each."""
+    norm = solution.gradient_norm
+    return {
+        "solver_steps": solution.steps.to(norm.dtype),
+        "solver_unconverged": (~solution.converged).to(norm.dtype),
+        "gradient_norm": norm,
+    }
+
+
+def meta(gradient: str, steps: int, damping: float, rate: float, converge: bool) -> Meta:
+    """`rbp` (steps, damping, rate), `implicit`, or `t-bptt` (steps, rate, converge).
+
+    Raises:
+        ValueError: a value out of range, or one that differs from its default where nothing reads it.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, not {steps}")
+    if not 0 <= damping < 1:
+        raise ValueError(f"damping must be at least 0 and below 1, not {damping}")
+    if not 0 < rate < float("inf"):
+        raise ValueError(f"rate must be positive and finite, not {rate}")
+    changed = {"steps": steps != 20, "damping": damping != 0.1, "rate": rate != 1.0, "converge": not converge}
+    read = {"rbp": ("steps", "damping", "rate"), "implicit": (), "t-bptt": ("steps", "rate", "converge")}[gradient]
+    for name, other in changed.items():
+        if other and name not in read:
+            raise ValueError(
+                f"{name} has no effect with gradient={gradient}, which reads {', '.join(read) or 'no such option'}: "
+                f"leave it out"
+            )
+    if gradient == "rbp":
+        return Converged(Neumann(steps, damping, rate))
+    return Converged() if gradient == "implicit" else Unrolled(steps, rate, converge)
