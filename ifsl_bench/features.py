@@ -23,7 +23,6 @@ from ifsl_bench.store import (
     create_array,
     locked,
     read_json,
-    set_aside,
     sha256_file,
     sha256_json,
     write_json,
@@ -100,7 +99,7 @@ def compute_features(
             try:
                 return _open(folder, shape, pretrained.sha256)
             except CorruptFile as error:
-                reporter.warn(f"{error}; computing it again, the damaged files are in {set_aside(folder)}")
+                reporter.warn(f"{error}; computing it again")
         with building(folder) as partial:
             bank = create_array(partial / "features.npy", shape, "float32")
             title = f"features of {name}" + (f", {views} views" if views > 1 else "")

@@ -186,3 +186,36 @@ def test_start_up(benchmark, command):
             seconds=benchmark.stats["mean"],
             ratio_to_empty_process=benchmark.stats["mean"] / seconds(lambda: run("-c", "")),
         )
+
+
+def peak_megabytes(*arguments: str) -> float:
+    """Runs the command line in a process of its own; the largest resident memory it had."""
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "ifsl_bench", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    return usage.ru_maxrss / 1024
+
+
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="memory of a child process is known on POSIX only")
+def test_cached_run(benchmark, glyph_features_home):
+    """Goal 10 s and 1.5 GB: a run of which everything but the evaluation is cached."""
+    task = f"{glyph_features_home.parent / 'few.toml'}:few-1shot"
+    arguments = ("run", "--method", "protonet", "--task", task, "--home", str(glyph_features_home), "--rerun", "-q")
+    peaks: list[float] = []
+    benchmark.pedantic(lambda: peaks.append(peak_megabytes(*arguments)), rounds=3, warmup_rounds=1)
+    if benchmark.stats:
+        note(benchmark, seconds=benchmark.stats["mean"], peak_megabytes=max(peaks))
+
+
+@pytest.mark.skipif(not hasattr(os, "wait4"), reason="memory of a child process is known on POSIX only")
+def test_run_from_nothing(benchmark, tmp_path):
+    """Goal 4 minutes and 1.5 GB: the README's command in an empty home."""
+    if benchmark.disabled:
+        pytest.skip("takes minutes; runs with --benchmark-enable")
+    arguments = ("run", "--method", "imprint", "--task", "glyphs-5shot", "--home", str(tmp_path / "home"), "-q")
+    peaks: list[float] = []
+    benchmark.pedantic(lambda: peaks.append(peak_megabytes(*arguments)), rounds=1)
+    note(benchmark, seconds=benchmark.stats["mean"], peak_megabytes=max(peaks))
