@@ -121,10 +121,10 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
                 lambda pool=pool, views=views: _feature_seconds(task, known, work, known.images.get(pool, 0) * views),  # type: ignore[misc]
                 (key,),
             )
+    settings = job.settings()
+    runs = len(settings)
     if trains:
         steps = job.plan.steps
-        settings = job.settings()
-        runs = len(settings)
         folders = [job.trained_folder(work.home, key, options) for options in settings]
         yield (
             f"meta-training {job.label} on {task.name}, seed {job.seed}: {steps:,} steps"
@@ -132,6 +132,14 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
             all(_finished(folder) for folder in folders),
             lambda: runs * steps * _step_seconds(job, known, method, work) if method is not None else None,
             (job.label,),
+        )
+    if runs > 1:
+        tries = runs * task.evaluation.validation_episodes
+        yield (
+            f"choosing {', '.join(job.tuned)} of {job.label} on {task.name}, seed {job.seed}: {runs} settings",
+            False,
+            lambda: tries * _episode_seconds(job, known, method) if method is not None else None,
+            (),
         )
     yield (
         f"evaluating {job.label} on {task.name}, seed {job.seed}: {job.episodes:,} episodes",
