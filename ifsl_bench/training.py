@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from ifsl_bench.store import set_aside
 from ifsl_bench.task import MetaTraining
 
 BLOCK = 64  # episodes whose features are gathered at once
+SHARED_FROM = 8  # episodes a step from which several threads pay
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,8 +151,9 @@ def meta_train(
                 devices = [device] if device.type == "cuda" else []
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(seed_of("meta-training noise", seed, first))
-                    for _, loss in _steps(method, name, loader, optimiser, plan, training, first, last):
-                        stage.advance(1, **({"loss": loss} if loss is not None else {}))
+                    with _few_threads(device, training.episodes_per_step):
+                        for _, loss in _steps(method, name, loader, optimiser, plan, training, first, last):
+                            stage.advance(1, **({"loss": loss} if loss is not None else {}))
                 accuracy = validate(method)
                 stage.advance(0, validation=accuracy)
                 info["step"] = last
@@ -168,6 +171,18 @@ def meta_train(
     method.eval()
     kept = info["best"] if training.select == "best" else plan.steps
     return Trained({int(k): v for k, v in info["history"].items()}, kept, info["seconds"])
+
+
+@contextmanager
+def _few_threads(device: torch.device, episodes: int) -> Iterator[None]:
+    """One thread where a step is small: for a few episodes, threads wait for each other longer than they compute."""
+    before = torch.get_num_threads()
+    if device.type == "cpu" and episodes < SHARED_FROM:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _steps(

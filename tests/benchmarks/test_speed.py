@@ -26,14 +26,6 @@ from ifsl_bench.task import EpisodeSpec, Schedule
 D = 512
 
 
-@pytest.fixture(autouse=True)
-def _all_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    yield
-    torch.set_num_threads(before)
-
-
 def seconds(call, repeats: int = 3) -> float:
     best = float("inf")
     for _ in range(repeats):
