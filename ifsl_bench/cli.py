@@ -280,7 +280,7 @@ cli.add_command(data)
 
 def main() -> None:
     """The entry point of ``ifsl-bench``."""
-    # Threads that spin while they wait slow everything down where another program wants the cores (BENCHMARKS.md has
-    # figures). Read when torch is imported, so it must be set before.
+    # Threads that spin while they wait slow everything down where another program wants the cores.
+    # Read when torch is imported, so it must be set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(_guarded(lambda: cli(standalone_mode=False)))
