@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.errors import UserError, unknown
+from ifsl_bench.solve.linear import AdjointReport
 from ifsl_bench.task import MetaTraining, Task
 
 
@@ -86,10 +87,12 @@ class Prediction:
         logits: [E, Q, K + N], base classes first. The harness sets hidden base classes to -inf.
         statistics: numbers for each episode, name -> [E], that the result summarises (solver steps, ...). One called
             ``solver_unconverged`` is 1 for an episode whose inner solve did not converge; a run says how many.
+        adjoint: how the backward pass through an inner solve goes (``Solution.adjoint``); read after it, in training.
     """
 
     logits: Tensor
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    adjoint: AdjointReport | None = None
 
 
 class Method(nn.Module, ABC):

@@ -47,6 +47,8 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
             f"{job.label} on {job.task.name}: the inner solve of {int(unconverged.sum())} of {len(unconverged)} "
             f"episodes did not converge"
         )
+    if trained is not None:
+        _say_unsolved(job, trained.solves, work.reporter)
     pretrained = bench.pretrained.info
     return Result(
         schema=SCHEMA,
@@ -72,7 +74,8 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
         },
         training={}
         if trained is None
-        else {"validation": {str(k): v for k, v in trained.history.items()}, "kept_step": trained.kept_step},
+        else {"validation": {str(k): v for k, v in trained.history.items()}, "kept_step": trained.kept_step}
+        | ({"solves": trained.solves} if trained.solves else {}),
         cost={
             "parameters": sum(p.numel() for p in method.parameters()),
             "pretraining_seconds": round(pretrained["seconds"], 3),
@@ -82,6 +85,21 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
         },
         provenance={**provenance(command, work.device), "method_source": job.source, "checkpoint": folder},
     )
+
+
+def _say_unsolved(job: Job, solves: Mapping[str, int], reporter: Reporter) -> None:
+    """What went wrong in the solves of a meta-training more often than in ``MOST_UNCONVERGED`` of its episodes."""
+    kinds = {
+        "unconverged": ("episodes", "inner solve did not converge"),
+        "adjoint_diverged": ("adjoint_episodes", "Neumann series grew: a shorter rate may help"),
+        "adjoint_failed": ("adjoint_episodes", "linear solve for the gradient missed its tolerance"),
+    }
+    for key, (total, what) in kinds.items():
+        if (count := solves.get(key, 0)) > MOST_UNCONVERGED * solves.get(total, 0):
+            reporter.warn(
+                f"{job.label} on {job.task.name}, seed {job.seed}: in {count} of {solves[total]} episodes of "
+                f"meta-training the {what}"
+            )
 
 
 def _describe(values: np.ndarray) -> dict[str, float]:
@@ -182,4 +200,4 @@ def _load_model(job: Job, bench: Bench, checkpoint: Path) -> tuple[Method, Train
             value.copy_(stored)
     history = {int(k): v for k, v in info["history"].items()}
     kept = info["best"] if which == "best" else info["step"]
-    return method.eval(), Trained(history, kept, info["seconds"]), checkpoint.name
+    return method.eval(), Trained(history, kept, info["seconds"], info.get("solves", {})), checkpoint.name

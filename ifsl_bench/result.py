@@ -55,7 +55,7 @@ class Result(_Part, frozen=True):
         summary: metric -> mean and half-width of the 95% interval over episodes, in percent.
         solver: statistic -> mean, max and count over episodes, as the method reported them.
         pretraining: key, checksum and accuracy of the backbone.
-        training: validation accuracy by step, the step kept; empty where nothing was meta-trained.
+        training: validation accuracy by step, the step kept, how solves went; empty where nothing was meta-trained.
         cost: seconds by stage, parameters, episodes a second.
         provenance: command, version, commit, device, library versions, time.
     """

@@ -19,7 +19,7 @@ from ifsl_bench.checkpoint import CheckpointFolder
 from ifsl_bench.errors import CorruptFile, UserError, unknown
 from ifsl_bench.evaluation import predict
 from ifsl_bench.loader import EpisodeLoader
-from ifsl_bench.method import Method, NonFinite, masked_logits
+from ifsl_bench.method import Method, NonFinite, Prediction, masked_logits
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.seeds import seed_of
 from ifsl_bench.store import set_aside
@@ -85,11 +85,42 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Trained:
-    """What a meta-training left: the validation accuracies, in percent, by step, and the step whose model was kept."""
+    """What a meta-training left.
+
+    Attributes:
+        history: validation accuracies, in percent, by step.
+        kept_step: the step whose model was kept.
+        solves: how the inner solves went, see :class:`Solves`; empty for a method that has none.
+    """
 
     history: dict[int, float]
     kept_step: int
     seconds: float
+    solves: dict[str, int]
+
+
+@dataclass
+class Solves:
+    """Counts over all episodes of a meta-training, kept across interruptions in ``counts``.
+
+    ``episodes`` solved and ``unconverged`` ones; ``adjoint_episodes`` whose gradient came from a linear solve,
+    ``adjoint_diverged`` whose series grew and ``adjoint_failed`` that missed the tolerance.
+    """
+
+    counts: dict[str, int]
+
+    def add(self, prediction: Prediction) -> None:
+        """Call after the backward pass."""
+        unconverged = prediction.statistics.get("solver_unconverged")
+        if unconverged is not None:
+            self._count(episodes=len(unconverged), unconverged=int(unconverged.sum()))
+        if (adjoint := prediction.adjoint) is not None and adjoint.episodes:
+            found = {f"adjoint_{key}": getattr(adjoint, key) for key in ("episodes", "diverged", "failed")}
+            self._count(**found)
+
+    def _count(self, **more: int) -> None:
+        for key, value in more.items():
+            self.counts[key] = self.counts.get(key, 0) + value
 
 
 def meta_train(
@@ -129,6 +160,7 @@ def meta_train(
         "history": {},
         "best": None,
         "seconds": 0.0,
+        "solves": {},
         "rng": "episodes and dropout are drawn from (purpose, seed, step)",
     }
     try:
@@ -138,7 +170,7 @@ def meta_train(
                     f"{folder} was trained on the features of other weights: the backbone was trained again"
                 )
             _restore(state.tensors, parameters, best, optimiser)
-            info = state.info
+            info |= state.info
     except (CorruptFile, RuntimeError, KeyError) as error:
         aside = set_aside(folder)
         reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
@@ -148,15 +180,16 @@ def meta_train(
         with reporter.stage(f"meta-training {name}, seed {seed}", plan.steps, info["step"]) as stage:
             while (first := info["step"]) < plan.steps:
                 last = min(first + plan.validate_every, plan.steps)
+                solves = Solves(dict(info["solves"]))
                 devices = [device] if device.type == "cuda" else []
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(seed_of("meta-training noise", seed, first))
                     with _few_threads(device, training.episodes_per_step):
-                        for _, loss in _steps(method, name, loader, optimiser, plan, training, first, last):
+                        for _, loss in _steps(method, name, loader, optimiser, plan, training, first, last, solves):
                             stage.advance(1, **({"loss": loss} if loss is not None else {}))
                 accuracy = validate(method)
                 stage.advance(0, validation=accuracy)
-                info["step"] = last
+                info["step"], info["solves"] = last, solves.counts
                 info["history"] = {**info["history"], str(last): accuracy}
                 if info["best"] is None or accuracy > info["history"][str(info["best"])]:
                     info["best"] = last
@@ -170,7 +203,7 @@ def meta_train(
                 value.copy_(best[key])
     method.eval()
     kept = info["best"] if training.select == "best" else plan.steps
-    return Trained({int(k): v for k, v in info["history"].items()}, kept, info["seconds"])
+    return Trained({int(k): v for k, v in info["history"].items()}, kept, info["seconds"], info["solves"])
 
 
 @contextmanager
@@ -194,8 +227,12 @@ def _steps(
     training: Training,
     first: int,
     last: int,
+    solves: Solves,
 ) -> Any:
-    """Runs steps ``first`` to ``last - 1``; yields (step, loss), the loss every tenth time and None between."""
+    """Runs steps ``first`` to ``last - 1`` and counts how their solves go.
+
+    Yields (step, loss), the loss every tenth time and None between.
+    """
     per_step = training.episodes_per_step
     group = max(1, BLOCK // per_step)  # steps whose episodes are gathered together
     method.train()
@@ -216,6 +253,7 @@ def _steps(
                 raise UserError(f"method {name!r} has parameters, but its logits in training do not depend on them")
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
+            solves.add(prediction)
             optimiser.step()
             value = None
             if step % 10 == 9 or step == last - 1:

@@ -121,5 +121,5 @@ class Attractor(Method):
         ]
         rows = (support.features, support.labels, rest)
         start = list(self.buffers())
-        novel, statistics = self.meta.answer(self.learner, rows, pulls, query.features, start, self.training)
-        return Prediction(torch.cat([query.base_logits, novel], -1), statistics)
+        found = self.meta.answer(self.learner, rows, pulls, query.features, start, self.training)
+        return Prediction(torch.cat([query.base_logits, found.novel], -1), found.statistics, found.adjoint)

@@ -38,5 +38,5 @@ class LR(Method):
         rest = fixed_class(support.base_logits, support.hidden)  # [E, S]
         pulls = [ridge(p.rows, p.size, self.weight_decay, support.features) for p in self.learner.parts]
         rows = (support.features, support.labels, rest)
-        novel, statistics = Converged().answer(self.learner, rows, pulls, query.features)  # [E, Q, N]
-        return Prediction(torch.cat([query.base_logits, novel], -1), statistics)
+        found = Converged().answer(self.learner, rows, pulls, query.features)  # [E, Q, N]
+        return Prediction(torch.cat([query.base_logits, found.novel], -1), found.statistics)

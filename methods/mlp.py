@@ -39,5 +39,5 @@ class MLP(Method):
         rest = fixed_class(support.base_logits, support.hidden)  # [E, S]
         x = support.features
         pulls = [ridge(1 if p.common else p.rows, p.size, self.weight_decay, x) for p in self.learner.parts]
-        novel, statistics = Converged().answer(self.learner, (x, support.labels, rest), pulls, query.features)
-        return Prediction(torch.cat([query.base_logits, novel], -1), statistics)
+        found = Converged().answer(self.learner, (x, support.labels, rest), pulls, query.features)
+        return Prediction(torch.cat([query.base_logits, found.novel], -1), found.statistics)

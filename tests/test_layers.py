@@ -45,9 +45,9 @@ def test_methods_know_the_contract_and_the_solvers_only(path):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ifsl_bench" / "solve").glob("*.py")), ids=lambda p: p.name)
-def test_solvers_import_torch_only(path):
+def test_solvers_import_torch_and_numpy_only(path):
     names = imports(path)
-    assert top(names) <= {"torch", "ifsl_bench"}
+    assert top(names) <= {"torch", "numpy", "ifsl_bench"}
     assert all(n.startswith("ifsl_bench.solve") for n in names if n.startswith("ifsl_bench"))
 
 

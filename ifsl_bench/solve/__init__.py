@@ -28,7 +28,8 @@ from .dual import DualNewton
 from .lbfgs import LBFGS
 from .linear import AdjointReport, ConjugateGradient, Direct, LinearSolver, Neumann
 from .minimise import Implicit, Solution, Unroll, minimise
-from .network import Network, NetworkArgs, TanhNetwork
+from .network import TanhNetwork
+from .network_space import Network, NetworkArgs
 from .objective import FunctionObjective, LinearOutcome, Objective
 from .outcome import Outcome, Solver, measured
 from .softmax import Regression, SoftmaxRegression

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .linear import conjugate_gradient
 from .objective import Objective
 from .outcome import Outcome, relative_tolerance
+from .single import doubled, few, newton
 from .softmax import (
     Regression,
     SoftmaxRegression,
@@ -41,7 +43,8 @@ class DualNewton:
     Stops at |grad L| <= tolerance |grad L at the centres| in the norm of P^-1, which bounds the distance to the
     minimum: L - L* <= 1/2 |grad L|^2 in that norm. Default 1e-6 in float32, 1e-9 in float64. What float32
     cannot solve is solved again in float64. On a CPU so many episodes are solved at a time as have `chunk` dual
-    numbers: enough to hide the cost of calls, few enough to stay in the cache.
+    numbers: enough to hide the cost of calls, few enough to stay in the cache; very few are solved one by one, in
+    float64 (`single`).
     """
 
     tolerance: float | None = None
@@ -52,6 +55,8 @@ class DualNewton:
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if not isinstance(objective, SoftmaxRegression):
             raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
+        if few(args.features):
+            return self._one_by_one(args)
         count = args.features.shape[0]
         size = max(count, 1)
         if args.features.device.type == "cpu":
@@ -120,16 +125,39 @@ class DualNewton:
                 best = torch.minimum(best, length)
                 active = active & (idle < 3)
         # The scores were added up step by step. What counts is where the dual numbers are, so look at it afresh.
-        a_image = a @ k
-        f = start + a_image
-        r = probabilities(f, rest) / size + a - target
+        v, r, norm, value = _at(a, k, start, target, inverse_p, args)
         sound = dot(r, r @ k) <= torch.maximum(1e4 * goal, 1e-8 * first)
-        converged = (length <= goal) & sound
-        both, ones = torch.cat([a, r], 1) @ x, r.sum(2)  # [E, 2N, D]: one pass over the features for V and the gradient
-        v = torch.addcmul(centres, torch.cat([both[:, :ways], a.sum(2, keepdim=True)], 2), inverse_p)  # [E, N, D+1]
-        norm = (both[:, ways:].square().sum((1, 2)) + ones.square().sum(1)).sqrt()
-        value = cross_entropy(f, rest, labels).mean(1) + dot(a, a_image) / 2
-        return v, converged, steps, norm, value
+        return v, (length <= goal) & sound, steps, norm, value
+
+    def _one_by_one(self, given: Regression) -> Outcome:
+        tolerance = relative_tolerance(self.tolerance, given.features.dtype, 1e-6, 1e-9)
+        args = doubled(given)
+        x = args.features
+        inverse_p = 1 / floored(args.precisions)
+        k, start = kernel(x, inverse_p), scores(args.centres, x)
+        target = indicator(args.labels, start.shape[1], x.dtype) / x.shape[1]
+        numbers = zip(*(y.numpy() for y in (k, start, args.rest, target)), strict=True)
+        found = [newton(self, tolerance, *episode) for episode in numbers]
+        a, converged, steps = zip(*found, strict=True)
+        v, _, norm, value = _at(torch.from_numpy(np.stack(a)), k, start, target, inverse_p, args)
+        dtype = given.features.dtype
+        return Outcome(v.to(dtype), torch.tensor(converged), torch.tensor(steps), norm.to(dtype), value.to(dtype))
+
+
+def _at(
+    a: Tensor, k: Tensor, start: Tensor, target: Tensor, inverse_p: Tensor, args: Regression
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """V [E, N, D+1] for dual numbers a [E, N, S]; the representer r of the gradient there, its norm, and L."""
+    x, labels, rest, centres, _ = args
+    ways, size = a.shape[1:]
+    a_image = a @ k
+    f = start + a_image
+    r = probabilities(f, rest) / size + a - target
+    both, ones = torch.cat([a, r], 1) @ x, r.sum(2)  # [E, 2N, D]: one pass over the features for V and the gradient
+    v = torch.addcmul(centres, torch.cat([both[:, :ways], a.sum(2, keepdim=True)], 2), inverse_p)  # [E, N, D+1]
+    norm = (both[:, ways:].square().sum((1, 2)) + ones.square().sum(1)).sqrt()
+    value = cross_entropy(f, rest, labels).mean(1) + dot(a, a_image) / 2
+    return v, r, norm, value
 
 
 def _slice(args: Tree, start: int, size: int) -> Regression:

@@ -4,7 +4,7 @@ A `Learner` says what the fast weights are, a `Meta` how they are found and how 
 
     learner = LinearLearner(ways, features)
     c, p = fold(u, log_gamma, WEIGHT_DECAY, learner.parts[0].rows)
-    novel, statistics = Converged(Neumann()).answer(learner, (x, labels, rest), [(c, p)], query)      # [E, Q, N]
+    found = Converged(Neumann()).answer(learner, (x, labels, rest), [(c, p)], query)      # found.novel [E, Q, N]
 
 Shapes: E episodes at once, S support rows, Q queries, D features, K base classes, N novel classes.
 """
@@ -14,17 +14,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .dual import DualNewton
 from .lbfgs import LBFGS
-from .linear import ConjugateGradient, LinearSolver, Neumann
+from .linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
 from .minimise import Implicit, Solution, Unroll, minimise
-from .network import Network, NetworkArgs
-from .network_start import OrderFreeNetwork
+from .network import TanhNetwork
+from .network_space import Network, NetworkArgs
 from .objective import Objective
 from .outcome import Solver
 from .softmax import Regression, SoftmaxRegression
@@ -137,21 +137,24 @@ class NetworkLearner(Learner):
 
     @property
     def objective(self) -> Objective:  # type: ignore[override]
-        return OrderFreeNetwork(self.ways, self.units)
+        return TanhNetwork(self.ways, self.units)
 
     def onward(self, args: Tree, start: Tree, there: Tree) -> tuple[Objective, Solver]:
-        objective, solver = OrderFreeNetwork(self.ways, self.units, begin=there), self.solver(args.features.dtype)
+        objective, solver = TanhNetwork(self.ways, self.units, begin=there), self.solver(args.features.dtype)
         space = objective.space(None, args)
         z = space.initial()
         _, _, left = space.evaluate(z, space.image(z))  # [E]
         slope = pack(objective.gradient(start, args))
         # As near to the minimum as a search from `start` would come: much of that way is done.
         done = dot(slope, slope).sqrt() / left.clamp_min(torch.finfo(left.dtype).tiny)
-        return objective, replace(solver, tolerance=float(solver.tolerance or 0) * done)  # type: ignore[arg-type]
+        return objective, replace(solver, tolerance=self.tolerance(left.dtype) * done)
 
     def solver(self, dtype: torch.dtype, training: bool = False) -> LBFGS:
+        return LBFGS(self.tolerance(dtype, training))
+
+    def tolerance(self, dtype: torch.dtype, training: bool = False) -> float:
         # The minimum is flat: at 1e-5 some logits are a tenth off, which training's noise hides and a result would not.
-        return LBFGS(1e-10 if dtype == torch.float64 else 1e-5 if training else 1e-6)
+        return 1e-10 if dtype == torch.float64 else 1e-5 if training else 1e-6
 
     @property
     def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
@@ -170,14 +173,22 @@ class NetworkLearner(Learner):
         return torch.baddbmm(outer, x, v.skip.mT)
 
 
+class Answer(NamedTuple):
+    """Novel logits, and how they came about."""
+
+    novel: Tensor  # [E, Q, N]
+    statistics: dict[str, Tensor]  # [E] each: how each solve went
+    adjoint: AdjointReport  # filled in by the backward pass
+
+
 class Meta(Protocol):
     """How the fast weights are found, and how gradients pass through that."""
 
     def answer(
         self, learner: Learner, support: Rows, pulls: Sequence[Pull], query: Tensor, start: Sequence[Tensor] = (),
         training: bool = False,
-    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
-        """Novel logits [E, Q, N] of the queries [E, Q, D], and numbers [E] that say how each solve went.
+    ) -> Answer:  # fmt: skip
+        """Novel logits of the queries [E, Q, D].
 
         start: initial fast weights, [rows, size] for each part, where `needs_start`.
         """
@@ -196,10 +207,10 @@ class Converged:
     def answer(
         self, learner: Learner, support: Rows, pulls: Sequence[Pull], query: Tensor, start: Sequence[Tensor] = (),
         training: bool = False,
-    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    ) -> Answer:  # fmt: skip
         args = learner.arguments(support, pulls)
         solution = minimise(learner.objective, learner.solver(query.dtype, training), None, args, Implicit(self.linear))
-        return learner.logits(solution.value, query), statistics(solution)
+        return Answer(learner.logits(solution.value, query), statistics(solution), solution.adjoint)
 
 
 @dataclass(frozen=True)
@@ -219,14 +230,14 @@ class Unrolled:
     def answer(
         self, learner: Learner, support: Rows, pulls: Sequence[Pull], query: Tensor, start: Sequence[Tensor] = (),
         training: bool = False,
-    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
+    ) -> Answer:  # fmt: skip
         args, objective = learner.arguments(support, pulls), learner.objective
         episodes = support[0].shape[0]
         v0 = learner.join([part.expand(episodes, -1, -1) for part in start])
         objective.check(tree_map(Tensor.detach, args))
         with torch.no_grad():
             rate = (1.8 / largest_curvature(objective, v0, args)).clamp_max(self.rate)  # [E]
-        descent = GradientDescent(rate[:, None, None], self.steps)  # type: ignore[arg-type]
+        descent = GradientDescent(rate, self.steps)
         on = self.converge and not training
         if on:
             there, fixed = v0, tree_map(Tensor.detach, args)
@@ -237,7 +248,8 @@ class Unrolled:
             solution = minimise(goal, solver, None, args)
         else:
             solution = minimise(objective, descent, v0, args, Unroll())
-        return learner.logits(solution.value, query), {**statistics(solution), "step_rate": rate}
+        told = {**statistics(solution), "step_rate": rate}
+        return Answer(learner.logits(solution.value, query), told, solution.adjoint)
 
 
 def statistics(solution: Solution) -> dict[str, Tensor]:

@@ -3,41 +3,46 @@
 One evaluation of all running episodes per turn. An episode whose trial step is accepted gets a new direction, one
 whose step is not gets a shorter or longer one, so no evaluation is made for an episode that does not need it.
 Episodes that are done leave the batch once half of it is (where the arguments can be split), and do not move until
-then.
+then. Very few episodes are solved one by one instead, where there is a way to (`single`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from .network_space import DualSpace
 from .objective import Objective, Space
 from .outcome import Outcome, relative_tolerance
-from .tree import Tree, column, dot
+from .single import SingleNetwork, doubled, few, lbfgs
+from .tree import Tree, column, dot, tree_map
 
 
 @dataclass(frozen=True)
 class LBFGS:
     """Limited-memory BFGS with a weak-Wolfe line search by bracketing and interpolation.
 
-    Stops at |grad L| <= tolerance |grad L at the start| (default 1e-5 in float32, 1e-8 in float64), given that the next
-    step would also be short beside |v|: an objective that falls for ever passes the first test and not the second, and
-    is reported as not converged. Works in the objective's own coordinates (`Objective.space`) where v0 is None.
+    Stops at |grad L| <= tolerance |grad L at the start| (one or [E], default 1e-5 in float32, 1e-8 in float64), given
+    that the next step would also be short beside |v|: an objective that falls for ever passes the first test and not
+    the second, and is reported as not converged. Works in the objective's own coordinates (`Objective.space`) where v0
+    is None.
     """
 
-    tolerance: float | None = None
+    tolerance: float | Tensor | None = None
     max_steps: int = 1000
     history: int = 6
     max_trials: int = 25
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         space = objective.space(v0, args)
+        if isinstance(space, DualSpace) and few(args.features):
+            return self._one_by_one(objective, args)
         z = space.initial()  # [E, P]
         s = _begin(space, z, self.history)
-        tolerance = relative_tolerance(self.tolerance, z.dtype, 1e-5, 1e-8)
-        s.goal = (tolerance * s.norm).clamp_min(torch.finfo(z.dtype).tiny)
+        s.goal = (self._relative(z.dtype) * s.norm).clamp_min(torch.finfo(z.dtype).tiny)
         s.active = (s.norm > s.goal) & s.value.isfinite()
         s.converged = s.norm <= s.goal
         everyone, where = s, torch.arange(z.shape[0], device=z.device)
@@ -57,6 +62,21 @@ class LBFGS:
         everyone = everyone.put(where, s)
         v = objective.space(v0, args).expand(everyone.z)
         return Outcome(v, everyone.converged, everyone.steps, everyone.norm, everyone.value)
+
+    def _relative(self, dtype: torch.dtype) -> float | Tensor:
+        return relative_tolerance(None, dtype, 1e-5, 1e-8) if self.tolerance is None else self.tolerance
+
+    def _one_by_one(self, objective: Objective, args: Tree) -> Outcome:
+        like = args.features
+        space = objective.space(None, doubled(args))
+        assert isinstance(space, DualSpace)
+        start = space.initial().numpy()
+        goals = torch.as_tensor(self._relative(like.dtype)).expand(len(start)).tolist()
+        found = [lbfgs(self, goals[i], SingleNetwork.of(space, i), z) for i, z in enumerate(start)]
+        z, converged, steps, norm, value = zip(*found, strict=True)
+        v = tree_map(lambda part: part.to(like.dtype), space.expand(torch.from_numpy(np.stack(z))))
+        numbers = torch.tensor([norm, value], dtype=like.dtype)
+        return Outcome(v, torch.tensor(converged), torch.tensor(steps), *numbers)
 
 
 @dataclass

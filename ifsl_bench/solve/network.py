@@ -11,19 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .checks import check_support
 from .linear import conjugate_gradient
+from .network_space import DualSpace, Network, NetworkArgs
 from .objective import LargeSpace, LinearOutcome, Objective, Operator, Space
 from .softmax import (
     cross_entropy,
-    floored,
-    indicator,
-    kernel,
     per_episode,
     probabilities,
     residual,
@@ -31,44 +28,24 @@ from .softmax import (
     spread,
     weigh,
 )
-from .tree import Tree, dot
-
-
-class Network(NamedTuple):
-    """The unknowns."""
-
-    output: Tensor  # [E, N, H+1] W and b
-    skip: Tensor  # [E, N, D] W_3
-    hidden: Tensor  # [E, H, D+1] W_2 and b_2
-
-
-class NetworkArgs(NamedTuple):
-    """The arguments of `TanhNetwork`. Centres may lack E or have a one for N or H; all but labels may receive
-    gradients."""
-
-    features: Tensor  # [E, S, D]
-    labels: Tensor  # [E, S], 0..N-1
-    rest: Tensor  # [E, S] logsumexp of the fixed logits, -inf where there are none
-    output_centres: Tensor  # [(E,) N, H+1]
-    output_precisions: Tensor  # [H+1]
-    skip_centres: Tensor  # [(E,) N, D]
-    skip_precisions: Tensor  # [D]
-    hidden_centres: Tensor  # [(E,) 1 or H, D+1]
-    hidden_precisions: Tensor  # [D+1]
+from .tree import Tree
 
 
 @dataclass(frozen=True)
 class TanhNetwork(Objective):
     """L above for v a `Network` and args a `NetworkArgs`.
 
-    Not convex. With v0 = None a search starts from fixed random dual numbers (from zero it would start on a saddle), so
-    large that the hidden units' inputs are `spread`; the same start in every episode and on every machine.
+    Not convex. With v0 = None a search runs in dual numbers. It starts from fixed random functions of each support row
+    (from zero it would start on a saddle), the same ones in every episode and on every machine, so large that the
+    inputs of the hidden units spread by `start_spread`; or from `begin`, that is from the point with the same
+    activations on the support set and the least penalty.
     """
 
     ways: int
     hidden: int = 40
     start_spread: float = 0.1
     seed: int = 0
+    begin: Network | None = None
 
     def value(self, v: Tree, args: Tree) -> Tensor:
         _, f = activations(v, args.features)
@@ -160,88 +137,3 @@ def activation_curvature(v: Tree, args: Tree) -> Callable[[Tensor, Tensor, Tenso
         return da, df2, torch.cat([df2 @ t.mT + df @ dt.mT, df2.sum(2, keepdim=True)], 2)
 
     return product
-
-
-@dataclass(frozen=True)
-class DualSpace:
-    """z [E, P] = (B, beta, [W b] - centre) side by side, with the metric (K_2, K_3, P_1) in which <z, z> is the
-    penalty."""
-
-    objective: TanhNetwork
-    args: NetworkArgs
-    inverse_1: Tensor  # [H+1]
-    inverse_2: Tensor  # [D+1]
-    inverse_3: Tensor  # [D]
-    kernel_2: Tensor  # [E, S, S] over [X 1] P_2^-1 [X 1]^T
-    kernel_3: Tensor  # [E, S, S] over X P_3^-1 X^T
-    gram: Tensor  # [E, S, S] over X X^T, for the norm of the gradient in the large form
-    hidden_0: Tensor  # [E, H, S] hidden inputs at the centre
-    skip_0: Tensor  # [E, N, S] skip scores at the centre
-    target: Tensor  # [E, N, S] labels as zeros and 1/S
-
-    @staticmethod
-    def of(objective: TanhNetwork, args: NetworkArgs) -> DualSpace:
-        x = args.features
-        inverse_1, inverse_2 = 1 / floored(args.output_precisions), 1 / floored(args.hidden_precisions)
-        inverse_3 = 1 / floored(args.skip_precisions)
-        h = objective.hidden
-        return DualSpace(
-            objective, args, inverse_1, inverse_2, inverse_3,
-            kernel(x, inverse_2), (x * inverse_3) @ x.mT, x @ x.mT,
-            scores(args.hidden_centres, x).expand(-1, h, -1),
-            args.skip_centres @ x.mT,
-            indicator(args.labels, objective.ways, x.dtype) / x.shape[1],
-        )  # fmt: skip
-
-    def parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z [E, P] as B [E, H, S], beta [E, N, S] and [E, N, H+1]."""
-        count, h, n = self.args.features.shape[1], self.objective.hidden, self.objective.ways
-        b, beta, output = z.split([h * count, n * count, n * (h + 1)], 1)
-        return b.view(-1, h, count), beta.view(-1, n, count), output.view(-1, n, h + 1)
-
-    def join(self, b: Tensor, beta: Tensor, output: Tensor) -> Tensor:
-        return torch.cat([b.flatten(1), beta.flatten(1), output.flatten(1)], 1)
-
-    def initial(self) -> Tensor:
-        episodes, count, _ = self.args.features.shape
-        h, n = self.objective.hidden, self.objective.ways
-        generator = torch.Generator().manual_seed(self.objective.seed)
-        draw = torch.rand(h * count + n * count + n * (h + 1), generator=generator, dtype=torch.float64) * 2 - 1
-        b, beta, output = self.parts(draw.to(self.gram).expand(episodes, -1))
-        size = self.objective.start_spread
-        # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
-        hidden = self.kernel_2.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(b.dtype).tiny)[:, None, None]
-        skip = self.kernel_3.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(b.dtype).tiny)[:, None, None]
-        return self.join(b * size / hidden, beta * size / skip, output * size)
-
-    def image(self, z: Tensor) -> Tensor:
-        b, beta, output = self.parts(z)
-        return self.join(b @ self.kernel_2, beta @ self.kernel_3, output / self.inverse_1)
-
-    def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        args = self.args
-        a, skip, _ = self.parts(image)
-        b, beta, moved = self.parts(z)
-        output = args.output_centres + moved
-        t = torch.tanh(self.hidden_0 + a)  # [E, H, S]
-        f = self.skip_0 + skip + scores(output, t.mT)  # [E, N, S]
-        log_pi = torch.cat([f, args.rest[:, None]], 1).log_softmax(1)[:, :-1]
-        value = dot(z, image) / 2 - dot(log_pi, self.target)
-        df = log_pi.exp() / f.shape[2] - self.target
-        da = (output[..., :-1].mT @ df) * (1 - t.square())
-        r_b, r_beta = b + da, beta + df
-        r_output = moved + self.inverse_1 * torch.cat([df @ t.mT, df.sum(2, keepdim=True)], 2)
-        ones, large = r_b.sum(2), r_output / self.inverse_1
-        square = dot(r_b, r_b @ self.gram) + dot(ones, ones) + dot(r_beta, r_beta @ self.gram) + dot(large, large)
-        return value, self.join(r_b, r_beta, r_output), square.clamp_min(0).sqrt()
-
-    def take(self, index: Tensor) -> DualSpace:
-        return DualSpace.of(self.objective, self.objective.take(self.args, index))
-
-    def expand(self, z: Tensor, centred: bool = True) -> Network:
-        b, beta, output = self.parts(z)
-        x, args = self.args.features, self.args
-        skip, hidden = self.inverse_3 * (beta @ x), self.inverse_2 * spread(b, x)
-        if not centred:
-            return Network(output, skip, hidden)
-        return Network(output + args.output_centres, skip + args.skip_centres, hidden + args.hidden_centres)

@@ -10,19 +10,19 @@ from torch import Tensor
 
 from .objective import Objective, dense_hessian, value_and_gradient
 from .outcome import Outcome, measured, relative_tolerance
-from .tree import Tree, dot, pack, rebuild, tensors, tree_map, unpack
+from .tree import Tree, column, dot, pack, rebuild, tensors, tree_map, unpack
 
 
 @dataclass(frozen=True)
 class GradientDescent:
-    """`steps` steps of size `rate`: with `Unroll()`, truncated back-propagation through time.
+    """`steps` steps of size `rate`, one or [E]: with `Unroll()`, truncated back-propagation through time.
 
     The result is defined by the number of steps, so an episode counts as converged when it stayed finite and did not
     end above where it began; give a `tolerance` to ask for |grad| <= tolerance |grad at v0| instead. See
     `largest_curvature` for rates that are safe.
     """
 
-    rate: float = 1.0
+    rate: float | Tensor = 1.0
     steps: int = 20
     tolerance: float | None = None
     unrolls: ClassVar[bool] = True
@@ -33,7 +33,7 @@ class GradientDescent:
         v = v0
         for _ in range(self.steps):
             slope = tensors(objective.gradient(v, args))
-            v = rebuild(v, [old - self.rate * g for old, g in zip(tensors(v), slope, strict=True)])
+            v = rebuild(v, [old - _scaled(self.rate, g) for old, g in zip(tensors(v), slope, strict=True)])
         end, fixed = tree_map(Tensor.detach, v), tree_map(Tensor.detach, args)
         count = tensors(v)[0].shape[0]
         steps = torch.full((count,), self.steps, device=tensors(v)[0].device)
@@ -45,6 +45,10 @@ class GradientDescent:
             flat = pack(slope0)
             converged = found.converged & (found.gradient_norm <= self.tolerance * dot(flat, flat).sqrt())
         return Outcome(v, converged, steps, found.gradient_norm, found.objective)
+
+
+def _scaled(rate: float | Tensor, g: Tensor) -> Tensor:
+    return rate * g if isinstance(rate, float | int) or rate.dim() == 0 else column(rate, g) * g
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def test_memory_starts_small_and_has_one_output_for_each_size():
     assert all(bool((p == 0).all()) for name, p in memory.named_parameters() if name.endswith("bias"))
 
 
-def test_the_package_imports_torch_alone():
+def test_the_package_imports_torch_and_numpy_alone():
     for path in Path(ifsl_bench.solve.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.level:
@@ -68,4 +68,4 @@ def test_the_package_imports_torch_alone():
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             for name in names:
-                assert name.split(".")[0] in {"torch", *sys.stdlib_module_names}, path
+                assert name.split(".")[0] in {"torch", "numpy", *sys.stdlib_module_names}, path

@@ -19,7 +19,13 @@ from ifsl_bench.solve import (
     Regression,
     SoftmaxRegression,
     minimise,
+    single,
 )
+
+
+@pytest.fixture(autouse=True, params=[0, 6], ids=["all at once", "one by one"])
+def few(request, monkeypatch):
+    monkeypatch.setattr(single, "FEW", request.param)
 
 
 def problem(

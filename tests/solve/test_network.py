@@ -21,8 +21,14 @@ from ifsl_bench.solve import (
     TanhNetwork,
     Unroll,
     minimise,
+    single,
 )
 from ifsl_bench.solve.tree import pack, unpack
+
+
+@pytest.fixture(autouse=True, params=[0, 6], ids=["all at once", "one by one"])
+def few(request, monkeypatch):
+    monkeypatch.setattr(single, "FEW", request.param)
 
 
 def problem(ways=3, shots=2, hidden=4, features=6, episodes=2, gamma=0.1, base=5, shared=False, norm=3.0, seed=0):
@@ -160,3 +166,19 @@ def test_the_start_is_the_same_for_every_episode_and_call():
     for pair, alone in zip(both.value, one.value, strict=True):
         torch.testing.assert_close(pair[0], pair[1], rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(pair[:1], alone, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("shots", [1, 5])
+def test_one_by_one_is_the_search_that_all_at_once_is(shots, monkeypatch):
+    objective, args = problem(ways=5, shots=shots, hidden=40, features=32, episodes=4, norm=12.0)
+    found = []
+    for few in (0, 6):
+        monkeypatch.setattr(single, "FEW", few)
+        found.append(minimise(objective, LBFGS(1e-10), None, args))
+    batch, alone = found
+    assert bool(batch.converged.all())
+    assert bool(alone.converged.all())
+    assert (alone.steps - batch.steps).abs().max() <= 0.1 * batch.steps.max()  # equal but for rounding
+    for a, b in zip(batch.value, alone.value, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(batch.objective, alone.objective)
