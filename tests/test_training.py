@@ -129,6 +129,36 @@ def test_interrupted_training_ends_with_the_same_parameters(clusters, method, mo
     assert plain.history == resumed.history
 
 
+def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters, monkeypatch):
+    task = find(f"{clusters / 'clusters.toml'}:clusters-5shot")[0]
+    # A step size at which every Neumann series grows; the counts do not depend on where training stopped.
+    options = {"learner": "lr", "rate": 1e3, "steps": 5}
+    made = Job("attractor", registry.method("attractor"), options, task, Training(episodes_per_step=2), 0, 60)
+    calls = {"n": 0}
+    original = pipeline._validate
+
+    def validate(*arguments):
+        calls["n"] += 1
+        if calls["n"] == 3:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(pipeline, "_validate", validate)
+    log = io.StringIO()
+    bench = Bench(task, "linear", 0, 1, work(clusters, LogReporter(log)))
+    with pytest.raises(KeyboardInterrupt):
+        pipeline.run_job(made, bench, "test")
+    result = pipeline.run_job(made, bench, "test")
+    assert result.training["solves"] == {
+        "episodes": 80, "unconverged": 0, "adjoint_episodes": 80, "adjoint_diverged": 80, "adjoint_failed": 0,
+    }  # fmt: skip
+    assert "seed 0: in 80 of 80 episodes of meta-training the Neumann series grew" in log.getvalue()
+    exact = Job("attractor", registry.method("attractor"), {"learner": "lr", "gradient": "implicit"}, task,
+                Training(), 0, 60)  # fmt: skip
+    solves = pipeline.run_job(exact, bench, "test").training["solves"]
+    assert (solves["adjoint_episodes"], solves["adjoint_diverged"], solves["adjoint_failed"]) == (40, 0, 0)
+
+
 def test_damaged_state_is_named_and_training_starts_anew(clusters):
     made = job(clusters)
     whole, _, folder, _ = train(clusters, made)
