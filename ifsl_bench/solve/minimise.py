@@ -131,7 +131,9 @@ class _Implicit(torch.autograd.Function):
         found = tensors(run.outcome.v)
         ctx.run = run
         ctx.save_for_backward(*found)
-        return tuple(found)
+        # What is returned gets this node as its history. The outcome, which the node holds, must not: a ring of the two
+        # would never be freed.
+        return tuple(part.detach() for part in found)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import namedtuple
 
 import pytest
@@ -248,3 +249,16 @@ def test_lbfgs_takes_long_steps_where_the_curvature_is_negative():
     solution = minimise(well, LBFGS(1e-9, max_steps=60), v0, torch.zeros(2, dtype=torch.float64))
     assert bool(solution.converged.all())
     torch.testing.assert_close(solution.value, torch.zeros(2, 2, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("adjoint", [Implicit(), Unroll()], ids=["implicit", "unroll"])
+def test_nothing_is_kept_after_a_step(adjoint):
+    a, b, strength = quartic_args()
+    solver = GradientDescent(0.05, 20) if isinstance(adjoint, Unroll) else LBFGS()
+    solution = minimise(
+        Quartic(), solver, torch.zeros(4, 5, dtype=a.dtype), Args(a, b, strength.requires_grad_()), adjoint
+    )
+    solution.value.sum().backward()
+    value = weakref.ref(solution.value)
+    del solution
+    assert value() is None
