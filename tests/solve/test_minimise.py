@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import namedtuple
 
@@ -261,4 +262,5 @@ def test_nothing_is_kept_after_a_step(adjoint):
     solution.value.sum().backward()
     value = weakref.ref(solution.value)
     del solution
+    gc.collect()
     assert value() is None
