@@ -177,19 +177,20 @@ def _line_search(
     fixed_slope: Tensor,
     slope: Tensor,
     active: Tensor,
-    trials: int = 10,
+    trials: int = 30,
 ) -> tuple[Tensor, Tensor]:
     """t [E] where the slope along s has fallen to a tenth of what it is at t = 0, and the probabilities there.
 
     Safeguarded Newton from a step short enough to be safe: along a line the logarithm of the second derivative
-    changes at most as fast as the range of the scores' differences (Bach 2010). Out of trials, the largest step known
-    to descend.
+    changes at most as fast as the range of the scores' differences (Bach 2010). Where the slope is positive, L may have
+    risen: by convexity it has not if g (t - low) <= -g_low low, nor can it over a move in which the curvature is nearly
+    constant. Out of trials, the largest step known to descend.
     """
     size = f.shape[2]
     reach = (s_image.amax(1).clamp_min(0) - s_image.amin(1).clamp_max(0)).amax(1)  # [E]
     t = torch.where(reach < 1, torch.ones_like(reach), reach.log1p() / reach)
     curvature_s = dot(s, s_image)
-    low, high = torch.zeros_like(t), torch.full_like(t, torch.inf)
+    low, high, g_low = torch.zeros_like(t), torch.full_like(t, torch.inf), torch.zeros_like(t)
     accept = -0.1 * slope
     done, some_done = ~active, not bool(active.all())
     for trial in range(trials + 1):
@@ -199,17 +200,26 @@ def _line_search(
             break
         weighted = pi * s_image
         g = fixed_slope + t * curvature_s + weighted.sum((1, 2)) / size
-        done = done | (g.abs() <= accept)
+        done = done | ((g.abs() <= accept) & ((g * (t - low) <= -g_low * low) | (t * reach <= 1)))
         if bool(done.all()):
             break
         some_done = True
         sums = weighted.sum(1)
         h = curvature_s + (dot(weighted, s_image) - dot(sums, sums)) / size
-        low, high = torch.where(g < 0, t, low), torch.where(g < 0, high, t)
+        descends = g < 0
+        low, high, g_low = (
+            torch.where(descends, t, low),
+            torch.where(descends, high, t),
+            torch.where(descends, g, g_low),
+        )
         new = t - g / h
-        middle = torch.where(high.isinf(), 2 * t, (low + high) / 2)
-        new = torch.where((new > low) & (new < high), new, middle)
+        # The root may be orders of magnitude away: the slope of saturated scores says nothing of where they cross.
+        middle = torch.where(low > 0, (low * high).sqrt(), high / 4)
+        middle = torch.where(high.isinf(), 4 * t, torch.where(high < 4 * low, (low + high) / 2, middle))
+        if trial % 3 == 2:  # Newton's steps alone may creep
+            new = middle
+        new = torch.where((new > low) & (new < torch.where(high.isinf(), 16 * t, high)), new, middle)
         if trial == trials - 1:
-            new = torch.where(low > 0, low, new)
+            new = low
         t = torch.where(done, t, new)
     return t, pi

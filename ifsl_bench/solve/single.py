@@ -103,29 +103,34 @@ def _newton_direction(
 
 
 def _line_search(
-    f: Array, rest: Array, pi: Array, s: Array, s_image: Array, fixed_slope: float, slope: float, trials: int = 10
+    f: Array, rest: Array, pi: Array, s: Array, s_image: Array, fixed_slope: float, slope: float, trials: int = 30
 ) -> tuple[float, Array]:
     """A step length where the slope has fallen to a tenth, and the probabilities there."""
     size = f.shape[1]
     reach = float((np.maximum(s_image.max(0), 0) - np.minimum(s_image.min(0), 0)).max())
     t = 1.0 if reach < 1 else log1p(reach) / reach
     curvature = _dot(s, s_image)
-    low, high = 0.0, inf
+    low, high, g_low = 0.0, inf, 0.0
     for trial in range(trials + 1):
         pi = _probabilities(f + t * s_image, rest)
         if trial == trials:
             break
         weighted = pi * s_image
         g = fixed_slope + t * curvature + float(weighted.sum()) / size
-        if abs(g) <= -0.1 * slope:
+        if abs(g) <= -0.1 * slope and (g * (t - low) <= -g_low * low or t * reach <= 1):
             break
         sums = weighted.sum(0)
         h = curvature + (_dot(weighted, s_image) - float(sums @ sums)) / size
-        low, high = (t, high) if g < 0 else (low, t)
+        low, high, g_low = (t, high, g) if g < 0 else (low, t, g_low)
         new = t - g / h if h else inf
-        t = new if low < new < high else 2 * t if high == inf else (low + high) / 2
-        if trial == trials - 1 and low > 0:
-            t = low
+        if trial % 3 == 2 or not low < new < (16 * t if high == inf else high):
+            if high == inf:
+                new = 4 * t
+            elif high < 4 * low:
+                new = (low + high) / 2
+            else:
+                new = sqrt(low * high) if low > 0 else high / 4
+        t = low if trial == trials - 1 else new
     return t, pi
 
 

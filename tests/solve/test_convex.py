@@ -30,10 +30,10 @@ def few(request, monkeypatch):
 
 def problem(
     ways=5, shots=5, base=12, features=32, norm=12.0, gamma=0.01, episodes=3, seed=0, duplicate=False, copy=False,
-    dtype=torch.float64,
+    lift=0.0, decay=1e-5, dtype=torch.float64,
 ):  # fmt: skip
     """Random episodes. duplicate: pairs of equal support images; copy: a support class sits on a base class's
-    weight."""
+    weight; lift: what a confident base classifier adds to its logits."""
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -50,7 +50,8 @@ def problem(
     labels = torch.arange(ways).repeat_interleave(shots).expand(episodes, -1)
     rest = (x @ weight.T / features**0.5).logsumexp(-1) if base else torch.full(labels.shape, -math.inf).double()
     c = 0.1 * normal(episodes, ways, features + 1)
-    p = 1e-5 + 2 * gamma / ways * (0.3 * normal(features + 1)).exp()
+    rest = rest + lift
+    p = decay + 2 * gamma / ways * (0.3 * normal(features + 1)).exp()
     return Regression(x.to(dtype), labels, rest.to(dtype), c.to(dtype), p.to(dtype))
 
 
@@ -89,6 +90,7 @@ SHAPES = {
     "strong": {"gamma": 10.0},
     "norm 50, weak": {"norm": 50.0, "gamma": 1e-6},
     "norm 50, weak, regular": {"norm": 50.0, "gamma": 1e-6, "base": 0},
+    "saturated": {"shots": 1, "norm": 30.0, "lift": 25.0, "gamma": 0.0, "decay": 1e-6, "episodes": 8},
     "duplicates": {"duplicate": True},
     "duplicates across classes": {"duplicate": True, "shots": 1, "ways": 6},
     "support equals base": {"copy": True},
