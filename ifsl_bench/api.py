@@ -22,6 +22,7 @@ from ifsl_bench.reporter import Reporter
 from ifsl_bench.result import Result
 from ifsl_bench.store import Home, locked
 from ifsl_bench.training import Training
+from ifsl_bench.variants import make_change
 
 
 def workspace(
@@ -42,6 +43,7 @@ def run(
     train: Mapping[str, Any] | None = None,
     seed: int = 0,
     episodes: int | None = None,
+    change: Mapping[str, int] | None = None,
     rerun: bool = False,
     work: Workspace | None = None,
 ) -> Result:
@@ -49,21 +51,24 @@ def run(
 
     Args:
         method: a registered name, see ``ifsl-bench methods``.
-        task: a task's name, or ``path/to/my.toml`` (with ``:name`` if it defines several).
+        task: a task's name, or ``path/to/my.toml`` (with ``:name`` if it defines several); it may go on with changes,
+            as in ``glyphs-5shot+ways=10``.
         options: the method's own, e.g. ``{"normalise": True}``.
         train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.training.Training`.
         seed: of pretraining and meta-training, never of the test episodes.
         episodes: the first so many test episodes; all of the task's by default.
+        change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see :mod:`ifsl_bench.variants`.
         rerun: evaluate again even if the same result is stored.
         work: folders, device and progress display; see :func:`workspace`.
 
     Raises:
         UserError: whatever is wrong, in one line.
     """
-    jobs = make_jobs([method], [task], options or {}, Training.parse(train or {}), [seed], episodes)
+    work, training, changes = work or workspace(), Training.parse(train or {}), make_change(change or {})
+    jobs = make_jobs([method], [task], options or {}, training, [seed], episodes, changes, work.home)
     if len(jobs) != 1:
         raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-    return run_jobs(jobs, work or workspace(), rerun=rerun, command="ifsl_bench.run(...)")[0]
+    return run_jobs(jobs, work, rerun=rerun, command="ifsl_bench.run(...)")[0]
 
 
 def run_jobs(jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, command: str = "") -> list[Result]:
@@ -148,12 +153,19 @@ def _keep_old(path: Path, result: Result, work: Workspace) -> None:
 
 
 def evaluate_checkpoint(
-    checkpoint: Path, task: str, *, episodes: int | None = None, work: Workspace | None = None, command: str = ""
+    checkpoint: Path,
+    task: str,
+    *,
+    episodes: int | None = None,
+    change: Mapping[str, int] | None = None,
+    work: Workspace | None = None,
+    command: str = "",
 ) -> Result:
     """Evaluates a stored meta-trained model; nothing is trained, and the result is returned, not stored.
 
     Args:
         checkpoint: a folder under ``trained`` in the cache, or its name.
+        task, episodes, change: as in :func:`run`.
 
     Raises:
         UserError: no such model, an unfinished one, other code or options of the method, or a backbone that is not in
@@ -168,7 +180,8 @@ def evaluate_checkpoint(
         raise UserError(f"{checkpoint} is no meta-trained model of {work.home.trained}")
     if not info["finished"]:
         raise UserError(f"the meta-training in {checkpoint} stopped at step {info['step']}; run it to its end first")
-    jobs = make_jobs([info["method"]], [task], info["options"], Training.parse(info["train"]), [info["seed"]], episodes)
+    training, changes = Training.parse(info["train"]), make_change(change or {})
+    jobs = make_jobs([info["method"]], [task], info["options"], training, [info["seed"]], episodes, changes, work.home)
     if len(jobs) != 1:
         raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
     job = jobs[0]

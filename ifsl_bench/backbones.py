@@ -64,11 +64,25 @@ class ResNet10(Backbone):
         self.mix_norm = norm(384)
         self.out = nn.Linear(384, 512)
 
+    def _enter(self, x: Tensor) -> Tensor:
+        """What the blocks see of the images."""
+        return self.stem(x)
+
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(self.stem(x)).mean((2, 3), keepdim=True)
+        x = self.blocks(self._enter(x)).mean((2, 3), keepdim=True)
         x = self.mix(F.relu(self.norm(x)))
         x = F.relu(self.mix_norm(F.dropout(x, 0.1, self.training))).flatten(1)
         return F.dropout(self.out(x), 0.1, self.training)
+
+
+class ResNet10StemPool(ResNet10):
+    """``resnet10`` with a 2x2 max-pool after the stem: the blocks see a quarter of the pixels.
+
+    Not the paper's network; for CPUs, 3.5 times as fast. Parameters are the same in number and shape.
+    """
+
+    def _enter(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(self.stem(x), 2, ceil_mode=True)
 
 
 def _same_padding(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
@@ -168,6 +182,7 @@ class ResNetSmall(Backbone):
 
 BACKBONES: dict[str, type[ResNet10] | type[ResNet18GN] | type[ResNetSmall]] = {
     "resnet10": ResNet10,
+    "resnet10-stempool": ResNet10StemPool,
     "resnet18-gn": ResNet18GN,
     "resnet-small": ResNetSmall,
 }

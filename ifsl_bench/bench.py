@@ -10,6 +10,7 @@ import torch
 
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.prepare import ensure
+from ifsl_bench.data.subset import some_base_classes
 from ifsl_bench.device import choose_device
 from ifsl_bench.episodes import Sampler
 from ifsl_bench.errors import UserError
@@ -40,7 +41,8 @@ class Bench:
 
     @cached_property
     def dataset(self) -> Dataset:
-        return ensure(self.work.home, self.task.dataset, self.work.reporter)
+        whole = ensure(self.work.home, self.task.dataset, self.work.reporter)
+        return some_base_classes(whole, self.task.base_classes) if self.task.base_classes else whole
 
     @cached_property
     def pretrained(self) -> Pretrained:
@@ -67,13 +69,14 @@ class Bench:
     def sampler(self, side: Side) -> Sampler:
         """The episodes of a side: training episodes follow the training seed, the others are the task's own."""
         task = self.task
+        base = "base/train" if task.regular else task.pool(side, "base")  # there, for the number of base classes alone
         stream_seed = self.seed if side == "train" else task.evaluation.seed
         return Sampler(
             (task.name, side, stream_seed),
             task.episode,
             task.shots,
             novel=self.dataset.pool(task.pool(side, "novel")).starts,
-            base=self.dataset.pool(task.pool(side, "base")).starts,
+            base=self.dataset.pool(base).starts,
             hide=side == "train" and task.protocol == "shared",
             parity=task.base_parity(side),
             device=self.work.device,
@@ -81,8 +84,8 @@ class Bench:
 
     def loader(self, side: Side) -> EpisodeLoader:
         views = self.views if side == "train" else 1
-        novel, base = self.task.pool(side, "novel"), self.task.pool(side, "base")
-        return EpisodeLoader(self.sampler(side), self.pool(novel, views), self.pool(base, views))
+        novel, *base = (self.pool(name, views) for name in self.task.pools(side))
+        return EpisodeLoader(self.sampler(side), novel, None if self.task.regular else [novel, *base][-1])
 
     def check_digest(self) -> None:
         """Holds the test episodes against the pinned or first recorded digest.

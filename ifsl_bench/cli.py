@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,7 @@ from ifsl_bench._version import __version__
 from ifsl_bench.cli_data import data
 from ifsl_bench.cli_options import (
     Group,
+    change_options,
     device_option,
     folders_of,
     home_option,
@@ -29,7 +30,11 @@ from ifsl_bench.cli_options import (
     style_option,
     verbose_option,
 )
+from ifsl_bench.cli_results import check, compare, show, table
 from ifsl_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from ifsl_bench.variants import Change
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -49,6 +54,7 @@ def cli() -> None:
 )
 @click.option("--seeds", default=1, show_default=True, type=click.IntRange(min=1), help="How many training seeds.")
 @click.option("--episodes", type=int, help="Only the first so many test episodes.")
+@change_options
 @click.option("--checkpoint", metavar="DIR", help="Evaluate this meta-trained model; nothing is trained or stored.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, what is cached, and a rough time.")
 @click.option("--rerun", is_flag=True, help="Evaluate again even if the result is stored.")
@@ -67,6 +73,7 @@ def run(
     seed: int,
     seeds: int,
     episodes: int | None,
+    change: Change,
     checkpoint: str | None,
     dry_run: bool,
     rerun: bool,
@@ -83,8 +90,10 @@ def run(
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
     from ifsl_bench.task import find
 
-    found = [task for name in tasks for task in find(name)]  # a wrong name is told before torch is imported
+    # A wrong name is told before torch is imported.
+    found = [task for name in tasks for task in find(name, change, folders_of(home))]
     from ifsl_bench import api, job, report
+    from ifsl_bench.board import load_board
     from ifsl_bench.training import Training
 
     reporter = reporter_for(quiet, verbose)
@@ -93,23 +102,27 @@ def run(
     if checkpoint:
         if len(tasks) != 1 or methods or options or train or seeds != 1:
             raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself")
-        result = api.evaluate_checkpoint(Path(checkpoint), tasks[0], episodes=episodes, work=work, command=command)
+        result = api.evaluate_checkpoint(
+            Path(checkpoint), tasks[0], episodes=episodes, change=change.said(), work=work, command=command
+        )
         click.echo(f"{result.label} on {result.task}, seed {result.seed}\n\n{report.result_table(result, style)}")
         return
     training = Training.parse(train)
-    jobs = job.make_jobs(methods, tasks, options, training, range(seed, seed + seeds), episodes)
+    jobs = job.make_jobs(methods, tasks, options, training, range(seed, seed + seeds), episodes, change, work.home)
     if dry_run:
         from ifsl_bench.plan import plan
 
         click.echo(report.render(plan(jobs, work, rerun), style))
         return
     made = api.run_jobs(jobs, work, rerun=rerun, command=command)
-    for task in dict.fromkeys(found):
-        board = report.load_board(task, work.home.results)
+    boards = [load_board(task, work.home.results) for task in dict.fromkeys(found)]
+    if style in report.DATA:
+        click.echo(report.task_tables(boards, style, full))
+        return
+    for board in boards:
         click.echo("\n" + report.task_table(board, style, full))
-        if style != "csv":
-            for label in dict.fromkeys(r.label for r in made if r.task == task.name):
-                click.echo("\n" + "\n".join(report.standing(board, label)))
+        for label in dict.fromkeys(r.label for r in made if r.task == board.name):
+            click.echo("\n" + "\n".join(report.standing(board, label)))
 
 
 @cli.command()
@@ -145,105 +158,9 @@ def _plain(value: Any) -> str:
 @style_option
 def tasks(home: str | None, style: str) -> None:
     """List the tasks, and whether their data are there."""
-    from ifsl_bench import registry, report
-    from ifsl_bench.task import packaged
+    from ifsl_bench import data_commands, report
 
-    folders = folders_of(home)
-    known = registry.names(registry.DATASETS)
-    rows = []
-    for task in packaged().values():
-        prepared = (folders.data / task.dataset.name / "manifest.json").exists()
-        embedded = task.dataset.name in known
-        rows.append(
-            {
-                "task": task.name,
-                "what": task.title,
-                "protocol": task.protocol,
-                "shots": str(task.shots),
-                "episodes": f"{task.evaluation.episodes:,}",
-                "backbone": task.pretraining.backbone,
-                "data": f"{task.dataset.name}: "
-                + ("prepared" if prepared else "made when first used" if embedded else "to be obtained"),
-            }
-        )
-    click.echo(report.render(rows, style))
-
-
-@cli.command()
-@click.argument("names", nargs=-1, metavar="TASK...")
-@click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
-@home_option
-@results_option
-@style_option
-def table(names: tuple[str, ...], full: bool, home: str | None, results_dir: str | None, style: str) -> None:
-    """Print the stored and published rows of tasks (of every task that has any, where none is named)."""
-    from ifsl_bench import report
-    from ifsl_bench.task import find, packaged
-
-    folders = folders_of(home, results_dir)
-    chosen = [task for name in names for task in find(name)] or list(packaged().values())
-    boards = [report.load_board(task, folders.results) for task in chosen]
-    if not names:
-        boards = [board for board in boards if board.rows or board.others or board.papers]
-    texts = [report.task_table(board, style, full) for board in boards]
-    if style == "csv":  # one header for all tasks
-        texts = [texts[0], *(text.split("\n", 1)[1] for text in texts[1:])] if texts else []
-        click.echo("\n".join(texts))
-    else:
-        click.echo("\n\n".join(texts))
-
-
-@cli.command()
-@click.argument("a")
-@click.argument("b")
-@click.option("--task", "task", help="The task, where A and B are labels of stored rows.")
-@home_option
-@results_option
-@style_option
-def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str | None, style: str) -> None:
-    """Paired difference A - B: two labels of a task, or two result files."""
-    from ifsl_bench import report
-    from ifsl_bench.compare import Row
-    from ifsl_bench.compare import compare as compare_rows
-    from ifsl_bench.errors import unknown
-    from ifsl_bench.result import read
-
-    rows = []
-    if task:
-        from ifsl_bench.task import find
-
-        (found, *more) = find(task)
-        if more:
-            raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-        board = report.load_board(found, folders_of(home, results_dir).results)
-        for name in (a, b):
-            row = board.row(name)
-            if row is None:
-                labels = {row.label for row in (*board.rows, *board.others)}
-                raise unknown("row", name, labels, where=f"of task {found.name}")
-            rows.append(row)
-    else:
-        for name in (a, b):
-            path = Path(name)
-            if not path.exists():
-                raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
-            result = read(path)
-            rows.append(Row(f"{result.label}.seed-{result.seed}", "file", (result,)))
-    click.echo(report.comparison_table(compare_rows(*rows), style))
-
-
-@cli.command()
-@click.argument("file", type=click.Path())
-@style_option
-def show(file: str, style: str) -> None:
-    """Print one result file in full."""
-    from ifsl_bench import report
-    from ifsl_bench.result import read
-
-    result = read(Path(file))
-    click.echo(report.result_table(result, style))
-    if style in ("text", "markdown"):
-        click.echo("\n" + report.result_facts(result))
+    click.echo(report.render(data_commands.task_listing(folders_of(home)), style))
 
 
 def _guarded(call: Callable[[], Any]) -> int:
@@ -275,7 +192,8 @@ def _guarded(call: Callable[[], Any]) -> int:
     return 0
 
 
-cli.add_command(data)
+for command in (table, compare, show, check, data):
+    cli.add_command(command)
 
 
 def main() -> None:

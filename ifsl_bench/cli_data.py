@@ -15,6 +15,7 @@ from ifsl_bench.cli_options import (
     style_option,
     verbose_option,
 )
+from ifsl_bench.errors import UserError
 
 
 @click.group(cls=Group)
@@ -34,17 +35,42 @@ def data_list(home: str | None, style: str) -> None:
 
 @data.command("prepare")
 @click.argument("name")
-@click.option("--from", "source", metavar="PATH", help="What to make it from; a folder of six .npz files, say.")
+@click.option("--from", "source", metavar="PATH", help="The folder or archive to make it from.")
+@click.option("--allow-partial", is_flag=True, help="Accept less than there should be; the data set is marked partial.")
+@click.option("--split", metavar="CSV", help="Images of your own: the side of each class, columns class and split.")
+@click.option("--split-seed", type=click.IntRange(min=0), help="Images of your own: divide the classes at random [0].")
+@click.option("--size", type=click.IntRange(min=16, max=512), help="Images of your own: height and width [84].")
 @click.option("--force", is_flag=True, help="Build it again even if it is there.")
 @home_option
 @quiet_option
 @verbose_option
-def data_prepare(name: str, source: str | None, force: bool, home: str | None, quiet: bool, verbose: bool) -> None:
-    """Make a data set available."""
+def data_prepare(
+    name: str,
+    source: str | None,
+    allow_partial: bool,
+    split: str | None,
+    split_seed: int | None,
+    size: int | None,
+    force: bool,
+    home: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Make a data set available: one of 'data list', or your own under a name of your choice.
+
+    Your own is a folder or archive of images, <root>/<class>/<image>, for which tasks NAME-1shot and NAME-5shot are
+    written too; or six .npz files of frozen features.
+    """
+    from ifsl_bench.data.folder import OwnOptions
     from ifsl_bench.data.prepare import prepare
 
-    dataset = prepare(folders_of(home), name, Path(source) if source else None, force, reporter_for(quiet, verbose))
-    click.echo(f"{name}: {dataset.folder}\nfingerprint {dataset.fingerprint}")
+    if split and split_seed is not None:
+        raise UserError("--split says which class is on which side, and so does --split-seed; leave one of them out")
+    own = OwnOptions(Path(split) if split else None, split_seed, size)
+    path = Path(source) if source else None
+    dataset = prepare(folders_of(home), name, path, force, reporter_for(quiet, verbose), allow_partial, own)
+    mark = " (partial)" if dataset.partial else ""
+    click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}")
 
 
 @data.command("verify")
@@ -69,9 +95,12 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     """Print the data set's pools as in the paper's table, and what else it has to say."""
     from ifsl_bench import data_commands, report
 
-    for title, rows in data_commands.statistics(folders_of(home), name, reporter_for(quiet)):
-        click.echo(report.render([{"table": title, **r} for r in rows], style) if style == "csv"
-                   else f"{title}\n\n{report.render(rows, style)}\n")  # fmt: skip
+    tables = data_commands.statistics(folders_of(home), name, reporter_for(quiet))
+    if style in report.DATA:
+        click.echo(report.render([{"table": title, **row} for title, rows in tables for row in rows], style))
+        return
+    for title, rows in tables:
+        click.echo(f"{title}\n\n{report.render(rows, style)}\n")
 
 
 @data.command("show")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -55,8 +56,31 @@ results_option = click.option(
     "--results", "results_dir", metavar="DIR", help="Folder of results [the platform's, or results below the home]."
 )
 style_option = click.option(
-    "--format", "style", default="text", callback=check_format, help="text, markdown, latex or csv."
+    "--format", "style", default="text", callback=check_format, help="text, markdown, latex, csv or json."
 )
+
+
+def change_options(command: Any) -> Any:
+    """The options that change tasks, gathered into one argument ``change``."""
+    helps = {
+        "base-classes": "So many of the base classes; the backbone is trained on these.",
+        "ways": "Novel classes of an episode.",
+        "shots": "Support images of each novel class.",
+        "queries": "Query images of each novel class; those of base classes change in proportion.",
+    }
+
+    @functools.wraps(command)
+    def with_change(**given: Any) -> Any:
+        from ifsl_bench.variants import make_change
+
+        change = make_change({key: given.pop(key.replace("-", "_")) for key in helps})
+        return command(change=change, **given)
+
+    for key, text in reversed(helps.items()):
+        with_change = click.option(f"--{key}", type=int, metavar="N", help=text)(with_change)
+    return with_change
+
+
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Plain progress lines with more detail.")
 device_option = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")

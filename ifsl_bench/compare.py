@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ifsl_bench.errors import UserError
-from ifsl_bench.metrics import METRICS, Estimate, Paired, paired, student_quantile, summarise
+from ifsl_bench.metrics import Estimate, Paired, paired, student_quantile, summarise
 from ifsl_bench.result import Result
 
 
@@ -33,7 +33,7 @@ class Row:
     def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """Each metric for each episode, [n], in percent, averaged over seeds."""
         chosen = [r.counts().per_episode() for r in self.results if seeds is None or r.seed in seeds]
-        return {name: np.mean([values[name] for values in chosen], axis=0) for name in METRICS}
+        return {name: np.mean([values[name] for values in chosen], axis=0) for name in chosen[0]}
 
     def summary(self) -> dict[str, Estimate]:
         """Mean and 95% interval over episodes of the seeds' average."""
@@ -115,6 +115,19 @@ class Comparison:
     by_seed_interval: dict[str, Estimate]
     notes: tuple[str, ...]
 
+    def overall(self, metric: str) -> Estimate:
+        """A - B with a 95% interval over both things that chance has a hand in: the episodes and the training seeds.
+
+        Each of the two intervals holds the other thing fixed. Episodes and seeds are drawn independently, so the errors
+        add, and their half-widths do as the sides of a right angle: sqrt(episodes^2 + seeds^2), with 1.96 s / sqrt(n)
+        over the paired episodes and Student's quantile over the seed-paired means. Both count what is left over between
+        seed and episode, so the sum errs to the wide side; and it excludes zero only where each of the two does. With
+        fewer than two common seeds only the episodes are left: a statement on these trained models, not on methods.
+        """
+        over, seeds = self.episodes[metric], self.by_seed_interval[metric]
+        spread = 0.0 if math.isnan(seeds.interval) else seeds.interval
+        return Estimate(over.mean, math.hypot(over.interval, spread))
+
 
 def compare(a: Row, b: Row) -> Comparison:
     """Paired comparison over episodes, and over the seeds that both rows have.
@@ -131,7 +144,7 @@ def compare(a: Row, b: Row) -> Comparison:
         used = f"only the common seeds {list(common)} are used" if common else "no seed is common, all are averaged"
         notes.append(f"{a.label} has seeds {list(a.seeds)}, {b.label} has {list(b.seeds)}: {used}")
     by_seed = {}
-    for name in METRICS:
+    for name in ours:
         values = []
         for seed in common:
             left, right = (next(r for r in row.results if r.seed == seed) for row in (a, b))
@@ -147,7 +160,7 @@ def compare(a: Row, b: Row) -> Comparison:
         b.label,
         a.results[0].task,
         len(a.results[0].episodes.base_joint),
-        {name: paired(ours[name], theirs[name]) for name in METRICS},
+        {name: paired(ours[name], theirs[name]) for name in ours},
         common,
         by_seed,
         {name: _over_seeds(values) for name, values in by_seed.items()},

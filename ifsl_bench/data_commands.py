@@ -9,11 +9,11 @@ import numpy as np
 
 from ifsl_bench import registry
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
-from ifsl_bench.data.prepare import dataset_folder, is_prepared, not_prepared, prepare
+from ifsl_bench.data.prepare import command, dataset_folder, is_prepared, not_prepared, prepare
 from ifsl_bench.errors import CorruptFile, UserError, unknown
 from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home, disk_errors, write_bytes
-from ifsl_bench.task import DataSpec, packaged
+from ifsl_bench.store import PARTIAL, Home, disk_errors, write_bytes
+from ifsl_bench.task import DataSpec, own, packaged
 
 
 def prepared_names(home: Home) -> list[str]:
@@ -23,27 +23,66 @@ def prepared_names(home: Home) -> list[str]:
     return sorted(name for name in folders if is_prepared(home, name))
 
 
+def unfinished_names(home: Home) -> list[str]:
+    """Data sets whose import was interrupted; the same command goes on with it."""
+    return sorted(p.name.removeprefix(PARTIAL) for p in home.data.glob(f"{PARTIAL}*")) if home.data.is_dir() else []
+
+
 def listing(home: Home) -> list[dict[str, str]]:
     """Every data set that is registered, prepared, or used by a packaged task."""
     rows = []
     registered = registry.names(registry.DATASETS)
     used = {task.dataset.name: task.dataset for task in packaged().values()}
-    for name in sorted({*registered, *prepared_names(home), *used}):
-        row = {"data set": name, "state": "not prepared", "fingerprint": "", "size": "", "what": ""}
+    mine = {task.dataset.name for task in own(home).values()}
+    unfinished = unfinished_names(home)
+    for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
+        state = "import interrupted" if name in unfinished else "not prepared"
+        row = {"data set": name, "state": state, "fingerprint": "", "size": "", "what": ""}
         plugin = registry.load(registry.DATASETS, name) if name in registered else None
         if plugin:
             row["what"] = plugin.problem or plugin.value.summary
         elif name in used:
             row["what"] = used[name].obtain
+        elif name in mine:
+            row["what"] = "images of your own"
         if is_prepared(home, name):
             try:
                 dataset = open_dataset(dataset_folder(home, name))
                 size = f"{_bytes(dataset) / 1e6:.1f} MB"
-                row |= {"state": "prepared", "fingerprint": dataset.fingerprint[:12], "size": size}
+                state = "prepared, partial" if dataset.partial else "prepared"
+                row |= {"state": state, "fingerprint": dataset.fingerprint[:12], "size": size}
             except CorruptFile as error:
                 row |= {"state": "corrupt", "what": str(error)}
         rows.append(row)
     return rows
+
+
+def task_listing(home: Home) -> list[dict[str, str]]:
+    """The packaged tasks and the user's own, and whether their data are there."""
+    known = registry.names(registry.DATASETS)
+
+    def state(name: str) -> str:
+        if is_prepared(home, name):
+            return "prepared"
+        if name not in known:
+            return "to be obtained"
+        plugin = registry.load(registry.DATASETS, name)
+        if plugin.problem:
+            return plugin.problem
+        return "to be prepared from files" if plugin.value.needs_source else "made when first used"
+
+    return [
+        {
+            "task": task.name,
+            "what": task.title,
+            "protocol": task.protocol,
+            "shots": str(task.shots),
+            "episodes": f"{task.evaluation.episodes:,}",
+            "backbone": task.pretraining.backbone,
+            "data": f"{task.dataset.name}: {state(task.dataset.name)}",
+        }
+        for task in [*packaged().values(), *own(home).values()]
+    ]
 
 
 def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
@@ -52,10 +91,11 @@ def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
         return open_dataset(dataset_folder(home, name))
     if name in registry.names(registry.DATASETS) and not registry.dataset_source(name).needs_source:
         return prepare(home, name, None, False, reporter)
-    known = {*registry.names(registry.DATASETS), *prepared_names(home), *(t.dataset.name for t in packaged().values())}
+    specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}
+    known = {*registry.names(registry.DATASETS), *prepared_names(home), *specs}
     if name not in known:
         raise unknown("data set", name, known)
-    spec = next((t.dataset for t in packaged().values() if t.dataset.name == name), DataSpec(name=name))
+    spec = specs.get(name, DataSpec(name=name))
     raise UserError(not_prepared(home, spec))
 
 
@@ -76,7 +116,7 @@ def verify_all(home: Home, names: Sequence[str], reporter: Reporter) -> Iterator
             with reporter.stage(f"verifying {name}", size) as stage:
                 verify(dataset, stage.advance)
         except CorruptFile as error:
-            damaged.append(f"{error}; build it again with: ifsl-bench data prepare {name} --force")
+            damaged.append(f"{error}; build it again with: {command(name)} --force")
         else:
             yield f"{name}: {size / 1e6:.1f} MB verified, fingerprint {dataset.fingerprint}"
     if damaged:
@@ -111,7 +151,8 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
                 "std": ", ".join(f"{v:.2f}" for v in s["std"]),
             }
         )
-    tables = [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}", rows)]
+    mark = ", partial" if dataset.partial else ""
+    tables = [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}{mark}", rows)]
     if name in registry.names(registry.DATASETS):
         tables += registry.dataset_source(name).details(dataset)
     return tables

@@ -70,7 +70,7 @@ class Sampler:
         stream: names the stream, e.g. ("glyphs-5shot", "test", 0).
         shape: ways and queries; ``shots`` beside it.
         novel: int64 [C + 1], images of novel class c are ``novel[c]:novel[c + 1]``.
-        base: int64 [K + 1], the same for the pool of the base queries.
+        base: int64 [K + 1], the same for the pool of the base queries; of any base pool where there are none.
         hide: whether the novel classes are base classes and hidden as such (the two pools' labels agree).
         parity: base queries take only images of even or odd index within their class.
         device: where the indices are made.
@@ -172,25 +172,32 @@ class Sampler:
         novel_query = images[..., shots:].reshape(count, -1)
 
         hidden = torch.zeros(count, self.base_classes, dtype=torch.bool, device=self.device)
-        total = torch.full((count,), len(self.base_rows), device=self.device)
         if self.hide:
             hidden.scatter_(1, classes, True)
-            gone = self.base_counts[classes]
-            total = total - gone.sum(1)
-        place = self._distinct(self._random(index, 3, spec.base_queries), total, spec.base_queries)  # [E, B]
+
+        way = torch.arange(ways, device=self.device).repeat_interleave(spec.novel_queries)
+        labels, query = (self.base_classes + way).expand(count, -1), novel_query
+        if spec.base_queries:
+            place = self._base_places(index, classes)  # [E, B]
+            labels = torch.cat([self.base_labels[place], labels], 1)
+            query = torch.cat([self.base_rows[place], query], 1)
+        order = self._random(index, 4, query.shape[1]).argsort(dim=1, stable=True)
+        query, labels = query.gather(1, order), labels.gather(1, order)
+        return Episodes(classes, support, query, labels >= self.base_classes, labels, hidden, index)
+
+    def _base_places(self, index: Tensor, classes: Tensor) -> Tensor:
+        """[E, B] places in the list of admissible base images, for episodes ``index`` [E] of ``classes`` [E, N]."""
+        count = self.shape.base_queries
+        total = torch.full((len(index),), len(self.base_rows), device=self.device)
+        if self.hide:
+            total = total - self.base_counts[classes].sum(1)
+        place = self._distinct(self._random(index, 3, count), total, count)
         if self.hide:
             # Numbers count the admissible images that are left; step over each hidden class, lowest first.
             for label in classes.sort(1).values.unbind(1):
                 beyond = place >= self.base_starts[label].unsqueeze(1)
                 place = place + beyond * self.base_counts[label].unsqueeze(1)
-        base_query, base_labels = self.base_rows[place], self.base_labels[place]
-
-        way = torch.arange(ways, device=self.device).repeat_interleave(spec.novel_queries)
-        labels = torch.cat([base_labels, (self.base_classes + way).expand(count, -1)], 1)
-        query = torch.cat([base_query, novel_query], 1)
-        order = self._random(index, 4, query.shape[1]).argsort(dim=1, stable=True)
-        query, labels = query.gather(1, order), labels.gather(1, order)
-        return Episodes(classes, support, query, labels >= self.base_classes, labels, hidden, index)
+        return place
 
     def digest(self, count: int, batch: int = 500) -> str:
         """SHA-256 over class and image ids of the first ``count`` episodes: equal digests, equal episodes."""

@@ -69,7 +69,7 @@ def evaluate(method: Method, name: str, loader: EpisodeLoader, episodes: int, st
 def _hits(prediction: Prediction, batch: Batch) -> dict[str, torch.Tensor]:
     """The four counts of each episode, name -> [E]."""
     classes = batch.support.hidden.shape[1]
-    logits = masked_logits(prediction, batch.support.hidden)  # [E, Q, K + N]
+    logits = masked_logits(prediction, batch.masked)  # [E, Q, K + N]
     base, base_at = logits[..., :classes].max(-1)  # [E, Q]
     novel, novel_at = logits[..., classes:].max(-1)
     base_right = ~batch.novel & (base_at == batch.labels)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.errors import CorruptFile
-from ifsl_bench.images import crop_and_flip, gather
+from ifsl_bench.images import batches, crop_and_flip
 from ifsl_bench.method import Base
 from ifsl_bench.pretrain import Pretrained
 from ifsl_bench.reporter import Reporter
@@ -104,13 +106,11 @@ def compute_features(
             bank = create_array(partial / "features.npy", shape, "float32")
             title = f"features of {name}" + (f", {views} views" if views > 1 else "")
             with reporter.stage(title, shape[0]) as stage:
-                for view in range(views):
-                    for start in range(0, len(pool), BATCH):
-                        rows = np.arange(start, min(start + BATCH, len(pool)))
-                        at = view * len(pool) + start
-                        seed = seed_of("view", name, view, start) if views > 1 else None
-                        bank[at : at + len(rows)] = _forward(task, pretrained, pool, rows, device, seed)
-                        stage.advance(len(rows))
+                at = 0
+                for block in _forward(task, pretrained, pool, device, views):
+                    bank[at : at + len(block)] = block
+                    at += len(block)
+                    stage.advance(len(block))
             bank.flush()
             del bank
             entry = {
@@ -123,15 +123,21 @@ def compute_features(
         return _open(folder, shape, pretrained.sha256)
 
 
-@torch.inference_mode()
-def _forward(
-    task: Task, pretrained: Pretrained, pool: Pool, rows: np.ndarray, device: torch.device, seed: int | None
-) -> np.ndarray:
-    images = gather(pool.images, rows, device)
-    if seed is not None:
-        generator = torch.Generator().manual_seed(seed)
-        images = crop_and_flip(images, task.pretraining.crop_padding, task.pretraining.flip, generator)
-    return pretrained.network(pretrained.normalise(images)).float().cpu().numpy()
+def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.device, views: int) -> Iterator[np.ndarray]:
+    """Features [B, D] of batch after batch, all images in one view after the other."""
+    starts = range(0, len(pool), BATCH)
+    rows = [np.arange(start, min(start + BATCH, len(pool))) for start in starts]
+    seeds = iter([seed_of("view", pool.name, view, start) for view in range(views) for start in starts])
+
+    def augment(images: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(next(seeds))
+        return crop_and_flip(images, task.pretraining.crop_padding, task.pretraining.flip, generator)
+
+    with closing(batches(pool.images, rows * views, device, augment if views > 1 else None)) as loaded:
+        for images in loaded:
+            with torch.inference_mode():
+                features = pretrained.network(pretrained.normalise(images)).float()
+            yield features.cpu().numpy()
 
 
 def _open(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:

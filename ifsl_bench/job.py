@@ -20,6 +20,7 @@ from ifsl_bench.result import file_name
 from ifsl_bench.store import Home, sha256_json
 from ifsl_bench.task import NO_BACKBONE, MetaTraining, Task, find
 from ifsl_bench.training import Training
+from ifsl_bench.variants import Change
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,14 @@ def make_jobs(
     training: Training,
     seeds: Sequence[int],
     episodes: int | None,
+    change: Change | None = None,
+    home: Home | None = None,
 ) -> list[Job]:
     """The jobs of a command, by task, then seed, then method; every name and option is checked before any work.
+
+    Args:
+        change: of every task, beside what their names say; see :mod:`ifsl_bench.variants`.
+        home: where the user's own tasks are.
 
     Raises:
         UserError: an unknown name, an impossible option or number of episodes.
@@ -120,7 +127,7 @@ def make_jobs(
         raise UserError(f"seeds must be whole numbers from 0, not {list(seeds)}")
     chosen = [registry.resolve(name) for name in dict.fromkeys(methods)]
     jobs = []
-    for task in dict.fromkeys(itertools.chain.from_iterable(find(name) for name in tasks)):
+    for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in tasks)):
         resolved = [resolve_options(method, name, {**meant, **options}, task) for name, method, meant in chosen]
         # --train does not concern a method that has nothing to train: its result is the same whatever it says.
         plugins = [

@@ -19,12 +19,19 @@ class Batch:
     Attributes:
         labels: [E, Q] joint labels.
         novel: [E, Q] bool, which queries are of a novel class.
+        joint: whether base classes are in the softmax; not in regular few-shot learning.
     """
 
     support: Support
     query: Query
     labels: Tensor
     novel: Tensor
+    joint: bool = True
+
+    @property
+    def masked(self) -> Tensor:
+        """[E, K] bool, base classes that have no logit: the hidden ones, or all."""
+        return self.support.hidden if self.joint else torch.ones_like(self.support.hidden)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -37,6 +44,7 @@ class Batch:
             Query(q.features[at], q.base_logits[at]),
             self.labels[at],
             self.novel[at],
+            self.joint,
         )
 
 
@@ -46,11 +54,13 @@ class EpisodeLoader:
     Args:
         sampler: draws the indices.
         novel: the pool of the novel classes.
-        base: the pool of the base queries (the same object where they share one).
+        base: the pool of the base queries (the same object where they share one); None where there are none. Then no
+            base class is in the softmax either: all base logits are -inf, though no class is hidden for that.
     """
 
-    def __init__(self, sampler: Sampler, novel: FeaturePool, base: FeaturePool) -> None:
-        self.sampler, self.novel, self.base = sampler, novel, base
+    def __init__(self, sampler: Sampler, novel: FeaturePool, base: FeaturePool | None) -> None:
+        self.sampler, self.novel, self.base = sampler, novel, base or novel
+        self.joint = base is not None
         self.ways, self.classes = sampler.shape.ways, sampler.base_classes
 
     def batch(self, start: int, count: int) -> Batch:
@@ -60,16 +70,24 @@ class EpisodeLoader:
         support = support_rows.flatten()
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
         shape = (count, self.ways * self.sampler.shots, -1)
+        if self.joint:
+            support_logits = self.novel.base_logits.index_select(0, support).view(shape)
+            query_logits = self._query(query_rows, drawn.query_novel, "base_logits")
+        else:
+            nothing = self.novel.base_logits.new_full((), -torch.inf)
+            support_logits = nothing.expand(count, shape[1], self.classes)
+            query_logits = nothing.expand(*query_rows.shape, self.classes)
         return Batch(
             Support(
                 self.novel.features.index_select(0, support).view(shape),
                 labels.expand(count, -1),
                 drawn.hidden,
-                self.novel.base_logits.index_select(0, support).view(shape),
+                support_logits,
             ),
-            Query(*(self._query(query_rows, drawn.query_novel, name) for name in ("features", "base_logits"))),
+            Query(self._query(query_rows, drawn.query_novel, "features"), query_logits),
             drawn.query_labels,
             drawn.query_novel,
+            self.joint,
         )
 
     def _views(self, drawn: Episodes) -> tuple[Tensor, Tensor]:

@@ -53,6 +53,8 @@ class Support:
         labels: [E, S], int64 in 0..N-1.
         hidden: [E, K] bool; a hidden base class is out of play: no logit, no share in an attention.
         base_logits: [E, S, K] of the frozen linear base classifier, W_a x + b_a, computed once a pool by the harness.
+            In regular few-shot learning no base class is in a softmax: all are -inf, and yet none is hidden for that,
+            so an attention may read W_a. A loss over the support set takes its base logits from here.
     """
 
     features: Tensor
@@ -84,7 +86,8 @@ class Prediction:
     """What a method answers.
 
     Attributes:
-        logits: [E, Q, K + N], base classes first. The harness sets hidden base classes to -inf.
+        logits: [E, Q, K + N], base classes first. The harness sets base classes that are hidden, or not in the softmax
+            at all, to -inf.
         statistics: numbers for each episode, name -> [E], that the result summarises (solver steps, ...). One called
             ``solver_unconverged`` is 1 for an episode whose inner solve did not converge; a run says how many.
         adjoint: how the backward pass through an inner solve goes (``Solution.adjoint``); read after it, in training.
@@ -334,9 +337,9 @@ def _shape(value: Any) -> str:
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def masked_logits(prediction: Prediction, hidden: Tensor) -> Tensor:
-    """Joint logits [E, Q, K + N] with hidden base classes at -inf (``hidden`` is [E, K])."""
+def masked_logits(prediction: Prediction, masked: Tensor) -> Tensor:
+    """Joint logits [E, Q, K + N] with the base classes that are out of the softmax at -inf (``masked`` is [E, K])."""
     return torch.cat(
-        [prediction.logits[..., : hidden.shape[-1]].masked_fill(hidden.unsqueeze(1), -torch.inf),
-         prediction.logits[..., hidden.shape[-1] :]], dim=-1,
+        [prediction.logits[..., : masked.shape[-1]].masked_fill(masked.unsqueeze(1), -torch.inf),
+         prediction.logits[..., masked.shape[-1] :]], dim=-1,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 
 COUNTS = ("base_joint", "base_alone", "novel_joint", "novel_alone")
 METRICS = ("acc", "base_joint", "base_alone", "novel_joint", "novel_alone", "delta_a", "delta_b", "delta")
+REGULAR = ("acc",)  # without base classes joint and alone are one, and there is nothing to lose
 Z95 = 1.96  # the protocol's 95% interval: 1.96 s / sqrt(n)
 
 
@@ -22,7 +23,7 @@ class Counts:
         base_alone: [n] base queries right among the K base classes.
         novel_joint: [n] novel queries right among all K + N classes.
         novel_alone: [n] novel queries right among the N novel classes.
-        base_queries: base queries in an episode.
+        base_queries: base queries in an episode; 0 in regular few-shot learning.
         novel_queries: novel queries in an episode, over all classes.
     """
 
@@ -36,14 +37,21 @@ class Counts:
     def __len__(self) -> int:
         return len(self.base_joint)
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What these counts give: :data:`METRICS`, or in regular few-shot learning the accuracy alone."""
+        return METRICS if self.base_queries else REGULAR
+
     def per_episode(self) -> dict[str, np.ndarray]:
-        """Each of :data:`METRICS` for each episode, [n], in percent.
+        """Each of :attr:`metrics` for each episode, [n], in percent.
 
         ``acc`` is over all queries; Delta_a = base joint - base alone, Delta_b = novel joint - novel alone, Delta
         their mean (Ren et al. 2019, section 4.3): negative where joint prediction hurts.
         """
-        value = {
-            "acc": (self.base_joint + self.novel_joint) / (self.base_queries + self.novel_queries),
+        value = {"acc": (self.base_joint + self.novel_joint) / (self.base_queries + self.novel_queries)}
+        if not self.base_queries:
+            return {name: 100 * value[name] for name in REGULAR}
+        value |= {
             "base_joint": self.base_joint / self.base_queries,
             "base_alone": self.base_alone / self.base_queries,
             "novel_joint": self.novel_joint / self.novel_queries,

@@ -84,6 +84,7 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
             "episodes_per_second": round(job.episodes / seconds, 1),
         },
         provenance={**provenance(command, work.device), "method_source": job.source, "checkpoint": folder},
+        partial=bench.dataset.partial,
     )
 
 

@@ -17,13 +17,14 @@ from ifsl_bench.bench import Workspace
 from ifsl_bench.checkpoint import CheckpointFolder
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.prepare import dataset_folder, is_prepared, not_prepared
+from ifsl_bench.data.subset import some_base_classes
 from ifsl_bench.device import choose_precision
 from ifsl_bench.errors import CorruptFile, UserError
 from ifsl_bench.features import bank_folder, is_computed
 from ifsl_bench.job import Job
 from ifsl_bench.method import Base, Method, Query, Support
 from ifsl_bench.pretrain import pretrained_sha256, pretraining_key
-from ifsl_bench.task import NO_BACKBONE, Task
+from ifsl_bench.task import NO_BACKBONE, Side, Task
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ def _known(task: Task, work: Workspace) -> _Known:
     name = task.dataset.name
     if is_prepared(work.home, name):
         dataset = open_dataset(dataset_folder(work.home, name))
+        if task.base_classes is not None:
+            dataset = some_base_classes(dataset, task.base_classes)
         pools = dataset.manifest["pools"]
         images = {pool: entry["shape"][0] for pool, entry in pools.items()}
         return _Known(dataset.fingerprint, dataset.shape, images, len(pools["base/train"]["classes"]), True)
@@ -84,6 +87,10 @@ def _known(task: Task, work: Workspace) -> _Known:
     if source is None or source.needs_source:
         raise UserError(not_prepared(work.home, task.dataset))
     shape, images, classes = source.outline() or ((), {}, 0)
+    if task.base_classes is not None and classes:
+        share = task.base_classes / classes
+        images = {pool: round(n * share) if pool.startswith("base/") else n for pool, n in images.items()}
+        classes = task.base_classes
     return _Known(task.dataset.fingerprint, shape, images, classes, False)
 
 
@@ -105,16 +112,12 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
         trains = any(p.requires_grad for p in method.parameters())
     else:
         trains, method = True, None
-    pools = ["base/train", "novel/test", "base/test"]
-    if trains or job.method.tune:
-        pools += [task.pool(side, part) for side in ("train", "val") for part in ("novel", "base")]
+    sides: list[Side] = ["test"]
+    sides += ["train", "val"] if trains else ["val"] if job.method.tune else []
+    pools = ["base/train", *(pool for side in sides for pool in task.pools(side))]
     for pool in dict.fromkeys(pools):
         if task.pretraining.backbone != NO_BACKBONE:
-            views = (
-                job.training.views
-                if trains and pool in (task.pool("train", "novel"), task.pool("train", "base"))
-                else 1
-            )
+            views = job.training.views if trains and pool in task.pools("train") else 1
             yield (
                 f"features of {pool}" + (f", {views} views" if views > 1 else ""),
                 is_computed(bank_folder(work.home, key, pool, task, views)),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +20,7 @@ from ifsl_bench.checkpoint import CheckpointFolder
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.device import Precision, choose_precision, describe_device
 from ifsl_bench.errors import CorruptFile, UserError
-from ifsl_bench.images import Normalise, crop_and_flip, gather
+from ifsl_bench.images import Normalise, batches, crop_and_flip, gather
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.seeds import seed_of
 from ifsl_bench.store import Home, locked, set_aside, sha256_json
@@ -61,7 +63,11 @@ def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> 
         "head": head,
         "seed": seed,
     }
-    return f"{task.dataset.name}-{task.pretraining.backbone}-{head}-seed{seed}-{sha256_json(made_of)[:12]}"
+    data = task.dataset.name
+    if task.base_classes is not None:
+        made_of["base_classes"] = task.base_classes
+        data += f"+base-classes={task.base_classes}"
+    return f"{data}-{task.pretraining.backbone}-{head}-seed{seed}-{sha256_json(made_of)[:12]}"
 
 
 def pretrained_sha256(home: Home, key: str) -> str | None:
@@ -176,10 +182,12 @@ class _Trainer:
                 devices = [self.device] if self.device.type == "cuda" else []
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(seed_of("dropout", self.seed, epoch))
-                    for i in range(min(per_epoch, spec.steps - done)):
-                        rows = order[i * batch : (i + 1) * batch]
-                        figures = self._step(pool, rows, crops, precision, done + i)
-                        stage.advance(1, **figures)
+                    rows = [order[i * batch : (i + 1) * batch] for i in range(min(per_epoch, spec.steps - done))]
+                    images = batches(pool.images, rows, self.device, partial(self._augment, generator=crops))
+                    with closing(images):  # its thread ends with the epoch, however that ends
+                        for i, inputs in enumerate(images):
+                            labels = torch.from_numpy(pool.labels[rows[i]]).to(self.device)
+                            stage.advance(1, **self._step(inputs, labels, precision, done + i))
                 done += per_epoch
                 self.info |= {"epoch": epoch + 1, "seconds": spent + time.perf_counter() - start}
                 if done < spec.steps:
@@ -194,18 +202,16 @@ class _Trainer:
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
         self._save()
 
-    def _step(
-        self, pool: Pool, rows: np.ndarray, crops: torch.Generator, precision: Precision, step: int
-    ) -> dict[str, float]:
+    def _augment(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        spec = self.task.pretraining
+        return crop_and_flip(images, spec.crop_padding, spec.flip, generator) if images.dim() == 4 else images
+
+    def _step(self, images: Tensor, labels: Tensor, precision: Precision, step: int) -> dict[str, float]:
         """One batch; the figures are read from the device only now and then, since that waits for it."""
         spec = self.task.pretraining
         for group in self.optimiser.param_groups:
             group["lr"] = spec.schedule.at(step, spec.steps)
         self.network.train()
-        images = gather(pool.images, rows, self.device)
-        labels = torch.from_numpy(pool.labels[rows]).to(self.device)
-        if images.dim() == 4:
-            images = crop_and_flip(images, spec.crop_padding, spec.flip, crops)
         with precision.autocast(self.device):
             features = self.network(self.normalise(images))
         logits = self.head(features.float())

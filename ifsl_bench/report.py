@@ -1,22 +1,22 @@
-"""Paper-style tables of measured and published rows, in text, Markdown, LaTeX or CSV. Imports no torch."""
+"""Tables of measured and published rows, in text, Markdown, LaTeX, CSV or JSON. Imports no torch."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ifsl_bench.compare import Comparison, Row, compare, mismatch, rows_of
+from ifsl_bench.board import Board
+from ifsl_bench.compare import Comparison, Row, compare, mismatch
 from ifsl_bench.errors import UserError, unknown
-from ifsl_bench.metrics import METRICS, Estimate
-from ifsl_bench.result import PublishedRow, Result, packaged_root, published, stored
-from ifsl_bench.task import Task
+from ifsl_bench.metrics import METRICS, REGULAR, Estimate
+from ifsl_bench.result import PublishedRow, Result
 
-FORMATS = {"text": "simple", "markdown": "github", "latex": "latex_booktabs", "csv": ""}
+FORMATS = {"text": "simple", "markdown": "github", "latex": "latex_booktabs", "csv": "", "json": ""}
+DATA = ("csv", "json")  # formats for programs: plain numbers, one table, no remarks
 TITLES = {
     "acc": "Acc.",
     "base_joint": "base joint",
@@ -31,23 +31,28 @@ SHORT = ("acc", "delta", "delta_a", "delta_b")
 
 
 def render(rows: Sequence[Mapping[str, Any]], style: str) -> str:
-    """Rows of equal keys as a table.
+    """Rows as a table; in the formats for programs a row may lack columns of others (CSV: empty, JSON: null).
 
     Raises:
         UserError: an unknown format.
     """
     if style not in FORMATS:
         raise unknown("format", style, FORMATS)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    whole = [{name: row.get(name) for name in names} for row in rows]
+    if style == "json":
+        return json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
     if style == "csv":
         out = io.StringIO()
-        writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+        writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        for row in whole:
+            writer.writerow({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()})
         return out.getvalue().rstrip("\n")
     from tabulate import tabulate
 
-    text = tabulate([list(r.values()) for r in rows], headers=list(rows[0]) if rows else [], tablefmt=FORMATS[style],
-                    disable_numparse=True)  # fmt: skip
+    cells = [["" if value is None else value for value in row.values()] for row in whole]
+    text = tabulate(cells, headers=names, tablefmt=FORMATS[style], disable_numparse=True)
     return text.replace("±", "$\\pm$") if style == "latex" else text
 
 
@@ -57,57 +62,11 @@ def plus_minus(value: Estimate) -> str:
     return f"{value.mean:.2f} ± {value.interval:.2f}"
 
 
-@dataclass(frozen=True)
-class Board:
-    """What is known of one task.
-
-    Attributes:
-        rows: measured rows of today's definition of the task, on all of its episodes.
-        others: measured rows on other episodes or data, shown apart and never ranked with ``rows``.
-        papers: published rows.
-        remarks: on files and rows that are left out.
-    """
-
-    task: str
-    rows: tuple[Row, ...]
-    others: tuple[Row, ...]
-    papers: tuple[PublishedRow, ...]
-    remarks: tuple[str, ...]
-
-    def row(self, label: str) -> Row | None:
-        """The row of that label: yours if there is one, else the stored one."""
-        return next((row for row in (*self.rows, *self.others) if row.label == label), None)
-
-
-def load_board(task: Task, results: Path) -> Board:
-    """The measured rows of a task, yours first, then those that come with the package, and the published ones."""
-    packaged = packaged_root()
-    same = results.resolve() == packaged.resolve()
-    rows: list[Row] = []
-    remarks: list[str] = []
-    for root, origin in [(packaged, "stored")] if same else [(results, "yours"), (packaged, "stored")]:
-        found, left_out = stored(root, [task.name])
-        today = [r for r in found if r.task_hash == task.hash]
-        remarks += left_out
-        remarks += [
-            f"left out: {r.label}, seed {r.seed} ({origin}) is of another definition of the task; run it again"
-            for r in found
-            if r.task_hash != task.hash
-        ]
-        grouped, odd = rows_of(today, origin)
-        rows += grouped
-        remarks += odd
-    reference = _reference(task, rows)
-    comparable = [row for row in rows if reference is None or not mismatch(reference, row.results[0])]
-    others = [row for row in rows if row not in comparable]
-    return Board(task.name, tuple(comparable), tuple(others), tuple(published(task.name)), tuple(remarks))
-
-
-def _reference(task: Task, rows: Sequence[Row]) -> Result | None:
-    """A result on all episodes of the task, and on its data: what the others are held against."""
-    whole = [r for row in rows for r in row.results if len(r.episodes.base_joint) == task.evaluation.episodes]
-    pinned = [r for r in whole if r.fingerprint == task.dataset.fingerprint]
-    return next(iter(pinned or whole or [r for row in rows for r in row.results]), None)
+def task_tables(boards: Iterable[Board], style: str = "text", full: bool = False) -> str:
+    """The tables of several tasks; in the formats for programs one table, with the task in its first column."""
+    if style in DATA:
+        return render([row for board in boards for row in _entries(board, style, full)], style)
+    return "\n\n".join(task_table(board, style, full) for board in boards)
 
 
 def task_table(board: Board, style: str = "text", full: bool = False) -> str:
@@ -115,78 +74,117 @@ def task_table(board: Board, style: str = "text", full: bool = False) -> str:
 
     Args:
         full: also the joint and alone accuracies of base and novel classes.
+
+    Raises:
+        UserError: there is no row.
     """
-    entries = [(row.summary()["acc"].mean, _measured(row, full, style)) for row in board.rows]
-    entries += [(row.values["acc"], _published(row, full, style)) for row in board.papers]
-    entries.sort(key=lambda entry: -entry[0])
-    cells = [cells for _, cells in entries]
-    cells += [_measured(row, full, style) | {"source": f"{row.origin}, not comparable"} for row in board.others]
-    if not cells:
-        remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
-        raise UserError(
-            f"no results of task {board.task!r} are stored{remarks}; "
-            f"make one with: ifsl-bench run --method NAME --task {board.task}"
-        )
-    if style == "csv":
-        return render([{"task": board.task, **row} for row in cells], style)
-    notes = _notes(board)
-    return "\n".join([board.task, "", render(cells, style), *([""] if notes else []), *notes])
+    entries = _entries(board, style, full)
+    if style in DATA:
+        return render(entries, style)
+    notes = notes_of(board)
+    return "\n".join([board.name, "", render(entries, style), *([""] if notes else []), *notes])
 
 
-def _columns(full: bool) -> tuple[str, ...]:
-    return METRICS if full else SHORT
+def _entries(board: Board, style: str, full: bool) -> list[dict[str, Any]]:
+    """The rows of a task's table."""
+    if board.empty:
+        raise nothing_stored(board)
+    columns = columns_of(board, style, full)
+    ordered = [(row.summary()["acc"].mean, measured_cells(row, columns, style)) for row in board.rows]
+    ordered += [(row.values["acc"], published_cells(row, columns, style)) for row in board.papers]
+    ordered.sort(key=lambda entry: -entry[0])
+    entries = [cells for _, cells in ordered]
+    entries += [
+        measured_cells(row, columns, style) | {"source": f"{row.origin}, not comparable"} for row in board.others
+    ]
+    return [{"task": board.name, **cells} for cells in entries] if style in DATA else entries
 
 
-def _measured(row: Row, full: bool, style: str) -> dict[str, str]:
+def nothing_stored(board: Board) -> UserError:
+    """The error for a task without any row."""
+    remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
+    return UserError(
+        f"no results of task {board.name!r} are stored{remarks}; "
+        f"make one with: ifsl-bench run --method NAME --task {board.name}"
+    )
+
+
+def columns_of(board: Board, style: str, full: bool) -> tuple[str, ...]:
+    """The metrics to show. In regular few-shot learning there is one; a program gets the same columns everywhere."""
+    return REGULAR if board.task.regular and style not in DATA else METRICS if full else SHORT
+
+
+def measured_cells(row: Row, columns: Sequence[str], style: str) -> dict[str, Any]:
+    """A measured row: numbers in percent for programs, "mean ± interval" for people."""
     summary, spread = row.summary(), row.spread()
-    cells = {"method": row.label}
-    for name in _columns(full):
-        if style == "csv":
-            cells |= {name: f"{summary[name].mean:.4f}", f"{name}_interval": f"{summary[name].interval:.4f}"}
+    cells: dict[str, Any] = {"method": row.label}
+    for name in columns:
+        value = summary.get(name)
+        if style in DATA:
+            numbers = (None, None) if value is None else (round(value.mean, 4), round(value.interval, 4))
+            cells |= {name: numbers[0], f"{name}_interval": numbers[1]}
         else:
-            cells[TITLES[name]] = plus_minus(summary[name])
-    cells["seeds"] = str(len(row.results))
-    cells["sd of seeds"] = "" if math.isnan(spread) else f"{spread:.2f}"
-    cells["source"] = row.origin
-    return cells
+            cells[TITLES[name]] = "" if value is None else plus_minus(value)
+    if style in DATA:
+        return cells | {
+            "seeds": len(row.results),
+            "sd_of_seeds": None if math.isnan(spread) else round(spread, 4),
+            "source": row.origin,
+        }
+    return cells | {
+        "seeds": str(len(row.results)),
+        "sd of seeds": "" if math.isnan(spread) else f"{spread:.2f}",
+        "source": row.origin,
+    }
 
 
-def _published(row: PublishedRow, full: bool, style: str) -> dict[str, str]:
-    cells = {"method": row.label}
-    for name in _columns(full):
+def published_cells(row: PublishedRow, columns: Sequence[str], style: str) -> dict[str, Any]:
+    """A published row as printed; its +- is no interval of ours, and in parentheses."""
+    cells: dict[str, Any] = {"method": row.label}
+    for name in columns:
         value = row.values.get(name)
         shown = "" if value is None else f"{value:.2f}"
-        if style == "csv":
-            cells |= {name: shown, f"{name}_interval": ""}
+        if style in DATA:
+            cells |= {name: value, f"{name}_interval": None}
         elif name == "acc" and "plus_minus_as_printed" in row.values:
             cells[TITLES[name]] = f"{shown} ({row.values['plus_minus_as_printed']:.2f})"
         else:
             cells[TITLES[name]] = shown
-    cells |= {"seeds": "", "sd of seeds": "", "source": f"published: {row.source}"}
-    return cells
+    seeds = {"seeds": None, "sd_of_seeds": None} if style in DATA else {"seeds": "", "sd of seeds": ""}
+    return cells | seeds | {"source": f"published: {row.source}"}
 
 
-def _notes(board: Board) -> list[str]:
+def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[str]:
+    """What a reader of the task's table should know, a line each.
+
+    Args:
+        plus_minus: where the table has the +- that papers print.
+    """
     notes = []
     if board.rows:
         count = len(board.rows[0].results[0].episodes.base_joint)
         notes.append(f"Measured: mean ± 95% interval over {count:,} episodes, averaged over seeds, in percent.")
+    if any(row.results[0].partial for row in board.rows):
+        notes.append("The data set was made from less than its source should hold, and is marked partial.")
     for row in board.others:
         if board.rows:
             reason = mismatch(board.rows[0].results[0], row.results[0])
             notes.append(f"{row.label} ({row.origin}) is not comparable with the rows above: {reason}.")
     if board.papers:
-        notes.append("Published: as printed, in parentheses the printed +-, of unknown kind; in no significance test.")
-    notes += [f"{row.label} ({row.source}): {row.note}." for row in board.papers if row.note]
+        notes.append(f"Published: as printed, {plus_minus}, which is of unknown kind; in no significance test.")
+    said = ((p, "; ".join(part for part in (p.protocol, p.note) if part)) for p in board.papers)
+    notes += [f"{paper.label} ({paper.source}): {text}." for paper, text in said if text]
     return notes + [f"{remark}." for remark in board.remarks]
 
 
 def result_table(result: Result, style: str = "text") -> str:
     """One result in full: the five accuracies and the three differences."""
+    if style in DATA:
+        return render([{"metric": name, **result.summary[name]} for name in result.counts().metrics], style)
     rows = [
         {"metric": TITLES[name], "mean": f"{result.summary[name]['mean']:.2f}",
          "95% interval": f"{result.summary[name]['interval']:.2f}"}
-        for name in METRICS
+        for name in result.counts().metrics
     ]  # fmt: skip
     return render(rows, style)
 
@@ -198,8 +196,10 @@ def _p(value: float) -> str:
 
 def comparison_table(found: Comparison, style: str = "text") -> str:
     """A - B for every metric, over episodes and over seeds."""
+    if style in DATA:
+        return render([_comparison_numbers(found, name) for name in found.episodes], style)
     rows = []
-    for name in METRICS:
+    for name in found.episodes:
         over, seeds = found.episodes[name], found.by_seed_interval[name]
         cells = {
             "metric": TITLES[name],
@@ -217,9 +217,21 @@ def comparison_table(found: Comparison, style: str = "text") -> str:
         "A - B: percentage points, 95% interval and paired t-test over episodes; trained models held fixed.",
         "A - B over seeds: mean of the seed-paired differences, Student's 95% interval; for claims about methods.",
     ]
-    if style == "csv":
-        return render(rows, style)
     return "\n".join([head, "", render(rows, style), "", *explain, *(f"Note: {note}." for note in found.notes)])
+
+
+def _comparison_numbers(found: Comparison, metric: str) -> dict[str, Any]:
+    over, seeds = found.episodes[metric], found.by_seed_interval[metric]
+    return {
+        "metric": metric,
+        "difference": round(over.mean, 6),
+        "interval": round(over.interval, 6),
+        "p": over.p,
+        "difference_of_seeds": None if math.isnan(seeds.mean) else round(seeds.mean, 6),
+        "interval_of_seeds": None if math.isnan(seeds.interval) else round(seeds.interval, 6),
+        "each_seed": [round(float(value), 6) for value in found.by_seed[metric]],
+        "seeds": list(found.seeds),
+    }
 
 
 def standing(board: Board, label: str) -> list[str]:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.errors import CorruptFile, UserError
-from ifsl_bench.metrics import COUNTS, METRICS, Counts, Estimate, summarise
+from ifsl_bench.metrics import COUNTS, Counts, Estimate, summarise
 from ifsl_bench.store import read_json, write_json
 
 SCHEMA = 1
@@ -57,6 +57,7 @@ class Result(_Part, frozen=True):
         pretraining: key, checksum and accuracy of the backbone.
         training: validation accuracy by step, the step kept, how solves went; empty where nothing was meta-trained.
         cost: seconds by stage, parameters, episodes a second.
+        partial: whether the data set was made from less than its source should hold.
         provenance: command, version, commit, device, library versions, time.
     """
 
@@ -78,6 +79,7 @@ class Result(_Part, frozen=True):
     training: dict[str, Any]
     cost: dict[str, float]
     provenance: dict[str, Any]
+    partial: bool = False
 
     def counts(self) -> Counts:
         """The hits as arrays."""
@@ -121,6 +123,14 @@ def read(path: Path) -> Result:
         CorruptFile: not a result, another schema, or a summary that does not follow from the counts.
         UserError: the file cannot be read.
     """
+    result = parse(path)
+    if reason := inconsistency(result):
+        raise CorruptFile(f"{path}: {reason}")
+    return result
+
+
+def parse(path: Path) -> Result:
+    """Reads a result as it is, held against the schema alone; raises as :func:`read`."""
     try:
         raw = read_json(path)
     except OSError as error:
@@ -128,24 +138,20 @@ def read(path: Path) -> Result:
     if raw.get("schema") != SCHEMA:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {raw.get('schema')!r})")
     try:
-        result = msgspec.convert(raw, Result, strict=True)
+        return msgspec.convert(raw, Result, strict=True)
     except msgspec.ValidationError as error:
         raise CorruptFile(f"{path} is no valid result: {error}") from error
-    try:
-        reason = inconsistency(result)
-    except OverflowError:
-        reason = "a count is beyond all bounds"
-    if reason:
-        raise CorruptFile(f"{path}: {reason}")
-    return result
 
 
 def inconsistency(result: Result) -> str:
     """Why a result contradicts itself, or "" where it does not."""
-    counts = result.counts()
+    try:
+        counts = result.counts()
+    except OverflowError:
+        return "a count is beyond all bounds"
     n = len(counts)
-    if counts.base_queries < 1 or counts.novel_queries < 1:
-        return "an episode has no base or no novel queries"
+    if counts.base_queries < 0 or counts.novel_queries < 1:
+        return "an episode has no novel queries, or fewer than no base queries"
     for name in COUNTS:
         values = getattr(counts, name)
         limit = counts.base_queries if name.startswith("base") else counts.novel_queries
@@ -155,8 +161,12 @@ def inconsistency(result: Result) -> str:
             return f"episodes.{name} has hits outside 0..{limit}"
     if (counts.base_joint > counts.base_alone).any() or (counts.novel_joint > counts.novel_alone).any():
         return "more joint hits than hits alone in some episode, which cannot be"
+    if not counts.base_queries and (counts.novel_joint != counts.novel_alone).any():
+        return "joint hits differ from hits alone though the episodes have no base classes"
     expected = summary_entry(summarise(counts.per_episode()))
-    for name in METRICS:
+    if others := sorted(result.summary.keys() - expected.keys()):
+        return f"summary.{others[0]} does not follow from the counts"
+    for name in expected:
         for part in ("mean", "interval"):
             stored = result.summary.get(name, {}).get(part, math.nan)
             if not math.isclose(stored, expected[name][part], rel_tol=0, abs_tol=2e-6):
@@ -194,11 +204,15 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
 
 
 class PublishedRow(_Part, frozen=True):
-    """A row as printed in a paper; never measured here, never in a significance test."""
+    """A row as printed in a paper; never measured here, never in a significance test.
+
+    ``protocol`` says how its protocol differs from the task's, "" where it does not.
+    """
 
     label: str
     values: dict[str, float]
     source: str
+    protocol: str = ""
     note: str = ""
 
 
@@ -209,7 +223,9 @@ class _PublishedFile(_Part, frozen=True):
     rows: dict[str, dict[str, list[float]]]
     interval: str
     protocol: str = ""
-    flags: dict[str, str] = {}
+    remark: str = ""
+    notes: dict[str, str] = {}  # label -> what to know of its rows
+    flags: dict[str, str] = {}  # "task label column" -> what is wrong with the number
 
 
 def published(task: str) -> list[PublishedRow]:
@@ -218,8 +234,9 @@ def published(task: str) -> list[PublishedRow]:
     for path in sorted((packaged_root() / "published").glob("*.json")):
         file = msgspec.convert(read_json(path), _PublishedFile, strict=True)
         for label, values in file.rows.get(task, {}).items():
-            flag = file.flags.get(f"{task} {label} delta", "")
-            note = "; ".join(part for part in (file.protocol, flag) if part)
+            flags = [file.flags.get(f"{task} {label} {column}", "") for column in file.columns]
+            note = "; ".join(part for part in (file.remark, file.notes.get(label, ""), *flags) if part)
             named = dict(zip(file.columns, values, strict=False))
-            rows.append(PublishedRow(label=label, values=named, source=path.stem, note=note))
+            row = PublishedRow(label=label, values=named, source=path.stem, protocol=file.protocol, note=note)
+            rows.append(row)
     return rows

@@ -66,6 +66,11 @@ class Home:
     def trained(self) -> Path:
         return self.cache / "trained"
 
+    @property
+    def tasks(self) -> Path:
+        """Task files of the data sets that the user prepared from images of their own."""
+        return self.cache / "tasks"
+
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
@@ -158,22 +163,27 @@ def read_json(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def building(target: Path) -> Iterator[Path]:
+def building(target: Path, resume: bool = False) -> Iterator[Path]:
     """A folder to fill, which becomes ``target`` when the block ends well and vanishes when it does not.
 
     The caller holds ``locked(target)``; leftovers of killed processes are removed first.
+
+    Args:
+        resume: keep the leftovers instead, and what is there when the user interrupts: the block goes on from them.
     """
-    sweep(target)
     partial = target.parent / f"{PARTIAL}{target.name}"
+    if not resume:
+        sweep(target)
     with disk_errors(target):
-        partial.mkdir(parents=True)
+        partial.mkdir(parents=True, exist_ok=resume)
         try:
             yield partial
             if target.exists():
                 shutil.rmtree(target)
             os.replace(partial, target)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+        except BaseException as error:
+            if not (resume and isinstance(error, KeyboardInterrupt)):
+                shutil.rmtree(partial, ignore_errors=True)
             raise
         fsync_folder(target.parent)
 

@@ -1,7 +1,8 @@
 """Tasks: what is measured, on which data, after which training. Read from TOML, strictly.
 
 One file holds one data set and the tasks on it; packaged files are in ``ifsl_bench.tasks`` and a user's own file works
-as ``path/to/my.toml`` (all of its tasks) or ``path/to/my.toml:name`` (one of them). This module imports no torch.
+as ``path/to/my.toml`` (all of its tasks) or ``path/to/my.toml:name`` (one of them). A name may go on with changes, as
+in ``glyphs-5shot+ways=10``; see :mod:`ifsl_bench.variants`. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import difflib
 import math
 import re
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -18,7 +20,10 @@ from typing import Any, Literal
 import msgspec
 
 from ifsl_bench.errors import UserError, unknown
-from ifsl_bench.store import sha256_json
+from ifsl_bench.store import Home, sha256_json
+from ifsl_bench.task_check import NAME as NAME
+from ifsl_bench.task_check import check_name, check_task
+from ifsl_bench.variants import Change, Variant, changed, derived, merged
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -26,7 +31,6 @@ else:
     import tomli as tomllib
 
 Side = Literal["train", "val", "test"]
-NAME = r"[a-z0-9][a-z0-9._-]*"  # of a task or data set: it names folders
 NO_BACKBONE = "none"  # the backbone of data that are features already
 
 
@@ -76,7 +80,10 @@ class Pretraining(_Strict, frozen=True):
 
 
 class EpisodeSpec(_Strict, frozen=True):
-    """The shape of an episode: ``ways`` novel classes, queries for each of them, base queries in all."""
+    """The shape of an episode: ``ways`` novel classes, queries for each of them, base queries in all.
+
+    No base queries means regular few-shot learning: no base class is in the softmax, of support or query.
+    """
 
     ways: int = 5
     novel_queries: int = 5
@@ -104,6 +111,11 @@ class _TaskEntry(_Strict, frozen=True):
     protocol: Literal["separate", "shared"] = "separate"
     digest: str | None = None
     title: str = ""
+    variant_of: str = ""
+
+
+class _VariantFile(_Strict, frozen=True):
+    variants: dict[str, Variant]
 
 
 class _TaskFile(_Strict, frozen=True):
@@ -113,13 +125,16 @@ class _TaskFile(_Strict, frozen=True):
     episode: EpisodeSpec = EpisodeSpec()
     meta_training: MetaTraining = MetaTraining()
     evaluation: Evaluation = Evaluation()
+    variants: dict[str, Variant] = {}
 
 
 class Task(_Strict, frozen=True):
     """One line of the leaderboard: data, pretraining, episodes, meta-training and evaluation.
 
     ``protocol`` is "separate" where novel/train is a pool of its own (tiered-ImageNet), and "shared" where novel/train
-    *is* base/train and an episode's classes are hidden from the base classifier (mini-ImageNet).
+    *is* base/train and an episode's classes are hidden from the base classifier (mini-ImageNet). ``base_classes`` is
+    None for all of the data set's. ``variant_of`` names the task whose protocol this one departs from: tables keep the
+    two apart.
     """
 
     name: str
@@ -131,12 +146,22 @@ class Task(_Strict, frozen=True):
     episode: EpisodeSpec
     meta_training: MetaTraining
     evaluation: Evaluation
+    base_classes: int | None = None
     digest: str | None = None
+    variant_of: str = ""
+
+    @property
+    def regular(self) -> bool:
+        """Whether this is regular few-shot learning, with no base class in the softmax and none in the query."""
+        return self.episode.base_queries == 0
 
     def definition(self) -> dict[str, Any]:
         """Everything that changes a number, and nothing else."""
         value = msgspec.to_builtins(self)
-        del value["title"], value["digest"], value["dataset"]["obtain"], value["dataset"]["fingerprint"]
+        del value["title"], value["digest"], value["variant_of"]
+        del value["dataset"]["obtain"], value["dataset"]["fingerprint"]
+        if self.base_classes is None:  # younger than the first stored results: absent where it changes nothing
+            del value["base_classes"]
         return value
 
     @property
@@ -152,6 +177,11 @@ class Task(_Strict, frozen=True):
             return "base/val" if part == "base" else "novel/train"
         return f"{part}/{side}"
 
+    def pools(self, side: Side) -> tuple[str, ...]:
+        """The pools whose images are in a side's episodes."""
+        parts: tuple[Literal["base", "novel"], ...] = ("novel",) if self.regular else ("novel", "base")
+        return tuple(dict.fromkeys(self.pool(side, part) for part in parts))
+
     def base_parity(self, side: Side) -> Literal["even", "odd"] | None:
         """Which images of each class, by index, a side's base queries may use.
 
@@ -163,43 +193,58 @@ class Task(_Strict, frozen=True):
         return "even" if side == "train" else "odd"
 
 
-def _check(task: Task, where: str) -> None:
-    def need(ok: bool, message: str) -> None:
-        if not ok:
-            raise UserError(f"{where}: task {task.name!r}: {message}")
-
-    rule = "a name is lower-case letters, digits, '.', '_', '-'"
-    need(bool(re.fullmatch(NAME, task.name)), rule)
-    need(bool(re.fullmatch(NAME, task.dataset.name)), f"dataset.name {task.dataset.name!r}: {rule}")
-    need(task.shots >= 1, "shots must be at least 1")
-    need(task.episode.ways >= 1, "episode.ways must be at least 1")
-    need(task.episode.novel_queries >= 1, "episode.novel_queries must be at least 1")
-    need(task.episode.base_queries >= 1, "episode.base_queries must be at least 1")
-    need(task.evaluation.episodes >= 2, "evaluation.episodes must be at least 2")
-    need(task.evaluation.validation_episodes >= 2, "evaluation.validation_episodes must be at least 2")
-    need(task.pretraining.steps >= 0, "pretraining.steps must not be negative")
-    need(task.pretraining.batch >= 2, "pretraining.batch must be at least 2")
-    need(0 <= task.pretraining.momentum < 1, "pretraining.momentum must be in [0, 1)")
-    need(0 <= task.pretraining.weight_decay < math.inf, "pretraining.weight_decay must not be negative")
-    need(0 < task.pretraining.norm_momentum <= 1, "pretraining.norm_momentum must be in (0, 1]")
-    need(task.pretraining.crop_padding >= 0, "pretraining.crop_padding must not be negative")
-    need(task.meta_training.steps >= 1, "meta_training.steps must be at least 1")
-    need(task.meta_training.validate_every >= 1, "meta_training.validate_every must be at least 1")
-    need(len(task.dataset.mean) == len(task.dataset.std), "dataset.mean and dataset.std must have equal lengths")
-    need(all(s > 0 for s in task.dataset.std), "dataset.std must be positive")
-    for label, schedule in (("pretraining", task.pretraining.schedule), ("meta_training", task.meta_training.schedule)):
-        need(0 < schedule.rate < math.inf, f"{label}.schedule.rate must be positive")
-        need(schedule.warmup >= 0, f"{label}.schedule.warmup must not be negative")
-        need(
-            list(schedule.drops) == sorted({d for d in schedule.drops if d > 0}), f"{label}.schedule.drops must ascend"
-        )
-        need(not (schedule.drops and schedule.shape == "cosine"), f"{label}.schedule.drops have no place in a cosine")
-
-
 def _keys() -> set[str]:
     """Every key that a task file may have, for suggestions."""
-    kinds = (_TaskFile, _TaskEntry, DataSpec, Pretraining, Schedule, EpisodeSpec, MetaTraining, Evaluation)
+    kinds: tuple[type[msgspec.Struct], ...] = (Variant, *_Strict.__subclasses__())
     return {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
+
+
+def _read(text: str, where: str) -> _TaskFile | _VariantFile:
+    """A file's content, held against the schema."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{where} is not valid TOML: {error}") from error
+    try:
+        kind: type[_TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else _TaskFile
+        file = msgspec.convert(raw, kind, strict=True)
+    except msgspec.ValidationError as error:
+        message = str(error).replace("Object contains", "it contains").replace("$.", "").replace("`$`", "its top level")
+        if field := re.search(r"unknown field `(.*?)`", message):
+            near = difflib.get_close_matches(field[1], _keys(), n=2, cutoff=0.6)
+            message += f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+        raise UserError(f"{where}: {message}") from error
+    if not file.variants and not getattr(file, "tasks", None):
+        raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")
+    return file
+
+
+def _tasks(file: _TaskFile | _VariantFile, where: str) -> dict[str, Task]:
+    """The tasks that a file defines on its own data set."""
+    if isinstance(file, _VariantFile):
+        return {}
+    shared = {f.name: getattr(file, f.name) for f in msgspec.structs.fields(_TaskFile)}
+    del shared["tasks"], shared["variants"]
+    tasks = {name: Task(name=name, **msgspec.structs.asdict(entry), **shared) for name, entry in file.tasks.items()}
+    for name, task in tasks.items():
+        check_name(name, where)
+        check_task(task, where)
+    return tasks
+
+
+def _variants(file: _TaskFile | _VariantFile, where: str, known: Mapping[str, Task]) -> dict[str, Task]:
+    """The tasks that a file derives from others."""
+    tasks = {}
+    for name, entry in file.variants.items():
+        check_name(name, where)
+        if entry.of not in known:
+            raise unknown("task", entry.of, known, where=f"that {name!r} of {where} is a variant of")
+        try:
+            tasks[name] = derived(known[entry.of], name, entry)
+        except UserError as error:
+            raise UserError(f"{where}: task {name!r}: {error}") from error
+        check_task(tasks[name], where)
+    return tasks
 
 
 def parse(text: str, where: str) -> list[Task]:
@@ -212,59 +257,66 @@ def parse(text: str, where: str) -> list[Task]:
     Raises:
         UserError: not TOML, an unknown or missing key, a wrong type or an impossible value; the message names it.
     """
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{where} is not valid TOML: {error}") from error
-    try:
-        file = msgspec.convert(raw, _TaskFile, strict=True)
-    except msgspec.ValidationError as error:
-        message = str(error).replace("Object contains", "it contains").replace("$.", "").replace("`$`", "its top level")
-        if field := re.search(r"unknown field `(.*?)`", message):
-            near = difflib.get_close_matches(field[1], _keys(), n=2, cutoff=0.6)
-            message += f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-        raise UserError(f"{where}: {message}") from error
-    if not file.tasks:
-        raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")
-    tasks = [
-        Task(
-            name=name,
-            title=entry.title,
-            shots=entry.shots,
-            protocol=entry.protocol,
-            dataset=file.dataset,
-            pretraining=file.pretraining,
-            episode=file.episode,
-            meta_training=file.meta_training,
-            evaluation=file.evaluation,
-            digest=entry.digest,
-        )
-        for name, entry in file.tasks.items()
-    ]
-    for task in tasks:
-        _check(task, where)
-    return tasks
+    file = _read(text, where)
+    tasks = _tasks(file, where)
+    if file.variants:
+        variants = _variants(file, where, {**packaged(), **tasks})
+        if twice := sorted(variants.keys() & tasks.keys()):
+            raise UserError(f"{where}: task {twice[0]!r} is defined twice")
+        tasks |= variants
+    return list(tasks.values())
 
 
 @lru_cache(maxsize=1)
 def packaged() -> dict[str, Task]:
     """The tasks that come with the package, by name."""
+    texts = {f.name: f.read_text(encoding="utf-8") for f in resources.files("ifsl_bench.tasks").iterdir()
+             if f.name.endswith(".toml")}  # fmt: skip
+    files = {f"tasks/{name}": _read(texts[name], f"tasks/{name}") for name in sorted(texts)}
     tasks: dict[str, Task] = {}
-    for file in sorted(resources.files("ifsl_bench.tasks").iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".toml"):
-            for task in parse(file.read_text(encoding="utf-8"), f"tasks/{file.name}"):
-                if task.name in tasks:
-                    raise UserError(f"tasks/{file.name}: task {task.name!r} is defined twice")
-                tasks[task.name] = task
+    for derive in (False, True):  # variants once all other tasks are known
+        for where, file in files.items():
+            found = _variants(file, where, tasks) if derive else _tasks(file, where)
+            if twice := sorted(found.keys() & tasks.keys()):
+                raise UserError(f"{where}: task {twice[0]!r} is defined twice")
+            tasks |= found
     return tasks
 
 
-def find(name: str) -> list[Task]:
-    """The task of that name, or the tasks of a TOML file ``path.toml`` or ``path.toml:name``.
+def own(home: Home) -> dict[str, Task]:
+    """The tasks on data sets that the user prepared from images of their own, by name.
 
     Raises:
-        UserError: no such task or file; a name like it is suggested.
+        UserError: a task file of theirs is wrong; it is named.
     """
+    tasks: dict[str, Task] = {}
+    for path in sorted(home.tasks.glob("*.toml")) if home.tasks.is_dir() else ():
+        for task in parse(path.read_text(encoding="utf-8"), str(path)):
+            if task.name in tasks or task.name in packaged():
+                raise UserError(f"{path}: there is another task {task.name!r}; call this one something else")
+            tasks[task.name] = task
+    return tasks
+
+
+def find(name: str, change: Change | None = None, home: Home | None = None) -> list[Task]:
+    """The task of that name, or the tasks of a TOML file ``path.toml`` or ``path.toml:name``; each with a change.
+
+    Args:
+        name: may say changes itself, as ``glyphs-5shot+ways=10``.
+        change: further ones.
+        home: where the user's own tasks are, beside the packaged ones; the usual place where None.
+
+    Raises:
+        UserError: no such task or file, and a name like it is suggested; or an impossible change.
+    """
+    plain, whole = merged(name, change or Change())
+    tasks = [changed(task, whole) for task in _named(plain, home)]
+    for task in tasks:
+        check_task(task, "with these changes" if whole.said() else "packaged")
+    return tasks
+
+
+def _named(name: str, home: Home | None) -> list[Task]:
     path, _, chosen = name.partition(".toml:")
     if chosen:
         path += ".toml"
@@ -278,6 +330,9 @@ def find(name: str) -> list[Task]:
         if chosen and chosen not in tasks:
             raise unknown("task", chosen, tasks, where=f"in {path}")
         return [tasks[chosen]] if chosen else list(tasks.values())
-    if name not in packaged():
-        raise unknown("task", name, packaged())
-    return [packaged()[name]]
+    if name in packaged():
+        return [packaged()[name]]
+    known = {**packaged(), **own(home or Home.locate())}
+    if name not in known:
+        raise unknown("task", name, known)
+    return [known[name]]

@@ -247,7 +247,7 @@ def _steps(
                 prediction = predict(method, name, batch)
             except NonFinite as error:
                 raise _diverged(name, str(error), step, plan) from error
-            logits = masked_logits(prediction, batch.support.hidden)
+            logits = masked_logits(prediction, batch.masked)
             loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
             if not loss.requires_grad:
                 raise UserError(f"method {name!r} has parameters, but its logits in training do not depend on them")

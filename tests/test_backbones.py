@@ -38,6 +38,17 @@ def test_resnet10_pools_84_to_6():
     assert [*sizes, x.shape[-1]] == [84, 42, 21, 11, 6]
 
 
+def test_stempool_is_resnet10_with_a_pool_after_the_stem():
+    """Its blocks see 32x32 of a 64x64 image; the parameters are those of resnet10."""
+    plain, pooled = (make_backbone(name, (64, 64, 3)).eval() for name in ("resnet10", "resnet10-stempool"))
+    pooled.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 3, 64, 64)
+    stem = plain.stem(x)  # [2, 64, 64, 64]
+    halved = stem.unfold(2, 2, 2).unfold(3, 2, 2).amax((-1, -2))
+    plain.stem = nn.Identity()
+    torch.testing.assert_close(pooled(x), plain(halved))
+
+
 def test_norms_are_the_papers():
     norms = [m for m in make_backbone("resnet10", (84, 84, 3), 0.001).modules() if isinstance(m, nn.BatchNorm2d)]
     assert {(m.eps, m.momentum) for m in norms} == {(1e-3, 0.001)}

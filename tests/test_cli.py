@@ -219,7 +219,7 @@ def test_lists(call, here):
     assert "normalise=false (bool)" in out
     status, out, _ = call("tasks")
     assert "glyphs-shared-1shot" in out
-    assert "to be obtained" in out
+    assert "to be prepared from files" in out
     status, out, _ = call("data", "list")
     assert "clusters" in out
     assert "prepared" in out

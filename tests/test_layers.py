@@ -70,7 +70,9 @@ def test_files_are_of_a_readable_length():
     assert not long
 
 
-@pytest.mark.parametrize("arguments", [None, ["--help"], ["tasks"], ["table", "mini-5shot"]])
+@pytest.mark.parametrize(
+    "arguments", [None, ["--help"], ["tasks"], ["table", "mini-5shot"], ["table", "--rank", "mini-5shot"]]
+)
 def test_quick_commands_do_without_torch(arguments):
     lines = ["import sys, ifsl_bench, ifsl_bench.cli"]
     if arguments is not None:

@@ -1,4 +1,4 @@
-"""The one form in which every data set lies on disk, and how it is built, opened and verified.
+"""The one form in which every data set lies on disk, and how it is opened and verified; :mod:`.writer` builds it.
 
 A data set is a folder::
 
@@ -7,14 +7,14 @@ A data set is a folder::
     base-train.labels.npy    int64 [n], ascending, 0..C-1
     ...                      the same for the other pools
 
-The fingerprint is a SHA-256 over the content (pool names, class names, images, labels), so two copies with equal
-fingerprints give equal results, however they were made.
+The fingerprint is a SHA-256 over the content (pool names, class names, images, labels, and whether it is partial), so
+two copies with equal fingerprints give equal results, however they were made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.errors import CorruptFile, UserError
-from ifsl_bench.store import building, create_array, disk_errors, read_json, sha256_file, sha256_json, write_json
+from ifsl_bench.store import read_json, sha256_file
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
 FORMAT = 1
@@ -60,6 +60,11 @@ class Dataset:
     @property
     def fingerprint(self) -> str:
         return str(self.manifest["fingerprint"])
+
+    @property
+    def partial(self) -> bool:
+        """Whether it was made from less than its source should hold."""
+        return bool(self.manifest.get("about", {}).get("partial", False))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,126 +107,14 @@ def _open(path: Path, entry: dict[str, Any], shape: tuple[int, ...], dtype: str)
     return array
 
 
-class Writer:
-    """Collects the pools of a data set under construction; see :func:`build`."""
+def release(array: np.ndarray) -> None:
+    """Hands the memory of a memory-mapped array back to the system; its content stays, in the file.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.pools: dict[str, dict[str, Any]] = {}
-
-    @contextmanager
-    def pool(
-        self, name: str, labels: np.ndarray, classes: tuple[str, ...], shape: tuple[int, ...], dtype: str = "uint8"
-    ) -> Iterator[np.ndarray]:
-        """A pool's images, to be filled inside the ``with`` block, in any order.
-
-        Args:
-            name: one of :data:`POOLS`.
-            labels: integers [n], ascending, each of ``0..len(classes)-1`` at least once.
-            classes: names of the classes; the base pools must share them.
-            shape: (H, W, C) of an image, or (D,) of a feature vector.
-            dtype: "uint8" for images, "float32" for features.
-        """
-        labels = np.asarray(labels, dtype=np.int64)
-        _check_pool(name, labels, classes)
-        stem = name.replace("/", "-")
-        images_file, labels_file = f"{stem}.images.npy", f"{stem}.labels.npy"
-        images = create_array(self.folder / images_file, (len(labels), *shape), dtype)
-        yield images
-        images.flush()
-        np.save(self.folder / labels_file, labels)
-        self.pools[name] = {
-            "shape": list(images.shape),
-            "dtype": dtype,
-            "classes": list(classes),
-            "statistics": _statistics(images, labels),
-            "images": _describe(self.folder / images_file),
-            "labels": _describe(self.folder / labels_file),
-        }
-        del images
-
-
-def _check_pool(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None:
-    if name not in POOLS:
-        raise UserError(f"no pool is called {name!r}; the pools are {', '.join(POOLS)}")
-    if labels.ndim != 1 or len(labels) == 0:
-        raise UserError(f"pool {name}: labels must be a list of at least one integer, found shape {labels.shape}")
-    if (np.diff(labels) < 0).any():
-        raise UserError(f"pool {name}: images must be sorted by label")
-    present = np.unique(labels)
-    if len(present) != len(classes) or present[0] != 0 or present[-1] != len(classes) - 1:
-        raise UserError(f"pool {name}: {len(classes)} class names, but {len(present)} different labels")
-    if len(set(classes)) != len(classes):
-        raise UserError(f"pool {name}: class names are not unique")
-
-
-def _statistics(images: np.ndarray, labels: np.ndarray) -> dict[str, Any]:
-    """Per-channel mean and standard deviation in the units stored (0..255 for images), and images per class."""
-    axes = tuple(range(images.ndim - 1)) if images.ndim == 4 else (0,)
-    total = np.zeros(images.shape[-1] if images.ndim == 4 else 1)
-    square = np.zeros_like(total)
-    for start in range(0, len(images), 1024):
-        block = images[start : start + 1024].astype(np.float64)
-        if images.ndim != 4:
-            block = block.reshape(-1, 1)
-            axes = (0,)
-        total += block.sum(axes)
-        square += (block**2).sum(axes)
-    n = images.size / len(total)
-    mean = total / n
-    counts = np.bincount(labels)
-    return {
-        "mean": [round(float(v), 6) for v in mean],
-        "std": [round(float(v), 6) for v in np.sqrt(np.maximum(square / n - mean**2, 0))],
-        "classes": len(counts),
-        "images": len(labels),
-        "fewest": int(counts.min()),
-        "most": int(counts.max()),
-    }
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
-
-
-def build(folder: Path, name: str, recipe: str, fill: Callable[[Writer], None], about: dict[str, Any]) -> Dataset:
-    """Builds a data set into ``folder``; it appears there whole or not at all. The caller holds ``locked(folder)``.
-
-    Args:
-        recipe: identity of what ``fill`` makes; a cached copy with another recipe is out of date.
-        fill: writes the pools.
-        about: what else to record in the manifest (source, whether it is partial, ...).
+    Pages of a map count as memory in use until they are handed back, so a long sequential pass calls this now and then.
     """
-    with building(folder) as partial, disk_errors(folder):
-        writer = Writer(partial)
-        fill(writer)
-        _check_sides(writer.pools)
-        content = {
-            pool: [entry["images"]["sha256"], entry["labels"]["sha256"], entry["classes"]]
-            for pool, entry in writer.pools.items()
-        }
-        manifest = {
-            "format": FORMAT,
-            "name": name,
-            "recipe": recipe,
-            "fingerprint": sha256_json(content),
-            "about": about,
-            "pools": writer.pools,
-        }
-        write_json(partial / "manifest.json", manifest)
-    return open_dataset(folder)
-
-
-def _check_sides(pools: dict[str, dict[str, Any]]) -> None:
-    base = [pools[p]["classes"] for p in POOLS[:3] if p in pools]
-    if any(classes != base[0] for classes in base):
-        raise UserError("the base pools must have the same classes in the same order")
-    sides = [("base", set(base[0]))] if base else []
-    sides += [(p, set(pools[p]["classes"])) for p in POOLS[3:] if p in pools]
-    for i, (left, mine) in enumerate(sides):
-        for right, other in sides[i + 1 :]:
-            if both := mine & other:
-                raise UserError(f"class {sorted(both)[0]!r} is in {left} and in {right}; the sides must be disjoint")
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None and hasattr(mapped, "madvise"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def open_dataset(folder: Path) -> Dataset:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-import zipfile
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
-
 from ifsl_bench import registry
-from ifsl_bench.data.pools import POOLS, Dataset, Writer, build, open_dataset
-from ifsl_bench.data.source import DatasetSource
+from ifsl_bench.data.archive import Tree, open_tree
+from ifsl_bench.data.folder import OwnOptions
+from ifsl_bench.data.own import OwnData
+from ifsl_bench.data.pools import Dataset, open_dataset
+from ifsl_bench.data.source import DatasetSource, Import
+from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.errors import CorruptFile, UserError, unknown
 from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home, locked, set_aside
+from ifsl_bench.store import Home, locked, set_aside, sha256_json
 from ifsl_bench.task import NAME, DataSpec
-
-FEATURES_RECIPE = "frozen features, six .npz files, 1"
 
 
 def dataset_folder(home: Home, name: str) -> Path:
@@ -39,7 +40,7 @@ def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
         raise UserError(
             f"data set {spec.name!r} in {dataset.folder} has fingerprint {dataset.fingerprint[:16]}, the task is "
             f"pinned to {spec.fingerprint[:16]}: results on it would not be comparable. Rebuild it with "
-            f"'ifsl-bench data prepare {spec.name} --force', or give your own task file without a fingerprint"
+            f"'{command(spec.name)} --force', or give your own task file without a fingerprint"
         )
     return dataset
 
@@ -60,12 +61,19 @@ def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
                 reporter.warn(f"{folder} was made by another version; building it again")
             except CorruptFile as error:
                 reporter.warn(f"{error}; building it again, the damaged copy is in {set_aside(folder)}")
-        return _build(home, source, None, reporter)
+        return _build(home, source, None, False, reporter)
+
+
+def command(name: str) -> str:
+    """What to type to prepare a data set."""
+    plugin = registry.load(registry.DATASETS, name) if name in registry.names(registry.DATASETS) else None
+    source = "" if plugin and not plugin.problem and not plugin.value.needs_source else " --from PATH"
+    return f"ifsl-bench data prepare {name}{source}"
 
 
 def not_prepared(home: Home, spec: DataSpec) -> str:
     """What to tell someone who lacks a data set: how to get it, and what to do then."""
-    then = f"Then: ifsl-bench data prepare {spec.name} --from PATH"
+    then = f"Then: {command(spec.name)}"
     if spec.obtain and spec.name not in registry.names(registry.DATASETS):
         then = (
             "This version has no importer for them yet; frozen features of your own work with a task file of your own"
@@ -74,24 +82,25 @@ def not_prepared(home: Home, spec: DataSpec) -> str:
     return f"data set {spec.name!r} is not prepared in {home.data}. {needs}"
 
 
-def _build(home: Home, source: DatasetSource, path: Path | None, reporter: Reporter) -> Dataset:
-    about = {"source": path.name if path else "made here", "partial": False}
-    return build(
-        dataset_folder(home, source.name),
-        source.name,
-        source.recipe(),
-        lambda writer: source.build(writer, path, reporter),
-        about,
-    )
-
-
-def prepare(home: Home, name: str, path: Path | None, force: bool, reporter: Reporter) -> Dataset:
+def prepare(
+    home: Home,
+    name: str,
+    path: Path | None,
+    force: bool,
+    reporter: Reporter,
+    allow_partial: bool = False,
+    own: OwnOptions | None = None,
+) -> Dataset:
     """``ifsl-bench data prepare``: builds a data set, from ``path`` where it needs one.
 
+    A name that no plugin has makes a data set of the user's own: of images in folders, with tasks on them, or of
+    frozen features; see :mod:`ifsl_bench.data.own`.
+
     Args:
-        path: what the data are made from; a folder of six .npz files makes a data set of frozen features under any
-            name that no plugin has.
+        path: the folder or archive that the data are made from.
         force: build again even if a good copy is there.
+        allow_partial: accept less than the source should hold; the data set is then marked partial.
+        own: how images of the user's own are divided and resized.
 
     Raises:
         UserError: unknown name, nothing to build from, or unusable content.
@@ -99,90 +108,99 @@ def prepare(home: Home, name: str, path: Path | None, force: bool, reporter: Rep
     known = registry.names(registry.DATASETS)
     if not re.fullmatch(NAME, name):
         raise UserError(f"{name!r} is no name for a data set: use lower-case letters, digits, '-', '_', '.'")
-    folder = dataset_folder(home, name)
     if name not in known and path is None:
         if is_prepared(home, name):
-            return open_dataset(folder)
-        raise unknown("data set", name, known, where="(for frozen features of your own, add --from FOLDER)")
-    source = registry.dataset_source(name) if name in known else None
-    if source and not source.needs_source and path is not None:
+            return open_dataset(dataset_folder(home, name))
+        raise unknown("data set", name, known, where="(for images or features of your own, add --from FOLDER)")
+    if name in known and own is not None and own.given():
+        raise UserError(f"{', '.join(own.given())}: for data sets of your own; {name!r} is divided as it is published")
+    source = registry.dataset_source(name) if name in known else OwnData(name, own or OwnOptions())
+    if not source.needs_source and path is not None:
         raise UserError(f"data set {name!r} is made from nothing; leave --from out")
-    if source and source.needs_source and path is None:
+    if source.needs_source and path is None:
         raise UserError(f"data set {name!r} is made from files of yours; say where they are with --from PATH")
     if path is not None and not path.exists():
         raise UserError(f"there is no {path}")
-    with locked(folder, reporter.say):
-        if is_prepared(home, name) and not force:
-            try:
-                dataset = open_dataset(folder)
-                if source is None or dataset.manifest["recipe"] == source.recipe():
-                    reporter.say(f"{name} is prepared already in {folder} (--force builds it again)")
-                    return dataset
-            except CorruptFile as error:
-                reporter.warn(f"{error}; building it again")
-        if source:
-            return _build(home, source, path, reporter)
-        if path is None:  # excluded above
-            raise UserError(f"say where the files of {name!r} are with --from PATH")
-        about = {"source": path.name, "partial": False}
-        return build(folder, name, FEATURES_RECIPE, lambda writer: _features(writer, path, reporter), about)
+    with locked(dataset_folder(home, name), reporter.say):
+        dataset = None if force else _existing(home, source, reporter)
+        if dataset is None:
+            dataset = _build(home, source, path, allow_partial, reporter)
+        if isinstance(source, OwnData):
+            source.write_tasks(home, dataset, reporter)
+        return dataset
 
 
-def _features(writer: Writer, folder: Path, reporter: Reporter) -> None:
-    """Six files ``base-train.npz`` ... ``novel-test.npz`` with ``features`` [n, D] and ``labels`` [n] each.
+def _existing(home: Home, source: DatasetSource, reporter: Reporter) -> Dataset | None:
+    """The data set as it was prepared before; None where it has to be built.
 
-    Labels may be any integers or strings; a class is the same in two pools if its label is. novel-train may be missing
-    for tasks with the shared protocol, where it is base/train.
+    Raises:
+        UserError: one of the user's own is there, with other settings.
     """
-    width = None
-    base_classes: list[str] | None = None
-    with reporter.stage(f"importing features from {folder.name}", len(POOLS)) as stage:
-        for pool in POOLS:
-            path = folder / f"{pool.replace('/', '-')}.npz"
-            if not path.exists():
-                if pool == "novel/train":
-                    continue
-                wanted = ", ".join(f"{p.replace('/', '-')}.npz" for p in POOLS)
-                raise UserError(f"{path} is missing; a data set of frozen features is six files: {wanted}")
-            features, labels = _read_npz(path)
-            if width is not None and features.shape[1] != width:
-                raise UserError(f"{path} has {features.shape[1]} features a row, the files before it have {width}")
-            width = features.shape[1]
-            names, ids = np.unique(labels, return_inverse=True)
-            classes = [str(n) for n in names]
-            if pool.startswith("base/"):
-                if base_classes is not None and classes != base_classes:
-                    raise UserError(f"{path} does not have the same classes as base-train.npz")
-                base_classes = classes
-            order = np.argsort(ids, kind="stable")
-            with writer.pool(pool, ids[order], tuple(classes), (width,), "float32") as out:
-                out[:] = features[order]
-            stage.advance(1)
-
-
-def _read_npz(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with open(path, "rb") as raw:
-        start = raw.read(40)
-    if not start.startswith(b"PK"):
-        raise UserError(f"{path} is no readable .npz file: it begins with {start!r}")
+    folder = dataset_folder(home, source.name)
+    if not is_prepared(home, source.name):
+        return None
     try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = {"features", "labels"} - set(file.files)
-            if missing:
-                raise UserError(
-                    f"{path} lacks {', '.join(sorted(missing))}; it has {', '.join(file.files) or 'nothing'}"
-                )
-            features, labels = file["features"], file["labels"]
-    except (ValueError, zipfile.BadZipFile, EOFError, OSError) as error:
-        raise UserError(f"{path} is no readable .npz file ({error})") from error
-    if features.ndim != 2 or labels.shape != (len(features),) or features.dtype.kind != "f":
-        found = f"features {features.dtype}{list(features.shape)}, labels {labels.dtype}{list(labels.shape)}"
-        raise UserError(f"{path}: expected floating features [n, D] and labels [n], found {found}")
-    if labels.dtype.kind not in "iuU":
-        raise UserError(f"{path}: labels must be integers or strings, found {labels.dtype}")
-    with np.errstate(over="ignore"):
-        features = features.astype(np.float32)
-    if not np.isfinite(features).all():
-        rows = int((~np.isfinite(features)).any(1).sum())
-        raise UserError(f"{path}: features contain NaN or infinity (as float32) in {rows} rows")
-    return features, labels
+        dataset = open_dataset(folder)
+    except CorruptFile as error:
+        reporter.warn(f"{error}; building it again")
+        return None
+    if isinstance(source, OwnData):
+        if not source.made(dataset):
+            raise UserError(
+                f"{source.name} is prepared already in {folder}, with other settings; "
+                f"--force replaces it, or choose another name"
+            )
+    elif dataset.manifest["recipe"] != source.recipe():
+        return None
+    mark = " (partial)" if dataset.partial else ""
+    reporter.say(f"{source.name} is prepared already{mark} in {folder} (--force builds it again)")
+    return dataset
+
+
+def _build(home: Home, source: DatasetSource, path: Path | None, allow_partial: bool, reporter: Reporter) -> Dataset:
+    folder, recipe = dataset_folder(home, source.name), source.recipe()
+    with open_tree(path) if path is not None else nullcontext() as tree:
+        to = Import(tree, reporter, allow_partial)
+        key = None
+        if tree is not None:
+            _check_form(source, tree)
+            key = sha256_json([recipe, tree.identity(), allow_partial])
+
+        def fill(writer: Writer) -> None:
+            to.writer = writer
+            if writer.pools:
+                reporter.say(f"going on with an interrupted import; complete are {', '.join(writer.pools)}")
+            source.build(to)
+
+        start = time.perf_counter()
+        dataset = build(folder, source.name, recipe, fill, to.about, key)
+        if tree is not None:
+            _say_speed(dataset, to, time.perf_counter() - start)
+        return dataset
+
+
+def _check_form(source: DatasetSource, tree: Tree) -> None:
+    """Raises :class:`UserError` where the files are of no form of this data set, but of one of another."""
+    if not source.forms or source.form(tree) is not None:
+        return
+    for name in registry.names(registry.DATASETS):
+        plugin = registry.load(registry.DATASETS, name)
+        if plugin.problem or name == source.name:
+            continue
+        other = registry.dataset_source(name)
+        if (form := other.form(tree)) is not None:
+            raise UserError(
+                f"{tree.path} holds {form.title}, which makes data set {name!r} ({other.summary}), not "
+                f"{source.name!r}; to prepare it: ifsl-bench data prepare {name} --from {tree.path}"
+            )
+
+
+def _say_speed(dataset: Dataset, to: Import, seconds: float) -> None:
+    entries = dataset.manifest["pools"].values()
+    images = sum(entry["shape"][0] for entry in entries)
+    written = sum(entry["images"]["bytes"] for entry in entries) / 1e6
+    speed = f"{images / seconds:,.0f} images/s, {written / seconds:,.1f} MB/s written"
+    if to.bytes_read:
+        speed += f", {to.bytes_read / 1e6 / seconds:,.1f} MB/s read"
+    mark = ", partial" if dataset.partial else ""
+    to.reporter.say(f"{dataset.name}{mark}: {images:,} images, {written:,.1f} MB, in {seconds:.1f} s ({speed})")

@@ -1,13 +1,92 @@
-"""What a data set plugin provides. Register a subclass under the entry point group ``ifsl_bench.datasets``."""
+"""What a data set plugin provides. Register a subclass under the entry point group ``ifsl_bench.datasets``.
+
+A data set that is made from people's files has :class:`Form` objects, one for each form in which people have the
+files. The first that recognises what ``--from`` names builds the pools; its title is told to the user and recorded.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from pathlib import Path
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from ifsl_bench.data.pools import Dataset, Writer
+from ifsl_bench.data.archive import Tree
+from ifsl_bench.data.counts import Counts, differences
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.writer import Writer
+from ifsl_bench.errors import UserError
 from ifsl_bench.reporter import Reporter
+
+
+class Import:
+    """An import on its way: what it reads, where it writes, whom it tells, and what it found.
+
+    Attributes:
+        writer: takes the pools; ``writer.has(pool)`` is true for one that an interrupted import had finished.
+        tree: what ``--from`` names, opened; None for a data set made from nothing.
+        reporter: hears of progress.
+        allow_partial: whether the user accepts less than the source should hold.
+        about: what the manifest records of the import, JSON-able. ``partial`` is in it, see :meth:`mark_partial`.
+        bytes_read: counted by the form, for the speed that is reported.
+    """
+
+    writer: Writer  # there as soon as building begins
+
+    def __init__(self, tree: Tree | None, reporter: Reporter, allow_partial: bool = False) -> None:
+        self.tree, self.reporter, self.allow_partial = tree, reporter, allow_partial
+        self.about: dict[str, Any] = {"source": tree.path.name if tree else "made here", "partial": False}
+        self.bytes_read = 0
+
+    @property
+    def files(self) -> Tree:
+        """The tree of a data set that needs one."""
+        if self.tree is None:
+            raise UserError("this data set is made from files; say where they are with --from PATH")
+        return self.tree
+
+    def check_counts(self, what: str, expected: Counts, found: Counts) -> None:
+        """Compares what was found with what the source should hold; a partial source is marked as such.
+
+        Args:
+            what: the source in words, e.g. "Tiny-ImageNet".
+            expected: classes and images of each pool, as published.
+
+        Raises:
+            UserError: they differ, and the user has not allowed it; both counts stand in the message.
+        """
+        wrong = differences(expected, found)
+        if not wrong:
+            return
+        if not self.allow_partial:
+            raise UserError(
+                f"{self.files.path} does not give all of {what}: {'; '.join(wrong)}. Get the whole, or add "
+                f"--allow-partial for a data set that is marked partial wherever it is used"
+            )
+        self.reporter.warn(f"partial: {'; '.join(wrong)}")
+        self.mark_partial("; ".join(wrong))
+
+    def mark_partial(self, why: str) -> None:
+        """Marks the data set as partial: in its manifest, its fingerprint and every result on it."""
+        self.about["partial"] = True
+        self.about.setdefault("missing", []).append(why)
+
+
+class Form(ABC):
+    """One of the forms in which people have a data set.
+
+    Attributes:
+        title: the form in words, with the names of its files, e.g. "learn2learn's caches (mini-imagenet-cache-*.pkl)".
+    """
+
+    title: ClassVar[str]
+
+    @abstractmethod
+    def recognises(self, tree: Tree) -> bool:
+        """Whether the tree has this form, judged by the names of its files."""
+
+    @abstractmethod
+    def build(self, to: Import) -> None:
+        """Writes the pools from ``to.files``."""
 
 
 class DatasetSource(ABC):
@@ -17,19 +96,40 @@ class DatasetSource(ABC):
         name: what tasks call it.
         summary: one line for ``ifsl-bench data list``.
         needs_source: False if it can be made from nothing, and therefore rebuilt at any time.
+        forms: what it can be made from, the likeliest first.
     """
 
-    name: ClassVar[str]
+    name: str
     summary: ClassVar[str]
     needs_source: ClassVar[bool] = True
+    forms: Sequence[Form] = ()
 
     @abstractmethod
     def recipe(self) -> str:
         """Identity of what is made: changes whenever the content would."""
 
-    @abstractmethod
-    def build(self, writer: Writer, source: Path | None, reporter: Reporter) -> None:
-        """Writes the pools. ``source`` is what the user gave as ``--from``, None where nothing is needed."""
+    def form(self, tree: Tree) -> Form | None:
+        """The form that a tree has, None where it has none of this data set's."""
+        return next((form for form in self.forms if form.recognises(tree)), None)
+
+    def build(self, to: Import) -> None:
+        """Writes the pools; by the form that is recognised, where the data set has forms.
+
+        Raises:
+            UserError: the files are not what they should be.
+        """
+        form = self.form(to.files)
+        if form is None:
+            wanted = "; or ".join(form.title for form in self.forms)
+            names = [entry.path for entry in to.files.entries[:3]]
+            holds = f"it holds {', '.join(names)}, ..." if names else "it holds no files"
+            raise UserError(
+                f"{to.files.path} ({to.files.kind}) has none of the forms of data set {self.name!r}: {holds} "
+                f"Known are: {wanted}"
+            )
+        to.reporter.say(f"{to.files.path}: {form.title} ({to.files.kind})")
+        to.about["form"] = form.title
+        form.build(to)
 
     def outline(self) -> tuple[tuple[int, ...], dict[str, int], int] | None:
         """Shape of an image, images in each pool and number of base classes, if known before building."""

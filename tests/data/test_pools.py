@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
-from ifsl_bench.data.pools import POOLS, build, open_dataset, verify
+from ifsl_bench.data.pools import POOLS, open_dataset, verify
 from ifsl_bench.data.prepare import dataset_folder, ensure, prepare
+from ifsl_bench.data.writer import build
 from ifsl_bench.errors import CorruptFile, UserError
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.store import Home
@@ -191,7 +192,7 @@ def test_features_of_ones_own(features_folder, tmp_path):
     ("damage", "message"),
     [
         (lambda f: (f / "base-val.npz").unlink(), "base-val.npz is missing"),
-        (lambda f: (f / "base-val.npz").write_bytes(b"<html>"), "it begins with b'<html>'"),
+        (lambda f: (f / "base-val.npz").write_bytes(b"<html>"), "it is an HTML page"),
         (lambda f: np.save(open(f / "base-val.npz", "wb"), np.zeros(3)), "no readable .npz"),  # noqa: SIM115
         (lambda f: (f / "base-val.npz").write_bytes((f / "base-test.npz").read_bytes()[:900]), "no readable .npz"),
         (lambda f: np.savez(f / "novel-test.npz", features=np.full((3, 16), 1e300), labels=np.arange(3)), "infinity"),

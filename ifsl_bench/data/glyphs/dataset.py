@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from ifsl_bench.data import glyphs
-from ifsl_bench.data.pools import Dataset, Writer
-from ifsl_bench.data.source import DatasetSource
-from ifsl_bench.reporter import Reporter
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.source import DatasetSource, Import
 
 
 class Glyphs(DatasetSource):
     """Letters of eight scripts in twelve DejaVu faces, 32x32, one channel; no script on two sides."""
 
-    name: ClassVar[str] = "glyphs"
+    name = "glyphs"
     summary: ClassVar[str] = "letters rendered from the DejaVu faces, 32x32; embedded, no download"
     needs_source: ClassVar[bool] = False
 
@@ -39,14 +37,14 @@ class Glyphs(DatasetSource):
         glyphs.render(letters, np.ones(len(letters), np.int64), glyphs.SEED)
         return (time.perf_counter() - start) / len(letters) * sum(self.outline()[1].values())
 
-    def build(self, writer: Writer, source: Path | None, reporter: Reporter) -> None:
+    def build(self, to: Import) -> None:
         pools = glyphs.pools()
         total = sum(self.outline()[1].values())
-        with reporter.stage("rendering glyphs", total) as stage:
+        with to.reporter.stage("rendering glyphs", total) as stage:
             for name, pool in pools.items():
                 labels = np.repeat(np.arange(len(pool.letters)), pool.per_class)
                 classes = tuple(letter.label for letter in pool.letters)
-                with writer.pool(name, labels, classes, glyphs.IMAGE_SHAPE) as images:
+                with to.writer.pool(name, labels, classes, glyphs.IMAGE_SHAPE) as images:
                     glyphs.fill(pool, images, stage.advance)
 
     def details(self, dataset: Dataset) -> list[tuple[str, list[dict[str, object]]]]:

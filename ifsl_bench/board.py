@@ -1,0 +1,110 @@
+"""What is known of a task: measured rows, rows that are not comparable with them, published rows. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ifsl_bench.compare import Row, mismatch, rows_of
+from ifsl_bench.errors import UserError
+from ifsl_bench.result import PublishedRow, Result, packaged_root, published, stored
+from ifsl_bench.task import Task, packaged
+from ifsl_bench.variants import changed, split
+
+
+@dataclass(frozen=True)
+class Board:
+    """What is known of one task.
+
+    Attributes:
+        rows: measured rows of today's definition of the task, on all of its episodes.
+        others: measured rows on other episodes or data, shown apart and never ranked with ``rows``.
+        papers: published rows, of the same protocol or of a related one (their ``protocol`` then says so).
+        remarks: on files and rows that are left out.
+    """
+
+    task: Task
+    rows: tuple[Row, ...]
+    others: tuple[Row, ...]
+    papers: tuple[PublishedRow, ...]
+    remarks: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def empty(self) -> bool:
+        return not (self.rows or self.others or self.papers)
+
+    @property
+    def labels(self) -> set[str]:
+        """Of all rows, measured and published."""
+        return {row.label for row in (*self.rows, *self.others)} | {paper.label for paper in self.papers}
+
+    def only(self, labels: Collection[str]) -> Board:
+        """The rows with these labels, whatever their case."""
+        wanted = {label.lower() for label in labels}
+        rows, others = (tuple(r for r in part if r.label.lower() in wanted) for part in (self.rows, self.others))
+        papers = tuple(paper for paper in self.papers if paper.label.lower() in wanted)
+        return replace(self, rows=rows, others=others, papers=papers)
+
+    def row(self, label: str) -> Row | None:
+        """The row of that label: yours if there is one, else the stored one."""
+        return next((row for row in (*self.rows, *self.others) if row.label == label), None)
+
+
+def load_board(task: Task, results: Path) -> Board:
+    """The measured rows of a task, yours first, then those that come with the package, and the published ones."""
+    rows: list[Row] = []
+    remarks: list[str] = []
+    for root, origin in _roots(results):
+        found, left_out = stored(root, [task.name])
+        today = [r for r in found if r.task_hash == task.hash]
+        remarks += left_out
+        remarks += [
+            f"left out: {r.label}, seed {r.seed} ({origin}) is of another definition of the task; run it again"
+            for r in found
+            if r.task_hash != task.hash
+        ]
+        grouped, odd = rows_of(today, origin)
+        rows += grouped
+        remarks += odd
+    reference = _reference(task, rows)
+    comparable = [row for row in rows if reference is None or not mismatch(reference, row.results[0])]
+    others = [row for row in rows if row not in comparable]
+    return Board(task, tuple(comparable), tuple(others), tuple(published(task.name)), tuple(remarks))
+
+
+def _roots(results: Path) -> list[tuple[Path, str]]:
+    """The folders of results, with what their rows are called."""
+    own = packaged_root()
+    return [(own, "stored")] if results.resolve() == own.resolve() else [(results, "yours"), (own, "stored")]
+
+
+def _reference(task: Task, rows: Sequence[Row]) -> Result | None:
+    """A result on all episodes of the task, and on its data: what the others are held against."""
+    whole = [r for row in rows for r in row.results if len(r.episodes.base_joint) == task.evaluation.episodes]
+    pinned = [r for r in whole if r.fingerprint == task.dataset.fingerprint]
+    return next(iter(pinned or whole or [r for row in rows for r in row.results]), None)
+
+
+def load_variants(task: Task, results: Path) -> list[Board]:
+    """The boards, where anything is in them, of the tasks whose protocol departs from this one's.
+
+    These are the packaged tasks that say so, and the task with changes (``glyphs-5shot+ways=10``) as far as results of
+    it are stored.
+    """
+    variants = {name: other for name, other in packaged().items() if other.variant_of == task.name}
+    folders = {path.name for root, _ in _roots(results) for path in root.glob(f"{task.name}+*") if path.is_dir()}
+    for folder in sorted(folders):
+        try:
+            plain, change = split(folder)
+            other = changed(task, change)
+        except UserError:
+            continue  # a folder that no version of ours has made
+        if plain == task.name and other.name == folder:
+            variants[folder] = other
+    boards = [load_board(other, results) for other in variants.values()]
+    return [board for board in boards if not board.empty]

@@ -1,0 +1,196 @@
+"""Contributed result files, held against the task, the episodes, the data and the method that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ifsl_bench import registry
+from ifsl_bench.errors import UserError
+from ifsl_bench.result import Result, file_name, inconsistency, parse
+from ifsl_bench.store import Home, read_json
+from ifsl_bench.task import Task, find
+
+PROVENANCE = ("command", "version", "time", "device", "python", "libraries", "method_source")
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found of a file.
+
+    Attributes:
+        result: None where the file does not hold one.
+        failures: what is wrong, a line each; empty for a good file.
+        unverified: what could not be looked at here.
+    """
+
+    result: Result | None
+    failures: tuple[str, ...]
+    unverified: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """A good file in one line."""
+        if self.result is None or self.failures:
+            raise ValueError("the file has failed")
+        r = self.result
+        accuracy = f"{r.summary['acc']['mean']:.2f} ± {r.summary['acc']['interval']:.2f}"
+        said = f"ok: {r.label} on {r.task}, seed {r.seed}, {len(r.episodes.base_joint):,} episodes, Acc. {accuracy}"
+        return f"{said} (not verified: {'; '.join(self.unverified)})" if self.unverified else said
+
+
+def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | None = None) -> Checked:
+    """Verifies a result file.
+
+    Held against each other are its schema; its summary and the counts of its episodes; its task's definition, data and
+    episodes, and the ones it was measured on; its name and label, and the method, options and seed in it; where it came
+    from. The episodes of a task without a pinned digest, and some but not all of a task's, are drawn again where the
+    data are prepared here; the label is spelled again where the method is installed.
+
+    Args:
+        tasks: tasks of one's own, by name, beside the packaged ones.
+        home: where data sets are looked for.
+    """
+    home = home or Home.locate()
+    try:
+        if mixed := _published(path):
+            return Checked(None, (mixed,))
+        result = parse(path)
+    except OSError as error:
+        return Checked(None, (f"it cannot be read: {error.strerror}",))
+    except UserError as error:
+        return Checked(None, (str(error).replace(f"{path} ", "it ", 1).removeprefix(f"{path}: "),))
+    failures = [reason] if (reason := inconsistency(result)) else []
+    failures += _place(path, result)
+    failures += _origin(result)
+    unverified: list[str] = []
+    try:
+        task = _task(result, tasks or {}, home)
+    except UserError as error:
+        failures.append(f"task: {error}")
+    else:
+        failures += _definition(result, task)
+        for check in (_digest, _method):
+            try:
+                failures += check(result, task, home)
+            except _Unverified as error:
+                unverified.append(str(error))
+    return Checked(result, tuple(failures), tuple(unverified))
+
+
+class _Unverified(Exception):
+    """Something that cannot be looked at here; says what is missing."""
+
+
+def _task(result: Result, tasks: Mapping[str, Task], home: Home) -> Task:
+    if result.task in tasks:
+        return tasks[result.task]
+    (task,) = find(result.task, home=home)
+    if task.name != result.task:
+        raise UserError(f"{result.task!r} is called {task.name!r}")
+    return task
+
+
+def _published(path: Path) -> str:
+    """Why a file is of published rows, or among them; "" where it is not. They are never mixed with measured ones."""
+    if read_json(path).keys() & {"rows", "columns"}:
+        return "it is a table of published rows, not the result of a run"
+    if path.resolve().parent.name == "published":
+        return "it lies among the published rows, where no measured result belongs"
+    return ""
+
+
+def _place(path: Path, result: Result) -> Iterator[str]:
+    if result.seed < 0:
+        yield f"seed: {result.seed} is negative"
+    if path.name != file_name(result.label, result.seed):
+        yield f"file name: label and seed make it {file_name(result.label, result.seed)}"
+    folder = path.resolve().parent.name
+    if folder != result.task and _is_task(folder):
+        yield f"folder: it lies with the results of {folder}, and is of {result.task}"
+
+
+def _is_task(name: str) -> bool:
+    try:
+        return bool(find(name))
+    except UserError:
+        return False
+
+
+def _origin(result: Result) -> Iterator[str]:
+    if missing := [key for key in PROVENANCE if not result.provenance.get(key)]:
+        yield f"provenance: {', '.join(missing)} missing; a result comes from 'ifsl-bench run', not from a hand"
+    if "+changes" in str(result.provenance.get("commit", "")):
+        yield f"provenance: measured with files changed since commit {result.provenance['commit'][:12]}; run it again"
+    if missing := [key for key in ("key", "sha256", "accuracy") if not result.pretraining.get(key)]:
+        yield f"pretraining: {', '.join(missing)} missing"
+
+
+def _definition(result: Result, task: Task) -> Iterator[str]:
+    if result.task_hash != task.hash:
+        yield f"task_hash: {result.task_hash}, today's definition of {task.name} has {task.hash}"
+    pinned = task.dataset.fingerprint
+    if pinned and result.fingerprint != pinned:
+        yield f"fingerprint: {result.fingerprint[:16]}, task {task.name} is pinned to {pinned[:16]}: other data"
+    episodes, shape = result.episodes, task.episode
+    for name, found, expected in (
+        ("base_queries", episodes.base_queries, shape.base_queries),
+        ("novel_queries", episodes.novel_queries, shape.ways * shape.novel_queries),
+    ):
+        if found != expected:
+            yield f"episodes.{name}: {found}, episodes of {task.name} have {expected}"
+    if len(episodes.base_joint) > task.evaluation.episodes:
+        yield f"episodes: {len(episodes.base_joint):,}, task {task.name} has {task.evaluation.episodes:,}"
+
+
+def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The digest, against the pinned one or against the episodes drawn again from the data."""
+    count = len(result.episodes.base_joint)
+    expected = task.digest if count == task.evaluation.episodes else None
+    if expected is None:
+        expected = _drawn_digest(result, task, home, count)
+    if result.digest != expected:
+        yield f"digest: {result.digest[:16]}, the {count:,} episodes of {task.name} have {expected[:16]}"
+
+
+def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
+    from ifsl_bench.data.pools import open_dataset
+    from ifsl_bench.data.prepare import dataset_folder, is_prepared
+
+    name = task.dataset.name
+    if not is_prepared(home, name):
+        raise _Unverified(f"digest, since data set {name} is not prepared here")
+    try:
+        if (found := open_dataset(dataset_folder(home, name)).fingerprint) != result.fingerprint:
+            raise _Unverified(f"digest, since data set {name} here has fingerprint {found[:16]}")
+        from ifsl_bench.bench import Bench, Workspace
+
+        return Bench(task, "linear", result.seed, 1, Workspace(home)).sampler("test").digest(count)
+    except UserError as error:
+        raise _Unverified(f"digest, since {error}") from error
+
+
+def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """Label, options and backbone, as the installed method and the task make them."""
+    if result.method not in registry.names(registry.METHODS):
+        raise _Unverified(f"label and backbone, since method {result.method} is not installed here")
+    from ifsl_bench.job import Job
+    from ifsl_bench.method import resolve_options
+    from ifsl_bench.pretrain import pretraining_key
+    from ifsl_bench.training import Training
+
+    try:
+        name, method, _ = registry.resolve(result.method)
+        tuned = {name for names in result.tuned for name in names.split(", ")}
+        given = {key: value for key, value in result.options.items() if key not in tuned}
+        options, training = resolve_options(method, name, given, task), Training.parse(result.train)
+    except UserError as error:
+        yield f"options: {error}"
+        return
+    job = Job(name, method, options, task, training, result.seed, len(result.episodes.base_joint))
+    if job.label != result.label:
+        yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
+    key = pretraining_key(task, result.fingerprint, method.head, result.seed)
+    if result.pretraining.get("key") not in (None, key):
+        yield f"pretraining.key: {result.pretraining['key']}, task, data and seed make it {key}"

@@ -1,0 +1,136 @@
+"""``ifsl-bench table``, ``compare``, ``show`` and ``check``: what is done with results that are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ifsl_bench.cli_options import folders_of, home_option, names, results_option, style_option
+from ifsl_bench.errors import UserError, unknown
+
+
+@click.command()
+@click.argument("tasks", nargs=-1, metavar="TASK...")
+@click.option("--rank", is_flag=True, help="Rank the measured rows by paired significance; variants of a task apart.")
+@click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
+@click.option(
+    "--method",
+    "labels",
+    multiple=True,
+    callback=names,
+    metavar="LABEL",
+    help="Only rows with these labels, comma-separated or repeated.",
+)
+@home_option
+@results_option
+@style_option
+def table(
+    tasks: tuple[str, ...],
+    rank: bool,
+    full: bool,
+    labels: list[str],
+    home: str | None,
+    results_dir: str | None,
+    style: str,
+) -> None:
+    """Print the stored and published rows of tasks (of every task that has any, where none is named)."""
+    from ifsl_bench.board import load_board
+    from ifsl_bench.task import find, own, packaged
+
+    folders = folders_of(home, results_dir)
+    chosen = [task for name in tasks for task in find(name, home=folders)]
+    boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
+    if labels:
+        known = {label for board in boards for label in board.labels}
+        for label in labels:
+            if label.lower() not in {other.lower() for other in known}:
+                raise unknown("row", label, known, where=f"of {', '.join(tasks) or 'any task'}")
+        boards = [board.only(labels) for board in boards]
+    if not tasks:
+        boards = [board for board in boards if not board.empty]
+    if rank:
+        from ifsl_bench.leaderboard import leaderboard
+
+        click.echo(leaderboard(boards, folders.results, style, full, labels))
+    else:
+        from ifsl_bench.report import task_tables
+
+        click.echo(task_tables(boards, style, full))
+
+
+@click.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--task", "task", help="The task, where A and B are labels of stored rows.")
+@home_option
+@results_option
+@style_option
+def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str | None, style: str) -> None:
+    """Paired difference A - B: two labels of a task, or two result files."""
+    from ifsl_bench.board import load_board
+    from ifsl_bench.compare import Row
+    from ifsl_bench.compare import compare as compare_rows
+    from ifsl_bench.report import comparison_table
+    from ifsl_bench.result import read
+
+    rows = []
+    if task:
+        from ifsl_bench.task import find
+
+        folders = folders_of(home, results_dir)
+        (found, *more) = find(task, home=folders)
+        if more:
+            raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
+        board = load_board(found, folders.results)
+        for name in (a, b):
+            row = board.row(name)
+            if row is None:
+                labels = {row.label for row in (*board.rows, *board.others)}
+                raise unknown("row", name, labels, where=f"of task {found.name}")
+            rows.append(row)
+    else:
+        for name in (a, b):
+            path = Path(name)
+            if not path.exists():
+                raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
+            result = read(path)
+            rows.append(Row(f"{result.label}.seed-{result.seed}", "file", (result,)))
+    click.echo(comparison_table(compare_rows(*rows), style))
+
+
+@click.command()
+@click.argument("file", type=click.Path())
+@style_option
+def show(file: str, style: str) -> None:
+    """Print one result file in full."""
+    from ifsl_bench import report
+    from ifsl_bench.result import read
+
+    result = read(Path(file))
+    click.echo(report.result_table(result, style))
+    if style in ("text", "markdown"):
+        click.echo("\n" + report.result_facts(result))
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="RESULT.json...")
+@click.option("--task", "task_files", multiple=True, metavar="FILE.toml", help="Tasks of your own, for their results.")
+@home_option
+def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None) -> None:
+    """Verify result files before they are contributed: a line each, status 2 if one of them fails."""
+    from ifsl_bench.check import check_file
+    from ifsl_bench.task import find
+
+    folders = folders_of(home)
+    own = {task.name: task for name in task_files for task in find(name, home=folders)}
+    bad = 0
+    for name in files:
+        found = check_file(Path(name), own, folders)
+        if not found.failures:
+            click.echo(f"{name}: {found.line}")
+        for failure in found.failures:
+            click.echo(f"{name}: {failure}", err=True)
+        bad += bool(found.failures)
+    if bad:
+        raise UserError(f"{bad} of {len(files)} result files fail" if len(files) > 1 else "the result file fails")

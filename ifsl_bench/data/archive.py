@@ -1,0 +1,143 @@
+"""Folders and archives as one thing, opened by what they are and not by what they are called.
+
+A folder, a zip archive, a tar archive (also one of tar archives, as ILSVRC-2012 is distributed) and a tar archive
+compressed by gzip, bzip2 or xz.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import threading
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from ifsl_bench.data.tarball import COMPRESSIONS, CompressedTar, Tar
+from ifsl_bench.data.tree import Entry, Tree, inside, is_tar, natural, some, what_is
+from ifsl_bench.errors import UserError
+from ifsl_bench.store import sha256_json
+
+__all__ = ["Entry", "Tree", "natural", "open_tree", "some", "what_is"]
+
+
+def open_tree(path: Path) -> Tree:
+    """Opens a folder or an archive.
+
+    Raises:
+        UserError: there is no such thing, or it is no archive, or a damaged one; the message says what it really is.
+    """
+    if path.is_dir():
+        return _Folder(path)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return _Zip(path)
+    if is_tar(head):
+        return Tar(path)
+    if head.startswith(tuple(COMPRESSIONS)):
+        return CompressedTar(path, head)
+    raise UserError(
+        f"{path} is neither a folder nor a zip or tar archive (of gzip, bzip2 or xz at most); it is {what_is(head)}"
+    )
+
+
+class _Folder(Tree):
+    kind = "folder"
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def where(self, entry: Entry | str) -> str:
+        return str(self.path / (entry if isinstance(entry, str) else entry.path))
+
+    def _list(self) -> Iterator[Entry]:
+        # Links are followed, since people build data sets of them; one that leads back up ends there.
+        waiting: list[tuple[str, str, frozenset[tuple[int, int]]]] = [("", str(self.path), frozenset())]
+        while waiting:
+            prefix, folder, above = waiting.pop()
+            with self.readable(prefix):
+                status = os.stat(folder)
+                me = (status.st_dev, status.st_ino)
+                if me in above:
+                    continue
+                with os.scandir(folder) as found:
+                    for item in found:
+                        if item.is_dir():
+                            waiting.append((f"{prefix}{item.name}/", item.path, above | {me}))
+                        elif item.is_file():
+                            yield Entry(prefix + item.name, item.stat().st_size)
+
+    def open(self, entry: Entry) -> BinaryIO:
+        return open(self.path / entry.path, "rb")
+
+    def identity(self) -> str:
+        return sha256_json([str(self.path.resolve()), [[e.path, e.size] for e in self.entries]])
+
+
+class _Zip(Tree):
+    kind = "zip archive"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        try:
+            self.archive = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+            raise UserError(
+                f"{path} ({path.stat().st_size:,} bytes) begins as a zip archive but has no list of files at its end: "
+                f"it is cut short or damaged; get it again"
+            ) from error
+        self.file = open(path, "rb")  # noqa: SIM115 (closed by close)
+        self.lock = threading.Lock()
+        self.members: dict[str, zipfile.ZipInfo] = {}
+
+    def close(self) -> None:
+        self.archive.close()
+        self.file.close()
+
+    def _list(self) -> Iterator[Entry]:
+        for member in self.archive.infolist():
+            path = inside(self.path, member.filename)
+            if member.is_dir():
+                continue
+            if stat.S_ISLNK(member.external_attr >> 16):
+                raise UserError(
+                    f"{self.path} holds {member.filename!r}, a symbolic link; links in archives are not followed, "
+                    f"unpack it and give the folder"
+                )
+            self.members[path] = member
+            yield Entry(path, member.file_size)
+
+    def open(self, entry: Entry) -> BinaryIO:
+        _ = self.entries
+        with self.lock:
+            return cast(BinaryIO, self.archive.open(self.members[entry.path]))
+
+    def read(self, entry: Entry) -> bytes:
+        # zipfile lets only one thread at a time open files; here only the reading itself is one at a time.
+        _ = self.entries
+        member = self.members[entry.path]
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
+            with self.readable(entry), self.lock:
+                return self.archive.read(member)
+        with self.readable(entry):
+            with self.lock:
+                self.file.seek(member.header_offset)
+                header = self.file.read(30)
+                if len(header) < 30 or not header.startswith(b"PK\x03\x04"):
+                    raise zipfile.BadZipFile("no file begins where the list of files says")
+                self.file.seek(sum(struct.unpack("<HH", header[26:])), os.SEEK_CUR)
+                content = self.file.read(member.compress_size)
+            if len(content) < member.compress_size:
+                raise EOFError
+            if member.compress_type == zipfile.ZIP_DEFLATED:
+                content = zlib.decompressobj(-15).decompress(content, entry.size + 1)
+            if len(content) != entry.size or zlib.crc32(content) != member.CRC:
+                raise zipfile.BadZipFile("wrong CRC")
+        return content

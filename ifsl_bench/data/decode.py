@@ -1,0 +1,266 @@
+"""Encoded images to arrays of one size: RGB, uint8, several at a time.
+
+Decoding is Pillow's; it leaves the interpreter's lock while it works, so threads use all cores and write straight into
+the data set's array.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import struct
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from ifsl_bench.data.archive import Tree, what_is
+from ifsl_bench.data.pools import release
+from ifsl_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+MOST_PIXELS = 1 << 26  # of a decoded image: 200 MB as RGB
+_RELEASE = 1 << 28  # bytes written between two releases of the array's pages
+_CHUNK = 32  # images a thread takes at a time
+
+Content = bytes | Callable[[], bytes]
+Item = tuple[int, str, Content]  # row, how messages name the image, its encoded content or how to read it
+
+
+class BadImage(Exception):
+    """A single image that cannot be used; says why."""
+
+
+@dataclass(frozen=True)
+class ImageSpec:
+    """What decoded images look like.
+
+    Attributes:
+        size: height and width in pixels.
+        fit: "exact" accepts images of that size only; "stretch" resizes to it whatever the shape; "crop" scales the
+            shorter side and takes the middle.
+        filter: "cubic" is Pillow's, which averages when it shrinks; "cubic-opencv" is cv2.INTER_CUBIC, which does
+            not: four taps (a = -0.75) at any scale, as in the released preparation of tiered-ImageNet.
+        upright: whether a rotation recorded by the camera (EXIF) is applied.
+    """
+
+    size: int
+    fit: Literal["exact", "stretch", "crop"] = "exact"
+    filter: Literal["cubic", "cubic-opencv"] = "cubic"
+    upright: bool = False
+
+
+def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
+    """An encoded image as RGB, uint8 [size, size, 3]. Greyscale, palette and CMYK images are converted; what is
+    transparent is laid on white.
+
+    Raises:
+        BadImage: it cannot be decoded, or has the wrong size.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(content), formats=_formats()) as image:
+            if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
+                image.draft("RGB", (2 * spec.size, 2 * spec.size))
+            if image.width * image.height > MOST_PIXELS:
+                raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
+            image.load()
+            return _fitted(_rgb(ImageOps.exif_transpose(image) if spec.upright else image), spec)
+    except UnidentifiedImageError:
+        raise BadImage(f"it is no image but {what_is(content[:512])}") from None
+    except Image.DecompressionBombError:
+        raise BadImage("it has too many pixels to decode") from None
+    except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, struct.error) as error:
+        raise BadImage(f"it cannot be decoded ({error})") from None
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Those of :data:`FORMATS` that this build of Pillow knows. Called first while there is one thread."""
+    from PIL import Image
+
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    from PIL import Image
+
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode in ("I", "I;16", "I;16L", "I;16B", "I;16N"):  # 16 bits a pixel, of which the upper 8 are kept
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise BadImage("its pixels are floating-point numbers of unknown range")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
+    from PIL import Image
+
+    size, (width, height) = spec.size, image.size
+    if (width, height) == (size, size):
+        return np.asarray(image)
+    if spec.fit == "exact":
+        raise BadImage(f"it has {width} x {height} pixels instead of {size} x {size}")
+    box = (0.0, 0.0, float(width), float(height))
+    if spec.fit == "crop":
+        side = min(width, height)
+        left, top = (width - side) / 2, (height - side) / 2
+        box = (left, top, left + side, top + side)
+    if spec.filter == "cubic":
+        return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, box=box))
+    if spec.fit == "crop":
+        image = image.crop((round(box[0]), round(box[1]), round(box[2]), round(box[3])))
+    return resize_cubic(np.asarray(image), size)
+
+
+def resize_cubic(image: np.ndarray, size: int) -> np.ndarray:
+    """What OpenCV's INTER_CUBIC makes of an image, up to its rounding of weights to 11 bits.
+
+    Args:
+        image: uint8 [H, W, C].
+
+    Returns:
+        uint8 [size, size, C].
+    """
+
+    def taps(length: int) -> tuple[np.ndarray, np.ndarray]:
+        centre = (np.arange(size) + 0.5) * length / size - 0.5
+        first = np.floor(centre).astype(np.int64)
+        t = centre - first  # [size]
+        d = np.stack([t + 1, t, 1 - t, 2 - t])  # [4, size], distances of the taps
+        a = -0.75
+        near, far = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        weights = np.where(d <= 1, near, far)
+        return np.clip(first + np.arange(-1, 3)[:, None], 0, length - 1), weights
+
+    rows, row_weights = taps(image.shape[0])
+    columns, column_weights = taps(image.shape[1])
+    used = image[rows]  # [4, size, W, C]
+    tall = np.einsum("kyxc,ky->yxc", used, row_weights)
+    wide = np.einsum("ykxc,kx->yxc", tall[:, columns], column_weights)
+    return np.clip(np.rint(wide), 0, 255).astype(np.uint8)
+
+
+@dataclass
+class Decoded:
+    """What came of decoding the images of a pool.
+
+    Attributes:
+        digests: uint64 [n], equal for images with equal pixels (and, by chance, for others in 2^64).
+        bad: row, name and reason of each image that could not be used; its row holds zeros.
+        bytes_read: encoded bytes.
+    """
+
+    digests: np.ndarray
+    bad: list[tuple[int, str, str]] = field(default_factory=list)
+    bytes_read: int = 0
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def decode_into(
+    out: np.ndarray, items: Iterable[Item], spec: ImageSpec, advance: Callable[[int], None] | None = None
+) -> Decoded:
+    """Decodes images into rows of an array, in as many threads as there are cores.
+
+    Args:
+        out: uint8 [n, size, size, 3], memory-mapped where it is large; its pages are handed back as they fill, so
+            that memory in use does not grow with n.
+        items: (row, name, content) of each image; content is read in the thread where it is a function.
+        advance: called with a number of finished images now and then, from this thread.
+
+    Raises:
+        UserError: the content of an image could not be read.
+    """
+    result = Decoded(np.zeros(len(out), np.uint64))
+    source = iter(items)
+    written = 0
+    _formats()
+
+    def work(chunk: list[Item]) -> tuple[int, int, list[tuple[int, str, str]]]:
+        size, bad = 0, []
+        for row, name, content in chunk:
+            encoded = content if isinstance(content, bytes) else content()
+            size += len(encoded)
+            try:
+                pixels = decode(encoded, spec)
+            except BadImage as error:
+                out[row] = 0
+                bad.append((row, name, str(error)))
+            else:
+                out[row] = pixels
+                digest = hashlib.sha256(pixels.tobytes()).digest()[:8]
+                result.digests[row] = int.from_bytes(digest, "little")
+        return len(chunk), size, bad
+
+    def collect(future: Future[tuple[int, int, list[tuple[int, str, str]]]]) -> None:
+        nonlocal written
+        count, size, bad = future.result()
+        result.bytes_read += size
+        result.bad += bad
+        written += count * out[0].nbytes
+        if written >= _RELEASE:
+            release(out)
+            written = 0
+        if advance:
+            advance(count)
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
+        warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata
+        running: deque[Future[tuple[int, int, list[tuple[int, str, str]]]]] = deque()
+        try:
+            while chunk := list(islice(source, _CHUNK)):
+                running.append(pool.submit(work, chunk))
+                if len(running) >= 4 * cores():
+                    collect(running.popleft())
+            while running:
+                collect(running.popleft())
+        except BaseException:
+            for future in running:
+                future.cancel()
+            raise
+    result.bad.sort()
+    return result
+
+
+def tree_items(tree: Tree, paths: Sequence[str]) -> Iterator[Item]:
+    """Items for :func:`decode_into`: row i is the file ``paths[i]`` of the tree."""
+    entries = [tree.by_path[path] for path in paths]
+    if tree.random:
+        for row, entry in enumerate(entries):
+            yield row, tree.where(entry), lambda entry=entry: tree.read(entry)  # type: ignore[misc]
+    else:
+        for row, content in tree.scan(entries):
+            yield row, tree.where(entries[row]), content
+
+
+def refuse_bad(bad: Sequence[tuple[int, str, str]], total: int) -> UserError:
+    """The error for images that could not be used: how many, and the first of them by name."""
+    shown = "; ".join(f"{name}: {reason}" for _, name, reason in bad[:3])
+    more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
+    return UserError(
+        f"{len(bad):,} of {total:,} images cannot be used: {shown}{more}. Get these files again, or add "
+        f"--allow-partial to leave them out and mark the data set partial"
+    )

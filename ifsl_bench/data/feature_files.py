@@ -1,0 +1,88 @@
+"""Frozen features of the user's own: six .npz files."""
+
+from __future__ import annotations
+
+import zipfile
+from typing import ClassVar
+
+import numpy as np
+
+from ifsl_bench.data.archive import Entry, Tree, what_is
+from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.source import Form, Import
+from ifsl_bench.errors import UserError
+
+
+class FeatureFiles(Form):
+    """Six files ``base-train.npz`` ... ``novel-test.npz`` with ``features`` [n, D] and ``labels`` [n] each.
+
+    Labels may be any integers or strings; a class is the same in two pools if its label is. novel-train may be missing
+    for tasks with the shared protocol, where it is base/train.
+    """
+
+    title: ClassVar[str] = "frozen features (base-train.npz, ..., novel-test.npz)"
+
+    def recognises(self, tree: Tree) -> bool:
+        return not {_file(pool) for pool in POOLS}.isdisjoint(entry.name for entry in tree.entries)
+
+    def build(self, to: Import) -> None:
+        tree = to.files
+        width = None
+        base_classes: list[str] | None = None
+        with to.reporter.stage(f"importing features from {tree.path.name}", len(POOLS)) as stage:
+            for pool in POOLS:
+                entry = tree.named(_file(pool))
+                if entry is None:
+                    if pool == "novel/train":
+                        continue
+                    wanted = ", ".join(_file(p) for p in POOLS)
+                    raise UserError(
+                        f"{tree.where(_file(pool))} is missing; a data set of frozen features is six files: {wanted}"
+                    )
+                features, labels = _read_npz(tree, entry)
+                path = tree.where(entry)
+                to.bytes_read += entry.size
+                if width is not None and features.shape[1] != width:
+                    raise UserError(f"{path} has {features.shape[1]} features a row, the files before it have {width}")
+                width = features.shape[1]
+                names, ids = np.unique(labels, return_inverse=True)
+                classes = [str(n) for n in names]
+                if pool.startswith("base/"):
+                    if base_classes is not None and classes != base_classes:
+                        raise UserError(f"{path} does not have the same classes as base-train.npz")
+                    base_classes = classes
+                order = np.argsort(ids, kind="stable")
+                with to.writer.pool(pool, ids[order], tuple(classes), (width,), "float32") as out:
+                    out[:] = features[order]
+                stage.advance(1)
+
+
+def _file(pool: str) -> str:
+    return f"{pool.replace('/', '-')}.npz"
+
+
+def _read_npz(tree: Tree, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
+    path, start = tree.where(entry), tree.head(entry)
+    if not start.startswith(b"PK"):
+        raise UserError(f"{path} is no readable .npz file; it is {what_is(start)}")
+    try:
+        with tree.open(entry) as raw, np.load(raw, allow_pickle=False) as file:
+            missing = {"features", "labels"} - set(file.files)
+            if missing:
+                raise UserError(
+                    f"{path} lacks {', '.join(sorted(missing))}; it has {', '.join(file.files) or 'nothing'}"
+                )
+            features, labels = file["features"], file["labels"]
+    except (ValueError, zipfile.BadZipFile, EOFError, OSError) as error:
+        raise UserError(f"{path} is no readable .npz file ({error})") from error
+    if features.ndim != 2 or labels.shape != (len(features),) or features.dtype.kind != "f":
+        found = f"features {features.dtype}{list(features.shape)}, labels {labels.dtype}{list(labels.shape)}"
+        raise UserError(f"{path}: expected floating features [n, D] and labels [n], found {found}")
+    if labels.dtype.kind not in "iuU":
+        raise UserError(f"{path}: labels must be integers or strings, found {labels.dtype}")
+    with np.errstate(over="ignore"):
+        features = features.astype(np.float32)
+    if not np.isfinite(features).all():
+        rows = int((~np.isfinite(features)).any(1).sum())
+        raise UserError(f"{path}: features contain NaN or infinity (as float32) in {rows} rows")
+    return features, labels

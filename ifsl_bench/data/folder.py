@@ -1,0 +1,221 @@
+"""Images of the user's own, ``<root>/<class>/<image>``: which class is on which side, which image in which pool.
+
+The classes are divided by a CSV file or by a seed. A base class's images are divided 80/10/10 in natural order of their
+names into train, val and test.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ifsl_bench.data.archive import Tree, natural, some
+from ifsl_bench.data.decode import SUFFIXES, ImageSpec
+from ifsl_bench.data.image_pools import divide, import_images
+from ifsl_bench.data.source import Form, Import
+from ifsl_bench.errors import UserError, unknown
+from ifsl_bench.store import sha256_json
+
+SIZE = 84  # pixels, as on mini- and tiered-ImageNet
+WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own
+SIDES = ("base", "novel/train", "novel/val", "novel/test")
+_SPELLED = {
+    **{side: side for side in SIDES},
+    **{side.replace("/", "-"): side for side in SIDES[1:]},
+    **{side.replace("/", "_"): side for side in SIDES[1:]},
+    "train": "base", "train_a": "base", "train-a": "base", "train_b": "novel/train", "train-b": "novel/train",
+    "val": "novel/val", "valid": "novel/val", "validation": "novel/val", "test": "novel/test",
+}  # fmt: skip
+_CLASS_COLUMNS, _SIDE_COLUMNS = ("class", "wnid", "folder", "label", "name"), ("split", "side")
+
+
+@dataclass(frozen=True)
+class OwnOptions:
+    """How images of the user's own are divided and resized.
+
+    Attributes:
+        split: a CSV file with columns ``class`` and ``split``; sides are base (or train), novel/train, novel/val (val)
+            and novel/test (test). Without novel/train the tasks have the shared protocol.
+        split_seed: divides the classes 64/16/20 into base, val and test, where there is no such file.
+        size: height and width that images are resized to; the middle of an image that is not square is taken.
+    """
+
+    split: Path | None = None
+    split_seed: int | None = None
+    size: int | None = None
+
+    def given(self) -> list[str]:
+        """The options that the user gave, as the command line spells them."""
+        options = {"--split": self.split, "--split-seed": self.split_seed, "--size": self.size}
+        return [name for name, value in options.items() if value is not None]
+
+    def settings(self) -> dict[str, Any]:
+        """What they come to, JSON-able; for the manifest, and to tell whether a data set was made with the same."""
+        size = self.size or SIZE
+        if self.split is not None:
+            return {"split": sha256_json(read_sides(self.split))[:16], "size": size}
+        return {"split_seed": self.split_seed or 0, "size": size}
+
+
+class ImageFolder(Form):
+    """Folders of images, one for each class."""
+
+    title: ClassVar[str] = "images in a folder for each class"
+
+    def __init__(self, options: OwnOptions) -> None:
+        self.options = options
+
+    def recognises(self, tree: Tree) -> bool:
+        return any(_is_image(entry.path) for entry in tree.entries)
+
+    def build(self, to: Import) -> None:
+        options = self.options
+        classes = find_classes(to.files)
+        if options.split is not None:
+            sides = _listed(to, classes, options.split)
+            classes = {name: classes[name] for name in sides}
+        classes = _large_enough(to, classes)
+        if options.split is not None:
+            sides = {name: side for name, side in sides.items() if name in classes}
+        else:
+            sides = seeded_sides(list(classes), options.split_seed or 0)
+        where = str(options.split) if options.split else "the seeded split"
+        _check_sides(sides, classes, where)
+        pools = divide(classes, sides)
+        spec = ImageSpec(options.size or SIZE, fit="crop", upright=True)
+        import_images(to, pools, spec)
+
+
+def _is_image(path: str) -> bool:
+    return path.lower().endswith(SUFFIXES)
+
+
+def find_classes(tree: Tree) -> dict[str, list[str]]:
+    """Class -> paths of its images, both in natural order.
+
+    The class of an image is the folder below the root; the root is the deepest folder that all images share, so that
+    it does not matter whether a whole folder or its content was packed.
+
+    Raises:
+        UserError: images lie outside any class folder, or there is one folder only.
+    """
+    paths = [entry.path for entry in tree.entries if _is_image(entry.path)]
+    parts = [path.split("/")[:-1] for path in paths]
+    depth = 0
+    while all(len(p) > depth for p in parts) and len({p[depth] for p in parts}) == 1:
+        depth += 1
+    classes: dict[str, list[str]] = {}
+    for path, folders in zip(paths, parts, strict=True):
+        if len(folders) <= depth:
+            raise UserError(
+                f"{tree.where(path)} lies beside the folders of the classes, not in one; "
+                f"the layout is <root>/<class>/<image>"
+            )
+        classes.setdefault(folders[depth], []).append(path)
+    if {name.lower() for name in classes} <= {"train", "val", "valid", "validation", "test"}:
+        raise UserError(
+            f"the folders in {tree.path} are {', '.join(classes)}, which are no classes; give one of them with --from"
+        )
+    return {name: sorted(classes[name], key=natural) for name in sorted(classes, key=natural)}
+
+
+def read_sides(path: Path) -> dict[str, str]:
+    """Class -> side of a CSV file with columns ``class`` and ``split``, in its order.
+
+    Raises:
+        UserError: no such file, columns or side; a class that is there twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"cannot read the split {path}: {reason}") from error
+    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    columns = {(name or "").strip().lower(): name for name in rows.fieldnames or ()}
+    kind = next((columns[c] for c in _CLASS_COLUMNS if c in columns), None)
+    side_column = next((columns[c] for c in _SIDE_COLUMNS if c in columns), None)
+    if kind is None or side_column is None:
+        raise UserError(
+            f"{path}: its first line must name the columns 'class' and 'split', it is "
+            f"{', '.join(repr(name) for name in rows.fieldnames or ()) or 'empty'}"
+        )
+    sides: dict[str, str] = {}
+    for row in rows:
+        name, side = (row[kind] or "").strip(), (row[side_column] or "").strip()
+        where = f"{path}, line {rows.line_num}"
+        if not name:
+            raise UserError(f"{where}: the class is missing")
+        if side.lower() not in _SPELLED:
+            raise unknown("side", side, SIDES, where=f"of class {name!r} in {where}")
+        if name in sides:
+            raise UserError(f"{where}: class {name!r} is there twice")
+        sides[name] = _SPELLED[side.lower()]
+    return sides
+
+
+def _listed(to: Import, classes: Mapping[str, Sequence[str]], split: Path) -> dict[str, str]:
+    """The sides of the classes that are both in the CSV file and in the tree."""
+    sides = read_sides(split)
+    missing = [name for name in sides if name not in classes]
+    if missing:
+        told = f"{len(missing)} of {len(sides)} classes in {split} have no images in {to.files.path}: {some(missing)}"
+        if not to.allow_partial:
+            raise UserError(f"{told}. Correct the file, or add --allow-partial to go on without them")
+        to.reporter.warn(told)
+        to.mark_partial(told)
+    if extra := [name for name in classes if name not in sides]:
+        to.reporter.say(f"{len(extra)} folders are not in {split} and left out: {some(extra)}")
+    return {name: sides[name] for name in classes if name in sides}
+
+
+def _large_enough(to: Import, classes: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """The classes with enough images for 5-shot episodes, or for the three base pools."""
+    need = SHOTS + QUERIES
+    small = {name: len(paths) for name, paths in classes.items() if len(paths) < need}
+    if small:
+        shown = some([f"{name} ({count})" for name, count in small.items()])
+        told = f"{len(small)} of {len(classes)} classes have fewer than {need} images: {shown}"
+        if not to.allow_partial:
+            raise UserError(f"{told}. Remove these folders, or add --allow-partial to go on without them")
+        to.reporter.warn(told)
+        to.mark_partial(told)
+    return {name: paths for name, paths in classes.items() if name not in small}
+
+
+def seeded_sides(names: Sequence[str], seed: int) -> dict[str, str]:
+    """A side for each class: 20% test, 16% val (5 classes at least), the others base.
+
+    Classes are ordered by a hash of seed and name, so a class that is added or removed moves few others.
+    """
+    order = sorted(names, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).digest())
+    test, val = (max(WAYS, round(share * len(names))) for share in (0.2, 0.16))
+    side = ["novel/test"] * test + ["novel/val"] * val + ["base"] * max(0, len(names) - test - val)
+    drawn = dict(zip(order, side, strict=False))
+    return {name: drawn[name] for name in names}
+
+
+def _check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[str]], where: str) -> None:
+    counts = {side: sum(s == side for s in sides.values()) for side in SIDES}
+    shared = counts["novel/train"] == 0
+    need = {"base": 2 * WAYS if shared else 2, "novel/train": 0 if shared else WAYS,
+            "novel/val": WAYS, "novel/test": WAYS}  # fmt: skip
+    for side, least in need.items():
+        if counts[side] < least:
+            raise UserError(
+                f"{WAYS}-way episodes need at least {least} classes on side {side}; {where} gives it {counts[side]} "
+                f"of {len(sides)}"
+            )
+    # base/val and base/test; where meta-training draws on base/val too, validation has the odd half of each class.
+    tenths = [len(paths) // 10 for name, paths in classes.items() if sides[name] == "base"]
+    held = sum(tenths if shared else (tenth // 2 for tenth in tenths))
+    if held < BASE_QUERIES:
+        part = "tenth" if shared else "twentieth"
+        raise UserError(
+            f"episodes have {BASE_QUERIES} queries of base classes; a {part} of each base class's images makes "
+            f"{held} in {counts['base']} classes: more images or more base classes are needed"
+        )

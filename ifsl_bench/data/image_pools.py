@@ -1,0 +1,138 @@
+"""From lists of image files to pools: decodes them, reports progress, deals with bad and duplicate images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ifsl_bench.data.counts import Count
+from ifsl_bench.data.decode import Decoded, ImageSpec, Item, decode_into, refuse_bad, tree_items
+from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.source import Import
+from ifsl_bench.errors import UserError
+
+ImageFiles = Mapping[str, Sequence[str]]  # class -> paths in the tree, in the order they are to have
+Read = Callable[[str, Sequence[str]], Iterator[Item]]  # pool, names of images -> the images
+LISTED = 20  # names that the manifest keeps of bad and of duplicate images
+
+
+def count_files(pools: Mapping[str, ImageFiles]) -> dict[str, Count]:
+    """Classes and images of each pool, for :meth:`Import.check_counts`."""
+    return {name: Count(len(files), sum(map(len, files.values()))) for name, files in pools.items()}
+
+
+def divide(classes: ImageFiles, sides: Mapping[str, str]) -> dict[str, dict[str, Sequence[str]]]:
+    """Pool -> class -> images: those of base classes divided 80/10/10 in their order, those of novel ones whole.
+
+    Args:
+        sides: "base", or the pool of a novel class, for each class.
+    """
+    pools: dict[str, dict[str, Sequence[str]]] = {}
+    for name, paths in classes.items():
+        if sides[name] != "base":
+            pools.setdefault(sides[name], {})[name] = paths
+            continue
+        tenth = len(paths) // 10
+        train = len(paths) - 2 * tenth
+        cuts = {"base/train": (0, train), "base/val": (train, train + tenth), "base/test": (train + tenth, len(paths))}
+        for pool, (start, stop) in cuts.items():
+            pools.setdefault(pool, {})[name] = paths[start:stop]
+    return {pool: pools[pool] for pool in POOLS if pool in pools}
+
+
+def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: Read | None = None) -> None:
+    """Decodes the files of each pool and writes the pools.
+
+    Args:
+        pools: pool -> class -> paths in ``to.files``; classes and images come in the given order.
+        read: how the images of a pool are read, by whatever names ``pools`` has for them, where they are no files of
+            their own; the row of an item is its place among the names.
+
+    Raises:
+        UserError: images that cannot be used, where the user has not allowed less; a class without any image.
+    """
+    total = sum(count.images for count in count_files(pools).values())
+    refused: list[tuple[int, str, str]] = []
+    with to.reporter.stage(f"importing {total:,} images", total) as stage:
+        for name, files in pools.items():
+            if to.writer.has(name):
+                stage.advance(sum(map(len, files.values())))
+            else:
+                refused += _import_pool(to, name, files, spec, stage.advance, read or _files(to))
+    if refused:
+        raise refuse_bad(refused, total)
+    for name in pools:
+        if skipped := to.writer.pools[name].get("skipped"):
+            to.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
+    _note_duplicates(to, pools)
+
+
+def _files(to: Import) -> Read:
+    return lambda pool, paths: tree_items(to.files, paths)
+
+
+class _Bad(Exception):
+    """Leaves the block that writes a pool, so that a pool with unusable images never counts as complete."""
+
+    def __init__(self, done: Decoded) -> None:
+        self.done = done
+
+
+def _import_pool(
+    to: Import, name: str, files: ImageFiles, spec: ImageSpec, advance: Callable[[int], None], read: Read
+) -> list[tuple[int, str, str]]:
+    """Writes a pool and returns the images that cannot be used, if the user has not allowed them to be left out."""
+    paths = [path for group in files.values() for path in group]
+    labels = np.repeat(np.arange(len(files)), [len(group) for group in files.values()])
+    shape = (spec.size, spec.size, 3)
+    try:
+        with to.writer.pool(name, labels, tuple(files), shape) as images:
+            done = decode_into(images, read(name, paths), spec, advance)
+            to.bytes_read += done.bytes_read
+            if done.bad:
+                raise _Bad(done)
+            np.save(to.writer.side_file(name), done.digests)
+    except _Bad as found:
+        done = found.done
+        if not to.allow_partial:
+            return done.bad
+    else:
+        return []
+    to.reporter.warn(f"left out of {name}: {'; '.join(f'{path}: {why}' for _, path, why in done.bad[:LISTED])}")
+    good = np.setdiff1d(np.arange(len(paths)), [row for row, _, _ in done.bad])
+    if lost := set(range(len(files))) - set(labels[good].tolist()):
+        raise UserError(f"{name}: no image of class {list(files)[min(lost)]!r} can be used ({done.bad[0][2]})")
+    listed = [[path, why] for _, path, why in done.bad[:LISTED]]
+    facts = {"skipped": {"images": len(done.bad), "first": listed}}
+    # Once more without them: rare, and simpler than moving the rows that follow.
+    with to.writer.pool(name, labels[good], tuple(files), shape, facts=facts) as images:
+        decode_into(images, read(name, [paths[row] for row in good]), spec)
+        np.save(to.writer.side_file(name), done.digests)  # of all paths, zero where left out
+    return []
+
+
+def _note_duplicates(to: Import, pools: Mapping[str, ImageFiles]) -> None:
+    """Says and records which images are equal to another, pixel by pixel; they are kept."""
+    paths = [(name, path) for name, files in pools.items() for group in files.values() for path in group]
+    digests = np.concatenate([np.load(to.writer.side_file(name)) for name in pools])
+    repeated = np.flatnonzero(digests != 0)
+    order = repeated[np.argsort(digests[repeated], kind="stable")]
+    same = np.flatnonzero(digests[order][1:] == digests[order][:-1])
+    pairs = [(paths[order[i]], paths[order[i + 1]]) for i in same]
+    if not pairs:
+        return
+    across = [pair for pair in pairs if _side(pair[0][0]) != _side(pair[1][0])]
+    within = [pair for pair in pairs if _side(pair[0][0]) == _side(pair[1][0])]
+    shown = ", ".join(f"{a[1]} = {b[1]}" for a, b in (across or within)[:3])
+    told = f"{len(pairs):,} images repeat another one pixel by pixel, {len(across)} of them on another side ({shown})"
+    (to.reporter.warn if across else to.reporter.say)(f"{told}; they are kept")
+    to.about["duplicates"] = {
+        "images": len(pairs),
+        "across_sides": len(across),
+        "first": [[a[1], b[1]] for a, b in [*across, *within][:LISTED]],
+    }
+
+
+def _side(pool: str) -> str:
+    return "base" if pool.startswith("base/") else pool

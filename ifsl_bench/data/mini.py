@@ -1,0 +1,230 @@
+"""mini-ImageNet (Vinyals et al. 2016; classes of Ravi and Larochelle 2017): 64 base, 16 + 20 novel classes, 84x84.
+
+``mini-imagenet`` is the data of Gidaris and Komodakis (LwoF, CVPR 2018) and of Ren et al. (NeurIPS 2019): beside the
+60,000 images it has others of the base classes, base/val and base/test, whose choice is not published as a list. The
+variants have other ones and therefore names of their own: ``mini-imagenet-ilsvrc`` draws them from ILSVRC-2012,
+``mini-imagenet-held-out`` holds them out of the 600 a class that mini-ImageNet itself has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ifsl_bench.data import ilsvrc
+from ifsl_bench.data.archive import Tree
+from ifsl_bench.data.counts import Count
+from ifsl_bench.data.decode import ImageSpec
+from ifsl_bench.data.image_pools import import_images
+from ifsl_bench.data.pickled import SHAPE, SIZE, copy_rows, images_array, integers, load_dict, opened, required, text
+from ifsl_bench.data.published import check_pools, columns, digest, held_out, shuffled
+from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.data.stored import StoredArray
+from ifsl_bench.errors import UserError
+
+CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
+COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
+    "base/train": Count(64, 38_400),
+    "base/val": Count(64, 18_748),
+    "base/test": Count(64, 19_200),
+    "novel/val": Count(16, 9_600),
+    "novel/test": Count(20, 12_000),
+}
+HELD_OUT_COUNTS = COUNTS | {
+    "base/train": Count(64, 64 * 480),
+    "base/val": Count(64, 64 * 60),
+    "base/test": Count(64, 64 * 60),
+}
+EXTRA = 300  # images of a base class in base/test, and at most in base/val
+_SIDES = {"base/train": "train", "base/val": "train", "base/test": "train", "novel/val": "val", "novel/test": "test"}
+
+
+def sides() -> Mapping[str, str]:
+    """wnid -> train, val or test."""
+    return columns(CLASSES, "wnid", "split")
+
+
+def _check_sides(groups: Mapping[str, Any], side: str, where: str) -> None:
+    for wnid in groups:
+        if sides().get(wnid) != side:
+            known = f"is a {sides()[wnid]} class" if wnid in sides() else "is no class"
+            raise UserError(f"{where} has class {wnid!r} among its {side} classes, which {known} of mini-ImageNet")
+
+
+class LwofPickles(Form):
+    title: ClassVar[str] = "the pickles of LwoF and of Ren et al. (2019) (miniImageNet_category_split_*.pickle)"
+    files: ClassVar[Mapping[str, str]] = {
+        pool: f"miniImageNet_category_split_{part}.pickle"
+        for pool, part in zip(
+            COUNTS, ("train_phase_train", "train_phase_val", "train_phase_test", "val", "test"), strict=True
+        )
+    }
+
+    def recognises(self, tree: Tree) -> bool:
+        return any(entry.name in self.files.values() for entry in tree.entries)
+
+    def build(self, to: Import) -> None:
+        entries = {pool: required(to.files, name, self.title) for pool, name in self.files.items()}
+        arrays: dict[str, StoredArray] = {}
+        pools: dict[str, dict[str, Sequence[int]]] = {}
+        with ExitStack() as stack:
+            for pool, entry in entries.items():
+                where = to.files.where(entry)
+                file = stack.enter_context(opened(to.files, entry))
+                value = load_dict(file, where, ("data", "labels", "catname2label"))
+                arrays[pool] = images_array(value["data"], "'data'", where)
+                pools[pool] = _by_label(value, len(arrays[pool]), where)
+                _check_sides(pools[pool], _SIDES[pool], where)
+            check_pools(to, "mini-ImageNet", COUNTS, pools)
+            _copy(to, pools, arrays)
+
+
+def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
+    """wnid -> rows, from a label for each row and a label for each wnid."""
+    labels = integers(value["labels"], "'labels'", where)
+    if len(labels) != count:
+        raise UserError(f"{where} has {count:,} images and {len(labels):,} labels")
+    if not isinstance(value["catname2label"], dict):
+        raise UserError(f"'catname2label' of {where} is no dict of class names and labels")
+    numbers = integers(list(value["catname2label"].values()), "'catname2label'", where).tolist()
+    names = {number: text(name) for number, name in zip(numbers, value["catname2label"], strict=True)}
+    present = np.unique(labels).tolist()
+    if unknown := [label for label in present if label not in names]:
+        raise UserError(f"{where} has images of label {unknown[0]}, which no class of 'catname2label' has")
+    if len(set(names.values())) < len(value["catname2label"]):
+        raise UserError(f"'catname2label' of {where} gives two classes one label")
+    return {names[label]: np.flatnonzero(labels == label).tolist() for label in present}
+
+
+def _copy(to: Import, pools: Mapping[str, Mapping[str, Sequence[int]]], arrays: Mapping[str, StoredArray]) -> None:
+    total = sum(len(rows) for groups in pools.values() for rows in groups.values())
+    with to.reporter.stage(f"importing {total:,} images", total) as stage:
+        for pool, groups in pools.items():
+            if to.writer.has(pool):
+                stage.advance(sum(map(len, groups.values())))
+            else:
+                copy_rows(to, pool, groups, arrays[pool], stage.advance)
+
+
+class Caches(Form):
+    title: ClassVar[str] = "the caches of learn2learn (mini-imagenet-cache-{train,validation,test}.pkl)"
+    files: ClassVar[Mapping[str, Sequence[str]]] = {
+        side: [f"mini-imagenet-cache-{name}.pkl" for name in names]
+        for side, names in {"train": ["train"], "val": ["validation", "val"], "test": ["test"]}.items()
+    }
+
+    def recognises(self, tree: Tree) -> bool:
+        return any(entry.name in names for entry in tree.entries for names in self.files.values())
+
+    def build(self, to: Import) -> None:
+        tree = to.files
+        entries = {
+            side: next((e for name in names[1:] if (e := tree.named(name))), None)
+            or required(tree, names[0], self.title)
+            for side, names in self.files.items()
+        }
+        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
+        arrays: dict[str, StoredArray] = {}
+        with ExitStack() as stack:
+            for side, entry in entries.items():
+                where = tree.where(entry)
+                value = load_dict(stack.enter_context(opened(tree, entry)), where, ("image_data", "class_dict"))
+                images = images_array(value["image_data"], "'image_data'", where)
+                groups = _class_rows(value["class_dict"], len(images), where)
+                _check_sides(groups, side, where)
+                for wnid, rows in groups.items():
+                    if side == "train":
+                        for pool, part in held_out(rows, f"mini-imagenet-held-out:{wnid}").items():
+                            pools[pool][wnid] = part
+                    else:
+                        pools[f"novel/{side}"][wnid] = rows
+                arrays |= {pool: images for pool in pools if _SIDES[pool] == side}
+            check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
+            _copy(to, pools, arrays)
+
+
+def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
+    """wnid -> rows, as a cache has them."""
+    if not isinstance(value, dict):
+        raise UserError(f"'class_dict' of {where} is a {type(value).__name__}, expected a dict of rows for each class")
+    groups = {text(name): integers(rows, f"class {text(name)!r}", where).tolist() for name, rows in value.items()}
+    used = [row for rows in groups.values() for row in rows]
+    if used and not 0 <= min(used) <= max(used) < count:
+        raise UserError(f"'class_dict' of {where} names row {max(used)}, 'image_data' has {count:,}")
+    if len(set(used)) < len(used):
+        raise UserError(f"'class_dict' of {where} names an image twice")
+    return groups
+
+
+class Ilsvrc(Form):
+    """Of a base class, 300 images that mini-ImageNet does not have are drawn for base/test, and what is left, up to
+    300, for base/val; LwoF's counts come to the same numbers."""
+
+    title: ClassVar[str] = ilsvrc.TITLE
+
+    def recognises(self, tree: Tree) -> bool:
+        return ilsvrc.recognises(tree)
+
+    def build(self, to: Import) -> None:
+        taken = set(columns(NAMES, "filename", "original").values())
+        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
+        for wnid, images in ilsvrc.find_images(to.files).items():
+            if wnid not in sides():
+                continue
+            mine = [path for name, path in images.items() if name in taken]
+            if sides()[wnid] != "train":
+                pools[f"novel/{sides()[wnid]}"][wnid] = mine
+                continue
+            others = [name for name in images if name not in taken]
+            order = shuffled(others, f"mini-imagenet-ilsvrc:{wnid}")
+            test = EXTRA if len(order) > EXTRA else (len(order) + 1) // 2  # fewer only where the folder is not whole
+            for pool, part in (("base/test", order[:test]), ("base/val", order[test : test + EXTRA])):
+                chosen = set(part)
+                pools[pool][wnid] = [images[name] for name in others if name in chosen]
+            pools["base/train"][wnid] = mine
+        check_pools(to, "mini-ImageNet", COUNTS, pools)
+        import_images(to, pools, ImageSpec(SIZE, fit="stretch"))
+
+
+class _Mini(DatasetSource):
+    counts: ClassVar[Mapping[str, Count]] = COUNTS
+
+    def outline(self) -> tuple[tuple[int, ...], dict[str, int], int]:
+        return SHAPE, {pool: count.images for pool, count in self.counts.items()}, self.counts["base/train"].classes
+
+
+class MiniImageNet(_Mini):
+    """The exact protocol of Ren et al. (2019)."""
+
+    name = "mini-imagenet"
+    summary: ClassVar[str] = "mini-ImageNet, exact protocol; from LwoF's five pickles"
+    forms = (LwofPickles(),)
+
+    def recipe(self) -> str:
+        return "mini-imagenet, 1"
+
+
+class MiniIlsvrc(_Mini):
+    """A variant: base/val and base/test are other images."""
+
+    name = "mini-imagenet-ilsvrc"
+    summary: ClassVar[str] = "mini-ImageNet, variant: other images in base/val and base/test; from ILSVRC-2012"
+    forms = (Ilsvrc(),)
+
+    def recipe(self) -> str:
+        return f"mini-imagenet-ilsvrc, 1, {digest(CLASSES, NAMES)}"
+
+
+class MiniHeldOut(_Mini):
+    """A variant: base/val and base/test are held out of base/train."""
+
+    name = "mini-imagenet-held-out"
+    summary: ClassVar[str] = "mini-ImageNet, variant: base/val and base/test held out; from learn2learn's caches"
+    forms = (Caches(),)
+    counts = HELD_OUT_COUNTS
+
+    def recipe(self) -> str:
+        return "mini-imagenet-held-out, 1"

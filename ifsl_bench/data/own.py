@@ -1,0 +1,123 @@
+"""Data sets of the user's own: images in folders, with tasks on them, or frozen features."""
+
+from __future__ import annotations
+
+import os
+from typing import ClassVar
+
+from ifsl_bench.data.feature_files import FeatureFiles
+from ifsl_bench.data.folder import SHOTS, WAYS, ImageFolder, OwnOptions
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.errors import UserError
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.store import Home, write_bytes
+from ifsl_bench.task import packaged
+
+TASK_FILE = """\
+# Written by 'ifsl-bench data prepare {name}', for you to change; a changed task is a new task.
+
+[dataset]
+name = "{name}"
+fingerprint = "{fingerprint}"
+mean = {mean}
+std = {std}
+
+[pretraining]
+backbone = "resnet10-stempool"
+steps = {steps}
+batch = {batch}
+crop_padding = {padding}
+flip = true
+
+[pretraining.schedule]
+rate = 0.1
+shape = "cosine"
+warmup = {warmup}
+{tasks}"""
+
+TASK = """
+[tasks.{name}-{shots}shot]
+title = "{title}"
+shots = {shots}
+protocol = "{protocol}"
+"""
+EPOCHS, BATCH = 30, 128
+
+
+class OwnData(DatasetSource):
+    """A data set that no plugin knows by name."""
+
+    summary: ClassVar[str] = "your own"
+
+    def __init__(self, name: str, options: OwnOptions) -> None:
+        self.name, self.options = name, options
+        self.forms: tuple[Form, ...] = (FeatureFiles(), ImageFolder(options))
+
+    def recipe(self) -> str:
+        return "data of one's own, 1"
+
+    def build(self, to: Import) -> None:
+        if isinstance(form := self.form(to.files), ImageFolder):
+            to.about["settings"] = self.options.settings()
+            for task in self.task_names():
+                if task in packaged():
+                    raise UserError(f"there is a task {task!r} already; choose another name for your data set")
+        elif form is not None and (given := self.options.given()):
+            raise UserError(f"{', '.join(given)}: for images; {to.files.path} holds {form.title}")
+        super().build(to)
+
+    def task_names(self) -> list[str]:
+        return [f"{self.name}-{shots}shot" for shots in (1, SHOTS)]
+
+    def made(self, dataset: Dataset) -> bool:
+        """Whether a data set was made with the settings asked for."""
+        settings = dataset.manifest["about"].get("settings")
+        return settings == self.options.settings() if settings else not self.options.given()
+
+    def write_tasks(self, home: Home, dataset: Dataset, reporter: Reporter) -> None:
+        """Writes the tasks of a data set of images, where they are not there; a file for other data is kept aside."""
+        if len(dataset.shape) != 3:
+            return
+        path = home.tasks / f"{self.name}.toml"
+        if path.exists():
+            if f'"{dataset.fingerprint}"' in path.read_text(encoding="utf-8", errors="replace"):
+                return  # the user may have changed it, and meant to
+            aside = path.with_name(f"{path.name}.old")
+            os.replace(path, aside)
+            reporter.warn(f"the tasks of {self.name} are written anew; those for the data before are kept as {aside}")
+        write_bytes(path, task_file(dataset).encode())
+        tasks = self.task_names()
+        reporter.say(
+            f"tasks {' and '.join(tasks)} are in {path}; try: ifsl-bench run --method imprint --task {tasks[-1]}"
+        )
+
+
+def task_file(dataset: Dataset) -> str:
+    """TOML with a 1-shot and a 5-shot task on a data set of images."""
+    pools = dataset.manifest["pools"]
+    train = pools["base/train"]["statistics"]
+    separate = dataset.has("novel/train")
+    batch = min(BATCH, train["images"])
+    steps = max(1, EPOCHS * (train["images"] // batch))
+    tasks = "".join(
+        TASK.format(
+            name=dataset.name,
+            shots=shots,
+            title=f"{dataset.name} {train['classes'] - (0 if separate else WAYS)}+{WAYS}, "
+            f"{shots} shot{'s' if shots > 1 else ''}",
+            protocol="separate" if separate else "shared",
+        )
+        for shots in (1, SHOTS)
+    )
+    return TASK_FILE.format(
+        name=dataset.name,
+        fingerprint=dataset.fingerprint,
+        mean=[round(v / 255, 4) for v in train["mean"]],
+        std=[round(max(v, 1.0) / 255, 4) for v in train["std"]],
+        steps=steps,
+        batch=batch,
+        padding=dataset.shape[0] // 8,
+        warmup=steps // EPOCHS,
+        tasks=tasks,
+    )

@@ -1,0 +1,169 @@
+"""From pickles of arrays to pools: images in one large array, or in a list of encoded ones, with labels beside them."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from ifsl_bench.data.archive import Entry, Tree
+from ifsl_bench.data.counts import Count
+from ifsl_bench.data.decode import Item
+from ifsl_bench.data.pools import release
+from ifsl_bench.data.source import Import
+from ifsl_bench.data.stored import StoredArray
+from ifsl_bench.data.unpickle import items, load
+from ifsl_bench.errors import UserError
+
+SIZE = 84
+SHAPE = (SIZE, SIZE, 3)
+Rows = Mapping[str, Sequence[int]]  # class -> rows of the source array or list, in the order they are to have
+_BLOCK, _RELEASE = 256, 1 << 28  # rows read at a time; bytes written between two releases of the pool's pages
+
+
+@contextmanager
+def opened(tree: Tree, entry: Entry) -> Iterator[BinaryIO]:
+    """A file of the tree, fast in small steps also where it is compressed."""
+    with tree.readable(entry):
+        file = tree.open(entry)
+    with file:
+        # A member of a zip archive is slow in the steps of a byte or two that a pickle is made of.
+        small_steps = cast(io.RawIOBase, file) if isinstance(file, zipfile.ZipExtFile) else None
+        yield cast(BinaryIO, io.BufferedReader(small_steps, 1 << 20)) if small_steps else file
+
+
+def required(tree: Tree, name: str, what: str) -> Entry:
+    """The file of that name, in whatever folder of the tree.
+
+    Raises:
+        UserError: there is none.
+    """
+    entry = tree.named(name)
+    if entry is None:
+        raise UserError(
+            f"{tree.path} lacks {name}, a part of {what}; get the whole, or unpack all of it into one folder"
+        )
+    return entry
+
+
+def load_dict(file: BinaryIO, where: str, keys: Sequence[str]) -> dict[str, Any]:
+    """A pickled dict with at least these keys, which may be text or bytes; arrays stay in the file.
+
+    Raises:
+        UserError: it is none, or lacks a key.
+    """
+    value = load(file, where)
+    if not isinstance(value, dict):
+        raise UserError(f"{where} holds a {type(value).__name__}, expected a dict with {', '.join(keys)}")
+    named = {text(key): item for key, item in value.items()}
+    if missing := [key for key in keys if key not in named]:
+        has = ", ".join(str(key) for key in named) or "nothing"
+        raise UserError(f"{where} lacks {', '.join(missing)}; it has {has}")
+    return named
+
+
+def text(value: object) -> str:
+    """A name that Python 2 or 3 wrote, as text."""
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+
+
+def integers(value: object, what: str, where: str) -> np.ndarray:
+    """A list or an array of whole numbers as int64 [n].
+
+    Raises:
+        UserError: it is something else.
+    """
+    if isinstance(value, StoredArray):
+        found, array = f"{value.dtype}{list(value.shape)}", value.read() if value.dtype.kind in "iu" else None
+    elif isinstance(value, (list, tuple)) and all(type(v) is int and abs(v) < 1 << 62 for v in value):
+        found, array = "", np.array(value, np.int64)
+    else:
+        found, array = f"a {type(value).__name__}", None
+    if array is None or array.size != max(array.shape, default=0):
+        raise UserError(f"{what} of {where} is {found}, expected a list of whole numbers")
+    return array.reshape(-1).astype(np.int64)
+
+
+def images_array(value: object, what: str, where: str) -> StoredArray:
+    """An array of images, uint8 [n, 84, 84, 3].
+
+    Raises:
+        UserError: it is something else.
+    """
+    if not isinstance(value, StoredArray):
+        raise UserError(f"{what} of {where} is a {type(value).__name__}, expected an array uint8[n, 84, 84, 3]")
+    if value.dtype != np.uint8 or value.shape[1:] != SHAPE:
+        raise UserError(f"{what} of {where} is {value.dtype}{list(value.shape)}, expected uint8[n, 84, 84, 3]")
+    return value
+
+
+def count_rows(pools: Mapping[str, Rows]) -> dict[str, Count]:
+    """Classes and images of each pool, for :meth:`Import.check_counts`."""
+    return {name: Count(len(groups), sum(map(len, groups.values()))) for name, groups in pools.items()}
+
+
+def _targets(rows: np.ndarray, count: int) -> np.ndarray:
+    """The place in ``rows`` of each of 0..count-1, -1 for those that are not in it; [count]."""
+    target = np.full(count, -1, np.int64)
+    target[rows] = np.arange(len(rows))
+    return target
+
+
+def copy_rows(
+    to: Import, name: str, groups: Rows, source: StoredArray, advance: Callable[[int], None], bgr: bool = False
+) -> None:
+    """Writes a pool of images that lie in an array, in one pass over it.
+
+    Args:
+        bgr: whether its channels are blue, green, red; they are turned round.
+    """
+    rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
+    labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups.values()])
+    target = _targets(rows, len(source))
+    with to.writer.pool(name, labels, tuple(groups), SHAPE) as images:
+        start = written = 0
+        for block in source.blocks(_BLOCK):
+            at = target[start : start + len(block)]
+            images[at[at >= 0]] = block[at >= 0][..., ::-1] if bgr else block[at >= 0]
+            start += len(block)
+            written += int((at >= 0).sum()) * images[0].nbytes
+            if written >= _RELEASE:
+                release(images)
+                written = 0
+            advance(int((at >= 0).sum()))
+        to.bytes_read += source.nbytes
+
+
+def listed(entry: Entry, groups: Rows) -> dict[str, list[str]]:
+    """Class -> names of its items in a pickled list, as ``import_images`` wants them."""
+    return {name: [f"{entry.name}[{row}]" for row in group] for name, group in groups.items()}
+
+
+def list_items(tree: Tree, entry: Entry, names: Sequence[str], count: int) -> Iterator[Item]:
+    """The encoded images that lie as byte arrays in a pickled list, in one pass over it.
+
+    Args:
+        names: of the wanted items, as made by :func:`listed`; each becomes the row of its place here.
+        count: how many items the list should have.
+
+    Raises:
+        UserError: the list has more or fewer items, or other ones.
+    """
+    rows = np.array([int(name[name.rindex("[") + 1 : -1]) for name in names], np.int64)
+    target = _targets(rows, count)
+    where = tree.where(entry)
+    at = 0
+    with opened(tree, entry) as file:
+        for at, item in enumerate(items(file, where), 1):
+            if item.dtype != np.uint8 or item.nbytes != max(item.shape, default=0):
+                raise UserError(
+                    f"item {at - 1} of {where} is {item.dtype}{list(item.shape)}, expected an encoded image (bytes)"
+                )
+            if at <= count and target[at - 1] >= 0:
+                yield int(target[at - 1]), f"image {at - 1} of {where}", item.read().tobytes()
+    if at != count:
+        raise UserError(f"{where} has {at:,} images, the labels beside it are {count:,}; get both files again")

@@ -1,0 +1,77 @@
+"""What is published of data sets: class and image lists, packaged in ``ifsl_bench.tasks``, and counts to hold an import
+against. Where a choice of images is not published, it is drawn by a hash."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import lzma
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from types import MappingProxyType
+from typing import TypeVar
+
+from ifsl_bench.data.counts import Count, Counts
+from ifsl_bench.data.source import Import
+from ifsl_bench.errors import UserError
+
+Groups = Mapping[str, Sequence[object]]  # class -> its images, in whatever way they are named
+Image = TypeVar("Image")
+
+
+def _content(name: str) -> bytes:
+    return (resources.files("ifsl_bench.tasks") / name).read_bytes()
+
+
+def rows(name: str) -> Iterator[dict[str, str]]:
+    """The rows of a packaged CSV file, which may be compressed by xz."""
+    content = lzma.decompress(_content(name)) if name.endswith(".xz") else _content(name)
+    yield from csv.DictReader(io.StringIO(content.decode("utf-8")))
+
+
+def digest(*names: str) -> str:
+    """16 hex digits that change with packaged lists; for recipes."""
+    return hashlib.sha256(b"".join(_content(name) for name in names)).hexdigest()[:16]
+
+
+@cache
+def columns(name: str, key: str, value: str) -> Mapping[str, str]:
+    """Two columns of a packaged list as a mapping, in the list's order."""
+    return MappingProxyType({row[key]: row[value] for row in rows(name)})
+
+
+def shuffled(images: Sequence[Image], salt: str) -> list[Image]:
+    """Images in a random order that is the same everywhere: by the hash of ``salt`` and their places."""
+    order = sorted(range(len(images)), key=lambda i: hashlib.sha256(f"{salt}:{i}".encode()).digest())
+    return [images[i] for i in order]
+
+
+def held_out(images: Sequence[Image], salt: str) -> dict[str, list[Image]]:
+    """A class's images drawn into the base pools: 80% train, 10% val (both rounded down), the rest test.
+
+    These are the shares, and the way of rounding, of tiered-ImageNet's Train-A.
+    """
+    train, val = len(images) * 8 // 10, len(images) // 10
+    places = shuffled(range(len(images)), salt)
+    parts = {"base/train": places[:train], "base/val": places[train : train + val], "base/test": places[train + val :]}
+    return {pool: [images[i] for i in sorted(part)] for pool, part in parts.items()}
+
+
+def check_pools(to: Import, what: str, expected: Counts, pools: dict[str, dict[str, Sequence[Image]]]) -> None:
+    """Sorts each pool's classes by name, drops those that cannot be used, and compares the rest with what should be.
+
+    A class without images is dropped, and one of the base classes that any of the three base pools lacks.
+
+    Raises:
+        UserError: counts differ where the user has not allowed it; a pool is empty.
+    """
+    base = [pool for pool in expected if pool.startswith("base/")]
+    common = set.intersection(*({name for name, images in pools[p].items() if len(images)} for p in base))
+    for pool, groups in pools.items():
+        kept = common if pool in base else {name for name, images in groups.items() if len(images)}
+        pools[pool] = {name: groups[name] for name in sorted(kept)}
+    to.check_counts(what, expected, {p: Count(len(g), sum(map(len, g.values()))) for p, g in pools.items()})
+    if empty := [pool for pool in expected if not pools[pool]]:
+        raise UserError(f"{to.files.path} has no images of {what} for {', '.join(empty)}; nothing can be made of it")

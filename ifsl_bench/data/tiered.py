@@ -1,0 +1,159 @@
+"""tiered-ImageNet (Ren et al. 2018) with base classes (Ren et al. 2019): 608 classes of ILSVRC-2012, 84x84.
+
+The 351 training classes are divided into 200 base classes (Train-A, whose images have three phases) and 151 for
+meta-training (Train-B). ``tiered-imagenet`` is that split exactly. The files of 2018, from before it was made, have
+neither phases nor file names: ``tiered-imagenet-2018`` draws the images of the phases and has therefore its own name.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from ifsl_bench.data import ilsvrc
+from ifsl_bench.data.archive import Entry, Tree
+from ifsl_bench.data.counts import Count
+from ifsl_bench.data.decode import ImageSpec
+from ifsl_bench.data.image_pools import import_images
+from ifsl_bench.data.pickled import SHAPE, SIZE, list_items, listed, required
+from ifsl_bench.data.published import check_pools, columns, digest, held_out
+from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.data.tiered_files import class_names, copy_npz, images_entry, is_npz, read_labels
+from ifsl_bench.errors import UserError
+
+CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
+COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
+    "base/train": Count(200, 203_751),
+    "base/val": Count(200, 25_460),
+    "base/test": Count(200, 25_488),
+    "novel/train": Count(151, 193_996),
+    "novel/val": Count(97, 124_261),
+    "novel/test": Count(160, 206_209),
+}
+_POOLS = {"train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
+
+
+def sides() -> Mapping[str, str]:
+    """wnid -> train_a, train_b, val or test."""
+    return columns(CLASSES, "wnid", "split")
+
+
+class IlsvrcFolder(Form):
+    title: ClassVar[str] = ilsvrc.TITLE
+
+    def recognises(self, tree: Tree) -> bool:
+        return ilsvrc.recognises(tree)
+
+    def build(self, to: Import) -> None:
+        phases = columns(PHASES, "image", "phase")
+        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
+        for wnid, images in ilsvrc.find_images(to.files).items():
+            if wnid not in sides():
+                continue
+            if sides()[wnid] != "train_a":
+                pools[_POOLS[sides()[wnid]]][wnid] = list(images.values())
+                continue
+            for phase in ("train", "val", "test"):
+                pools[f"base/{phase}"][wnid] = [path for name, path in images.items() if phases.get(name) == phase]
+        check_pools(to, "tiered-ImageNet", COUNTS, pools)
+        # As the authors' preparation resized them.
+        import_images(to, pools, ImageSpec(SIZE, fit="stretch", filter="cubic-opencv"))
+
+
+class _Files(Form):
+    """Pairs of files, ``<prefix>_labels.pkl`` with classes by name and ``<prefix>_images_png.pkl`` or ``.npz``.
+
+    Attributes:
+        prefixes: prefix -> the sides of its classes.
+        own: how the names of files begin that no other form has.
+    """
+
+    prefixes: ClassVar[Mapping[str, Sequence[str]]]
+    own: ClassVar[tuple[str, ...]]
+
+    def recognises(self, tree: Tree) -> bool:
+        return any(entry.name.startswith(self.own) for entry in tree.entries)
+
+    @abstractmethod
+    def divide(self, prefix: str, wnid: str, rows: list[int]) -> Mapping[str, Sequence[int]]:
+        """The pools that a class's images go to, and which of them."""
+
+    def build(self, to: Import) -> None:
+        tree = to.files
+        entries = {prefix: required(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.prefixes}
+        images = {prefix: images_entry(tree, prefix, self.title) for prefix in self.prefixes}
+        names = class_names(tree, sides(), self.title)
+        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
+        source: dict[str, tuple[Entry, int]] = {}  # pool -> its images' file and how many are in it
+        for prefix, entry in entries.items():
+            count, groups = read_labels(tree, entry, names)
+            where = tree.where(entry)
+            for wnid, rows in groups.items():
+                if (side := sides()[wnid]) not in self.prefixes[prefix]:
+                    raise UserError(f"{where} has class {wnid}, which tiered-ImageNet has on side {side}")
+                for pool, part in self.divide(prefix, wnid, rows).items():
+                    pools[pool][wnid] = part
+                    source[pool] = images[prefix], count
+        check_pools(to, "tiered-ImageNet", COUNTS, pools)
+        encoded = {pool: pools[pool] for pool, (entry, _) in source.items() if not is_npz(entry)}
+        if encoded:
+            import_images(
+                to,
+                {pool: listed(source[pool][0], groups) for pool, groups in encoded.items()},
+                ImageSpec(SIZE),
+                lambda pool, wanted: list_items(tree, source[pool][0], wanted, source[pool][1]),
+            )
+        for pool in (pool for pool in pools if pool not in encoded and not to.writer.has(pool)):
+            copy_npz(to, pool, pools[pool], *source[pool])
+
+
+class AttractorFiles(_Files):
+    title: ClassVar[str] = "the files of Ren et al. (2019) (train_a_*, train_b_*, val_*, test_*)"
+    prefixes: ClassVar = {f"train_a_train_a_phase_{phase}": ["train_a"] for phase in ("train", "val", "test")} | {
+        side: [side] for side in _POOLS
+    }
+    own = ("train_a_", "train_b_")
+
+    def divide(self, prefix: str, wnid: str, rows: list[int]) -> Mapping[str, Sequence[int]]:
+        return {_POOLS.get(prefix) or f"base/{prefix.rpartition('_')[2]}": rows}
+
+
+class Files2018(_Files):
+    title: ClassVar[str] = (
+        "the files of Ren et al. (2018) and of learn2learn ({train,val,test}_{images_png,labels}.pkl)"
+    )
+    prefixes: ClassVar = {"train": ["train_a", "train_b"], "val": ["val"], "test": ["test"]}
+    own = ("train_labels.pkl", "train_images_png.pkl", "train_images.npz")
+
+    def divide(self, prefix: str, wnid: str, rows: list[int]) -> Mapping[str, Sequence[int]]:
+        if sides()[wnid] == "train_a":
+            return held_out(rows, f"tiered-imagenet-2018:{wnid}")
+        return {_POOLS[sides()[wnid]]: rows}
+
+
+class _Tiered(DatasetSource):
+    def outline(self) -> tuple[tuple[int, ...], dict[str, int], int]:
+        return SHAPE, {pool: count.images for pool, count in COUNTS.items()}, COUNTS["base/train"].classes
+
+
+class TieredImageNet(_Tiered):
+    """The exact protocol of Ren et al. (2019)."""
+
+    name = "tiered-imagenet"
+    summary: ClassVar[str] = "tiered-ImageNet, exact protocol; from the files of Ren et al. (2019) or ILSVRC-2012"
+    forms = (AttractorFiles(), IlsvrcFolder())
+
+    def recipe(self) -> str:
+        return f"tiered-imagenet, 1, {digest(CLASSES, PHASES)}"
+
+
+class Tiered2018(_Tiered):
+    """A variant: the images of the base classes are drawn into the three base pools."""
+
+    name = "tiered-imagenet-2018"
+    summary: ClassVar[str] = "tiered-ImageNet, variant: base pools drawn; from the files of 2018 (learn2learn's)"
+    forms = (Files2018(),)
+
+    def recipe(self) -> str:
+        return f"tiered-imagenet-2018, 1, {digest(CLASSES)}"

@@ -1,0 +1,119 @@
+"""The files in which tiered-ImageNet was released: labels by class name, images as a list of PNGs or as one array."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO
+
+import numpy as np
+
+from ifsl_bench.data.archive import Entry, Tree, what_is
+from ifsl_bench.data.pickled import copy_rows, images_array, integers, load_dict, opened, required, text
+from ifsl_bench.data.source import Import
+from ifsl_bench.data.stored import BROKEN, Span, StoredArray
+from ifsl_bench.errors import UserError
+
+NAMES, SYNSETS = "class_names.txt", "synsets.txt"
+
+
+def class_names(tree: Tree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
+    """Class name -> wnid, from two lists that belong to the release, line by line.
+
+    Args:
+        wanted: the wnids of the data set; some names belong to two classes of ILSVRC-2012, but to one of these.
+
+    Raises:
+        UserError: a list is missing, or they do not go together.
+    """
+    lists = []
+    for name in (NAMES, SYNSETS):
+        entry = required(tree, name, f"{what}, by which classes are known")
+        lists.append([line.strip() for line in tree.read(entry).decode("utf-8", "replace").rstrip().splitlines()])
+    names, wnids = lists
+    if len(names) != len(wnids):
+        raise UserError(f"{tree.path}: {NAMES} has {len(names):,} lines, {SYNSETS} has {len(wnids):,}; get both again")
+    known: dict[str, str] = {}
+    for name, wnid in zip(names, wnids, strict=True):
+        if wnid in wanted and known.setdefault(name, wnid) != wnid:
+            raise UserError(f"{tree.path}: {NAMES} calls two classes {name!r}, {known[name]} and {wnid}")
+    return known
+
+
+def read_labels(tree: Tree, entry: Entry, names: Mapping[str, str]) -> tuple[int, dict[str, list[int]]]:
+    """The number of images, and wnid -> rows.
+
+    Raises:
+        UserError: the file is not as it should be, or has a class of another name.
+    """
+    where = tree.where(entry)
+    with opened(tree, entry) as file:
+        value = load_dict(file, where, ("label_specific", "label_specific_str"))
+        labels = integers(value["label_specific"], "'label_specific'", where)
+        written = value["label_specific_str"]
+        if not isinstance(written, (list, tuple, StoredArray)):
+            raise UserError(f"'label_specific_str' of {where} is a {type(written).__name__}, expected a list of names")
+        called = [
+            text(name) for name in (np.atleast_1d(written.read()) if isinstance(written, StoredArray) else written)
+        ]
+    present = np.unique(labels).tolist()
+    if present and not 0 <= present[0] <= present[-1] < len(called):
+        raise UserError(f"{where} has labels {present[0]} to {present[-1]} and {len(called):,} class names")
+    groups: dict[str, list[int]] = {}
+    order = np.argsort(labels, kind="stable")
+    for label, rows in zip(present, np.split(order, np.flatnonzero(np.diff(labels[order])) + 1), strict=False):
+        wnid = names.get(called[label])
+        if wnid is None:
+            raise UserError(f"{where} has a class {called[label]!r}, which is none of tiered-ImageNet's in {NAMES}")
+        if wnid in groups:
+            raise UserError(f"{where} has two classes called {called[label]!r}")
+        groups[wnid] = rows.tolist()
+    return len(labels), groups
+
+
+def images_entry(tree: Tree, prefix: str, what: str) -> Entry:
+    """The images of a pair of files: as PNGs if they are there, else decompressed."""
+    return tree.named(f"{prefix}_images_png.pkl") or tree.named(f"{prefix}_images.npz") or required(
+        tree, f"{prefix}_images_png.pkl", what)  # fmt: skip
+
+
+def is_npz(entry: Entry) -> bool:
+    return entry.name.endswith(".npz")
+
+
+def copy_npz(to: Import, pool: str, groups: Mapping[str, Sequence[int]], entry: Entry, count: int) -> None:
+    """Writes a pool from an .npz file, whose images were read by OpenCV and never turned: blue, green, red."""
+    where = to.files.where(entry)
+    total = sum(map(len, groups.values()))
+    with opened(to.files, entry) as file, to.reporter.stage(f"importing {total:,} images of {pool}", total) as stage:
+        images = images_array(npz_array(file, "images", where), "'images'", where)
+        if len(images) != count:
+            raise UserError(f"{where} has {len(images):,} images, the labels beside it are {count:,}")
+        copy_rows(to, pool, groups, images, stage.advance, bgr=True)
+
+
+def npz_array(file: BinaryIO, key: str, where: str) -> StoredArray:
+    """An array of an .npz file, left in it.
+
+    Raises:
+        UserError: it is no .npz file, a damaged one, or has no such array.
+    """
+    head = file.read(512)
+    if not head.startswith(b"PK"):
+        raise UserError(f"{where} is no .npz file but {what_is(head)}; download or copy it again")
+    try:
+        archive = zipfile.ZipFile(file)
+        if f"{key}.npy" not in archive.namelist():
+            raise UserError(f"{where} lacks {key!r}; it has {', '.join(archive.namelist()) or 'nothing'}")
+        member = io.BufferedReader(archive.open(f"{key}.npy"), 1 << 20)  # type: ignore[type-var]
+        version = np.lib.format.read_magic(member)
+        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, by_columns, dtype = read_header[version](member)
+        array = StoredArray(member, where, {})
+        size = archive.getinfo(f"{key}.npy").file_size - member.tell()
+        array.define(dtype, shape, "F" if by_columns else "C", Span(member.tell(), size, "bytes"))
+    except (*BROKEN, ValueError, KeyError, struct.error, NotImplementedError) as error:
+        raise UserError(f"{where} is damaged ({type(error).__name__}: {error}); download or copy it again") from error
+    return array

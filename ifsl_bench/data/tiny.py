@@ -1,0 +1,103 @@
+"""Tiny-ImageNet: 200 classes of ImageNet with 500 training images of 64x64 pixels, divided like tiered-ImageNet.
+
+The classes' sides are in ``tasks/tiny-tiered.csv``: classes of one high-level WordNet category stay together on one of
+the sides train, val and test; the train side is divided into base classes (train_a) and classes for meta-training
+(train_b). Images are in order of their numbers. The folders ``val`` and ``test`` of the download are not used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import ClassVar
+
+from ifsl_bench.data.archive import Tree
+from ifsl_bench.data.counts import Count
+from ifsl_bench.data.decode import ImageSpec
+from ifsl_bench.data.image_pools import count_files, divide, import_images
+from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.published import check_pools, columns
+from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.errors import UserError
+from ifsl_bench.store import sha256_json
+
+SIZE, PER_CLASS = 64, 500
+_SIDES = {"train_a": "base", "train_b": "novel/train", "val": "novel/val", "test": "novel/test"}
+_IMAGE = re.compile(r"(?:.*/)?train/(n[0-9]{8})/images/\1_([0-9]+)\.jpe?g", re.IGNORECASE)
+
+
+@cache
+def sides() -> Mapping[str, str]:
+    """wnid -> "base" or the pool of a novel class; sorted by wnid."""
+    return {wnid: _SIDES[side] for wnid, side in sorted(columns("tiny-tiered.csv", "wnid", "split").items())}
+
+
+def find_images(tree: Tree) -> dict[str, list[str]]:
+    """wnid -> paths of its training images in order of their numbers; of classes that have any.
+
+    Raises:
+        UserError: a class has two images of one number, or is none of Tiny-ImageNet's.
+    """
+    found: dict[str, dict[int, str]] = {}
+    for entry in tree.entries:
+        if match := _IMAGE.fullmatch(entry.path):
+            images = found.setdefault(match[1], {})
+            other = images.setdefault(int(match[2]), entry.path)
+            if other != entry.path:
+                raise UserError(f"{tree.path} has image {int(match[2])} of {match[1]} twice: {other} and {entry.path}")
+    if strange := sorted(found.keys() - sides().keys()):
+        raise UserError(
+            f"{tree.path} has {len(strange)} classes that are not Tiny-ImageNet's ({', '.join(strange[:3])}); it has "
+            f"the 200 of wnids.txt, and the images of the training classes alone"
+        )
+    return {wnid: [found[wnid][n] for n in sorted(found[wnid])] for wnid in sides() if wnid in found}
+
+
+class _TrainFolder(Form):
+    title: ClassVar[str] = "Tiny-ImageNet's download (train/<wnid>/images/<wnid>_<number>.JPEG)"
+
+    def __init__(self, most: Mapping[str, int]) -> None:
+        self.most = most  # images taken of a class of each side; all where it does not say
+
+    def recognises(self, tree: Tree) -> bool:
+        return any(_IMAGE.fullmatch(entry.path) for entry in tree.entries)
+
+    def build(self, to: Import) -> None:
+        images = {wnid: paths[: self.most.get(sides()[wnid])] for wnid, paths in find_images(to.files).items()}
+        found = divide(images, sides())
+        pools = {pool: dict(found.get(pool, {})) for pool in POOLS}
+        check_pools(to, "Tiny-ImageNet", expected_counts(), pools)
+        import_images(to, pools, ImageSpec(SIZE))
+
+
+def expected_counts() -> dict[str, Count]:
+    """What the whole of Tiny-ImageNet gives."""
+    return count_files(divide({wnid: [""] * PER_CLASS for wnid in sides()}, sides()))
+
+
+class TinyImageNet(DatasetSource):
+    """Tiny-ImageNet with tiered-ImageNet's kind of split."""
+
+    name = "tiny"
+    summary: ClassVar[str] = "Tiny-ImageNet, 200 classes, 64x64; from the public tiny-imagenet-200.zip or its folder"
+    most: ClassVar[Mapping[str, int]] = {}
+
+    def __init__(self) -> None:
+        self.forms = (_TrainFolder(self.most),)
+
+    def recipe(self) -> str:
+        return f"Tiny-ImageNet, 1, {sha256_json([dict(sides()), dict(self.most)])[:16]}"
+
+    def outline(self) -> tuple[tuple[int, ...], dict[str, int], int]:
+        per_class = {wnid: [""] * self.most.get(side, PER_CLASS) for wnid, side in sides().items()}
+        counts = count_files(divide(per_class, sides()))
+        return (SIZE, SIZE, 3), {pool: c.images for pool, c in counts.items()}, counts["base/train"].classes
+
+
+class TinyPack(TinyImageNet):
+    """The first images of each class: half the size, and enough for a leaderboard on a CPU."""
+
+    name = "tiny-pack"
+    summary: ClassVar[str] = "the first 180 to 360 images of each of Tiny-ImageNet's classes, always partial"
+    most: ClassVar[Mapping[str, int]] = {"base": 360, "novel/train": 180, "novel/val": 180, "novel/test": 225}

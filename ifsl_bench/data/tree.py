@@ -1,0 +1,224 @@
+"""What folders and archives have in common: a tree of named files, listed and read without unpacking anything."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import lzma
+import re
+import tarfile
+import zipfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from ifsl_bench.errors import UserError
+from ifsl_bench.store import sha256_json
+
+# What operating systems and their archivers leave among people's files.
+_CLUTTER = {"__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini"}
+_STARTS = (
+    (b"PK\x03\x04", "a zip archive"),
+    (b"PK\x05\x06", "an empty zip archive"),
+    (b"\x1f\x8b", "a file compressed by gzip"),
+    (b"BZh", "a file compressed by bzip2"),
+    (b"\xfd7zXZ\x00", "a file compressed by xz"),
+    (b"\x28\xb5\x2f\xfd", "a file compressed by zstd"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"Rar!", "a RAR archive"),
+    (b"\x89PNG", "a PNG image"),
+    (b"\xff\xd8\xff", "a JPEG image"),
+    (b"\x93NUMPY", "a NumPy array (.npy)"),
+    (b"\x89HDF", "an HDF5 file"),
+    (b"%PDF", "a PDF document"),
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself"),
+)
+
+
+def what_is(head: bytes) -> str:
+    """What a file really is, in words, from its first bytes (512 are enough)."""
+    if not head:
+        return "an empty file"
+    for start, meaning in _STARTS:
+        if head.startswith(start):
+            return meaning
+    if is_tar(head):
+        return "a tar archive"
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "a Python pickle"
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<?xml")) or b"<html" in text:
+        return "an HTML page (a download that failed often leaves the server's error page under the file's name)"
+    if text.startswith(b"{") and b'"' in text[:40]:
+        return "JSON text (perhaps a server's error message)"
+    return f"unknown: it begins with {head[:16]!r}"
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether the first 512 bytes of a file are those of a tar archive."""
+    return head[257:262] == b"ustar"
+
+
+def natural(path: str) -> list[str | int]:
+    """A sort key by which ``a_9`` comes before ``a_10``: digits count as numbers."""
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", path))]
+
+
+def some(names: Sequence[str], count: int = 3) -> str:
+    """The first few names of a list, and how many more there are."""
+    return ", ".join(names[:count]) + (f" and {len(names) - count:,} more" if len(names) > count else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file in a tree. ``path`` is relative, with ``/`` between folders; ``size`` in bytes."""
+
+    path: str
+    size: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition("/")[2]
+
+
+class Tree(ABC):
+    """A folder or an archive, opened for reading; close it or use it in a ``with`` statement.
+
+    Attributes:
+        path: what the user named.
+        kind: what it is, in words.
+        random: whether :meth:`read` is cheap in any order; it may then be called in several threads at once.
+    """
+
+    kind: str
+    random: bool = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> Tree:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes what is open."""
+
+    @cached_property
+    def entries(self) -> Sequence[Entry]:
+        """All files but hidden ones, sorted by path.
+
+        Raises:
+            UserError: a path leads out of the tree, or occurs twice; it is named.
+        """
+        found = sorted((e for e in self._list() if not _is_clutter(e.path)), key=lambda e: e.path)
+        twice = [a.path for a, b in itertools.pairwise(found) if a.path == b.path]
+        if twice:
+            raise UserError(
+                f"{self.path} holds {len(twice)} files twice under the same name ({some(twice)}), and which is meant "
+                f"is unclear; pack the archive anew"
+            )
+        return found
+
+    @cached_property
+    def by_path(self) -> dict[str, Entry]:
+        return {entry.path: entry for entry in self.entries}
+
+    def named(self, name: str) -> Entry | None:
+        """The file of that name in any folder of the tree; None where there is none.
+
+        Raises:
+            UserError: there are several.
+        """
+        found = [entry for entry in self.entries if entry.name == name]
+        if len(found) > 1:
+            raise UserError(
+                f"{self.path} holds {len(found)} files called {name} ({some([e.path for e in found])}); "
+                f"say which is meant with --from and a smaller folder"
+            )
+        return found[0] if found else None
+
+    @abstractmethod
+    def _list(self) -> Iterable[Entry]: ...
+
+    @abstractmethod
+    def open(self, entry: Entry) -> BinaryIO:
+        """A file for reading from its beginning, without ever holding all of it; see :meth:`readable`."""
+
+    def read(self, entry: Entry) -> bytes:
+        """A whole file.
+
+        Raises:
+            UserError: it is damaged or cut short; names it.
+        """
+        with self.readable(entry), self.open(entry) as file:
+            content = file.read()
+        if len(content) != entry.size:
+            raise UserError(f"{self.where(entry)} is cut short: {len(content):,} of {entry.size:,} bytes are there")
+        return content
+
+    def head(self, entry: Entry, count: int = 512) -> bytes:
+        """The first bytes of a file."""
+        with self.readable(entry), self.open(entry) as file:
+            return file.read(count)
+
+    def scan(self, wanted: Sequence[Entry]) -> Iterator[tuple[int, bytes]]:
+        """(index into ``wanted``, content) of each of these files, in the order in which reading is cheapest."""
+        for i, entry in enumerate(wanted):
+            yield i, self.read(entry)
+
+    def where(self, entry: Entry | str) -> str:
+        """How messages name a file."""
+        path = entry if isinstance(entry, str) else entry.path
+        return f"{path} in {self.path}"
+
+    @contextlib.contextmanager
+    def readable(self, entry: Entry | str) -> Iterator[None]:
+        """Turns what the standard library raises on damaged archives into one plain line."""
+        try:
+            yield
+        except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, EOFError, OSError,
+                NotImplementedError, RuntimeError, ValueError) as error:  # fmt: skip
+            raise UserError(f"cannot read {self.where(entry)}: {_plain(error)}") from error
+
+    def identity(self) -> str:
+        """Changes when the files do, as far as names, sizes and times tell."""
+        status = self.path.stat()
+        return sha256_json([str(self.path.resolve()), status.st_size, status.st_mtime_ns])
+
+
+def inside(archive: Path, name: str) -> str:
+    """A member's path, normalised.
+
+    Raises:
+        UserError: it leads out of the archive.
+    """
+    plain = name.replace("\\", "/")
+    if plain.startswith("/") or re.match("[A-Za-z]:", plain) or ".." in plain.split("/") or "\0" in plain:
+        raise UserError(
+            f"{archive} holds {name!r}, a path that leads out of the archive; it is not to be trusted, get another copy"
+        )
+    return str(PurePosixPath(plain))
+
+
+def _is_clutter(path: str) -> bool:
+    return any(part in _CLUTTER or part.startswith("._") for part in path.split("/"))
+
+
+def _plain(error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    if isinstance(error, EOFError) or "end of data" in text or "incomplete" in text:
+        return "it is cut short; get it again"
+    if "CRC" in text or isinstance(error, zlib.error | lzma.LZMAError):
+        return f"its content is damaged ({text}); get it again"
+    if "password" in text:
+        return "it is encrypted; unpack it and give the folder"
+    if isinstance(error, NotImplementedError):
+        return f"it is packed by a method that Python cannot read ({text}); unpack it and give the folder"
+    return error.strerror or text if isinstance(error, OSError) else text

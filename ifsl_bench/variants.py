@@ -1,0 +1,154 @@
+"""Tasks made from other tasks: other ways, shots, queries or numbers of base classes, or none of these in the softmax.
+
+A change is part of the task's name, ``glyphs-5shot+ways=10+shots=3``, and through the name and the definition part of
+its hash, its episodes, their digest and its folder of results. A name says only what differs from the task before the
+first ``+``, in the order of :class:`Change`, so that one task has one name. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ifsl_bench.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from ifsl_bench.task import Task
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
+    """What may differ from a task; None leaves it as it is.
+
+    Attributes:
+        base_classes: so many of the data set's base classes, see :mod:`ifsl_bench.data.subset`; the backbone is trained
+            on these alone.
+        ways: novel classes of an episode.
+        shots: support images of each.
+        queries: query images of each. Those of base classes change in proportion, so that the shares of base and novel
+            queries stay what they were.
+    """
+
+    base_classes: int | None = None
+    ways: int | None = None
+    shots: int | None = None
+    queries: int | None = None
+
+    def said(self) -> dict[str, int]:
+        """What is not None, as it is spelled in names: ``{"base-classes": 50}``."""
+        fields = msgspec.structs.fields(self)
+        return {f.encode_name: value for f in fields if (value := getattr(self, f.name)) is not None}
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A task of a task file: another one, ``of``, with a change, or without base classes (``regular``)."""
+
+    of: str
+    regular: bool = False
+    base_classes: int | None = None
+    ways: int | None = None
+    shots: int | None = None
+    queries: int | None = None
+    digest: str | None = None
+    title: str = ""
+
+
+KEYS = tuple(f.encode_name for f in msgspec.structs.fields(Change))
+
+
+def make_change(given: Mapping[str, int | None]) -> Change:
+    """A change from names as they are spelled, values checked.
+
+    Raises:
+        UserError: an unknown name, or a value that is no whole number from 1.
+    """
+    for key, value in given.items():
+        if key not in KEYS:
+            raise unknown("change of a task", key, KEYS)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise UserError(f"{key} must be a whole number from 1, not {value!r}")
+    return msgspec.convert(dict(given), Change)
+
+
+def split(name: str) -> tuple[str, Change]:
+    """``("my.toml:mine-5shot", Change(ways=10))`` of ``my.toml:mine-5shot+ways=10``; a path may hold a ``+`` itself.
+
+    Raises:
+        UserError: a part after ``+`` that is no change of a task, or one that is there twice.
+    """
+    start = 1 + max(name.rfind(mark) for mark in ("/", "\\", ".toml"))
+    plus = name.find("+", start)
+    if plus < 0:
+        return name, Change()
+    given: dict[str, int | None] = {}
+    for part in name[plus + 1 :].split("+"):
+        key, separator, text = part.partition("=")
+        if key not in KEYS:
+            raise unknown("change of a task", key, KEYS, where=f"in {name!r}")
+        if not separator or not text.isdecimal():
+            raise UserError(f"in {name!r}: {key} takes a whole number from 1, as in +{key}=10, not {text!r}")
+        if key in given:
+            raise UserError(f"in {name!r}: {key} is there twice")
+        given[key] = int(text)
+    return name[:plus], make_change(given)
+
+
+def merged(name: str, change: Change) -> tuple[str, Change]:
+    """A task's name without its changes, and these together with further ones.
+
+    Raises:
+        UserError: both say something of the same thing.
+    """
+    plain, own = split(name)
+    for key in own.said().keys() & change.said().keys():
+        raise UserError(f"{name!r} says {key}={own.said()[key]} already; leave one of the two out")
+    return plain, make_change({**own.said(), **change.said()})
+
+
+def changed(task: Task, change: Change) -> Task:
+    """The task with a change, under a name that tells it; the task itself where nothing differs.
+
+    Episodes are drawn anew for each name, so a digest pinned for the original does not hold.
+    """
+    old = task.episode
+    ways, queries = change.ways or old.ways, change.queries or old.novel_queries
+    base_queries = old.base_queries * ways * queries / (old.ways * old.novel_queries)
+    made = msgspec.structs.replace(
+        task,
+        shots=change.shots or task.shots,
+        base_classes=change.base_classes or task.base_classes,
+        episode=msgspec.structs.replace(
+            old, ways=ways, novel_queries=queries, base_queries=max(round(base_queries), min(1, old.base_queries))
+        ),
+    )
+    now = (made.base_classes, made.episode.ways, made.shots, made.episode.novel_queries)
+    before = (task.base_classes, old.ways, task.shots, old.novel_queries)
+    differs = [f"{key}={new}" for key, new, was in zip(KEYS, now, before, strict=True) if new != was]
+    if not differs:
+        return task
+    return msgspec.structs.replace(
+        made,
+        name="+".join([task.name, *differs]),
+        title=f"{task.title or task.name}, with {', '.join(differs)}",
+        digest=None,
+        variant_of=task.variant_of or task.name,
+    )
+
+
+def derived(task: Task, name: str, entry: Variant) -> Task:
+    """The task that a task file calls ``name`` and derives from ``task``.
+
+    Raises:
+        UserError: an impossible change.
+    """
+    change = {key: getattr(entry, key.replace("-", "_")) for key in KEYS}
+    made = changed(task, make_change(change))
+    return msgspec.structs.replace(
+        made,
+        name=name,
+        title=entry.title,
+        digest=entry.digest,
+        variant_of="",
+        episode=msgspec.structs.replace(made.episode, base_queries=0) if entry.regular else made.episode,
+    )

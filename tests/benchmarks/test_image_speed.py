@@ -1,0 +1,149 @@
+"""Speed of all that images pass: ``pytest tests/benchmarks --benchmark-enable``. Ratios are to a bare loop in turns."""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from ifsl_bench import pretrain as module
+from ifsl_bench.backbones import channels_last, make_backbone, make_head
+from ifsl_bench.data.folder import OwnOptions
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.writer import build
+from ifsl_bench.device import choose_device, choose_precision
+from ifsl_bench.features import compute_features
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.store import Home
+from ifsl_bench.task import packaged
+
+DEVICE = choose_device("auto")
+TASK = packaged()["tiny-pack-5shot"]
+ROUNDS = 3
+
+
+def synchronised(value: torch.Tensor) -> float:
+    """A number from the device, so that all the work before it is done."""
+    return float(value.sum())
+
+
+def seconds(call) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def ratio(benchmark, ours, bare, work: int) -> None:
+    """Ours and the bare loop in turns, so that both meet the same machine; the best round of each counts."""
+    times = [(seconds(ours), seconds(bare)) for _ in range(1 if benchmark.disabled else ROUNDS + 1)]
+    mine, peer = (min(column) for column in zip(*times, strict=True))  # the first round warms up
+    benchmark.pedantic(lambda: None)
+    benchmark.extra_info.update(images_per_second=round(work / mine), ratio_to_bare_loop=round(peer / mine, 3))
+
+
+@pytest.fixture
+def photos(tmp_path, benchmark) -> Dataset:
+    """Random images in the shape of the task's, enough for some steps."""
+    generator = np.random.default_rng(0)
+    train = 1 if benchmark.disabled else 30
+
+    def fill(writer) -> None:
+        for pool, classes, each in (("base/train", 95, train), ("base/val", 95, 1)):
+            labels = np.repeat(np.arange(classes), each)
+            with writer.pool(pool, labels, tuple(map(str, range(classes))), (64, 64, 3)) as images:
+                images[:] = generator.integers(0, 256, images.shape, dtype=np.uint8)
+
+    return build(tmp_path / "photos", "photos", "random", fill, {})
+
+
+def test_pretraining(benchmark, photos, tmp_path):
+    """Goal 0.95 of a bare training step on one batch in memory."""
+    steps, batch = (1, 8) if benchmark.disabled else (20, TASK.pretraining.batch)
+    spec = msgspec.structs.replace(TASK.pretraining, steps=steps, batch=batch)
+    task = msgspec.structs.replace(TASK, pretraining=spec)
+    trainer = module._Trainer(tmp_path / "a", task, photos, "linear", 0, DEVICE)
+    pool = photos.pool("base/train")
+    network = channels_last(make_backbone(spec.backbone, photos.shape), DEVICE)
+    head = make_head("linear", network.features, 95).to(DEVICE)
+    parameters = [*network.parameters(), *head.parameters()]
+    optimiser = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=5e-4)
+    precision = choose_precision(DEVICE)
+    images = trainer.normalise(torch.from_numpy(pool.images[: spec.batch].copy()).to(DEVICE))
+    labels = torch.from_numpy(pool.labels[: spec.batch].copy()).to(DEVICE)
+
+    def bare() -> None:
+        for _ in range(steps):
+            with precision.autocast(DEVICE):
+                features = network(images)
+            loss = F.cross_entropy(head(features.float()), labels)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            optimiser.step()
+        synchronised(loss.detach())
+
+    def ours() -> None:
+        trainer.info |= {"epoch": 0, "finished": False}
+        trainer._accuracy = lambda pool, batch: 0.0  # evaluation is no training step
+        trainer.train(Reporter())
+        synchronised(trainer.head.weight.detach())
+
+    ratio(benchmark, ours, bare, steps * spec.batch)
+
+
+def test_features(benchmark, photos, tmp_path):
+    """Goal 0.9 of a bare forward loop on one batch in memory; 64x64 images."""
+    home = Home.locate(tmp_path / "home")
+    task = msgspec.structs.replace(TASK, pretraining=msgspec.structs.replace(TASK.pretraining, steps=0))
+    photos.manifest["pools"].pop("base/val")  # nothing to evaluate on
+    pretrained = module.pretrain(home, task, photos, "linear", 0, DEVICE, Reporter())
+    count = len(photos.pool("base/train"))
+    batch = pretrained.normalise(torch.from_numpy(photos.pool("base/train").images[:256].copy()).to(DEVICE))
+    rounds = iter(range(100))
+
+    @torch.inference_mode()
+    def bare() -> None:
+        done = 0
+        while done < count:
+            out = pretrained.network(batch[: count - done])
+            done += len(batch)
+        synchronised(out)
+
+    def ours() -> None:
+        folder = Home.locate(tmp_path / f"features-{next(rounds)}")
+        compute_features(folder, task, photos, pretrained, "base/train", DEVICE, Reporter())
+
+    ratio(benchmark, ours, bare, count)
+
+
+def test_import(benchmark, tmp_path):
+    """An import of small JPEG files against one thread that decodes them from memory and does nothing else."""
+    images = 10 if benchmark.disabled else 200
+    generator = np.random.default_rng(0)
+    contents = []
+    for _ in range(images):
+        out = io.BytesIO()
+        Image.fromarray(generator.integers(0, 256, (64, 64, 3), dtype=np.uint8)).resize((64, 64)).save(out, "JPEG")
+        contents.append(out.getvalue())
+    path = tmp_path / "photos.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for c in range(40):
+            for i, content in enumerate(contents):
+                archive.writestr(f"photos/class {c}/{i}.JPEG", content)
+    home = Home.locate(tmp_path / "home")
+
+    def bare() -> None:
+        for _ in range(40):
+            for content in contents:
+                np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+    ratio(
+        benchmark, lambda: prepare(home, "photos", path, True, Reporter(), own=OwnOptions(size=64)), bare, 40 * images
+    )

@@ -1,0 +1,56 @@
+"""Files in the layouts that people have, written small."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ifsl_bench.reporter import Reporter
+
+
+def _python2(value: Any) -> bytes:
+    """The operations by which Python 2 and its NumPy write a value in protocol 2."""
+    if isinstance(value, np.ndarray):
+        head = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+        kind = b"cnumpy\ndtype\n" + _python2(value.dtype.str[1:]) + b"K\x00K\x01\x87R"
+        kind += b"(K\x03" + _python2(value.dtype.str[0]) + b"NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00tb"
+        return head + b"(K\x01" + _python2(value.shape) + kind + b"\x89" + _python2(value.tobytes()) + b"tb"
+    if isinstance(value, dict):
+        return b"}(" + b"".join(_python2(k) + _python2(v) for k, v in value.items()) + b"u"
+    if isinstance(value, list):
+        return b"](" + b"".join(map(_python2, value)) + b"e"
+    if isinstance(value, tuple):
+        return b"(" + b"".join(map(_python2, value)) + b"t"
+    if isinstance(value, int):
+        return b"J" + struct.pack("<i", value)
+    text = value.encode("latin-1") if isinstance(value, str) else value
+    return (b"U" + bytes([len(text)]) if len(text) < 256 else b"T" + struct.pack("<i", len(text))) + text
+
+
+@pytest.fixture
+def python2() -> Callable[[Any], bytes]:
+    """Pickles dicts, lists, tuples, strings, whole numbers and arrays as Python 2 does, strings by their bytes."""
+    return lambda value: b"\x80\x02" + _python2(value) + b"."
+
+
+class Messages(Reporter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.warned: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+
+@pytest.fixture
+def messages() -> Messages:
+    return Messages()

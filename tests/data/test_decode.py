@@ -1,0 +1,199 @@
+"""Decoding: every kind of image comes out as RGB of one size, and what cannot be used is named."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ifsl_bench.data.decode import BadImage, ImageSpec, decode, decode_into, refuse_bad, resize_cubic
+
+
+def picture(height: int = 24, width: int = 24, seed: int = 0) -> np.ndarray:
+    """A smooth colour image, uint8 [H, W, 3], which JPEG hardly changes."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
+    a, b, c = rng.uniform(0.5, 3, (3, 3))
+    return np.stack([127 + 100 * np.sin(a[i] * x + b[i] * y + c[i]) for i in range(3)], -1).astype(np.uint8)
+
+
+def encoded(image: Image.Image | np.ndarray, form: str = "PNG", **options) -> bytes:
+    out = io.BytesIO()
+    (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(out, form, **options)
+    return out.getvalue()
+
+
+EXACT = ImageSpec(24)
+
+
+@pytest.mark.parametrize("form", ["PNG", "BMP", "TIFF", "WEBP"])
+def test_lossless_formats_come_out_as_they_are(form):
+    pixels = picture()
+    options = {"lossless": True} if form == "WEBP" else {}
+    np.testing.assert_array_equal(decode(encoded(pixels, form, **options), EXACT), pixels)
+
+
+def test_jpeg_is_close():
+    pixels = picture()
+    assert np.abs(decode(encoded(pixels, "JPEG", quality=95), EXACT).astype(int) - pixels).mean() < 3
+
+
+def test_greyscale_and_palette_become_rgb():
+    grey = picture()[..., 0]
+    np.testing.assert_array_equal(decode(encoded(grey), EXACT), np.repeat(grey[..., None], 3, -1))
+    jpeg = decode(encoded(grey, "JPEG", quality=95), EXACT)
+    assert (jpeg[..., 0] == jpeg[..., 1]).all()
+    assert (jpeg[..., 0] == jpeg[..., 2]).all()
+    palette = Image.fromarray(picture()).quantize(16)
+    np.testing.assert_array_equal(decode(encoded(palette), EXACT), np.asarray(palette.convert("RGB")))
+    bits = Image.fromarray(grey > 127)
+    np.testing.assert_array_equal(decode(encoded(bits), EXACT)[..., 0], np.where(grey > 127, 255, 0))
+
+
+def test_cmyk_becomes_rgb():
+    pixels = picture()
+    cmyk = Image.fromarray(np.concatenate([255 - pixels, np.zeros_like(pixels[..., :1])], -1), "CMYK")
+    assert np.abs(decode(encoded(cmyk, "JPEG", quality=95), EXACT).astype(int) - pixels).mean() < 6
+
+
+def test_16_bit_greyscale_keeps_its_upper_bits():
+    wide = (np.arange(576).reshape(24, 24) * 113).astype(np.uint16)
+    np.testing.assert_array_equal(decode(encoded(Image.fromarray(wide)), EXACT)[..., 1], wide >> 8)
+
+
+def test_what_is_transparent_is_laid_on_white():
+    pixels, alpha = picture(), np.full((24, 24, 1), 255, np.uint8)
+    alpha[:12], alpha[12:18] = 0, 128
+    out = decode(encoded(Image.fromarray(np.concatenate([pixels, alpha], -1))), EXACT).astype(float)
+    share = alpha / 255
+    np.testing.assert_allclose(out, share * pixels + (1 - share) * 255, atol=1.01)
+    palette = Image.fromarray(picture()).quantize(8)
+    out = decode(encoded(palette, "PNG", transparency=3), EXACT)
+    assert (out[np.asarray(palette) == 3] == 255).all()
+
+
+def test_rotation_recorded_by_a_camera():
+    pixels = picture()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    content = encoded(pixels, "PNG", exif=exif)
+    np.testing.assert_array_equal(decode(content, ImageSpec(24, upright=True)), np.rot90(pixels, -1))
+    np.testing.assert_array_equal(decode(content, EXACT), pixels)
+
+
+def test_fits():
+    wide = encoded(picture(24, 40))
+    with pytest.raises(BadImage, match="40 x 24 pixels instead of 24 x 24"):
+        decode(wide, EXACT)
+    np.testing.assert_array_equal(decode(wide, ImageSpec(24, "crop")), picture(24, 40)[:, 8:32])
+    stretched = Image.fromarray(picture(24, 40)).resize((24, 24), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(decode(wide, ImageSpec(24, "stretch")), np.asarray(stretched))
+    assert decode(encoded(picture(7, 5)), ImageSpec(24, "crop")).shape == (24, 24, 3)
+
+
+def test_large_jpeg_is_decoded_small():
+    """A photograph of 2,000 pixels with stripes of 15: the middle, as if it had been decoded whole."""
+    large = np.where(np.arange(2000)[:, None] // 15 % 2, picture(1500, 2000), 20)[:1500].astype(np.uint8)
+    out = decode(encoded(large, "JPEG", quality=95), ImageSpec(200, "crop"))
+    expected = Image.fromarray(large[:, 250:1750]).resize((200, 200), Image.Resampling.BICUBIC)
+    assert np.abs(out.astype(int) - np.asarray(expected)).mean() < 5
+
+
+def _keys(x: float) -> float:
+    """The kernel of Keys (1981) with a = -0.75, from its definition."""
+    x = abs(x)
+    a = -0.75
+    if x <= 1:
+        return (a + 2) * x**3 - (a + 3) * x**2 + 1
+    return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
+
+
+@pytest.mark.parametrize(("height", "width"), [(60, 41), (9, 24), (24, 24)])
+def test_cubic_without_averaging_is_a_sum_over_sixteen_pixels(height, width):
+    pixels, size = picture(height, width, seed=3), 24
+    out = resize_cubic(pixels, size)
+    for y in range(0, size, 5):
+        for x in range(0, size, 5):
+            sy, sx = (y + 0.5) * height / size - 0.5, (x + 0.5) * width / size - 0.5
+            total = np.zeros(3)
+            for i in range(int(np.floor(sy)) - 1, int(np.floor(sy)) + 3):
+                for j in range(int(np.floor(sx)) - 1, int(np.floor(sx)) + 3):
+                    near = pixels[min(max(i, 0), height - 1), min(max(j, 0), width - 1)]
+                    total += _keys(sy - i) * _keys(sx - j) * near
+            np.testing.assert_allclose(out[y, x], np.clip(np.rint(total), 0, 255), atol=1)
+    content = encoded(pixels)
+    if (height, width) != (size, size):
+        np.testing.assert_array_equal(decode(content, ImageSpec(size, "stretch", "cubic-opencv")), out)
+
+
+def test_cubic_without_averaging_agrees_with_pytorch():
+    import torch
+    import torch.nn.functional as F
+
+    pixels = picture(70, 51, seed=5)
+    peer = F.interpolate(
+        torch.from_numpy(pixels).permute(2, 0, 1)[None].double(), (24, 24), mode="bicubic", align_corners=False
+    )
+    peer = peer[0].permute(1, 2, 0).round().clamp(0, 255).numpy()
+    assert np.abs(resize_cubic(pixels, 24) - peer).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "an empty file"),
+        (b"<html>not here</html>", "an HTML page"),
+        (encoded(picture(), "JPEG")[:300], "cannot be decoded"),
+        (encoded(picture())[:90], "cannot be decoded"),
+        (encoded(Image.fromarray(picture()[..., 0].astype(np.float32)), "TIFF"), "floating-point"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(100), "no image|cannot be decoded"),
+        (encoded(Image.new("1", (13000, 13000))), "too many to decode"),
+        (encoded(Image.new("1", (20000, 20000))), "too many pixels"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_what_cannot_be_decoded_says_why(content, reason):
+    with pytest.raises(BadImage, match=reason):
+        decode(content, ImageSpec(24, "stretch"))
+
+
+def test_many_images_into_rows_in_any_order():
+    pictures = [picture(seed=i) for i in range(150)]
+    pictures[77] = pictures[12]
+    rows = np.random.default_rng(0).permutation(150)
+    out = np.full((150, 24, 24, 3), 7, np.uint8)
+    done = []
+    items = [(int(row), f"image {row}", encoded(pictures[row])) for row in rows]
+    items[3] = (int(rows[3]), f"image {rows[3]}", lambda content=items[3][2]: content)
+    result = decode_into(out, iter(items), EXACT, done.append)
+    np.testing.assert_array_equal(out, np.stack(pictures))
+    assert sum(done) == 150
+    assert result.bytes_read == sum(len(encoded(p)) for p in pictures)
+    same = {(i, j) for i in range(150) for j in range(i) if result.digests[i] == result.digests[j]}
+    assert same == {(77, 12)}
+
+
+def test_bad_images_are_listed_by_row_and_name():
+    items = [(i, f"image {i}", encoded(picture(seed=i)) if i % 40 else b"<html>") for i in range(100)]
+    out = np.full((100, 24, 24, 3), 7, np.uint8)
+    result = decode_into(out, items, EXACT)
+    assert [(row, name) for row, name, _ in result.bad] == [(0, "image 0"), (40, "image 40"), (80, "image 80")]
+    assert not out[[0, 40, 80]].any()
+    assert not result.digests[[0, 40, 80]].any()
+    text = str(refuse_bad([(i, f"image {i}", "why") for i in range(5)], 1000))
+    assert text.startswith("5 of 1,000 images cannot be used: image 0: why; image 1: why; image 2: why; and 2 more.")
+
+
+def test_an_error_in_reading_stops_at_once():
+    def fail() -> bytes:
+        raise OSError("gone")
+
+    def endless():
+        yield 0, "image 0", fail
+        while True:
+            yield 1, "image 1", encoded(picture())
+
+    with pytest.raises(OSError, match="gone"):
+        decode_into(np.zeros((2, 24, 24, 3), np.uint8), endless(), EXACT)

@@ -1,0 +1,313 @@
+"""Images of the user's own: one command makes the data set and its tasks, which run."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ifsl_bench.cli import _guarded, cli
+from ifsl_bench.data.folder import OwnOptions, read_sides, seeded_sides
+from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.prepare import prepare
+from ifsl_bench.errors import UserError
+from ifsl_bench.reporter import LogReporter, Reporter
+from ifsl_bench.store import Home
+from ifsl_bench.task import find, own
+
+FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
+BIRDS = [f"bird {i}" for i in range(1, 25)]
+FORMS = {"jpg": "JPEG", "JPEG": "JPEG", "png": "PNG", "webp": "WEBP"}
+
+
+def colour(name: str, index: int) -> tuple[int, int, int]:
+    return (int(name.split()[1]) * 10 % 256, (60 + 15 * index) % 256, 40)
+
+
+def write_birds(root: Path, names: list[str] = BIRDS, images: int = 12) -> Path:
+    """Class folders with images of one colour, of several formats and shapes, numbered without leading zeros."""
+    for name in names:
+        (root / name).mkdir(parents=True)
+        for index in range(images):
+            suffix = list(FORMS)[index % len(FORMS)]
+            image = Image.new("RGB", (30 + index, 20 + index), colour(name, index))
+            if index == 5:
+                image = image.convert("CMYK")
+            options = {"quality": 95} if FORMS[suffix] != "PNG" else {}
+            image.save(root / name / f"image {index}.{suffix}", FORMS[suffix], **options)
+        (root / name / "about.txt").write_text("no image")
+    return root
+
+
+@pytest.fixture
+def birds(tmp_path) -> Path:
+    return write_birds(tmp_path / "photos")
+
+
+def write_split(path: Path, sides: dict[str, str], header: str = "class,split") -> Path:
+    path.write_text("\n".join([header, *(f"{name},{side}" for name, side in sides.items())]) + "\n")
+    return path
+
+
+FOUR_SIDES = {name: "train_a" if i < 8 else "train_b" if i < 13 else "val" if i < 18 else "test"
+              for i, name in enumerate(BIRDS[:23])}  # fmt: skip
+
+
+def command(*arguments: str) -> int:
+    return _guarded(lambda: cli(list(arguments), standalone_mode=False))
+
+
+def check_pool(dataset, name: str, classes: list[str], indices: range) -> None:
+    pool = dataset.pool(name)
+    assert list(pool.classes) == classes
+    assert np.diff(pool.starts).tolist() == [len(indices)] * len(classes)
+    for c, bird in enumerate(classes):
+        for image, index in zip(pool.images[pool.starts[c] : pool.starts[c + 1]], indices, strict=True):
+            assert np.abs(image.astype(int) - colour(bird, index)).max() <= 12, (name, bird, index)
+
+
+def test_split_by_a_file(tmp_path):
+    """Base images are divided 80/10/10 in the order of their numbers, also beyond nine."""
+    source = write_birds(tmp_path / "photos", images=12)
+    sides = {name: "base" if i < 13 else "val" if i < 18 else "test" for i, name in enumerate(BIRDS)}
+    split = write_split(tmp_path / "split.csv", sides)
+    more = write_birds(tmp_path / "more", names=[f"bird {i}" for i in range(101, 113)], images=12)
+    for folder in more.iterdir():
+        shutil.move(folder, source / folder.name)
+    with open(split, "a") as file:
+        file.writelines(f"{folder},train\n" for folder in (f"bird {i}" for i in range(101, 113)))
+    dataset = prepare(
+        Home.locate(tmp_path / "home"), "birds", source, False, Reporter(), own=OwnOptions(split, size=32)
+    )
+    assert dataset.shape == (32, 32, 3)
+    assert not dataset.has("novel/train")
+    assert not dataset.partial
+    check_pool(dataset, "novel/val", BIRDS[13:18], range(12))
+    check_pool(dataset, "novel/test", BIRDS[18:], range(12))
+    base = [*BIRDS[:13], *(f"bird {i}" for i in range(101, 113))]
+    for name, indices in (("base/train", range(10)), ("base/val", range(10, 11)), ("base/test", range(11, 12))):
+        pool = dataset.pool(name)
+        assert list(pool.classes) == base, "natural order: bird 101 after bird 13"
+        assert np.diff(pool.starts).tolist() == [len(indices)] * 25
+
+
+def test_four_sides_make_the_separate_protocol(tmp_path):
+    source = write_birds(tmp_path / "photos", images=80)
+    split = write_split(tmp_path / "split.csv", FOUR_SIDES)
+    home = Home.locate(tmp_path / "home")
+    log = io.StringIO()
+    dataset = prepare(home, "birds", source, False, LogReporter(log), own=OwnOptions(split, size=16))
+    assert [len(dataset.pool(name).classes) for name in POOLS] == [8, 8, 8, 5, 5, 5]
+    assert "1 folders are not in" in log.getvalue()
+    assert "bird 24" in log.getvalue()
+    assert all(task.protocol == "separate" for task in own(home).values())
+
+
+def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, capsys):
+    write_birds(tmp_path / "photos", images=30)
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "argv", ["ifsl-bench"])
+    assert command("data", "prepare", "birds", "--from", str(tmp_path / "photos"), "--size", "16") == 0
+    shown = capsys.readouterr()
+    assert "birds-5shot" in shown.err
+    assert "fingerprint" in shown.out
+    assert command("tasks") == 0
+    assert "birds 9+5, 5 shots" in capsys.readouterr().out
+    assert command("data", "list") == 0
+    assert "images of your own" in capsys.readouterr().out
+    assert command("run", "--method", "imprint", "--task", "birds-5shot+ways=3", "--episodes", "50") == 0
+    assert "imprint" in capsys.readouterr().out
+    assert command("table", "birds-5shot+ways=3") == 0
+    assert "yours" in capsys.readouterr().out
+    assert command("run", "--method", "imprint", "--task", "birds-7shot") == 2
+    suggested = capsys.readouterr().err
+    assert "'birds-1shot' or 'birds-5shot'" in suggested or "'birds-5shot' or 'birds-1shot'" in suggested
+    assert command("data", "stats", "birds") == 0
+    capsys.readouterr()
+    other = tmp_path / "other"
+    assert command("run", "--method", "imprint", "--task", "birds-5shot", "--home", str(other)) == 2
+    assert "unknown task 'birds-5shot'" in capsys.readouterr().err
+
+
+def test_folder_and_archives_give_one_fingerprint(birds, tmp_path):
+    home, options = Home.locate(tmp_path / "home"), OwnOptions(size=16, split_seed=3)
+    write_birds(tmp_path / "photos2", images=30)
+    found = set()
+    for source in (
+        tmp_path / "photos2",
+        Path(shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path / "photos2")),
+        Path(shutil.make_archive(str(tmp_path / "b"), "gztar", tmp_path, "photos2")),
+    ):
+        found.add(prepare(home, "birds", source, True, Reporter(), own=options).fingerprint)
+    assert len(found) == 1
+
+
+def test_seeded_sides():
+    names = [f"class {i}" for i in range(100)]
+    sides = seeded_sides(names, 0)
+    assert {side: list(sides.values()).count(side) for side in set(sides.values())} == {
+        "base": 64, "novel/val": 16, "novel/test": 20,
+    }  # fmt: skip
+    assert sides == seeded_sides(names[::-1], 0)
+    assert sides != seeded_sides(names, 1)
+    fewer = seeded_sides(names[:-1], 0)
+    assert sum(sides[name] != fewer[name] for name in fewer) <= 3
+    small = list(seeded_sides(names[:20], 0).values())
+    assert (small.count("base"), small.count("novel/val"), small.count("novel/test")) == (10, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "its first line must name the columns 'class' and 'split', it is empty"),
+        ("a,b\nx,base\n", "it is 'a', 'b'"),
+        ("class,split\nx,bsae\n", r"unknown side 'bsae' of class 'x' in .*split\.csv, line 2.*did you mean 'base'"),
+        ("class,split\nx,base\nx,test\n", "line 3: class 'x' is there twice"),
+        ("class,split\n,base\n", "line 2: the class is missing"),
+        ("class,split\nx\n", "unknown side '' of class 'x'"),
+    ],
+)
+def test_wrong_split_files_say_where(tmp_path, text, message):
+    (tmp_path / "split.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_sides(tmp_path / "split.csv")
+
+
+def test_split_files_as_people_write_them(tmp_path):
+    (tmp_path / "split.csv").write_bytes("\ufeffSplit, WNID,name\r\ntrain_b, n1 ,x\r\nTEST,n2,y\r\n".encode())
+    assert read_sides(tmp_path / "split.csv") == {"n1": "novel/train", "n2": "novel/test"}
+    with pytest.raises(UserError, match=r"cannot read the split .*none\.csv: No such file"):
+        read_sides(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("names", "images", "message"),
+    [
+        (BIRDS[:19], 30, "at least 10 classes on side base; the seeded split gives it 9 of 19"),
+        (BIRDS, 9, r"24 of 24 classes have fewer than 10 images: bird 1 \(9\), .* and 21 more"),
+        (BIRDS, 12, "a tenth of each base class's images makes 14 in 14 classes"),
+    ],
+)
+def test_too_little_is_said(tmp_path, names, images, message):
+    home = Home.locate(tmp_path / "home")
+    with pytest.raises(UserError, match=message):
+        prepare(home, "birds", write_birds(tmp_path / "photos", names, images), False, Reporter())
+    assert [p.name for p in home.data.iterdir() if p.suffix != ".lock"] == []
+    assert not home.tasks.exists()
+
+
+def test_what_is_missing_needs_consent(tmp_path):
+    source = write_birds(tmp_path / "photos", images=80)
+    shutil.rmtree(source / "bird 9")
+    for index in range(5, 80):
+        next((source / "bird 10").glob(f"image {index}.*")).unlink()
+    split = write_split(tmp_path / "split.csv", {**FOUR_SIDES, "bird 24": "train_b", "bird 8": "train_b"})
+    home, options = Home.locate(tmp_path / "home"), OwnOptions(split, size=16)
+    with pytest.raises(UserError, match=r"1 of 24 classes in .*split\.csv have no images in .*photos: bird 9\."):
+        prepare(home, "birds", source, False, Reporter(), own=options)
+    (source / "bird 9").mkdir()
+    dataset = prepare(home, "birds", source, False, Reporter(), allow_partial=True, own=options)
+    assert dataset.partial
+    assert "bird 10 (5)" in dataset.manifest["about"]["missing"][1]
+    assert not {"bird 9", "bird 10"} & set(dataset.pool("novel/train").classes)
+
+
+def into_train_and_val(root: Path) -> None:
+    for i, name in enumerate(BIRDS):
+        (root / ("train" if i < 12 else "val")).mkdir(exist_ok=True)
+        shutil.move(root / name, root / ("train" if i < 12 else "val") / name)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda root: Image.new("RGB", (9, 9)).save(root / "cover.png"), r"cover\.png lies beside the folders"),
+        (lambda root: [shutil.rmtree(root / n) for n in BIRDS[1:]], "lies beside the folders of the classes"),
+        (lambda root: (root / "bird 3" / "image 0.jpg").write_bytes(b"<html>"),
+         r"1 of 720 images cannot be used: .*bird 3/image 0\.jpg: it is no image but an HTML page"),
+        (into_train_and_val,
+         "the folders in .* are train, val, which are no classes"),
+        (lambda root: [p.unlink() for n in BIRDS for p in (root / n).glob("image*")], "none of the forms of data set"),
+    ],
+    ids=["stray", "one class", "html", "train and val", "no images"],
+)  # fmt: skip
+def test_wrong_layouts_are_named(tmp_path, make, message):
+    source = write_birds(tmp_path / "photos", images=30)
+    make(source)
+    home = Home.locate(tmp_path / "home")
+    with pytest.raises(UserError, match=message):
+        prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
+    assert [p.name for p in home.data.iterdir() if p.suffix != ".lock"] == []
+
+
+def test_other_settings_do_not_replace_a_data_set_silently(tmp_path):
+    source, home = write_birds(tmp_path / "photos", images=30), Home.locate(tmp_path / "home")
+    first = prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
+    log = io.StringIO()
+    again = prepare(home, "birds", source, False, LogReporter(log), own=OwnOptions(size=16, split_seed=0))
+    assert again.fingerprint == first.fingerprint
+    assert "prepared already" in log.getvalue()
+    with pytest.raises(UserError, match="with other settings; --force replaces it"):
+        prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16, split_seed=1))
+    task = home.tasks / "birds.toml"
+    task.write_text(task.read_text().replace("flip = true", "flip = false"))
+    prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
+    assert "flip = false" in task.read_text(), "what the user changed stays"
+    log = io.StringIO()
+    second = prepare(home, "birds", source, True, LogReporter(log), own=OwnOptions(size=16, split_seed=1))
+    assert second.fingerprint != first.fingerprint
+    assert "flip = false" in (home.tasks / "birds.toml.old").read_text()
+    assert find("birds-1shot", home=home)[0].dataset.fingerprint == second.fingerprint
+
+
+def test_names_and_options_that_do_not_fit(birds, features_folder, tmp_path):
+    home = Home.locate(tmp_path / "home")
+    with pytest.raises(UserError, match="there is a task 'mini-1shot' already"):
+        prepare(home, "mini", birds, False, Reporter())
+    with pytest.raises(UserError, match="--size: for data sets of your own; 'tiny' is divided as it is published"):
+        prepare(home, "tiny", birds, False, Reporter(), own=OwnOptions(size=32))
+    with pytest.raises(UserError, match=r"--split-seed: for images; .* holds frozen features"):
+        prepare(home, "mine", features_folder, False, Reporter(), own=OwnOptions(split_seed=1))
+    with pytest.raises(UserError, match=r"bird 1/image 0.*is neither a folder nor a zip or tar archive.*a JPEG image"):
+        prepare(home, "mine", birds / "bird 1" / "image 0.jpg", False, Reporter())
+
+
+def test_equal_images_on_two_sides_are_warned_of(tmp_path):
+    source = write_birds(tmp_path / "photos", images=30)
+    sides = seeded_sides(BIRDS, 0)
+    base, test = (next(n for n, s in sides.items() if s == side) for side in ("base", "novel/test"))
+    shutil.copy(source / base / "image 2.png", source / test / "image 2.png")
+    log = io.StringIO()
+    dataset = prepare(Home.locate(tmp_path / "home"), "birds", source, False, LogReporter(log), own=OwnOptions(size=16))
+    assert [f"{base}/image 2.png", f"{test}/image 2.png"] in dataset.manifest["about"]["duplicates"]["first"]
+    assert "warning: " in log.getvalue()
+
+
+@pytest.mark.skipif(not FIXTURE.exists(), reason="the fixture of real photographs is not here")
+def test_real_photographs(tmp_path):
+    """60 classes of 30 photographs of 64x64 pixels, straight from the archive: the pixels are Pillow's."""
+    options = OwnOptions(size=64, split_seed=2)
+    dataset = prepare(Home.locate(tmp_path), "photos", FIXTURE, False, Reporter(), own=options)
+    with zipfile.ZipFile(FIXTURE) as archive:
+        names = [name for name in archive.namelist() if name.endswith(".JPEG")]
+        classes = sorted({name.split("/")[0] for name in names})
+        sides = seeded_sides(classes, 2)
+        for pool_name in POOLS:
+            if pool_name == "novel/train":
+                continue
+            pool = dataset.pool(pool_name)
+            side = "base" if pool_name.startswith("base") else pool_name
+            assert list(pool.classes) == [name for name in classes if sides[name] == side]
+            for c, name in enumerate(pool.classes[:5]):
+                numbers = sorted(int(n.split("_")[1].split(".")[0]) for n in names if n.startswith(name))
+                part = {"base/train": numbers[:24], "base/val": numbers[24:27], "base/test": numbers[27:]}
+                rows = pool.images[pool.starts[c] : pool.starts[c + 1]]
+                for image, number in zip(rows, part.get(pool_name, numbers), strict=True):
+                    with archive.open(f"{name}/{name}_{number}.JPEG") as file:
+                        np.testing.assert_array_equal(image, np.asarray(Image.open(file).convert("RGB")))

@@ -1,0 +1,439 @@
+"""mini-ImageNet from the files that people have of it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ifsl_bench import registry
+from ifsl_bench.data import mini
+from ifsl_bench.data.counts import Count
+from ifsl_bench.data.pools import verify
+from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.published import columns, held_out, rows, shuffled
+from ifsl_bench.errors import UserError
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.store import Home
+from ifsl_bench.task import packaged
+
+FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
+SIDES = {row["wnid"]: row["split"] for row in rows("mini-imagenet.csv")}
+TRAIN, VAL, TEST = ([w for w, s in SIDES.items() if s == side] for side in ("train", "val", "test"))
+FILES = {
+    "base/train": ("train_phase_train", TRAIN[:3], 7),
+    "base/val": ("train_phase_val", TRAIN[:3], 4),
+    "base/test": ("train_phase_test", TRAIN[:3], 5),
+    "novel/val": ("val", VAL[:2], 6),
+    "novel/test": ("test", TEST[:2], 6),
+}
+COUNTS = {pool: Count(len(classes), len(classes) * each) for pool, (_, classes, each) in FILES.items()}
+
+
+def images_of(count: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (count, 84, 84, 3)).astype(np.uint8)
+
+
+def lwof_values() -> dict[str, dict]:
+    """What the five files hold, with rows in random order and labels that are neither small nor in order of wnids."""
+    values = {}
+    for seed, (part, classes, each) in enumerate(FILES.values()):
+        ids = {wnid: 70 - i + 100 * (part in ("val", "test")) for i, wnid in enumerate(classes)}
+        labels = [int(v) for v in np.random.default_rng(seed).permutation(np.repeat(list(ids.values()), each))]
+        values[part] = {"data": images_of(len(labels), seed), "labels": labels, "catname2label": ids}
+    return values
+
+
+def write_lwof(folder: Path, python2, values: dict[str, dict] | None = None) -> Path:
+    """The five files: one as Python 2 writes it, one with keys of bytes, and the rest in other protocols."""
+    folder.mkdir(parents=True)
+    values = values or lwof_values()
+    for i, (part, value) in enumerate(values.items()):
+        path = folder / f"miniImageNet_category_split_{part}.pickle"
+        if part == "train_phase_train":
+            path.write_bytes(python2(value))
+        elif part == "test":
+            names = {name.encode(): label for name, label in value["catname2label"].items()}
+            again = {b"data": value["data"], b"labels": value["labels"], b"catname2label": names}
+            path.write_bytes(pickle.dumps(again, 3))
+        else:
+            path.write_bytes(pickle.dumps(value, (0, 2, 4, 5)[i % 4]))
+    return folder
+
+
+def check_lwof(dataset) -> None:
+    values = lwof_values()
+    assert set(dataset.manifest["pools"]) == set(FILES)
+    for name, (part, classes, _) in FILES.items():
+        pool, value = dataset.pool(name), values[part]
+        assert pool.classes == tuple(sorted(classes))
+        for c, wnid in enumerate(pool.classes):
+            mine = np.array(value["labels"]) == value["catname2label"][wnid]
+            np.testing.assert_array_equal(pool.images[pool.starts[c] : pool.starts[c + 1]], value["data"][mine])
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """The counts of these small files take the place of the published ones."""
+    monkeypatch.setattr(mini, "COUNTS", COUNTS)
+
+
+@pytest.fixture
+def home(tmp_path) -> Home:
+    return Home.locate(tmp_path / "home")
+
+
+def test_python_2s_files_are_written_as_the_standard_library_reads_them(python2):
+    value = lwof_values()["val"]
+    found = pickle.loads(python2(value), encoding="latin1")
+    np.testing.assert_array_equal(found.pop("data"), value.pop("data"))
+    assert found == value
+
+
+def test_lwof_pickles_make_the_exact_pools(home, tmp_path, python2, exact, messages):
+    folder = write_lwof(tmp_path / "files", python2)
+    dataset = prepare(home, "mini-imagenet", folder, False, messages)
+    check_lwof(dataset)
+    verify(dataset)
+    assert not dataset.partial
+    assert "pickles of LwoF" in dataset.manifest["about"]["form"]
+    assert any("pickles of LwoF" in line for line in messages.said)
+    assert messages.warned == []
+
+
+@pytest.mark.parametrize("kind", ["zip", "stored.zip", "tar", "tar.gz"])
+def test_archives_give_what_the_folder_gives(kind, home, tmp_path, python2, exact):
+    folder = write_lwof(tmp_path / "mini-imagenet", python2)
+    path = tmp_path / f"mini.{kind}"
+    if kind.endswith("zip"):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED if "stored" in kind else zipfile.ZIP_DEFLATED) as archive:
+            for file in sorted(folder.iterdir()):
+                archive.write(file, f"mini-imagenet/{file.name}")
+    else:
+        with tarfile.open(path, "w:gz" if kind.endswith("gz") else "w") as archive:
+            archive.add(folder, "mini-imagenet")
+    check_lwof(prepare(home, "mini-imagenet", path, False, Reporter()))
+
+
+def test_counts_are_those_of_the_paper_and_differences_are_shown(home, tmp_path, python2, messages):
+    assert {pool: (c.classes, c.images) for pool, c in mini.COUNTS.items()} == {
+        "base/train": (64, 38400), "base/val": (64, 18748), "base/test": (64, 19200),
+        "novel/val": (16, 9600), "novel/test": (20, 12000),
+    }  # fmt: skip
+    folder = write_lwof(tmp_path / "files", python2)
+    with pytest.raises(UserError) as caught:
+        prepare(home, "mini-imagenet", folder, False, Reporter())
+    assert "base/train should have 64 classes with 38,400 images and has 3 classes with 21 images" in str(caught.value)
+    assert "--allow-partial" in str(caught.value)
+    dataset = prepare(home, "mini-imagenet", folder, False, messages, allow_partial=True)
+    check_lwof(dataset)
+    assert dataset.partial
+    assert any("38,400" in line for line in messages.warned)
+
+
+def test_partial_data_have_a_fingerprint_of_their_own(home, tmp_path, python2, monkeypatch):
+    folder = write_lwof(tmp_path / "files", python2)
+    partial = prepare(home, "mini-imagenet", folder, False, Reporter(), allow_partial=True)
+    monkeypatch.setattr(mini, "COUNTS", COUNTS)
+    whole = prepare(Home.locate(tmp_path / "other"), "mini-imagenet", folder, False, Reporter(), allow_partial=True)
+    assert not whole.partial
+    assert partial.fingerprint != whole.fingerprint
+
+
+def changed(part: str, **changes):
+    values = lwof_values()
+    values[part] |= changes
+    return {p: {k: v for k, v in value.items() if v is not None} for p, value in values.items()}
+
+
+WRONG = {
+    "channels first": (
+        changed("val", data=images_of(12, 0).transpose(0, 3, 1, 2)),
+        r"'data' of .*_val\.pickle is uint8\[12, 3, 84, 84\], expected uint8\[n, 84, 84, 3\]",
+    ),
+    "floats": (changed("val", data=images_of(12, 0) / 255), r"is float64\[12, 84, 84, 3\], expected uint8"),
+    "size": (changed("val", data=images_of(12, 0)[:, :80]), r"is uint8\[12, 80, 84, 3\], expected uint8"),
+    "list": (changed("val", data=[1, 2]), "'data' of .* is a list, expected an array uint8"),
+    "too few labels": (changed("val", labels=[170] * 11), "has 12 images and 11 labels"),
+    "labels of text": (changed("val", labels=["a"] * 12), "'labels' of .* is a list, expected a list of whole numbers"),
+    "unknown label": (changed("val", labels=[170] * 11 + [5]), "has images of label 5, which no class"),
+    "one label for two": (changed("val", catname2label=dict.fromkeys(VAL[:2], 170)), "images of label 169|one label"),
+    "huge label": (changed("val", labels=[10**30] * 12), "'labels' of .* is a list, expected a list of whole numbers"),
+    "names of nothing": (changed("val", catname2label=[1]), "'catname2label' of .* is no dict"),
+    "lists for labels": (changed("val", catname2label={VAL[0]: [1]}), "'catname2label' of .* is a list, expected"),
+    "no labels": (changed("val", labels=None), "lacks labels; it has data, catname2label"),
+    "other side": (
+        changed("val", catname2label={TEST[0]: 170, VAL[0]: 169}),
+        rf"has class '{TEST[0]}' among its val classes, which is a test class of mini-ImageNet",
+    ),
+    "no class of it": (
+        changed("val", catname2label={"n00000001": 170, VAL[0]: 169}),
+        "has class 'n00000001' among its val classes, which is no class of mini-ImageNet",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_content_is_named(case, home, tmp_path, python2, exact):
+    values, message = WRONG[case]
+    folder = write_lwof(tmp_path / "files", python2, values)
+    with pytest.raises(UserError, match=message):
+        prepare(home, "mini-imagenet", folder, False, Reporter(), allow_partial=True)
+
+
+def test_a_missing_file_and_a_file_of_another_kind_are_named(home, tmp_path, python2, exact):
+    folder = write_lwof(tmp_path / "files", python2)
+    path = folder / "miniImageNet_category_split_train_phase_val.pickle"
+    content = path.read_bytes()
+    for other, message in (
+        (b"<!DOCTYPE html><html><title>Google Drive - Virus scan warning</title>", "no pickle but an HTML page"),
+        (content[: len(content) // 2], "is cut short|is damaged"),
+        (b"cposix\nsystem\n(S'touch made'\ntR.", r"refused: it holds the name posix\.system"),
+        (pickle.dumps([1, 2]), "holds a list, expected a dict with data, labels, catname2label"),
+    ):
+        path.write_bytes(other)
+        with pytest.raises(UserError, match=message) as caught:
+            prepare(home, "mini-imagenet", folder, False, Reporter())
+        assert path.name in str(caught.value)
+    path.unlink()
+    with pytest.raises(UserError, match=f"lacks {path.name}, a part of the pickles of LwoF"):
+        prepare(home, "mini-imagenet", folder, False, Reporter(), allow_partial=True)
+    assert not Path("made").exists()
+
+
+def test_a_hostile_archive_is_refused(home, tmp_path, python2):
+    folder = write_lwof(tmp_path / "files", python2)
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        for file in folder.iterdir():
+            archive.write(file, f"../../{file.name}")
+    with pytest.raises(UserError, match="leads out of the archive"):
+        prepare(home, "mini-imagenet", tmp_path / "bad.zip", False, Reporter())
+
+
+def test_an_interrupted_import_goes_on_where_it_stopped(home, tmp_path, python2, exact, monkeypatch):
+    folder = write_lwof(tmp_path / "files", python2)
+    copied = []
+    real = mini.copy_rows
+
+    def copy(to, pool, *rest):
+        if len(copied) == 2:
+            raise KeyboardInterrupt
+        copied.append(pool)
+        real(to, pool, *rest)
+
+    monkeypatch.setattr(mini, "copy_rows", copy)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(home, "mini-imagenet", folder, False, Reporter())
+    again = []
+    monkeypatch.setattr(mini, "copy_rows", lambda to, pool, *rest: (again.append(pool), real(to, pool, *rest)))
+    dataset = prepare(home, "mini-imagenet", folder, False, Reporter())
+    assert copied + again == list(FILES)
+    check_lwof(dataset)
+
+
+def test_a_large_array_is_never_in_memory(home, tmp_path, python2, monkeypatch):
+    values = lwof_values()
+    values["train_phase_train"]["labels"] *= 100
+    values["train_phase_train"]["data"] = images_of(2100, 0)  # 44 MB
+    folder = write_lwof(tmp_path / "files", python2, values)
+    monkeypatch.setattr(mini, "COUNTS", COUNTS | {"base/train": Count(3, 2100)})
+    del values
+    tracemalloc.start()
+    try:
+        prepare(home, "mini-imagenet", folder, False, Reporter())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 24e6  # a few blocks of 256 images
+
+
+# -- learn2learn's caches
+
+
+def cache_values(each: int = 20) -> dict[str, dict]:
+    values = {}
+    for seed, (side, classes) in enumerate({"train": TRAIN[:3], "validation": VAL[:2], "test": TEST[:2]}.items()):
+        order = np.random.default_rng(seed).permutation(len(classes) * each).reshape(len(classes), each)
+        members = {wnid: sorted(order[i].tolist()) for i, wnid in reversed(list(enumerate(classes)))}
+        values[side] = {"image_data": images_of(order.size, 10 + seed), "class_dict": members}
+    return values
+
+
+def write_caches(folder: Path, values: dict[str, dict]) -> Path:
+    folder.mkdir(parents=True)
+    for protocol, (side, value) in zip((2, 4, 0), values.items(), strict=True):
+        (folder / f"mini-imagenet-cache-{side}.pkl").write_bytes(pickle.dumps(value, protocol))
+    return folder
+
+
+def test_learn2learns_caches_hold_base_queries_out_of_the_training_images(home, tmp_path, monkeypatch):
+    values = cache_values()
+    folder = write_caches(tmp_path / "caches", values)
+    counts = {"base/train": Count(3, 48), "base/val": Count(3, 6), "base/test": Count(3, 6),
+              "novel/val": Count(2, 40), "novel/test": Count(2, 40)}  # fmt: skip
+    monkeypatch.setattr(mini, "HELD_OUT_COUNTS", counts)
+    dataset = prepare(home, "mini-imagenet-held-out", folder, False, Reporter())
+    assert not dataset.partial
+    for c, wnid in enumerate(sorted(TRAIN[:3])):
+        given = values["train"]["image_data"][values["train"]["class_dict"][wnid]]
+        parts = [dataset.pool(f"base/{part}") for part in ("train", "val", "test")]
+        mine = [pool.images[pool.starts[c] : pool.starts[c + 1]] for pool in parts]
+        assert [len(images) for images in mine] == [16, 2, 2]
+        found = {image.tobytes() for images in mine for image in images}
+        assert found == {image.tobytes() for image in given}
+    for side, classes in (("validation", VAL[:2]), ("test", TEST[:2])):
+        pool = dataset.pool(f"novel/{side[:3] if side == 'validation' else side}")
+        assert pool.classes == tuple(sorted(classes))
+        rows = [row for wnid in pool.classes for row in values[side]["class_dict"][wnid]]
+        np.testing.assert_array_equal(pool.images, values[side]["image_data"][rows])
+    (folder / "mini-imagenet-cache-validation.pkl").rename(folder / "mini-imagenet-cache-val.pkl")
+    again = prepare(Home.locate(tmp_path / "again"), "mini-imagenet-held-out", folder, False, Reporter())
+    assert again.fingerprint == dataset.fingerprint
+
+
+def test_the_full_caches_would_give_480_60_and_60_images_a_class():
+    parts = held_out(range(600), "mini-imagenet-held-out:n01532829")
+    assert [len(part) for part in parts.values()] == [480, 60, 60]
+    assert sorted(i for part in parts.values() for i in part) == list(range(600))
+    assert all(part == sorted(part) for part in parts.values())
+    assert {pool: c.images for pool, c in mini.HELD_OUT_COUNTS.items()} == {
+        "base/train": 30720, "base/val": 3840, "base/test": 3840, "novel/val": 9600, "novel/test": 12000,
+    }  # fmt: skip
+
+
+def test_draws_are_the_same_everywhere():
+    assert shuffled("abcdefgh", "salt") == list("fhgabdce")  # sha256sum of "salt:0", "salt:1", ...
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: v["class_dict"][TEST[0]].append(40), "names row 40, 'image_data' has 40"),
+        (lambda v: v["class_dict"][TEST[0]].append(v["class_dict"][TEST[1]][0]), "names an image twice"),
+        (lambda v: v["class_dict"].update({TEST[0]: "rows"}), rf"class '{TEST[0]}' of .* is a str, expected a list"),
+        (lambda v: v.update(class_dict=[1]), "'class_dict' of .* is a list, expected a dict"),
+        (lambda v: v["class_dict"].update({TRAIN[0]: v["class_dict"].pop(TEST[0])}), "which is a train class"),
+    ],
+)
+def test_wrong_caches_are_named(change, message, home, tmp_path):
+    values = cache_values()
+    change(values["test"])
+    folder = write_caches(tmp_path / "caches", values)
+    with pytest.raises(UserError, match=message):
+        prepare(home, "mini-imagenet-held-out", folder, False, Reporter(), allow_partial=True)
+
+
+def test_a_saved_error_page_is_called_one(home, tmp_path):
+    folder = write_caches(tmp_path / "caches", cache_values())
+    page = b"<!doctype html>\n<html><head><title>Google Drive - Quota exceeded</title></head></html>"
+    (folder / "mini-imagenet-cache-test.pkl").write_bytes(page)
+    with pytest.raises(UserError, match=r"mini-imagenet-cache-test\.pkl is no pickle but an HTML page"):
+        prepare(home, "mini-imagenet-held-out", folder, False, Reporter())
+
+
+def test_caches_are_not_the_exact_data_set(home, tmp_path):
+    folder = write_caches(tmp_path / "caches", cache_values())
+    with pytest.raises(UserError, match="which makes data set 'mini-imagenet-held-out'"):
+        prepare(home, "mini-imagenet", folder, False, Reporter())
+
+
+# -- ILSVRC-2012
+
+
+@pytest.fixture(scope="module")
+def photos() -> Path:
+    if not FIXTURE.exists():
+        pytest.skip("the pack of photos in ILSVRC-2012's layout is not here")
+    return FIXTURE
+
+
+def test_ilsvrc_gives_the_listed_images_and_draws_base_queries(photos, home, messages):
+    with pytest.raises(UserError, match=r"novel/test should have 20 classes with 12,000 images and has \d+ classes"):
+        prepare(home, "mini-imagenet-ilsvrc", photos, False, Reporter())
+    dataset = prepare(home, "mini-imagenet-ilsvrc", photos, False, messages, allow_partial=True)
+    assert dataset.partial
+    originals = {row["original"] for row in rows("mini-imagenet-original-names.csv.xz")}
+    with zipfile.ZipFile(photos) as archive:
+        names = [n.split("/")[1] for n in archive.namelist()]
+        here: dict[str, list[str]] = {}
+        for name in sorted(names, key=lambda n: int(n.split("_")[1].split(".")[0])):
+            here.setdefault(name.split("_")[0], []).append(name)
+
+        def resized(name: str) -> np.ndarray:
+            with Image.open(io.BytesIO(archive.read(f"{name.split('_')[0]}/{name}"))) as image:
+                return np.asarray(image.convert("RGB").resize((84, 84), Image.Resampling.BICUBIC))
+
+        for name, side in (("base/train", "train"), ("novel/val", "val"), ("novel/test", "test")):
+            pool = dataset.pool(name)
+            listed = {w: [n for n in here[w] if n in originals] for w in sorted(here) if SIDES.get(w) == side}
+            listed = {w: found for w, found in listed.items() if found}
+            assert pool.classes == tuple(listed)
+            assert np.diff(pool.starts).tolist() == [len(found) for found in listed.values()]
+            for c, found in enumerate(listed.values()):
+                np.testing.assert_array_equal(pool.images[pool.starts[c]], resized(found[0]))
+                np.testing.assert_array_equal(pool.images[pool.starts[c + 1] - 1], resized(found[-1]))
+        val, test = dataset.pool("base/val"), dataset.pool("base/test")
+        for c, wnid in enumerate(val.classes):
+            others = {resized(n).tobytes() for n in here[wnid] if n not in originals}
+            drawn = [{i.tobytes() for i in p.images[p.starts[c] : p.starts[c + 1]]} for p in (val, test)]
+            assert drawn[0] | drawn[1] == others
+            assert abs(len(drawn[0]) - len(drawn[1])) <= 1
+
+
+def test_base_queries_of_whole_classes_are_300_and_what_is_left_up_to_300(home, tmp_path, monkeypatch):
+    """A class of 1,300 images gives 300 + 300, one of 1,025 (as n02089867 has) 300 + 125."""
+    taken = {wnid: [] for wnid in TRAIN[:2]}
+    for original in columns("mini-imagenet-original-names.csv.xz", "filename", "original").values():
+        if original.split("_")[0] in taken:
+            taken[original.split("_")[0]].append(original)
+    folder = tmp_path / "train"
+    pools: dict[str, dict] = {}
+    for wnid, extra in zip(taken, (700, 425), strict=True):
+        (folder / wnid).mkdir(parents=True)
+        numbers = [n for n in range(1, 10**5) if f"{wnid}_{n}.JPEG" not in set(taken[wnid])][:extra]
+        for name in [*taken[wnid], *(f"{wnid}_{n}.JPEG" for n in numbers)]:
+            (folder / wnid / name).touch()
+    (folder / VAL[0]).mkdir()
+    monkeypatch.setattr(mini, "import_images", lambda to, found, spec: pools.update(found))
+    monkeypatch.setattr(mini, "check_pools", lambda *rest: None)
+    with pytest.raises(UserError):  # nothing is written
+        prepare(home, "mini-imagenet-ilsvrc", folder, False, Reporter())
+    assert {p: [len(v) for v in pools[p].values()] for p in ("base/train", "base/val", "base/test")} == {
+        "base/train": [600, 600], "base/val": [300, 125], "base/test": [300, 300],
+    }  # fmt: skip
+    for wnid in taken:
+        parts = [set(pools[p][wnid]) for p in ("base/train", "base/val", "base/test")]
+        assert sum(map(len, parts)) == len(set.union(*parts))
+        assert {Path(path).name for path in parts[0]} == set(taken[wnid])
+
+
+def test_two_files_of_one_name_are_refused(home, tmp_path):
+    for folder in ("train", "copy"):
+        (tmp_path / folder / TRAIN[0]).mkdir(parents=True)
+        (tmp_path / folder / TRAIN[0] / f"{TRAIN[0]}_28.JPEG").touch()
+    with pytest.raises(UserError, match=rf"has {TRAIN[0]}_28\.JPEG twice"):
+        prepare(home, "mini-imagenet-ilsvrc", tmp_path, False, Reporter(), allow_partial=True)
+
+
+# -- names
+
+
+def test_variants_have_names_and_tasks_of_their_own():
+    exact = packaged()["mini-5shot"]
+    for name, source in (("mini-ilsvrc", mini.MiniIlsvrc), ("mini-held-out", mini.MiniHeldOut)):
+        task = packaged()[f"{name}-5shot"]
+        assert task.dataset.name == source.name != exact.dataset.name
+        assert task.variant_of == exact.name
+        assert task.hash != exact.hash
+        assert (task.pretraining, task.episode, task.evaluation) == (exact.pretraining, exact.episode, exact.evaluation)
+        assert task.dataset.mean == exact.dataset.mean
+    for name in ("mini-imagenet", "mini-imagenet-ilsvrc", "mini-imagenet-held-out"):
+        shape, images, classes = registry.dataset_source(name).outline()
+        assert (shape, classes, images["novel/test"]) == ((84, 84, 3), 64, 12000)

@@ -1,0 +1,440 @@
+"""tiered-ImageNet from the files that people have of it."""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import tarfile
+import tracemalloc
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ifsl_bench import registry
+from ifsl_bench.data import tiered
+from ifsl_bench.data.counts import Count
+from ifsl_bench.data.decode import ImageSpec, decode
+from ifsl_bench.data.pools import verify
+from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.published import held_out, rows
+from ifsl_bench.errors import UserError
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.store import Home
+from ifsl_bench.task import packaged
+
+FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
+SIDES = {row["wnid"]: row["split"] for row in rows("tiered-imagenet.csv")}
+A, B, VAL, TEST = ([w for w, s in SIDES.items() if s == side] for side in ("train_a", "train_b", "val", "test"))
+CRANE, MACHINE = "n02012849", "n03126707"  # a bird of Train-B, and a machine that tiered-ImageNet does not have
+PARTS = {  # prefix -> pool, classes, images of each
+    "train_a_train_a_phase_train": ("base/train", A[:3], 9),
+    "train_a_train_a_phase_val": ("base/val", A[:3], 4),
+    "train_a_train_a_phase_test": ("base/test", A[:3], 5),
+    "train_b": ("novel/train", [B[0], CRANE], 6),
+    "val": ("novel/val", VAL[:2], 6),
+    "test": ("novel/test", TEST[:2], 6),
+}
+COUNTS = {pool: Count(len(classes), len(classes) * each) for pool, classes, each in PARTS.values()}
+
+
+def called(wnid: str) -> str:
+    return "crane" if wnid in (CRANE, MACHINE) else f"thing {wnid[-3:]}, Res {wnid}"
+
+
+def png(image: np.ndarray) -> np.ndarray:
+    """An RGB image as a PNG file, as an array of its bytes."""
+    out = io.BytesIO()
+    Image.fromarray(image).save(out, "PNG")
+    return np.frombuffer(out.getvalue(), np.uint8)
+
+
+def part_values(classes: list[str], each: int, seed: int) -> tuple[np.ndarray, dict]:
+    """Images [n, 84, 84, 3], smooth so that they differ by channel, and what the labels' file holds."""
+    generator = np.random.default_rng(seed)
+    labels = generator.permutation(np.repeat(np.arange(len(classes)), each)).astype(np.int32)
+    small = generator.integers(0, 256, (len(labels), 4, 4, 3)).astype(np.uint8)
+    images = np.stack([np.asarray(Image.fromarray(s).resize((84, 84), Image.Resampling.BILINEAR)) for s in small])
+    names = [called(wnid) for wnid in reversed(classes)]
+    return images, {"label_specific": labels, "label_specific_str": names}
+
+
+def values() -> dict[str, tuple[np.ndarray, dict]]:
+    return {prefix: part_values(classes, each, i) for i, (prefix, (_, classes, each)) in enumerate(PARTS.items())}
+
+
+def write_names(folder: Path) -> None:
+    wnids = [*SIDES, MACHINE]
+    (folder / "class_names.txt").write_text("".join(f"{called(wnid)}\n" for wnid in wnids))
+    (folder / "synsets.txt").write_text("".join(f"{wnid}\n" for wnid in wnids) + "\n")
+
+
+def write_release(folder: Path, python2, arrays: tuple[str, ...] = (), content=None) -> Path:
+    """The attractor release's files; the images of ``arrays`` as .npz files in OpenCV's order of channels."""
+    folder.mkdir(parents=True)
+    write_names(folder)
+    for i, (prefix, (images, labels)) in enumerate((content or values()).items()):
+        keyed = {key.encode(): value for key, value in labels.items()} if i % 2 else labels
+        dumped = python2(labels) if i == 2 else pickle.dumps(keyed, (2, 4, 0, 5, 3, 1)[i])
+        (folder / f"{prefix}_labels.pkl").write_bytes(dumped)
+        if prefix in arrays:
+            np.savez(folder / f"{prefix}_images.npz", images=images[..., ::-1])
+        else:
+            pngs = [png(image).reshape((-1, 1) if n % 2 else -1) for n, image in enumerate(images)]
+            (folder / f"{prefix}_images_png.pkl").write_bytes(
+                python2(pngs) if i == 3 else pickle.dumps(pngs, (2, 4, 5, 0, 3, 1)[i])
+            )
+    return folder
+
+
+def check_release(dataset) -> None:
+    content = values()
+    for prefix, (name, classes, each) in PARTS.items():
+        images, labels = content[prefix]
+        pool = dataset.pool(name)
+        assert pool.classes == tuple(sorted(classes))
+        for c, wnid in enumerate(pool.classes):
+            mine = images[labels["label_specific"] == labels["label_specific_str"].index(called(wnid))]
+            assert len(mine) == each
+            np.testing.assert_array_equal(pool.images[pool.starts[c] : pool.starts[c + 1]], mine)
+
+
+@pytest.fixture
+def exact(monkeypatch):
+    """The counts of these small files take the place of the published ones."""
+    monkeypatch.setattr(tiered, "COUNTS", COUNTS)
+
+
+@pytest.fixture
+def home(tmp_path) -> Home:
+    return Home.locate(tmp_path / "home")
+
+
+def test_the_packaged_lists_are_the_published_split():
+    assert collections.Counter(SIDES.values()) == {"train_a": 200, "train_b": 151, "val": 97, "test": 160}
+    images = list(rows("tiered-imagenet-train-a-images.csv.xz"))
+    phases = collections.Counter(row["phase"] for row in images)
+    assert {f"base/{phase}": Count(200, n) for phase, n in phases.items()} == {
+        pool: tiered.COUNTS[pool] for pool in ("base/train", "base/val", "base/test")
+    }
+    assert {pool: (c.classes, c.images) for pool, c in tiered.COUNTS.items()} == {
+        "base/train": (200, 203751), "base/val": (200, 25460), "base/test": (200, 25488),
+        "novel/train": (151, 193996), "novel/val": (97, 124261), "novel/test": (160, 206209),
+    }  # fmt: skip
+    per_class = collections.Counter(row["image"].split("_")[0] for row in images)
+    assert set(per_class) == set(A)
+    drawn = collections.Counter()
+    for wnid, count in per_class.items():
+        drawn.update({pool: len(part) for pool, part in held_out(range(count), wnid).items()})
+    assert drawn == {"base/train": 203751, "base/val": 25460, "base/test": 25488}  # the same shares of each class
+
+
+def test_the_release_makes_the_exact_pools(home, tmp_path, python2, exact, messages):
+    folder = write_release(tmp_path / "files", python2)
+    dataset = prepare(home, "tiered-imagenet", folder, False, messages)
+    check_release(dataset)
+    verify(dataset)
+    assert not dataset.partial
+    assert any("files of Ren et al. (2019)" in line for line in messages.said)
+    assert messages.warned == []
+
+
+@pytest.mark.parametrize("arrays", [("train_b",), tuple(PARTS)])
+def test_arrays_that_opencv_read_are_turned_round(arrays, home, tmp_path, python2, exact):
+    pngs = prepare(home, "tiered-imagenet", write_release(tmp_path / "png", python2), False, Reporter())
+    folder = write_release(tmp_path / "npz", python2, arrays)
+    dataset = prepare(Home.locate(tmp_path / "other"), "tiered-imagenet", folder, False, Reporter())
+    check_release(dataset)
+    assert dataset.fingerprint == pngs.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+def test_archives_give_what_the_folder_gives(kind, home, tmp_path, python2, exact):
+    folder = write_release(tmp_path / "tiered-imagenet", python2, ("val",))
+    path = tmp_path / f"tiered.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for file in sorted(folder.iterdir()):
+                archive.write(file, f"tiered-imagenet/{file.name}")
+    else:
+        with tarfile.open(path, "w:gz" if kind.endswith("gz") else "w") as archive:
+            archive.add(folder, "tiered-imagenet")
+    check_release(prepare(home, "tiered-imagenet", path, False, Reporter()))
+
+
+def test_counts_are_shown_side_by_side_and_partial_data_marked(home, tmp_path, python2, messages):
+    folder = write_release(tmp_path / "files", python2)
+    with pytest.raises(UserError) as caught:
+        prepare(home, "tiered-imagenet", folder, False, Reporter())
+    assert "novel/test should have 160 classes with 206,209 images and has 2 classes with 12 images" in str(
+        caught.value
+    )
+    dataset = prepare(home, "tiered-imagenet", folder, False, messages, allow_partial=True)
+    check_release(dataset)
+    assert dataset.partial
+    assert any("206,209" in line for line in messages.warned)
+
+
+def relabel(content: dict, prefix: str, **changes) -> None:
+    content[prefix][1].update(changes)
+
+
+WRONG = {
+    "fewer labels": (
+        lambda c: relabel(c, "val", label_specific=c["val"][1]["label_specific"][:-1]),
+        r"val_images_png\.pkl has 12 images, the labels beside it are 11",
+    ),
+    "more labels": (
+        lambda c: relabel(c, "val", label_specific=np.append(c["val"][1]["label_specific"], 0)),
+        r"val_images_png\.pkl has 12 images, the labels beside it are 13",
+    ),
+    "unknown name": (
+        lambda c: relabel(c, "val", label_specific_str=["unicorn", called(VAL[0])]),
+        "has a class 'unicorn', which is none of tiered-ImageNet's in class_names.txt",
+    ),
+    "other side": (
+        lambda c: relabel(c, "val", label_specific_str=[called(TEST[0]), called(VAL[0])]),
+        rf"has class {TEST[0]}, which tiered-ImageNet has on side test",
+    ),
+    "one name twice": (
+        lambda c: relabel(c, "val", label_specific_str=[called(VAL[0])] * 2),
+        "two classes called",
+    ),
+    "too few names": (
+        lambda c: relabel(c, "val", label_specific_str=[called(VAL[0])]),
+        "has labels 0 to 1 and 1 class names",
+    ),
+    "no names": (
+        lambda c: relabel(c, "val", label_specific_str=5),
+        "'label_specific_str' of .* is a int, expected a list of names",
+    ),
+    "labels in rows": (
+        lambda c: relabel(c, "val", label_specific=np.zeros((6, 2), np.int32)),
+        r"'label_specific' of .* is int32\[6, 2\], expected a list of whole numbers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_labels_are_named(case, home, tmp_path, python2, exact):
+    change, message = WRONG[case]
+    content = values()
+    change(content)
+    folder = write_release(tmp_path / "files", python2, content=content)
+    with pytest.raises(UserError, match=message):
+        prepare(home, "tiered-imagenet", folder, False, Reporter(), allow_partial=True)
+
+
+def pngs_of(prefix: str) -> list[np.ndarray]:
+    return [png(image) for image in values()[prefix][0]]
+
+
+@pytest.mark.parametrize(
+    ("dump", "message"),
+    [
+        (lambda: b"<html><head><title>Quota exceeded</title>", r"val_images_png\.pkl is no pickle but an HTML page"),
+        (lambda: pickle.dumps(pngs_of("val"))[:-1000], r"val_images_png\.pkl is cut short"),
+        (lambda: b"\x80\x02]cposix\nsystem\nU\x01x\x85Ra.", r"val_images_png\.pkl is refused: .*posix\.system"),
+        (lambda: pickle.dumps({"images": 1}), r"val_images_png\.pkl holds a dict, expected a list of arrays"),
+        (lambda: pickle.dumps(list(values()["val"][0])), r"item 0 of .* is uint8\[84, 84, 3\], expected an encoded"),
+        (lambda: pickle.dumps([p.astype(np.int16) for p in pngs_of("val")]), "item 0 of .* is int16"),
+    ],
+)
+def test_wrong_image_files_are_named(dump, message, home, tmp_path, python2, exact):
+    folder = write_release(tmp_path / "files", python2)
+    (folder / "val_images_png.pkl").write_bytes(dump())
+    with pytest.raises(UserError, match=message):
+        prepare(home, "tiered-imagenet", folder, False, Reporter(), allow_partial=True)
+
+
+def test_unreadable_images_are_named_and_can_be_left_out(home, tmp_path, python2, exact, messages):
+    folder = write_release(tmp_path / "files", python2)
+    pngs = pngs_of("val")
+    pngs[3] = pngs[3][: len(pngs[3]) // 2]
+    pngs[8] = np.frombuffer(b"<html>404</html>", np.uint8)
+    pngs[9] = png(np.zeros((32, 84, 3), np.uint8))
+    (folder / "val_images_png.pkl").write_bytes(pickle.dumps(pngs))
+    with pytest.raises(UserError, match=r"3 of .* images cannot be used: image 3 of .*val_images_png\.pkl"):
+        prepare(home, "tiered-imagenet", folder, False, Reporter())
+    dataset = prepare(home, "tiered-imagenet", folder, False, messages, allow_partial=True)
+    assert dataset.partial
+    assert len(dataset.pool("novel/val")) == 9
+    assert any("an HTML page" in line and "84 x 32" in line for line in messages.warned)
+    images, labels = values()["val"]
+    good = [i for i in range(12) if i not in (3, 8, 9)]
+    pool = dataset.pool("novel/val")
+    for c, wnid in enumerate(pool.classes):
+        wanted = labels["label_specific_str"].index(called(wnid))
+        mine = [images[i] for i in good if labels["label_specific"][i] == wanted]
+        np.testing.assert_array_equal(pool.images[pool.starts[c] : pool.starts[c + 1]], mine)
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: path.write_bytes(b"<!doctype html><html>"), r"no \.npz file but an HTML page"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-50_000]), "is damaged"),
+        (lambda path: np.savez(path, pictures=np.zeros(3)), "lacks 'images'; it has pictures.npy"),
+        (lambda path: np.savez(path, images=np.zeros((12, 84, 84), np.uint8)), r"is uint8\[12, 84, 84\], expected"),
+        (lambda path: np.savez(path, images=np.zeros((9, 84, 84, 3), np.uint8)), "has 9 images, the labels .* are 12"),
+        (lambda path: np.savez(path, images=np.array([{}])), "damaged|expected"),
+    ],
+)
+def test_wrong_arrays_are_named(write, message, home, tmp_path, python2, exact):
+    folder = write_release(tmp_path / "files", python2, ("val",))
+    write(folder / "val_images.npz")
+    with pytest.raises(UserError, match=rf"val_images\.npz.*({message})"):
+        prepare(home, "tiered-imagenet", folder, False, Reporter(), allow_partial=True)
+
+
+@pytest.mark.parametrize("name", ["class_names.txt", "synsets.txt", "val_labels.pkl", "val_images_png.pkl"])
+def test_a_missing_file_is_named(name, home, tmp_path, python2, exact):
+    folder = write_release(tmp_path / "files", python2)
+    (folder / name).unlink()
+    with pytest.raises(UserError, match=f"lacks {name}, a part of the files of Ren et al"):
+        prepare(home, "tiered-imagenet", folder, False, Reporter(), allow_partial=True)
+
+
+def test_lists_of_names_must_go_together(home, tmp_path, python2, exact):
+    folder = write_release(tmp_path / "files", python2)
+    lines = (folder / "synsets.txt").read_text().splitlines()
+    (folder / "synsets.txt").write_text("\n".join(lines[:-5]))
+    with pytest.raises(UserError, match=r"class_names\.txt has 609 lines, synsets\.txt has 605"):
+        prepare(home, "tiered-imagenet", folder, False, Reporter())
+
+
+def test_a_hostile_archive_is_refused(home, tmp_path, python2):
+    folder = write_release(tmp_path / "files", python2)
+    with tarfile.open(tmp_path / "bad.tar", "w") as archive:
+        for file in folder.iterdir():
+            archive.add(file, f"../{file.name}" if file.name == "val_labels.pkl" else file.name)
+    with pytest.raises(UserError, match=r"\.\./val_labels\.pkl.*leads out of the archive"):
+        prepare(home, "tiered-imagenet", tmp_path / "bad.tar", False, Reporter())
+
+
+def test_a_long_list_is_never_in_memory(home, tmp_path, python2, monkeypatch):
+    classes = VAL[:3]
+    generator = np.random.default_rng(0)
+    labels = np.repeat(np.arange(3, dtype=np.int32), 1000)
+    images = [generator.integers(0, 256, (84, 84, 3)).astype(np.uint8) for _ in range(50)]
+    noise = [png(image) for image in images]  # 21 kB each, as they do not compress
+    content = values() | {
+        "val": (images[0][None], {"label_specific": labels, "label_specific_str": [*map(called, classes)]})
+    }
+    folder = write_release(tmp_path / "files", python2, content=content)
+    with open(folder / "val_images_png.pkl", "wb") as file:
+        pickle.dump([noise[i % 50].copy() for i in range(3000)], file, 4)  # 64 MB
+    monkeypatch.setattr(tiered, "COUNTS", COUNTS | {"novel/val": Count(3, 3000)})
+    tracemalloc.start()
+    try:
+        dataset = prepare(home, "tiered-imagenet", folder, False, Reporter())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 32e6  # of the list, of its decoded images (64 MB), and of all that is queued in between
+    np.testing.assert_array_equal(dataset.pool("novel/val").images[2999], images[2999 % 50])
+
+
+# -- the files of 2018
+
+
+def files_2018(folder: Path) -> dict[str, tuple[np.ndarray, dict]]:
+    """Train-A and Train-B classes side by side in one pair of files."""
+    folder.mkdir(parents=True)
+    write_names(folder)
+    content = {
+        "train": part_values([A[0], B[0], A[1], CRANE], 30, 20),
+        "val": part_values(VAL[:2], 6, 21),
+        "test": part_values(TEST[:2], 6, 22),
+    }
+    for prefix, (images, labels) in content.items():
+        general = {"label_general": labels["label_specific"] * 0, "label_general_str": ["thing"]}
+        keyed = {key.encode(): value for key, value in (labels | general).items()}
+        (folder / f"{prefix}_labels.pkl").write_bytes(pickle.dumps(keyed, 2))
+        (folder / f"{prefix}_images_png.pkl").write_bytes(pickle.dumps([png(i)[:, None] for i in images], 2))
+    return content
+
+
+def test_the_files_of_2018_are_divided_by_class_name_and_their_base_images_drawn(home, tmp_path, monkeypatch):
+    content = files_2018(tmp_path / "files")
+    counts = {"base/train": Count(2, 48), "base/val": Count(2, 6), "base/test": Count(2, 6),
+              "novel/train": Count(2, 60), "novel/val": Count(2, 12), "novel/test": Count(2, 12)}  # fmt: skip
+    monkeypatch.setattr(tiered, "COUNTS", counts)
+    dataset = prepare(home, "tiered-imagenet-2018", tmp_path / "files", False, Reporter())
+    assert not dataset.partial
+    images, labels = content["train"]
+
+    def given(wnid: str) -> np.ndarray:
+        return images[labels["label_specific"] == labels["label_specific_str"].index(called(wnid))]
+
+    for c, wnid in enumerate(sorted(A[:2])):
+        pools = [dataset.pool(f"base/{part}") for part in ("train", "val", "test")]
+        mine = [[i.tobytes() for i in p.images[p.starts[c] : p.starts[c + 1]]] for p in pools]
+        assert [len(part) for part in mine] == [24, 3, 3]
+        order = [i.tobytes() for i in given(wnid)]
+        assert {i for part in mine for i in part} == set(order)
+        assert all([order.index(i) for i in part] == sorted(order.index(i) for i in part) for part in mine)
+    novel = dataset.pool("novel/train")
+    assert novel.classes == tuple(sorted([B[0], CRANE]))
+    np.testing.assert_array_equal(novel.images, np.concatenate([given(wnid) for wnid in novel.classes]))
+    with pytest.raises(UserError, match="which makes data set 'tiered-imagenet-2018'"):
+        prepare(home, "tiered-imagenet", tmp_path / "files", False, Reporter())
+
+
+# -- ILSVRC-2012
+
+
+@pytest.fixture(scope="module")
+def photos() -> Path:
+    if not FIXTURE.exists():
+        pytest.skip("the pack of photos in ILSVRC-2012's layout is not here")
+    return FIXTURE
+
+
+def test_ilsvrc_gives_the_listed_phases_and_all_other_images(photos, home):
+    with pytest.raises(UserError, match="base/val should have 200 classes with 25,460 images and has"):
+        prepare(home, "tiered-imagenet", photos, False, Reporter())
+    dataset = prepare(home, "tiered-imagenet", photos, False, Reporter(), allow_partial=True)
+    assert dataset.partial
+    assert "ILSVRC-2012" in dataset.manifest["about"]["form"]
+    phases = {row["image"]: row["phase"] for row in rows("tiered-imagenet-train-a-images.csv.xz")}
+    spec = ImageSpec(84, fit="stretch", filter="cubic-opencv")
+    with zipfile.ZipFile(photos) as archive:
+        here: dict[str, list[str]] = {}
+        for name in archive.namelist():
+            here.setdefault(name.split("/")[0], []).append(name)
+        for names in here.values():
+            names.sort(key=lambda n: int(n.rsplit("_")[-1].split(".")[0]))
+        base = {}
+        for wnid, names in here.items():
+            if SIDES.get(wnid) == "train_a":
+                found = {p: [n for n in names if phases.get(n.split("/")[1]) == p] for p in ("train", "val", "test")}
+                base |= {wnid: found} if all(found.values()) else {}
+        for name in dataset.manifest["pools"]:
+            part, phase = name.split("/")
+            side = {"train": "train_b"}.get(phase, phase)
+            wanted = ({w: found[phase] for w, found in base.items()} if part == "base"
+                      else {w: names for w, names in here.items() if SIDES.get(w) == side})  # fmt: skip
+            pool = dataset.pool(name)
+            assert pool.classes == tuple(sorted(wanted))
+            assert np.diff(pool.starts).tolist() == [len(wanted[wnid]) for wnid in pool.classes]
+            for c, wnid in enumerate(pool.classes):
+                last = archive.read(wanted[wnid][-1])
+                np.testing.assert_array_equal(pool.images[pool.starts[c + 1] - 1], decode(last, spec))
+
+
+# -- names
+
+
+def test_the_variant_has_a_name_and_tasks_of_its_own():
+    exact, variant = packaged()["tiered-5shot"], packaged()["tiered-2018-5shot"]
+    assert variant.dataset.name == tiered.Tiered2018.name != exact.dataset.name == tiered.TieredImageNet.name
+    assert variant.variant_of == exact.name
+    assert variant.hash != exact.hash
+    assert (variant.pretraining, variant.episode) == (exact.pretraining, exact.episode)
+    for name in (exact.dataset.name, variant.dataset.name):
+        shape, images, classes = registry.dataset_source(name).outline()
+        assert (shape, classes, sum(images.values())) == ((84, 84, 3), 200, 779165)

@@ -1,0 +1,302 @@
+"""Tiny-ImageNet: a download in its true layout, and the real pack where it is at hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ifsl_bench import registry
+from ifsl_bench.data import tiny
+from ifsl_bench.data.counts import Count
+from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.prepare import prepare
+from ifsl_bench.errors import UserError
+from ifsl_bench.reporter import LogReporter, Reporter
+from ifsl_bench.store import Home
+from ifsl_bench.task import packaged
+
+TASKS = Path(__file__).parents[2] / "tasks"
+PACK = Path(__file__).parents[3] / "shared" / "data" / "tiny-imagenet-subset.zip"
+SIDE_OF_POOL = {"base": "train_a", "novel/train": "train_b", "novel/val": "val", "novel/test": "test"}
+
+
+def listed(side: str) -> list[str]:
+    """The classes of a side, straight from the list."""
+    with open(TASKS / "tiny-tiered.csv", newline="") as file:
+        return sorted(row["wnid"] for row in csv.DictReader(file) if row["split"] == side)
+
+
+WNIDS = sorted(wnid for side in SIDE_OF_POOL.values() for wnid in listed(side))
+
+
+def jpeg(wnid: str, number: int) -> bytes:
+    """An image of one colour, under a row of black and white squares that no other image has."""
+    colour = (int(wnid[1:]) * 7 % 251, number * 23 % 251, 90)
+    grey = number % 5 == 3  # now and then, as in the download
+    image = Image.new("L" if grey else "RGB", (64, 64), colour[0] if grey else colour)
+    for bit in range(16):
+        if (WNIDS.index(wnid) << 8 | number) >> bit & 1:
+            image.paste(255 if grey else (255, 255, 255), (4 * bit, 0, 4 * bit + 4, 8))
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=95)
+    return out.getvalue()
+
+
+def colour_of(wnid: str, number: int) -> np.ndarray:
+    red, green = int(wnid[1:]) * 7 % 251, number * 23 % 251
+    return np.array([red, red, red] if number % 5 == 3 else [red, green, 90])
+
+
+def download(path: Path, numbers: list[int]) -> Path:
+    """The public zip: training images, the unused val and test folders, lists and boxes; members in random order."""
+    wnids = random.Random(0).sample(WNIDS, len(WNIDS))
+    files: dict[str, bytes] = {
+        "wnids.txt": "\n".join(wnids).encode(),
+        "words.txt": b"n00001740\tentity\n",
+        "val/val_annotations.txt": f"val_0.JPEG\t{wnids[0]}\t0\t0\t63\t63\n".encode(),
+        "val/images/val_0.JPEG": jpeg(wnids[0], 1),
+        "test/images/test_0.JPEG": jpeg(wnids[0], 2),
+    }
+    for wnid in wnids:
+        files[f"train/{wnid}/{wnid}_boxes.txt"] = b"0\t0\t63\t63\n"
+        for number in numbers:
+            files[f"train/{wnid}/images/{wnid}_{number}.JPEG"] = jpeg(wnid, number)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in random.Random(1).sample(sorted(files), len(files)):
+            archive.writestr(f"tiny-imagenet-200/{name}", files[name])
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> Path:
+    """A download with ten images a class, their numbers with gaps and of one to three digits."""
+    return download(tmp_path_factory.mktemp("tiny") / "tiny-imagenet-200.zip", [0, 2, 10, 9, 100, 31, 4, 250, 77, 8])
+
+
+@pytest.fixture
+def ten_a_class(monkeypatch):
+    """The whole download has ten images a class here; everything else is as it is."""
+    monkeypatch.setattr(tiny, "PER_CLASS", 10)
+
+
+ORDER = [0, 2, 4, 8, 9, 10, 31, 77, 100, 250]  # by number: 10 after 9, not after 1
+PARTS = {"base/train": ORDER[:8], "base/val": ORDER[8:9], "base/test": ORDER[9:]}
+
+
+def left_over(home: Home) -> list[str]:
+    return [path.name for path in home.data.iterdir() if path.suffix != ".lock"]
+
+
+def check(dataset) -> None:
+    for name in POOLS:
+        pool = dataset.pool(name)
+        side = SIDE_OF_POOL["base" if name.startswith("base") else name]
+        assert list(pool.classes) == listed(side)
+        numbers = PARTS.get(name, ORDER)
+        assert len(pool) == len(pool.classes) * len(numbers)
+        for c, wnid in enumerate(pool.classes):
+            rows = pool.images[pool.starts[c] : pool.starts[c + 1]]
+            for image, number in zip(rows, numbers, strict=True):
+                np.testing.assert_allclose(image[16:].astype(int).mean((0, 1)), colour_of(wnid, number), atol=2)
+
+
+@pytest.mark.usefixtures("ten_a_class")
+def test_the_whole_download(small, tmp_path):
+    log = io.StringIO()
+    dataset = prepare(Home.locate(tmp_path / "home"), "tiny", small, False, LogReporter(log))
+    assert dataset.shape == (64, 64, 3)
+    assert not dataset.partial
+    check(dataset)
+    said = log.getvalue()
+    assert "tiny-imagenet-200.zip: Tiny-ImageNet's download" in said
+    assert "images/s" in said
+    assert "MB/s" in said
+
+
+@pytest.mark.usefixtures("ten_a_class")
+def test_zip_folder_and_packed_folder_give_one_fingerprint(small, tmp_path):
+    import shutil
+
+    home = Home.locate(tmp_path / "home")
+    with zipfile.ZipFile(small) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    packed = shutil.make_archive(str(tmp_path / "packed"), "gztar", tmp_path / "unpacked" / "tiny-imagenet-200")
+    sources = [small, tmp_path / "unpacked", tmp_path / "unpacked" / "tiny-imagenet-200", Path(packed)]
+    found = {prepare(home, "tiny", path, True, Reporter()).fingerprint for path in sources}
+    assert len(found) == 1
+
+
+def test_expected_counts_are_those_of_the_download():
+    """500 images of each of the 200 classes; base images 80/10/10."""
+    assert tiny.expected_counts() == {
+        "base/train": Count(95, 38_000),
+        "base/val": Count(95, 4_750),
+        "base/test": Count(95, 4_750),
+        "novel/train": Count(38, 19_000),
+        "novel/val": Count(22, 11_000),
+        "novel/test": Count(45, 22_500),
+    }
+
+
+def test_a_part_of_the_download_is_refused_or_marked(small, tmp_path):
+    home = Home.locate(tmp_path / "home")
+    with pytest.raises(UserError, match="does not give all of Tiny-ImageNet") as error:
+        prepare(home, "tiny", small, False, Reporter())
+    assert "base/train should have 95 classes with 38,000 images and has 95 classes with 760 images" in str(error.value)
+    assert "novel/test should have 45 classes with 22,500 images and has 45 classes with 450 images" in str(error.value)
+    assert left_over(home) == []
+    log = io.StringIO()
+    dataset = prepare(home, "tiny", small, False, LogReporter(log), allow_partial=True)
+    assert dataset.partial
+    assert "has 45 classes with 450 images" in dataset.manifest["about"]["missing"][0]
+    assert "warning: partial" in log.getvalue()
+    check(dataset)
+
+
+def test_the_partial_mark_is_in_the_fingerprint(small, tmp_path, monkeypatch):
+    partial = prepare(Home.locate(tmp_path / "a"), "tiny", small, False, Reporter(), allow_partial=True)
+    monkeypatch.setattr(tiny, "PER_CLASS", 10)
+    whole = prepare(Home.locate(tmp_path / "b"), "tiny", small, False, Reporter())
+    for pool in POOLS:
+        assert partial.manifest["pools"][pool]["images"] == whole.manifest["pools"][pool]["images"]
+    assert partial.fingerprint != whole.fingerprint
+
+
+def test_the_pack_takes_the_first_images_of_each_class(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny.TinyPack, "most", {"base": 10, "novel/train": 3, "novel/val": 2, "novel/test": 4})
+    monkeypatch.setattr(registry, "dataset_source", lambda name: tiny.TinyPack())
+    dataset = prepare(Home.locate(tmp_path), "tiny-pack", small, False, Reporter(), allow_partial=True)
+    for name, count in (("novel/train", 3), ("novel/val", 2), ("novel/test", 4)):
+        pool = dataset.pool(name)
+        for c, wnid in enumerate(pool.classes):
+            rows = pool.images[pool.starts[c] : pool.starts[c + 1]]
+            for image, number in zip(rows, ORDER[:count], strict=True):
+                np.testing.assert_allclose(image[16:].astype(int).mean((0, 1)), colour_of(wnid, number), atol=2)
+
+
+def repack(source: Path, target: Path, change) -> Path:
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            for path, content in change(name.removeprefix("tiny-imagenet-200/"), old.read(name)):
+                new.writestr(path, content)
+    return target
+
+
+@pytest.mark.usefixtures("ten_a_class")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p, c: [(p.replace("n01443537", "n99999999"), c)], "1 classes that are not Tiny-ImageNet's"),
+        (lambda p, c: [(p, c)] if "n01443537_9." not in p else [(p, c), (p.replace("_9.", "_09."), c)],
+         "image 9 of n01443537 twice"),
+        (lambda p, c: [(p, c)] if "n01443537/" not in p else [],
+         "base/train should have 95 classes with 760 images and has 94 classes with 752 images"),
+        (lambda p, c: [(p, c)] if "n01443537_9." not in p else [(p, c), (p.replace("_9.", "_900."), c)],
+         "base/train should have 95 classes with 760 images and has 95 classes with 761 images"),
+        (lambda p, c: [(p, c if "n01443537_9." not in p else b"<html>")],
+         r"1 of 2,000 images cannot be used: train/n01443537/images/n01443537_9\.JPEG in .* no image but an HTML"),
+        (lambda p, c: [(p, c if "_9." not in p else c[:200])], "200 of 2,000 images cannot be used"),
+        (lambda p, c: [(p, c)] if "train/" not in p else [], "none of the forms of data set 'tiny'"),
+    ],
+    ids=["class", "number", "missing", "one more", "html", "cut", "val only"],
+)  # fmt: skip
+def test_what_is_wrong_is_named(small, tmp_path, change, message):
+    home = Home.locate(tmp_path / "home")
+    with pytest.raises(UserError, match=message):
+        prepare(home, "tiny", repack(small, tmp_path / "data.zip", change), False, Reporter())
+    assert left_over(home) == []
+
+
+@pytest.mark.usefixtures("ten_a_class")
+def test_bad_images_are_left_out_where_the_user_allows_it(small, tmp_path):
+    bad = "train/n01443537/images/n01443537_9.JPEG"
+    path = repack(small, tmp_path / "data.zip", lambda p, c: [(p, c if p != bad else b"<html>")])
+    log = io.StringIO()
+    dataset = prepare(Home.locate(tmp_path / "home"), "tiny", path, False, LogReporter(log), allow_partial=True)
+    assert dataset.partial
+    assert bad in log.getvalue()
+    skipped = dataset.manifest["pools"]["base/train"]["skipped"]
+    assert skipped["images"] == 1
+    assert bad in skipped["first"][0][0]
+    pool = dataset.pool("base/train")
+    c = pool.classes.index("n01443537")
+    assert pool.starts[c + 1] - pool.starts[c] == 7
+    kept = [n for n in PARTS["base/train"] if n != 9]
+    for image, number in zip(pool.images[pool.starts[c] : pool.starts[c + 1]], kept, strict=True):
+        np.testing.assert_allclose(image[16:].astype(int).mean((0, 1)), colour_of("n01443537", number), atol=2)
+    assert (np.diff(pool.starts) == 8).sum() == 94
+
+
+def test_classes_too_small_for_three_base_pools_are_left_out(small, tmp_path):
+    """Nine images make no tenth; the class is dropped from all three pools, and the others keep their places."""
+    path = repack(small, tmp_path / "data.zip", lambda p, c: [(p, c)] if "n01443537_9." not in p else [])
+    dataset = prepare(Home.locate(tmp_path / "home"), "tiny", path, False, Reporter(), allow_partial=True)
+    for name in ("base/train", "base/val", "base/test"):
+        assert list(dataset.pool(name).classes) == [wnid for wnid in listed("train_a") if wnid != "n01443537"]
+
+
+@pytest.mark.usefixtures("ten_a_class")
+def test_equal_images_are_named_and_kept(small, tmp_path):
+    a, b = "train/n03085013/images/n03085013_31.JPEG", "train/n03179701/images/n03179701_77.JPEG"  # train_a, val
+    with zipfile.ZipFile(small) as archive:
+        same = archive.read(f"tiny-imagenet-200/{a}")
+    path = repack(small, tmp_path / "data.zip", lambda p, c: [(f"tiny-imagenet-200/{p}", same if p == b else c)])
+    log = io.StringIO()
+    dataset = prepare(Home.locate(tmp_path / "home"), "tiny", path, False, LogReporter(log))
+    found = dataset.manifest["about"]["duplicates"]
+    assert found == {"images": 1, "across_sides": 1, "first": [[f"tiny-imagenet-200/{a}", f"tiny-imagenet-200/{b}"]]}
+    assert "repeat another one pixel by pixel" in log.getvalue()
+    assert sum(len(dataset.pool(name)) for name in POOLS) == 2000
+
+
+def test_tasks_differ_in_everything_that_could_mix_them_up():
+    whole, pack = packaged()["tiny-5shot"], packaged()["tiny-pack-5shot"]
+    assert whole.dataset.name != pack.dataset.name
+    assert whole.hash != pack.hash
+    assert whole.protocol == pack.protocol == "separate"
+    assert pack.dataset.fingerprint
+    assert not whole.dataset.fingerprint
+    assert whole.pretraining.backbone == pack.pretraining.backbone == "resnet10-stempool"
+
+
+def test_outline_is_what_is_built():
+    outline = tiny.TinyPack().outline()
+    assert outline[0] == (64, 64, 3)
+    assert outline[1]["base/train"] == 27_360
+    assert sum(outline[1].values()) == 55_125
+    assert outline[2] == 95
+
+
+@pytest.mark.skipif(not PACK.exists(), reason="the pack of real photographs is not here")
+def test_the_real_pack(tmp_path):
+    """All 55,125 images; some of them compared with Pillow, and the digests with those of the task file."""
+    from ifsl_bench.bench import Bench, Workspace
+
+    dataset = prepare(Home.locate(tmp_path), "tiny-pack", PACK, False, Reporter(), allow_partial=True)
+    task = packaged()["tiny-pack-1shot"]
+    assert dataset.fingerprint == task.dataset.fingerprint
+    assert dataset.partial
+    counts = {name: (len(dataset.pool(name).classes), len(dataset.pool(name))) for name in POOLS}
+    assert counts == {"base/train": (95, 27_360), "base/val": (95, 3_420), "base/test": (95, 3_420),
+                      "novel/train": (38, 6_840), "novel/val": (22, 3_960), "novel/test": (45, 10_125)}  # fmt: skip
+    with zipfile.ZipFile(PACK) as archive:
+        for name, first in (("base/train", 0), ("base/val", 288), ("base/test", 324), ("novel/test", 0)):
+            pool = dataset.pool(name)
+            assert list(pool.classes) == listed(SIDE_OF_POOL["base" if "base" in name else name])
+            for c in range(0, len(pool.classes), 9):
+                wnid, at = pool.classes[c], c % 36
+                with archive.open(f"tiny-imagenet-200/train/{wnid}/images/{wnid}_{first + at}.JPEG") as file:
+                    expected = np.asarray(Image.open(file).convert("RGB"))
+                np.testing.assert_array_equal(pool.images[pool.starts[c] + at], expected)
+    duplicates = dataset.manifest["about"]["duplicates"]
+    assert "n01945685_164" in json.dumps(duplicates["first"][0])
+    assert "n01944390_66" in json.dumps(duplicates["first"][0])
+    Bench(task, "linear", 0, 1, Workspace(Home.locate(tmp_path))).check_digest()

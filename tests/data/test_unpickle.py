@@ -1,0 +1,451 @@
+"""The pickle reader: what data files hold is read as the standard library reads it, everything else is refused."""
+
+from __future__ import annotations
+
+import base64
+import collections
+import datetime
+import decimal
+import io
+import os
+import pickle
+import tracemalloc
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ifsl_bench.data.archive import open_tree
+from ifsl_bench.data.pickled import opened
+from ifsl_bench.data.stored import Span, StoredArray, decoder
+from ifsl_bench.data.unpickle import items, load
+from ifsl_bench.errors import UserError
+
+# Written by Python 2.7.18 with NumPy 1.16.6, cPickle.dumps(value, protocol), then zlib and base64; value = {
+#   'data': np.arange(48, dtype=np.uint8).reshape(2, 2, 4, 3), 'labels': [7, 3L], 'catname2label': {'n01': 3, 'n02': 7},
+#   'ids': np.array([1, -2], dtype='<i4'), 'name': 'caf\\xe9\\n\\'"\\\\', 'text': u'\\u20ac',
+#   'flags': (True, False, None), 'x': np.float64(0.5)}
+PYTHON2 = {
+    0: """
+eNp1kt1q4zAQhe/nKfovb7tNNbKTOFDYa0PJxQZ6JVhkWQ4BxxW2DA704XvktKFLW/BnsDTHM+dISeWZNqJuzLYX5BUlhWQqpKR18Cn1G9Gavc
+NOhipraj26lW61uNAai/NYMAqy7bD3h5l96dxsPzRhZ7rOHKi3pjEd+QUlxwqqwsE78ktK0DMXaEQFU/jrczRO0eJR0Hq9Lu4xQ0RSKDdCj1J+
+j5N/RJSv4iDWhDisakzpGkzHkhLYi/5ayXFBUXH0JFX8TKlYUo/v4MYQFzJ61oOSxsai6TcxFJ5T0nhexGrzlD6RwW5lgol7y5/M/+ucfWn70A
+02oC4/ZdBWxwLPq5g2hY0oJxMK8yKNpMCYeLI4bNhOWQ38KSvF72G9fg0rntwpMAYKpCADc7AAS5DrgHMcZQms7vB2AOfLUDKUDCVDyVAylAwl
+Q8k5WAEDoGYLKgA912fnF5dX1zdaJL9u737fzx7grERcu2q6Xoq2MYntF+vpyfq741322XH28/U4Oeb/r0aNeer6g2mM2RtaCdA5
+    """,
+    1: """
+eNp1kMtOwkAUhltaoAz3u/cLXhhvWNCFCxPXOKQLk0lcaMxQipCUwmmnCSSy8Xl8KOPOl1CHgomJ4UwyOZk5J//3/1OQMQ13bfbsQQg39Tpq6j
+oyOFUdNrBAoZrJup+oWnkAlcpj0/EHo0nNHLpWbeDbvM9cl02QZzKbuQjCeD6AOnwyshBEMA11r4hEZH4HUUwUKl8bhnH7LSq4iMTbVJOCer8R
+QxpNmozPtBs2a1s2xKaAMFUcvQ5xsS+aBiRI1Kcqt8YckveKWP14faORYN6D1COkMYm2LlrIomqHcQaZJdhPrmUOHY+7vskRZH/hnc78G3JY8F
+G5LbjymMiYhMRRicJ7M2N+fWGsEBh7+WdsliTVJTmkqOFIVIuheCKZSmeyuXyhWCqvrK6tb2xube/sVvb2Dw6r+Oj45PSsdi4CUfodD4q9LO79
+ISjNCeba/cuFdnlJqIG2JotsvsQLb/u1Hx1RlXM=
+    """,
+    2: """
+eNp1kMtqwkAUhjNJ1Bi13rX3i72Y3qxKF10Uuu9AFsJAFy1ljLEKMXqSCShUKAVr7bP0oUp3fYm2YxS6KJ6B4QxnDt///0/iEJBGAk2LPrggvk
+70MZFt2jFBIopBm19qsXALMkF9w/Y6vUHJ6DpmqeNZrE0dhw5U16AWdVQIzOZqgw16pgpBIjYvsIDRuAYhDUsEXeq6fv3Dy7+wwOpEEfz6uHqp
+gUJiBmVTctWiddOC8BBUjUh2uQIRvs+bKkRxyCMyM/sMYjcSX/18fidB/78LS3cQ13DoDUkmkRuUUUgs0HzvmEbXdpnjGUyF5Fy53ZhNIYWFEU
+F1rjytYaRhkR8ZS6zFTXmVuamMb+rxn6kJKQtIlORAMKSE1Ug0thRPJFPpTDaXX15ZXVvf2Nza3ins7u0fFLXDo+OT09IZT0JqN1zItpKtP3aO
+s7E4mkLb53NofkGSE6IgnsY3f7K6V/oFrIeUKw==
+    """,
+}
+
+
+def python2(protocol: int) -> bytes:
+    return zlib.decompress(base64.b64decode(PYTHON2[protocol]))
+
+
+def plain(value):
+    """Stored arrays as arrays, at any depth."""
+    if isinstance(value, StoredArray):
+        return value.read()
+    if isinstance(value, dict):
+        return {plain(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(v) for v in value)
+    return value
+
+
+def same(found, expected):
+    if isinstance(expected, np.ndarray):
+        assert isinstance(found, np.ndarray)
+        assert found.dtype.newbyteorder("=") == expected.dtype.newbyteorder("=")
+        assert found.shape == expected.shape
+        np.testing.assert_array_equal(found, expected)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key in expected:
+            same(found[key], expected[key])
+    elif isinstance(expected, (list, tuple)):
+        assert type(found) is type(expected)
+        assert len(found) == len(expected)
+        for a, b in zip(found, expected, strict=True):
+            same(a, b)
+    else:
+        expected = expected.item() if isinstance(expected, np.generic) else expected
+        assert type(found) is type(expected)
+        assert found == expected
+
+
+def loaded(content: bytes):
+    return plain(load(io.BytesIO(content), "x.pkl"))
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2])
+def test_files_of_python_2_are_read_as_the_standard_library_reads_them(protocol):
+    content = python2(protocol)
+    expected = pickle.loads(content, encoding="latin1")
+    assert expected["name"] == "caf\xe9\n'\"\\"
+    np.testing.assert_array_equal(expected["data"].reshape(-1), np.arange(48))
+    same(loaded(content), expected)
+
+
+VALUES = {
+    "arrays": {
+        "rows": np.arange(24, dtype=np.uint8).reshape(2, 3, 4),
+        "columns": np.asfortranarray(np.arange(12.0).reshape(3, 4)),
+        "part": np.arange(40)[::3],
+        "axes": np.arange(24, dtype=np.uint8).reshape(2, 3, 4).transpose(0, 2, 1),
+        "big-endian": np.arange(5, dtype=">i4"),
+        "empty": np.zeros((0, 3), np.float32),
+        "scalar": np.array(7, np.int16),
+        "text": np.array(["ab", "cde"]),
+        "bytes": np.array([b"ab", b"cde"]),
+        "flags": np.array([True, False]),
+        "none": np.array([], np.uint8),
+    },
+    "containers": [1, -1, 255, 256, 65536, 2**31, -(2**40), 10**400, 1.5, "", "é€😀", b"", b"\x00\xff" * 200, None,
+                   True, False, (), (1,), (1, 2), (1, 2, 3), (1, 2, 3, 4), [], [[1], [2]], {}, {1: {b"k": "v"}},
+                   ["x"] * 2500],
+    "scalars": [np.int32(7), np.float64(0.25), np.bool_(True), np.str_("ab"), np.uint8(3)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("name", VALUES)
+def test_all_protocols_are_read_as_the_standard_library_reads_them(name, protocol):
+    content = pickle.dumps(VALUES[name], protocol)
+    same(loaded(content), pickle.loads(content))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_both_names_of_numpys_modules_are_known(protocol):
+    content = pickle.dumps([np.arange(6).reshape(2, 3).T, np.float32(2)], protocol)
+    other = content
+    for module in (b"multiarray", b"numeric"):
+        new, old = b"numpy._core." + module, b"numpy.core." + module
+        if protocol >= 4:  # a length stands before each
+            new, old = bytes([len(new)]) + new, bytes([len(old)]) + old
+        if new in other or old in other:
+            other = other.replace(new, old) if new in other else other.replace(old, new)
+    assert other != content
+    if protocol >= 4:  # and the length of the frame changes too
+        frame = int.from_bytes(content[3:11], "little") + len(other) - len(content)
+        other = other[:3] + frame.to_bytes(8, "little") + other[11:]
+    same(loaded(other), loaded(content))
+
+
+def test_sets_and_repeated_references():
+    shared = np.arange(5)
+    value = {"a": shared, "b": [shared, shared], "s": frozenset({1, 2}), "t": {3}}
+    found = load(io.BytesIO(pickle.dumps(value, 4)), "x")
+    assert found["a"] is found["b"][0] is found["b"][1]
+    assert (found["s"], found["t"]) == ({1, 2}, {3})
+
+
+class Runs:
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (lambda path: Runs(os.system, f"touch {path}"), f"{os.system.__module__}.system"),
+        (lambda path: Runs(eval, f"open({str(path)!r}, 'w')"), r"builtins\.eval|__builtin__\.eval"),
+        (lambda path: {"data": np.zeros(3), "labels": [Runs(open, str(path), "w")]}, r"io\.open"),
+        (lambda path: Path(path), r"pathlib\.|pathlib\._local\."),
+        (lambda path: collections.OrderedDict(a=1), r"collections\.OrderedDict"),
+        (lambda path: datetime.date(2020, 1, 1), r"datetime\.date"),
+        (lambda path: decimal.Decimal(1), r"decimal\.Decimal"),
+        (lambda path: len, r"(builtins|__builtin__)\.len"),
+        (lambda path: complex(1, 2), r"(builtins|__builtin__)\.complex"),
+        (lambda path: np.ma.masked_array([1, 2], [0, 1]), r"numpy\.ma\."),
+        (lambda path: np.random.default_rng(0), r"numpy\.random\."),
+    ],
+)
+def test_whatever_else_a_pickle_names_is_refused_by_name(value, named, protocol, tmp_path):
+    target = tmp_path / "made"
+    content = pickle.dumps(value(target), protocol)
+    for read in (load, lambda file, name: list(items(file, name))):
+        with pytest.raises(UserError, match=rf"evil\.pkl is refused: it holds .*({named})"):
+            read(io.BytesIO(content), "evil.pkl")
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"(S'touch x'\nios\nsystem\n.", r"the name os\.system"),  # INST, as Python 2 wrote objects
+        (b"cos\nsystem\n(S'touch x'\ntR.", r"the name os\.system"),
+        (b"\x80\x02(cos\nsystem\nU\x01xo.", r"the name os\.system"),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x01x\x85R.", r"the name os\.system"),
+        (b"\x80\x04\x8c\x05numpy\x8c\x0fdtype.__class__\x93.", r"the name numpy\.dtype\.__class__"),
+        (b"\x80\x02\x82\x01.", "a registered extension"),
+        (b"\x80\x02U\x01xQ.", "a reference to something outside"),
+        (b"\x80\x05\x97.", "a buffer that is kept outside"),
+        (b"\x80\x02cnumpy\nndarray\n)\x81.", "an object to be made from a class"),
+        (b"\x80\x02cnumpy\nndarray\nK\x02\x85R.", r"a call of numpy\.ndarray"),
+        (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00xX\x03\x00\x00\x00hex\x86R.", "encoded as 'hex'"),
+        (b"\x80\x02cnumpy\nndarray\n}U\x01xK\x01sb.", "a state for"),
+        (b"\x80\x02cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R.", "an array of type 'O8'"),
+        (b"\x80\x09K\x01.", "no pickle but unknown|protocol 9"),
+    ],
+)
+def test_hand_made_pickles_are_refused(content, message):
+    with pytest.raises(UserError, match=message):
+        load(io.BytesIO(content), "x.pkl")
+
+
+@pytest.mark.parametrize(
+    "array", [np.array([1, "a"], object), np.zeros(2, [("x", "i4")]), np.array(["2020-01-01"], "M8[D]")]
+)
+def test_arrays_of_objects_records_and_dates_are_refused(array):
+    with pytest.raises(UserError, match="refused: it holds an array of"):
+        load(io.BytesIO(pickle.dumps(array)), "x.pkl")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_file_cut_anywhere_is_said_to_be_cut(protocol):
+    content = pickle.dumps({"data": np.arange(12, dtype=np.uint8), "labels": [1, 2], "names": ["é", b"x"]}, protocol)
+    for length in range(len(content)):
+        with pytest.raises(UserError, match=r"x\.pkl is (cut short|damaged|no pickle but)"):
+            loaded(content[:length])
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_a_long_array_that_is_cut_is_said_to_be_cut(protocol):
+    content = pickle.dumps([np.random.default_rng(0).integers(0, 256, 300_000).astype(np.uint8)], protocol)
+    for length in (1000, 200_000, len(content) - 20, len(content) - 1):
+        with pytest.raises(UserError, match=r"x\.pkl is (cut short|damaged)"):
+            loaded(content[:length])
+        with pytest.raises(UserError, match=r"x\.pkl is (cut short|damaged)"):
+            list(items(io.BytesIO(content[:length]), "x.pkl"))
+
+
+@pytest.mark.filterwarnings("ignore:invalid")
+def test_damage_never_ends_in_another_error():
+    generator = np.random.default_rng(0)
+    value = {
+        "data": np.arange(40, dtype=np.uint8).reshape(2, 20),
+        "labels": [1, 2, 300],
+        "n": {"a": 1.5, b"b": (1, "x")},
+    }
+    contents = [pickle.dumps(value, protocol) for protocol in range(6)] + [python2(p) for p in range(3)]
+    for content in contents:
+        for _ in range(400):
+            damaged = bytearray(content)
+            for at in generator.integers(0, len(content), generator.integers(1, 4)):
+                damaged[at] = generator.integers(0, 256)
+            for read in (loaded, lambda c: [a.read() for a in items(io.BytesIO(c), "x.pkl")]):
+                try:
+                    read(bytes(damaged))
+                except UserError as error:
+                    assert "x.pkl" in str(error)  # noqa: PT017
+                except MemoryError:
+                    pytest.fail("a false length claimed memory")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "an empty file"),
+        (b"\n<!DOCTYPE html><html><head><title>Google Drive - Quota exceeded</title>", "an HTML page"),
+        (b'<html lang="en"><body>404</body></html>', "an HTML page"),
+        (b"PK\x03\x04" + bytes(40), "a zip archive"),
+        (b"\x1f\x8b\x08" + bytes(40), "compressed by gzip"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(40), "a PNG image"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "a Git LFS pointer"),
+        (b'{"error": "not found"}', "JSON"),
+        (b"class,split\nn01,train\n", "unknown"),
+    ],
+)
+def test_another_kind_of_file_is_called_what_it_is(content, message):
+    with pytest.raises(UserError, match=rf"mini\.pkl is no pickle but .*{message}"):
+        load(io.BytesIO(content), "mini.pkl")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_items_are_those_of_the_list_in_order(protocol):
+    generator = np.random.default_rng(1)
+    lengths = generator.integers(1, 3000, 2200)
+    arrays = [generator.integers(0, 256, (n, 1) if n % 2 else n).astype(np.uint8) for n in lengths]
+    arrays[7] = arrays[2000] = arrays[3]  # one object in three places
+    content = pickle.dumps(arrays, protocol)
+    for given, item in zip(arrays, items(io.BytesIO(content), "x"), strict=True):
+        np.testing.assert_array_equal(item.read(), given)
+
+
+def test_items_that_are_kept_can_be_read_later():
+    arrays = [np.full(500, i, np.uint8) for i in range(20)]
+    kept = list(items(io.BytesIO(pickle.dumps(arrays, 2)), "x"))
+    assert [int(item.read()[0]) for item in reversed(kept)] == list(reversed(range(20)))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"a": 1}, "holds a dict, expected a list of arrays"),
+        ((np.zeros(500, np.uint8),), "holds a tuple, expected a list of arrays"),
+        ([np.zeros(500, np.uint8), "x" * 500], "item 1 of the list is a"),
+        ([np.zeros(500, np.uint8)] * 3 + [[1]], "item 3 of the list is a list"),
+    ],
+)
+def test_items_of_something_else_are_refused(value, message):
+    with pytest.raises(UserError, match=message):
+        list(items(io.BytesIO(pickle.dumps(value)), "x"))
+
+
+class OneBatch(pickle._Pickler):
+    """Writes all items of a list after a single mark, as other programs do."""
+
+    _BATCHSIZE = 10**9
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory) -> dict[str, Path]:
+    """Files of 48 arrays of a megabyte each, and of one array of that size in a dict."""
+    folder = tmp_path_factory.mktemp("pickles")
+    arrays = [np.random.default_rng(i).integers(0, 256, 1_000_000).astype(np.uint8) for i in range(48)]
+    whole = np.stack(arrays).reshape(-1, 100, 100, 3)
+    paths = {}
+    for protocol in (0, 2, 4, 5):
+        paths[f"dict-{protocol}"] = folder / f"dict-{protocol}.pkl"
+        paths[f"dict-{protocol}"].write_bytes(pickle.dumps({"labels": [1, 2], "data": whole, "z": "end"}, protocol))
+    for protocol in (2, 4, 5):
+        paths[f"list-{protocol}"] = folder / f"list-{protocol}.pkl"
+        paths[f"list-{protocol}"].write_bytes(pickle.dumps(arrays, protocol))
+    paths["batch-4"] = folder / "batch-4.pkl"
+    with open(paths["batch-4"], "wb") as file:
+        OneBatch(file, 4).dump(arrays)
+    return paths
+
+
+@pytest.mark.parametrize("name", ["list-2", "list-4", "list-5", "batch-4"])
+def test_one_item_at_a_time_is_in_memory(many, name):
+    with open(many[name], "rb") as file:
+        tracemalloc.start()
+        try:
+            sums = [int(item.read().sum()) for item in items(file, name)]
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert sums == [int(np.random.default_rng(i).integers(0, 256, 1_000_000).sum()) for i in range(48)]
+    assert peak < 8e6  # the file has 48
+
+
+@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+def test_a_large_array_of_a_dict_stays_in_the_file_until_it_is_read(many, protocol):
+    with open(many[f"dict-{protocol}"], "rb") as file:
+        tracemalloc.start()
+        try:
+            value = load(file, "x")
+            _, looked = tracemalloc.get_traced_memory()
+            rows = sum(int(block.sum()) for block in value["data"].blocks(16))
+            _, streamed = tracemalloc.get_traced_memory()
+            whole = value["data"].read()
+            _, read = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert (value["labels"], value["z"], value["data"].shape) == ([1, 2], "end", (1600, 100, 100, 3))
+    assert (
+        rows
+        == int(whole.sum())
+        == sum(int(np.random.default_rng(i).integers(0, 256, 1_000_000).sum()) for i in range(48))
+    )
+    assert looked < 8e6
+    assert streamed < 16e6
+    assert read < 1.3 * whole.nbytes  # 2.2 is what an import may take
+
+
+def test_blocks_are_the_rows_whatever_the_order_in_the_file():
+    rows = np.arange(300 * 300, dtype=np.int32).reshape(300, 300)
+    for array in (rows, np.asfortranarray(rows), rows.reshape(10, 30, 300).transpose(1, 0, 2), rows[:, 0], rows[:0]):
+        for protocol in (0, 2, 5):
+            stored = load(io.BytesIO(pickle.dumps([array], protocol)), "x")[0]
+            blocks = list(stored.blocks(7))
+            assert [len(b) for b in blocks] == [min(7, len(array) - i) for i in range(0, len(array), 7)]
+            np.testing.assert_array_equal(np.concatenate(blocks) if blocks else array, array)
+
+
+@pytest.mark.parametrize("protocol", [0, 2])
+@pytest.mark.parametrize("rows", [299, 301])
+def test_a_long_array_of_other_bytes_than_its_shape_is_damaged(rows, protocol):
+    content = pickle.dumps([np.zeros((300, 300), np.uint8)], protocol)
+    given, other = (
+        (b"I300\n", b"I%d\n" % rows) if protocol == 0 else (b"M,\x01M,", b"M" + rows.to_bytes(2, "little") + b"M,")
+    )
+    wrong = content.replace(given, other, 1)
+    assert wrong != content
+    with pytest.raises(UserError, match=r"damaged.*(fewer bytes|more bytes|90,000 bytes for an array uint8)"):
+        load(io.BytesIO(wrong), "x.pkl")[0].read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "write"),
+    [
+        ("bytes", bytes),
+        ("utf-8", lambda data: data.decode("latin-1").encode()),
+        ("quoted", lambda data: repr(data)[2:-1].replace('"', '\\"').encode()),
+        ("unicode-escape", lambda data: pickle.dumps(data.decode("latin-1"), 0)[1:].split(b"\n")[0]),
+    ],
+)
+def test_long_strings_are_decoded_in_pieces_of_any_size(kind, write):
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        data = generator.choice(
+            np.frombuffer(b"\\\\\\ux0'\"\n\r\x00\xff\xe9\x1a", np.uint8), generator.integers(1, 80)
+        ).tobytes()
+        written, decode, found, at = write(data), decoder(kind), b"", 0
+        while at < len(written):
+            step = int(generator.integers(1, 14))
+            found += decode(written[at : at + step], at + step >= len(written))
+            at += step
+        assert found == data
+
+
+@pytest.mark.parametrize("start", [b"\x8b\xff\xff\xff\x7f", b"\x8e" + b"\xff" * 6 + b"\x00\x00", b"T\xff\xff\xff\x7f",
+                                   b"X\xff\xff\xff\x7f", b"]S'"])  # fmt: skip
+def test_a_false_length_claims_no_memory(start, tmp_path):
+    (tmp_path / "x.pkl").write_bytes(b"\x80\x02" + start + b"x" * 100_000)
+    for read in (load, lambda file, name: list(items(file, name))):
+        tracemalloc.start()
+        try:
+            with open(tmp_path / "x.pkl", "rb") as file, pytest.raises(UserError, match=r"is (cut short|damaged)"):
+                read(file, "x.pkl")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 4e6
+
+
+def test_a_long_text_is_left_in_the_file():
+    assert isinstance(load(io.BytesIO(pickle.dumps("x" * 100_000)), "x"), Span)
+
+
+def test_compressed_members_of_archives_are_read(tmp_path):
+    arrays = [np.full(70_000 + i, i, np.uint8) for i in range(30)]
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("in/list.pkl", pickle.dumps(arrays, 2))
+        archive.writestr("in/dict.pkl", pickle.dumps({"data": arrays[3], "more": arrays[4]}, 5))
+    with open_tree(tmp_path / "a.zip") as tree:
+        with opened(tree, tree.by_path["in/list.pkl"]) as file:
+            assert [len(item.read()) for item in items(file, "x")] == [70_000 + i for i in range(30)]
+        with opened(tree, tree.by_path["in/dict.pkl"]) as file:
+            value = plain(load(file, "x"))
+    same(value, {"data": arrays[3], "more": arrays[4]})

@@ -1,0 +1,336 @@
+"""Ranks and what they rest on; published rows and other protocols apart; the formats."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from scipy import stats
+
+from ifsl_bench import board as boards
+from ifsl_bench import cli
+from ifsl_bench.board import load_board, load_variants
+from ifsl_bench.compare import Row, compare
+from ifsl_bench.errors import UserError
+from ifsl_bench.leaderboard import leaderboard
+from ifsl_bench.metrics import Counts, summarise
+from ifsl_bench.paper import escaped, paper_tables
+from ifsl_bench.ranking import ranked
+from ifsl_bench.report import FORMATS
+from ifsl_bench.result import SCHEMA, Result, counts_entry, packaged_root, published, summary_entry, write
+from ifsl_bench.task import find, packaged
+
+
+def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **changes) -> Result:
+    """A result with ``base`` base and ten novel hits in each episode."""
+    (found,) = find(task)
+    ten = np.full(len(base), 10)
+    queries = 0 if found.regular else 25
+    counts = Counts(base * (queries > 0), base * (queries > 0), ten if queries else base, ten if queries else base,
+                    queries, 25)  # fmt: skip
+    fields = {
+        "schema": SCHEMA, "method": label, "label": label, "options": {}, "tuned": {}, "train": {}, "task": task,
+        "task_hash": found.hash, "digest": f"d{len(base)}", "fingerprint": "f", "seed": seed,
+        "episodes": counts_entry(counts), "summary": summary_entry(summarise(counts.per_episode())), "solver": {},
+        "pretraining": {"key": f"k{seed}", "sha256": "s"}, "training": {}, "cost": {}, "provenance": {},
+    }  # fmt: skip
+    return Result(**{**fields, **changes})
+
+
+def row(label: str, means: list[float], n: int = 400, noise: int = 0, spread: float = 2.0, **changes) -> Row:
+    """A row with about these base hits, by seed; its episodes share their difficulty with other rows."""
+    difficulty = np.random.default_rng(1).normal(0, 2, n)
+    made = []
+    for seed, mean in enumerate(means):
+        own = np.random.default_rng([seed, noise]).normal(mean, spread, n)
+        made.append(result(label, seed, np.clip(np.round(own + difficulty), 0, 25).astype(int), **changes))
+    return Row(label, "yours", tuple(made))
+
+
+def test_overall_interval_is_of_episodes_and_seeds_together():
+    a, b = row("a", [15, 15.4, 14.9], noise=1), row("b", [14, 15, 14.2], noise=2)
+    found = compare(a, b)
+    episodes = np.mean([r.counts().per_episode()["acc"] for r in a.results], 0)
+    episodes = episodes - np.mean([r.counts().per_episode()["acc"] for r in b.results], 0)
+    seeds = [x.summary["acc"]["mean"] - y.summary["acc"]["mean"] for x, y in zip(a.results, b.results, strict=True)]
+    over_episodes = 1.96 * stats.sem(episodes)
+    over_seeds = stats.t.ppf(0.975, 2) * stats.sem(seeds)
+    overall = found.overall("acc")
+    assert overall.mean == pytest.approx(np.mean(seeds), abs=1e-5)
+    assert overall.interval == pytest.approx(np.hypot(over_episodes, over_seeds), abs=1e-4)
+    single = compare(row("a", [15], noise=1), row("b", [14], noise=2))
+    assert single.overall("acc").interval == single.episodes["acc"].interval, "one seed says nothing of others"
+
+
+@pytest.mark.parametrize(("by_seed", "by_episode"), [(0.0, 1.0), (0.1, 1.0), (1.0, 1.0), (0.05, 0.5)])
+def test_equal_methods_are_told_apart_in_no_more_than_one_of_twenty_comparisons(by_seed, by_episode):
+    """Differences that are zero on average, with shares of seed, episode and the two together.
+
+    Over episodes alone the same claim is wrong far more often as soon as seeds differ.
+    """
+    generator = np.random.default_rng(0)
+    trials, seeds, episodes = 2000, 3, 200
+    d = by_seed * generator.normal(size=(trials, seeds, 1)) + by_episode * generator.normal(size=(trials, 1, episodes))
+    d = d + generator.normal(size=(trials, seeds, episodes))
+    mean = np.abs(d.mean((1, 2)))
+    over_episodes = 1.96 * d.mean(1).std(1, ddof=1) / np.sqrt(episodes)
+    over_seeds = stats.t.ppf(0.975, seeds - 1) * d.mean(2).std(1, ddof=1) / np.sqrt(seeds)
+    assert (mean > np.hypot(over_episodes, over_seeds)).mean() < 0.06
+    if by_seed == 1.0:
+        assert (mean > over_episodes).mean() > 0.5
+
+
+def test_rows_that_cannot_be_told_from_the_best_share_the_top():
+    rows = [
+        row("behind", [13.0, 13.1, 12.9], noise=3),
+        row("best", [15.0, 15.1, 14.9], noise=1),
+        row("near", [14.95, 15.0, 14.95], noise=2),
+        row("wobbly", [16.5, 14.5, 13.0], noise=4),  # as good on average of some seeds, never reliably
+    ]
+    places = ranked(rows)
+    assert places[0].row.label == "best"
+    assert {p.row.label: p.rank for p in places} == {"best": 1, "near": 1, "wobbly": 1, "behind": 4}
+    means = [p.row.summary()["acc"].mean for p in places]
+    assert means == sorted(means, reverse=True)
+    gaps = {p.row.label: p.gap for p in places}
+    assert gaps["best"] is None
+    for place in places[1:]:
+        low, high = place.gap.mean - place.gap.interval, place.gap.mean + place.gap.interval
+        assert (low <= 0 <= high) == place.top
+    found = compare(rows[3], rows[1])
+    assert abs(found.episodes["acc"].mean) > found.episodes["acc"].interval, "on these very models it is worse"
+
+
+def test_a_row_between_rows_of_the_top_has_the_rank_of_its_mean():
+    """A steady row is told from the best where a less steady one below it is not."""
+    rows = [
+        row("best", [15.0, 15.1, 15.2], noise=1, spread=0.5),
+        row("steady", [14.5, 14.6, 14.7], noise=1, spread=0.5),
+        row("wobbly", [16.0, 13.0, 14.0], noise=1, spread=0.5),
+    ]
+    assert [(p.row.label, p.rank) for p in ranked(rows)] == [("best", 1), ("steady", 2), ("wobbly", 1)]
+
+
+def test_ranks_of_nothing_of_one_and_of_equals():
+    assert ranked([]) == []
+    one = row("a", [14.0])
+    assert [(p.rank, p.gap) for p in ranked([one])] == [(1, None)]
+    twin = Row("b", "stored", one.results)
+    assert [p.rank for p in ranked([one, twin])] == [1, 1]
+
+
+@pytest.fixture
+def stored_rows(tmp_path, monkeypatch):
+    """A results folder and no packaged results."""
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    root = tmp_path / "results"
+
+    def store(*rows: Row) -> None:
+        for one in rows:
+            for measured in one.results:
+                write(root, measured)
+
+    store.root = root
+    return store
+
+
+def entries(text: str) -> list[dict]:
+    return json.loads(text)
+
+
+def test_one_view_of_measured_and_published_rows(stored_rows):
+    stored_rows(
+        row("mine", [15.0, 15.1, 15.3], noise=1, n=2000), row("other", [15.0, 15.0, 15.2], noise=2, n=2000),
+        row("worse", [12.0, 12.1], noise=3, n=2000), row("few.episodes=50", [20.0], n=50),
+    )  # fmt: skip
+    task = packaged()["mini-5shot"]
+    board = load_board(task, stored_rows.root)
+    rows = entries(leaderboard([board], stored_rows.root, "json"))
+    measured = [r for r in rows if r["kind"] == "measured"]
+    assert {r["method"]: r["rank"] for r in measured} == {"mine": 1, "other": 1, "worse": 3, "few.episodes=50": None}
+    assert {r["method"]: r["comparable"] for r in measured if not r["comparable"]} == {"few.episodes=50": False}
+    assert [r["common_seeds"] for r in measured if r["method"] == "worse"] == [2]
+    papers = [r for r in rows if r["kind"] == "published"]
+    assert {(r["method"], r["acc"]) for r in papers} == {(p.label, p.values["acc"]) for p in published("mini-5shot")}
+    assert all(r["rank"] is None and r["to_best"] is None and r["acc_interval"] is None for r in papers)
+    assert [r["source"] for r in papers if not r["comparable"]] == ["published: gidaris2018"], "another protocol"
+    by_csv = list(csv.DictReader(io.StringIO(leaderboard([board], stored_rows.root, "csv"))))
+    assert [{k: "" if v is None else str(v) for k, v in r.items()} for r in rows] == by_csv
+
+    text = leaderboard([board], stored_rows.root, "text")
+    lines = [line.split() for line in text.splitlines()]
+    accuracies = [float(re.search(r"\d\d\.\d\d", " ".join(words))[0]) for words in lines
+                  if words and words[-1] in ("yours", "ren2019", "yoon2020")]  # fmt: skip
+    assert len(accuracies) == 3 + 10
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert text.index("other protocol") > text.index("imprint"), "after the last row of the same protocol"
+    assert text.count("published: gidaris2018") == text.count("published: gidaris2018, other protocol") == 1
+    assert "not comparable with the rows above: the episodes differ" in text
+    assert "in no significance test" in text
+    assert "without correction for the number of rows" in text
+    assert "Fewer than two training seeds" not in text
+    markdown = leaderboard([board], stored_rows.root, "markdown")
+    bold = [line.split("|")[2].strip() for line in markdown.splitlines() if "**" in line]
+    assert sorted(bold) == ["mine", "other"]
+
+
+def test_one_seed_is_said_to_be_about_models(stored_rows):
+    stored_rows(row("a", [15.0], noise=1), row("b", [14.0], noise=2))
+    text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
+    assert "Fewer than two training seeds in common with the best row: b (yours)" in text
+
+
+def test_variants_are_shown_apart(stored_rows):
+    stored_rows(
+        row("m", [15.0, 15.1], noise=1), row("m", [20.0, 20.1], noise=2, task="mini-5shot+ways=10"),
+        row("m", [19.0, 19.1], noise=3, task="mini-held-out-5shot"),
+    )  # fmt: skip
+    (stored_rows.root / "mini-5shot+ways=11").mkdir()
+    (stored_rows.root / "mini-5shot+nonsense").mkdir()
+    (stored_rows.root / "mini-5shot+shots=5").mkdir()
+    task = packaged()["mini-5shot"]
+    assert [b.name for b in load_variants(task, stored_rows.root)] == ["mini-held-out-5shot", "mini-5shot+ways=10"]
+    rows = entries(leaderboard([load_board(task, stored_rows.root)], stored_rows.root, "json"))
+    measured = {(r["task"], r["variant_of"]): r["rank"] for r in rows if r["kind"] == "measured"}
+    assert measured == {
+        ("mini-5shot", None): 1, ("mini-5shot+ways=10", "mini-5shot"): 1, ("mini-held-out-5shot", "mini-5shot"): 1,
+    }  # fmt: skip
+    assert {r["task"] for r in rows if r["kind"] == "published"} == {"mini-5shot"}
+    text = leaderboard([load_board(task, stored_rows.root)], stored_rows.root)
+    titles = [line for line in text.splitlines() if line.startswith("mini-")]
+    assert titles == [
+        "mini-5shot",
+        "mini-held-out-5shot, a variant of mini-5shot: not comparable with it",
+        "mini-5shot+ways=10, a variant of mini-5shot: not comparable with it",
+    ]
+    both = [load_board(find(name)[0], stored_rows.root) for name in ("mini-5shot", "mini-5shot+ways=10")]
+    assert leaderboard(both, stored_rows.root).count("mini-5shot+ways=10, a variant") == 1
+
+
+def test_a_task_without_rows(stored_rows):
+    with pytest.raises(UserError, match="no results of task 'glyphs-5shot' are stored"):
+        leaderboard([load_board(packaged()["glyphs-5shot"], stored_rows.root)], stored_rows.root)
+
+
+def table_rows(latex: str) -> list[list[str]]:
+    """The cells of each row of a LaTeX table, after its heads."""
+    body = latex.split("\\midrule", 1)[1].split("\\bottomrule")[0]
+    return [
+        [cell.strip() for cell in line.removesuffix("\\\\").split(" & ")] for line in body.splitlines() if "&" in line
+    ]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_latex_has_the_papers_layout(stored_rows, full):
+    stored_rows(
+        row("a_b", [15.0, 15.1], noise=1, n=2000), row("c", [15.0, 15.0], noise=2, n=2000),
+        row("d", [10.0, 10.1], noise=3, n=2000), row("a_b", [12.0, 12.1], noise=1, n=2000, task="mini-1shot"),
+    )  # fmt: skip
+    pair = [load_board(packaged()[name], stored_rows.root) for name in ("mini-5shot", "mini-1shot")]
+    latex = paper_tables(pair, full)
+    width = 4 if full else 2
+    assert f"\\begin{{tabular}}{{c|{'c' * width}|{'c' * width}}}" in latex
+    assert f"\\multicolumn{{{width}}}{{c|}}{{1-shot}} & \\multicolumn{{{width}}}{{c}}{{5-shot}}" in latex
+    assert latex.count("Acc. $\\uparrow$") == 2
+    assert "\\caption{mini-ImageNet 64+5}" in latex
+    rows = table_rows(latex)
+    assert {len(cells) for cells in rows} == {1 + 2 * width}
+    found = {cells[0]: cells[1:] for cells in rows}
+    five = width  # the first column of 5-shot
+    bold = {label for label, cells in found.items() if "textbf" in cells[five] and label in ("a\\_b", "c", "d")}
+    assert bold == {"a\\_b", "c"}, "both share the top"
+    assert found["c"][:width] == [""] * width, "not measured on 1-shot"
+    assert found["d"][five].startswith("39.9")
+    # The bold numbers of the paper's ablation tables.
+    assert found["lr+a"][:2] == ["\\textbf{55.31} $\\pm$ 0.32", "\\textbf{-11.72}"]
+    assert found["mlp+a"][five : five + 2] == ["\\textbf{63.04} $\\pm$ 0.30", "\\textbf{-10.66}"]
+    assert found["protonet"][five].startswith("57.05 $\\pm$ 0.10")
+    if full:
+        assert found["mlp+s"][:4] == ["54.46 $\\pm$ 0.31", "-11.74", "-12.73", "-10.74"]
+    outside = re.sub(r"(?m)^%.*$", "", latex)
+    assert "±" not in outside
+    assert outside.count("{") == outside.count("}")
+    assert re.findall(r"\\(begin|end)\{(\w+)\}", outside) == [
+        ("begin", "table"), ("begin", "center"), ("begin", "tabular"),
+        ("end", "tabular"), ("end", "center"), ("end", "table"),
+    ]  # fmt: skip
+
+
+def test_latex_of_regular_tasks_and_of_several_data_sets(stored_rows):
+    stored_rows(row("a", [15.0, 15.1], task="mini-regular-5shot"))
+    names = ("mini-regular-1shot", "tiered-5shot", "mini-regular-5shot")
+    latex = paper_tables([load_board(packaged()[name], stored_rows.root) for name in names])
+    assert latex.count("\\begin{table}") == 2
+    regular = latex.split("\\end{table}")[0]
+    assert "Model & 1-shot & 5-shot \\\\" in regular
+    found = {cells[0]: cells[1:] for cells in table_rows(regular)}
+    assert found["mlp+a"] == ["\\textbf{55.75} $\\pm$ 0.51", "70.14 $\\pm$ 0.44"]
+    assert found["lwof"] == ["55.45 $\\pm$ 0.89", "\\textbf{70.92} $\\pm$ 0.35"]
+    assert found["matchingnets"] == ["43.60", "55.30"]
+    assert found["a"][0] == ""
+
+
+def test_escaping():
+    assert escaped("a_b%c\\d{e}~^") == r"a\_b\%c\textbackslash{}d\{e\}\textasciitilde{}\textasciicircum{}"
+
+
+def test_partial_data_is_marked(stored_rows):
+    stored_rows(row("a", [15.0], partial=True))
+    board = load_board(packaged()["mini-5shot"], stored_rows.root)
+    assert "marked partial" in leaderboard([board], stored_rows.root)
+    assert entries(leaderboard([board], stored_rows.root, "json"))[0]["partial_data"] is True
+
+
+@pytest.mark.parametrize("style", FORMATS)
+def test_the_command(style, capsys, monkeypatch):
+    """The stored leaderboard, as a person asks for it."""
+    names = ["glyphs-1shot", "glyphs-5shot", "mini-5shot"]
+    monkeypatch.setattr(sys, "argv", ["ifsl-bench", "table", "--rank", *names, "--format", style])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert not stop.value.code
+    out = capsys.readouterr().out
+    assert "lwof" in out
+    assert "63.04" in out
+    if style == "json":
+        assert {r["task"] for r in json.loads(out)} >= set(names)
+    if style == "csv":
+        assert {r["task"] for r in csv.DictReader(io.StringIO(out))} >= set(names)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["table", "mini-5shot", "mini-regular-5shot"], ["table", "--full", "glyphs-5shot"], ["methods"], ["tasks"],
+        ["compare", "lwof", "imprint", "--task", "glyphs-5shot"], ["data", "list"], ["table", "--rank"], ["table"],
+        ["data", "stats", "clusters"], ["show", "first"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_json_and_csv_of_every_table_command_are_one_document(arguments, clusters, capsys, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    first = str(next(packaged_root().glob("glyphs-1shot/*.json")))
+    arguments = [first if argument == "first" else argument for argument in arguments]
+    found = {}
+    for style in ("json", "csv"):
+        monkeypatch.setattr(sys, "argv", ["ifsl-bench", *arguments, "--format", style])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+        out = capsys.readouterr().out
+        found[style] = json.loads(out) if style == "json" else list(csv.DictReader(io.StringIO(out)))
+    assert len(found["json"]) == len(found["csv"]) > 1
+    assert [list(r) for r in found["json"]] == [list(r) for r in found["csv"]]
+
+
+def test_results_round_trip_with_and_without_the_mark(stored_rows):
+    made = row("a", [15.0]).results[0]
+    value = msgspec.to_builtins(made)
+    del value["partial"]  # as older files are
+    assert msgspec.convert(value, Result) == made

@@ -1,0 +1,274 @@
+"""Regular few-shot learning: no base class in the softmax, an attention that still reads W_a, one accuracy."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import optimize, special
+
+from ifsl_bench import api, cli, registry, report
+from ifsl_bench.bench import Bench
+from ifsl_bench.board import load_board
+from ifsl_bench.compare import Row, compare
+from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.errors import CorruptFile
+from ifsl_bench.method import Base, Query, Support, check_prediction, masked_logits
+from ifsl_bench.result import read
+from ifsl_bench.task import find
+
+E, N, SHOTS, Q, D, K = 3, 5, 2, 6, 16, 7
+VARIANTS = """
+[variants.regular]
+of = "clusters-5shot"
+regular = true
+[variants.regular-shared]
+of = "clusters-shared-5shot"
+regular = true
+"""
+
+
+def make_base(scale: float = 1.0) -> Base:
+    generator = torch.Generator().manual_seed(1)
+    weight, prototypes = torch.randn(2, K, D, generator=generator, dtype=torch.float64)
+    return Base(scale * weight, 0.1 * torch.randn(K, generator=generator, dtype=torch.float64), prototypes, 9.0)
+
+
+def episodes(base_logit: float = -torch.inf) -> tuple[Support, Query]:
+    """Episodes whose base logits are all the same."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(E, N * SHOTS, D, generator=generator, dtype=torch.float64)
+    q = torch.randn(E, Q, D, generator=generator, dtype=torch.float64)
+    labels = torch.arange(N).repeat_interleave(SHOTS).expand(E, -1)
+    out = torch.tensor(base_logit, dtype=torch.float64)
+    support = Support(x, labels, torch.zeros(E, K, dtype=torch.bool), out.expand(E, N * SHOTS, K))
+    return support, Query(q, out.expand(E, Q, K))
+
+
+def registered() -> list[str]:
+    """Every method, and every shorthand: they are different methods to a reader."""
+    found = []
+    for name in sorted(registry.names(registry.METHODS)):
+        plugin = registry.load(registry.METHODS, name)
+        if not plugin.problem:
+            found += [name, *plugin.value.shorthands]
+    return found
+
+
+def make(name: str, base: Base | None = None):
+    _, kind, options = registry.resolve(name)
+    torch.manual_seed(0)
+    return kind(base or make_base(), N, **options).double().eval()
+
+
+@pytest.mark.parametrize("name", registered())
+def test_every_method_answers_among_the_novel_classes_alone(name):
+    method = make(name)
+    support, query = episodes()
+    prediction = check_prediction(name, method(support, query), E, Q, K + N)
+    logits = masked_logits(prediction, torch.ones(E, K, dtype=torch.bool))
+    novel = logits[..., K:].detach()
+    assert torch.isfinite(novel).all()
+    assert (logits[..., :K] == -torch.inf).all()
+    # What base classes with a share of 1e-26 in every softmax leave over is the same.
+    nearly = method(*episodes(-60.0)).logits[..., K:].detach()
+    torch.testing.assert_close(novel, nearly, rtol=1e-6, atol=1e-6)
+    assert not any("unconverged" in key and value.any() for key, value in prediction.statistics.items())
+
+
+@pytest.mark.parametrize("name", registered())
+def test_parameters_still_learn(name):
+    method = make(name).train()
+    if not list(method.parameters()):
+        return
+    support, query = episodes()
+    target = K + torch.randint(0, N, (E * Q,), generator=torch.Generator().manual_seed(4))
+
+    def loss() -> torch.Tensor:
+        torch.manual_seed(5)
+        logits = masked_logits(method(support, query), torch.ones(E, K, dtype=torch.bool))
+        return F.cross_entropy(logits.flatten(0, 1), target)
+
+    value = loss()
+    value.backward()
+    moved = 0
+    for key, parameter in method.named_parameters():
+        assert parameter.grad is not None, key
+        assert torch.isfinite(parameter.grad).all(), key
+        if parameter.grad.abs().max() > 0:
+            moved += 1
+            continue
+        # What concerns base classes alone (a margin, say) has no say here: then its value does not matter either.
+        with torch.no_grad():
+            parameter += 0.1
+            torch.testing.assert_close(loss(), value.detach(), msg=key)
+            parameter -= 0.1
+    assert moved
+
+
+@pytest.mark.parametrize("name", ["lwof", "lr+a", "mlp+a"])
+def test_an_attention_still_reads_the_base_weights(name):
+    before, other = make(name), make(name, make_base(scale=1.5))
+    if name == "lwof":
+        other.load_state_dict({**before.state_dict(), "weight": 1.5 * before.weight.detach()})
+    else:
+        other.load_state_dict(before.state_dict())
+    a, b = (method(*episodes()).logits[..., K:].detach() for method in (before, other))
+    assert (a - b).abs().max() > 1e-4
+
+
+def centres(method, support: Support) -> tuple[np.ndarray, np.ndarray]:
+    """u [E, N, D + 1] and exp(log_gamma) [D + 1] of a linear learner, from the formulas of the paper."""
+    state = {key: value.detach().numpy() for key, value in method.state_dict().items()}
+    if "centre.0" in state:
+        return np.broadcast_to(state["centre.0"], (E, N, D + 1)), np.exp(state["log_gamma.0"])
+
+    def unit(v: np.ndarray) -> np.ndarray:
+        return v / (np.linalg.norm(v, axis=-1, keepdims=True) + 1e-5)
+
+    weight = method.base.weight.numpy()
+    x, labels = support.features.numpy(), support.labels.numpy()
+    means = np.stack([[x[e][labels[e] == k].mean(0) for k in range(N)] for e in range(E)])
+    shares = special.softmax(state["tau"][0] * unit(means) @ unit(weight).T, -1)  # [E, N, K]: over all of W_a
+    hidden = np.tanh(weight @ state["memory.inner.weight"].T + state["memory.inner.bias"])
+    memory = hidden @ state["memory.outer.0.weight"].T + state["memory.outer.0.bias"]  # [K, D + 1]
+    return shares @ memory + state["offset.0"], np.exp(state["log_gamma.0"])
+
+
+@pytest.mark.parametrize("name", ["lr", "lr+s", "lr+a"])
+def test_convex_methods_equal_a_softmax_over_the_novel_classes_by_hand(name):
+    """SciPy on the written-out objective, which has no base column at all."""
+    method = make(name)
+    support, query = episodes()
+    answer = method(support, query).logits[..., K:].detach().numpy()
+    if name == "lr":
+        u, gamma, decay = np.zeros((E, N, D + 1)), np.zeros(D + 1), method.weight_decay
+    else:
+        (u, gamma), decay = centres(method, support), 1e-5
+    for e in range(E):
+        x = np.c_[support.features[e].numpy(), np.ones(N * SHOTS)]
+        y = support.labels[e].numpy()
+
+        def loss(flat: np.ndarray, x=x, y=y, u=u[e]) -> float:
+            v = flat.reshape(N, D + 1)
+            logits = x @ v.T
+            nll = special.logsumexp(logits, axis=1) - logits[np.arange(len(y)), y]
+            return nll.mean() + decay / 2 * (v**2).sum() + (gamma * (v - u) ** 2).sum() / N
+
+        def slope(flat: np.ndarray, x=x, y=y, u=u[e]) -> np.ndarray:
+            v = flat.reshape(N, D + 1)
+            p = special.softmax(x @ v.T, axis=1) - np.eye(N)[y]
+            return (p.T @ x / len(y) + decay * v + 2 / N * gamma * (v - u)).ravel()
+
+        start = np.zeros(N * (D + 1))
+        found = optimize.minimize(loss, start, jac=slope, method="BFGS", options={"gtol": 1e-9, "maxiter": 5000})
+        v = found.x.reshape(N, D + 1)
+        by_hand = np.c_[query.features[e].numpy(), np.ones(Q)] @ v.T
+        np.testing.assert_allclose(answer[e], by_hand, atol=2e-4)
+
+
+@pytest.fixture
+def task(clusters):
+    """Names a regular task of the small data set; the folder's home is the fixture's."""
+    path = clusters / "clusters.toml"
+    path.write_text(path.read_text() + VARIANTS)
+    return lambda name: f"{path}:{name}"
+
+
+@pytest.mark.parametrize(("name", "side"), [("regular", "test"), ("regular", "train"), ("regular-shared", "train")])
+def test_episodes_have_no_base_images(clusters, task, name, side):
+    bench = Bench(find(task(name))[0], "linear", 0, 1, api.workspace(clusters / "home", device="cpu"))
+    loader = bench.loader(side)
+    batch = loader.batch(3, 9)
+    assert batch.labels.shape == (9, 25)
+    assert batch.novel.all()
+    assert (torch.bincount(batch.labels[0], minlength=13)[8:] == 5).all()
+    assert (batch.support.base_logits == -torch.inf).all()
+    assert (batch.query.base_logits == -torch.inf).all()
+    assert batch.support.base_logits.shape == (9, 25, 8)
+    drawn = loader.sampler.sample(3, 9)
+    # In meta-training on the base classes themselves, the pretended novel ones are out of the attention too.
+    hidden = torch.zeros(9, 8, dtype=torch.bool)
+    if name == "regular-shared":
+        hidden.scatter_(1, drawn.classes, True)
+    assert torch.equal(batch.support.hidden, hidden)
+    assert batch.masked.all()
+    assert batch.part(2, 4).masked.all()
+    pool = bench.dataset.pool(find(task(name))[0].pool(side, "novel"))
+    assert np.array_equal(batch.support.features.numpy(), pool.images[drawn.support.numpy()])
+    assert np.array_equal(batch.query.features.numpy(), pool.images[drawn.query.numpy()])
+    way = np.take_along_axis(drawn.classes.numpy(), batch.labels.numpy() - 8, 1)
+    assert np.array_equal(pool.labels[drawn.query.numpy()], way), "labels are those of the images"
+    assert loader.sampler.digest(20) == loader.sampler.digest(20, batch=3)
+
+
+@pytest.mark.parametrize("name", ["regular", "regular-shared"])
+@pytest.mark.parametrize("method", ["imprint", "lr", "lwof", "lr+a"])
+def test_a_run_from_training_to_the_table(clusters, task, name, method):
+    work = api.workspace(clusters / "home", device="cpu")
+    options = {"weight_decay": 1e-3} if method == "lr" else {}
+    result = api.run(method, task(name), options=options, train={"steps": 10}, work=work)
+    assert (result.episodes.base_queries, result.episodes.novel_queries) == (0, 25)
+    assert set(result.summary) == {"acc"}
+    assert result.episodes.novel_joint == result.episodes.novel_alone
+    assert result.episodes.base_joint == result.episodes.base_alone == [0] * 60
+    assert result.summary["acc"]["mean"] > 50
+    path = next((work.home.results / name).glob("*.json"))
+    assert read(path) == result
+    board = load_board(find(task(name))[0], work.home.results)
+    for style in report.FORMATS:
+        text = report.task_table(board, style, full=True)
+        mean = result.summary["acc"]["mean"]
+        assert (f"{round(mean, 4)}" if style in report.DATA else f"{mean:.2f}") in text
+        assert "nan" not in text.lower()
+        assert "elta" not in text or style in report.DATA
+
+
+def test_accuracy_is_that_of_a_plain_loop(clusters, task):
+    """ProtoNet by hand: the nearest of five means."""
+    work = api.workspace(clusters / "home", device="cpu")
+    result = api.run("protonet", task("regular"), work=work)
+    drawn = Bench(find(task("regular"))[0], "linear", 0, 1, work).sampler("test").sample(0, 60)
+    images = open_dataset(clusters / "home" / "data" / "clusters").pool("novel/test").images
+    for e in range(60):
+        means = images[drawn.support[e].numpy()].reshape(5, 5, -1).mean(1)
+        queries = images[drawn.query[e].numpy()]
+        nearest = ((queries[:, None] - means) ** 2).sum(-1).argmin(1)
+        hits = int((nearest == drawn.query_labels[e].numpy() - 8).sum())
+        assert result.episodes.novel_alone[e] == hits
+
+
+def test_results_of_regular_tasks_are_checked_and_compared(clusters, task, capsys, monkeypatch):
+    work = api.workspace(clusters / "home", device="cpu")
+    a, b = (api.run(method, task("regular"), work=work) for method in ("protonet", "imprint"))
+    found = compare(Row("a", "yours", (a,)), Row("b", "yours", (b,)))
+    assert set(found.episodes) == {"acc"}
+    assert found.episodes["acc"].mean == pytest.approx(a.summary["acc"]["mean"] - b.summary["acc"]["mean"], abs=1e-5)
+    path = work.home.results / "regular" / "protonet.seed-0.json"
+    value = json.loads(path.read_text())
+    for change, message in (
+        (lambda v: v["episodes"]["novel_alone"].__setitem__(0, 25), "joint hits differ from hits alone"),
+        (lambda v: v["episodes"]["base_alone"].__setitem__(0, 1), "episodes.base_alone has hits outside 0..0"),
+        (lambda v: v["summary"].__setitem__("delta", {"mean": 0.0, "interval": 0.0}), "summary.delta does not follow"),
+    ):
+        bad = json.loads(json.dumps(value))
+        if "novel_alone" in message or "joint hits" in message:
+            bad["episodes"]["novel_joint"][0] = 3
+        change(bad)
+        path.write_text(json.dumps(bad))
+        with pytest.raises(CorruptFile, match=message):
+            read(path)
+    path.write_text(json.dumps(value))
+    for command in (["show", str(path)], ["compare", "protonet", "imprint", "--task", task("regular"), "--home",
+                                          str(clusters / "home")]):  # fmt: skip
+        monkeypatch.setattr(sys, "argv", ["ifsl-bench", *command])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        assert not stop.value.code
+        out = capsys.readouterr().out
+        assert "Acc." in out
+        assert "nan" not in out.lower()
