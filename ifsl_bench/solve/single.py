@@ -226,8 +226,8 @@ def lbfgs(solver: LBFGS, tolerance: float, space: SingleNetwork, z: Array) -> tu
     value, g, norm = space.evaluate(z, image)
     goal = max(tolerance * norm, TINY)
     steps = late = trials = 0
-    if norm <= goal or not isfinite(value):
-        return z, norm <= goal, steps, norm, value
+    if norm <= goal or not (isfinite(value) and isfinite(norm)):
+        return z, norm <= goal and isfinite(value) and isfinite(norm), steps, norm, value
     g_image = space.image(g)
     d, d_image, slope = -g, -g_image, -_dot(g, g_image)
     t, low, high = 1 / max(sqrt(max(-slope, 0.0)), 1.0), 0.0, inf

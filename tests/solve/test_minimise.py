@@ -242,6 +242,15 @@ def test_largest_curvature():
     torch.testing.assert_close(found, torch.linalg.eigvalsh(h)[:, -1], rtol=1e-4, atol=0)
 
 
+def test_largest_curvature_of_an_indefinite_hessian():
+    def saddle(v, h):
+        return (v * h * v).sum(1) / 2
+
+    h = torch.tensor([[3.0, -3.0, 1.0], [1.0, -5.0, 5.0]], dtype=torch.float64)
+    found = largest_curvature(FunctionObjective(saddle), torch.zeros(2, 3, dtype=torch.float64), h)
+    torch.testing.assert_close(found, torch.tensor([3.0, 5.0], dtype=torch.float64))
+
+
 def test_lbfgs_takes_long_steps_where_the_curvature_is_negative():
     def well(v, args):
         return -torch.exp(-(v - args).square().sum(1) / 2)

@@ -20,6 +20,7 @@ from ifsl_bench.solve import (
     Neumann,
     TanhNetwork,
     Unroll,
+    largest_curvature,
     minimise,
     single,
 )
@@ -182,3 +183,22 @@ def test_one_by_one_is_the_search_that_all_at_once_is(shots, monkeypatch):
     for a, b in zip(batch.value, alone.value, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(batch.objective, alone.objective)
+
+
+def test_largest_curvature_at_a_small_start():
+    # There the Hessian has eigenvalues in pairs +-lambda, from the products of output and hidden weights.
+    objective, args = problem(norm=12.0, gamma=0.01)
+    g = torch.Generator().manual_seed(3)
+    sizes = ((3, 5), (3, 6), (4, 7))
+    v = Network(*((0.02 * torch.rand(2, *s, generator=g, dtype=torch.float64) - 0.01) for s in sizes))
+    product, count = objective.hessian(v, args), pack(v).shape[1]
+    columns = [pack(product(unpack(torch.eye(count)[i].double().expand(2, -1), v))) for i in range(count)]
+    values = torch.linalg.eigvalsh(torch.stack(columns, 2))
+    found = largest_curvature(objective, v, args)
+    torch.testing.assert_close(found, values.abs().amax(1), rtol=0.05, atol=0)
+
+
+def test_what_is_not_finite_is_not_converged():
+    objective, args = problem()
+    solution = minimise(objective, LBFGS(), None, args._replace(skip_centres=args.skip_centres * math.nan))
+    assert not bool(solution.converged.any())
