@@ -52,13 +52,13 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
     Raises:
         UserError: images that cannot be used, where the user has not allowed less; a class without any image.
     """
-    total = sum(count.images for count in count_files(pools).values())
+    counts = count_files(pools)
+    total = sum(count.images for count in counts.values())
+    done = sum(count.images for name, count in counts.items() if to.writer.has(name))
     refused: list[tuple[int, str, str]] = []
-    with to.reporter.stage(f"importing {total:,} images", total) as stage:
+    with to.reporter.stage(f"importing {total:,} images", total, done) as stage:
         for name, files in pools.items():
-            if to.writer.has(name):
-                stage.advance(sum(map(len, files.values())))
-            else:
+            if not to.writer.has(name):
                 refused += _import_pool(to, name, files, spec, stage.advance, read or _files(to))
     if refused:
         raise refuse_bad(refused, total)

@@ -11,7 +11,7 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.source import DatasetSource, Form, Import
 from ifsl_bench.errors import UserError
 from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home, write_bytes
+from ifsl_bench.store import Home, sha256_json, write_bytes
 from ifsl_bench.task import packaged
 
 TASK_FILE = """\
@@ -55,7 +55,7 @@ class OwnData(DatasetSource):
         self.forms: tuple[Form, ...] = (FeatureFiles(), ImageFolder(options))
 
     def recipe(self) -> str:
-        return "data of one's own, 1"
+        return f"data of one's own, 1, {sha256_json(self.options.settings())[:16]}"
 
     def build(self, to: Import) -> None:
         if isinstance(form := self.form(to.files), ImageFolder):

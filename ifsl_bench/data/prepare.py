@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Container
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -161,21 +162,22 @@ def _build(home: Home, source: DatasetSource, path: Path | None, allow_partial: 
     folder, recipe = dataset_folder(home, source.name), source.recipe()
     with open_tree(path) if path is not None else nullcontext() as tree:
         to = Import(tree, reporter, allow_partial)
-        key = None
+        key, complete = None, dict[str, object]()
         if tree is not None:
             _check_form(source, tree)
             key = sha256_json([recipe, tree.identity(), allow_partial])
 
         def fill(writer: Writer) -> None:
             to.writer = writer
-            if writer.pools:
-                reporter.say(f"going on with an interrupted import; complete are {', '.join(writer.pools)}")
+            complete.update(writer.pools)
+            if complete:
+                reporter.say(f"going on with an interrupted import; complete are {', '.join(complete)}")
             source.build(to)
 
         start = time.perf_counter()
         dataset = build(folder, source.name, recipe, fill, to.about, key)
         if tree is not None:
-            _say_speed(dataset, to, time.perf_counter() - start)
+            _say_speed(dataset, to, complete, time.perf_counter() - start)
         return dataset
 
 
@@ -195,8 +197,9 @@ def _check_form(source: DatasetSource, tree: Tree) -> None:
             )
 
 
-def _say_speed(dataset: Dataset, to: Import, seconds: float) -> None:
-    entries = dataset.manifest["pools"].values()
+def _say_speed(dataset: Dataset, to: Import, complete: Container[str], seconds: float) -> None:
+    """The speed of what this run did; pools that an interrupted one had completed do not count."""
+    entries = [entry for pool, entry in dataset.manifest["pools"].items() if pool not in complete]
     images = sum(entry["shape"][0] for entry in entries)
     written = sum(entry["images"]["bytes"] for entry in entries) / 1e6
     speed = f"{images / seconds:,.0f} images/s, {written / seconds:,.1f} MB/s written"

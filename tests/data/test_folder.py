@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.cli import _guarded, cli
+from ifsl_bench.data import image_pools
 from ifsl_bench.data.folder import OwnOptions, read_sides, seeded_sides
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.prepare import prepare
@@ -264,6 +265,23 @@ def test_other_settings_do_not_replace_a_data_set_silently(tmp_path):
     assert second.fingerprint != first.fingerprint
     assert "flip = false" in (home.tasks / "birds.toml.old").read_text()
     assert find("birds-1shot", home=home)[0].dataset.fingerprint == second.fingerprint
+
+
+def test_an_interrupted_import_with_other_settings_starts_anew(tmp_path, monkeypatch):
+    source, home = write_birds(tmp_path / "photos", images=30), Home.locate(tmp_path / "home")
+    original, calls = image_pools.decode_into, []
+
+    def stopping(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(image_pools, "decode_into", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
+    dataset = prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=20))
+    assert {tuple(dataset.pool(name).images.shape[1:]) for name in POOLS if dataset.has(name)} == {(20, 20, 3)}
 
 
 def test_names_and_options_that_do_not_fit(birds, features_folder, tmp_path):

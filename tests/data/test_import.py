@@ -154,6 +154,8 @@ def test_an_interrupted_import_goes_on(toy, tmp_path, monkeypatch):
     dataset = prepare(home, "toy", toy, False, LogReporter(log))
     assert len(decoded) == 3 + 4
     assert "going on with an interrupted import; complete are base/train, base/val" in log.getvalue()
+    assert "importing 36 images (resumed at 16 of 36)" in log.getvalue()
+    assert "toy: 20 images" in log.getvalue(), "the speed of this run"
     assert dataset.fingerprint == whole.fingerprint
     assert dataset.manifest["pools"] == whole.manifest["pools"]
     assert [p.name for p in home.data.iterdir() if p.suffix != ".lock"] == ["toy"]
