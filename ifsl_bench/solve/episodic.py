@@ -69,7 +69,7 @@ class Learner(ABC):
 
     @abstractmethod
     def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
-        """What finds the minimum: in evaluation as near as the precision of the features allows."""
+        """What finds the minimum, up to a share of the gradient at the start; a smaller one outside training."""
 
     def onward(self, args: Tree, start: Tree, there: Tree) -> tuple[Objective, Solver]:
         """Objective and solver of a search that goes on from `there`, to which gradient steps from `start` have led.
