@@ -25,6 +25,7 @@ v0 = None works in its dual numbers). `fold` turns an attractor into the centres
 
 from .attractor import Memory, attention, fold, fold_offset, prototypes, ridge, unit
 from .dual import DualNewton
+from .episodic import fixed_class, statistics
 from .lbfgs import LBFGS
 from .linear import AdjointReport, ConjugateGradient, Direct, LinearSolver, Neumann
 from .minimise import Implicit, Solution, Unroll, minimise
@@ -60,6 +61,7 @@ __all__ = [
     "TanhNetwork",
     "Unroll",
     "attention",
+    "fixed_class",
     "fold",
     "fold_offset",
     "largest_curvature",
@@ -67,5 +69,6 @@ __all__ = [
     "minimise",
     "prototypes",
     "ridge",
+    "statistics",
     "unit",
 ]

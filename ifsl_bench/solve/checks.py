@@ -2,8 +2,56 @@
 
 from __future__ import annotations
 
+from math import isfinite
+from typing import Any
+
 import torch
 from torch import Tensor
+
+
+def check_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
+    """Raise ValueError where an option of a solver is not positive and finite, or a count is below one; None passes."""
+    for name in positive + counts:
+        value = getattr(owner, name)
+        where = f"{type(owner).__name__}({name}={value})"
+        if isinstance(value, Tensor):
+            if not bool((value.isfinite() & (value > 0)).all()):
+                raise ValueError(f"{type(owner).__name__}: every {name} must be positive and finite")
+        elif name in counts:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{where}: it must be a whole number, at least 1")
+        elif value is not None and not (isfinite(value) and value > 0):
+            raise ValueError(f"{where}: it must be positive and finite")
+
+
+def check_pull(
+    name: str, centres: Tensor, other: str, precisions: Tensor, features: Tensor, rows: int, columns: int
+) -> None:
+    """Raise ValueError where a quadratic (centres [(E,) rows or 1, columns], precisions [columns]) is none."""
+    episodes = features.shape[0]
+    lead, shape = centres.shape[:-2], centres.shape[-2:]
+    if (
+        centres.dim() not in (2, 3)
+        or shape[1] != columns
+        or shape[0] not in (1, rows)
+        or (lead and lead[0] not in (1, episodes))
+    ):
+        raise ValueError(
+            f"{name} has shape {list(centres.shape)} and needs [{rows}, {columns}], or that for each of "
+            f"{episodes} episodes"
+        )
+    if precisions.shape != (columns,):
+        raise ValueError(f"{other} has shape {list(precisions.shape)} and needs [{columns}]")
+    for what, tensor in ((name, centres), (other, precisions)):
+        if tensor.dtype != features.dtype or tensor.device != features.device:
+            raise ValueError(
+                f"{what} is {tensor.dtype} on {tensor.device}, features are {features.dtype} on {features.device}"
+            )
+        # As in `check_support`: the sum first.
+        if not bool(tensor.sum().isfinite()) and not bool(tensor.isfinite().all()):
+            raise ValueError(f"{what} is not finite: meta-training has diverged, or its input has nan or inf")
+    if bool((precisions < 0).any()):
+        raise ValueError(f"{other} must not be negative: the objective would have no minimum")
 
 
 def check_support(features: Tensor, labels: Tensor, rest: Tensor, ways: int) -> None:
@@ -12,6 +60,11 @@ def check_support(features: Tensor, labels: Tensor, rest: Tensor, ways: int) -> 
         raise ValueError(
             f"features must be [E, S, D] with labels and rest [E, S], not {list(features.shape)}, "
             f"{list(labels.shape)} and {list(rest.shape)}"
+        )
+    if labels.is_floating_point() or rest.dtype != features.dtype:
+        raise ValueError(
+            f"labels must be whole numbers and rest of the features' type, not {labels.dtype}, {rest.dtype} and "
+            f"{features.dtype}"
         )
     if features.numel() == 0:
         raise ValueError(f"the support set is empty: features has shape {list(features.shape)}")

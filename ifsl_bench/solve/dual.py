@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .checks import check_options
 from .linear import conjugate_gradient
 from .objective import Objective
 from .outcome import Outcome, relative_tolerance
-from .single import doubled, few, newton
+from .single import few, newton
 from .softmax import (
     Regression,
     SoftmaxRegression,
@@ -28,34 +29,48 @@ from .softmax import (
     floored,
     indicator,
     kernel,
+    misfit,
+    one_hot,
     per_episode,
-    probabilities,
+    residual,
     scores,
     weigh,
+    with_rest,
 )
-from .tree import Tree, column, dot
+from .tree import Tree, column, dot, doubled
 
 
 @dataclass(frozen=True)
 class DualNewton:
     """The solver of `SoftmaxRegression`. Needs no v0, for the minimum is unique.
 
-    Stops at |grad L| <= tolerance |grad L at the centres| in the norm of P^-1, which bounds the distance to the
-    minimum: L - L* <= 1/2 |grad L|^2 in that norm. Default 1e-6 in float32, 1e-9 in float64. What float32
-    cannot solve is solved again in float64. On a CPU so many episodes are solved at a time as have `chunk` dual
-    numbers: enough to hide the cost of calls, few enough to stay in the cache; very few are solved one by one, in
-    float64 (`single`).
+    Stops when two things hold of |grad L| in the norm of P^-1. It is at most `tolerance` (default 1e-6 in float32, 1e-9
+    in float64) times what it was at the centres, so L - L* <= 1/2 |grad L|^2 is small beside what there was to gain.
+    And no support score is further from its value at the minimum than 0.01 (1e-5 in float64), for with a weak pull the
+    first test alone may leave scores far off: that is bounded by |grad L| sqrt(max_i K_ii), or, where rounding spoils
+    the bound, shown by a Newton step that moves no score. What float32 cannot solve is solved in float64, to 1e-9.
+
+    On a CPU so many episodes are solved at a time as have `chunk` dual numbers: enough to hide the cost of calls, few
+    enough to stay in the cache; up to `alone` of them (default `single.FEW`) are solved one by one, in float64, which
+    is faster.
+
+    Raises:
+        ValueError: an option out of range.
     """
 
     tolerance: float | None = None
     max_steps: int = 100
     inner_steps: int = 50
     chunk: int = 2**16
+    alone: int | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self, positive=("tolerance",), counts=("max_steps", "inner_steps", "chunk"))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if not isinstance(objective, SoftmaxRegression):
             raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
-        if few(args.features):
+        if few(args.features, self.alone):
             return self._one_by_one(args)
         count = args.features.shape[0]
         size = max(count, 1)
@@ -65,10 +80,11 @@ class DualNewton:
         found = parts[0] if len(parts) == 1 else tuple(torch.cat(part) for part in zip(*parts, strict=True))
         failed = ~found[1]
         if args.features.dtype != torch.float64 and bool(failed.any()) and bool(args.precisions.min() > 0):
-            # Kernels of condition 1e8 (large features, weak pull, near-duplicate rows of different classes).
+            # Rows that float32 does not tell apart, or a kernel of condition 1e8 and scores that do not saturate.
             rows = failed.nonzero()[:, 0]
-            hard = Regression(*(a.double() if a.is_floating_point() else a for a in objective.take(args, rows)))
-            again = replace(self, tolerance=self.tolerance or 1e-6)._solve(hard)
+            hard = doubled(objective.take(args, rows))
+            again = list(replace(self, tolerance=min(self.tolerance or 1.0, 1e-9))._solve(hard))
+            again[2] = again[2] + found[2][rows]
             found = tuple(a.index_copy(0, rows, b.to(a.dtype)) for a, b in zip(found, again, strict=True))
         return Outcome(*found)
 
@@ -80,25 +96,33 @@ class DualNewton:
         k = kernel(x, inverse_p)  # [E, S, S]
         f = start = scores(centres, x)  # [E, N, S]
         episodes, ways, size = f.shape
-        target = indicator(labels, ways, dtype) / size
+        hot = one_hot(labels, ways + 1)  # [E, N+1, S], the fixed class last
         a = torch.zeros_like(f)  # the dual numbers
-        pi = probabilities(f, rest)
-        r = pi / size - target  # the representer of the gradient: grad L = r X
+        p = with_rest(f, rest)  # [E, N+1, S]
+        r = misfit(p, hot) / -size  # the representer of the gradient: grad L = r X
         steps = torch.zeros(episodes, dtype=torch.long, device=x.device)
         r_image = r @ k
         first = length = best = dot(r, r_image)  # squared norms in the metric
+        eps, largest, zero = torch.finfo(dtype).eps, k.diagonal(dim1=1, dim2=2).amax(1), k.new_zeros(())
         # A start that is already a solution up to rounding has no gradient to shrink.
-        goal = tolerance**2 * torch.maximum(first, torch.finfo(dtype).eps ** 2 * dot(target, target @ k))
-        active = length > goal
+        target = hot[:, :-1].to(dtype) / size
+        share = tolerance**2 * torch.maximum(first, eps**2 * dot(target, target @ k))
+        near = score_tolerance(dtype) / 10
+        close = near**2 / largest.clamp_min(torch.finfo(dtype).tiny)
+        converged = length <= torch.minimum(share, close)
+        active = ~converged
+        if dtype != torch.float64:
+            # Rows so near to each other that K does not tell them apart: leave the episode to float64.
+            active, converged = active & (clear := ~_blurred(k)), converged & clear
         idle = torch.zeros_like(steps)
-        eps, largest, zero = torch.finfo(dtype).eps, k.abs().amax((1, 2)), k.new_zeros(())
         for step in range(self.max_steps):
             if not bool(active.any()):
                 break
             # Superlinear forcing; the first direction is the gradient, for the Hessian at the centres says little.
             force = 0.3 * (3 * (length / first).clamp(0, 1).pow(0.25)).clamp_max(1)
+            pi = p[:, :-1]
             shares = pi / size
-            s, s_image, _ = conjugate_gradient(
+            s, s_image, info = conjugate_gradient(
                 lambda p, image, pi=pi, shares=shares: p + weigh(pi, shares, image),  # type: ignore[misc]
                 lambda residual: residual @ k,
                 -r,
@@ -107,57 +131,86 @@ class DualNewton:
                 self.inner_steps if step else 1,
                 active,
             )
-            t, pi = _line_search(f, rest, pi, s, s_image, dot(a - target, s_image), dot(r, s_image), active)
+            t, p = _line_search(f, rest, p, s, s_image, labels, dot(a, s_image), dot(r, s_image), active)
             t = column(torch.where(active, t, zero), f)
             a = torch.addcmul(a, t, s)
             f = torch.addcmul(f, t, s_image)
-            r = pi / size + a - target
+            r = a - misfit(p, hot) / size
             r_image = r @ k
             length = dot(r, r_image)
             steps += active
-            active = active & (length > goal)
+            moved = t[:, 0, 0] * s_image.abs().amax((1, 2))
+            small = active & (length <= share)
+            if bool(small.any()):
+                arrived = small & ((length <= close) | ((moved <= near) & (info()[0] <= 0.3)))
+                converged, active = converged | arrived, active & ~arrived
             if step >= 8:
                 # Rounding may end progress before the tolerance does: three steps that neither shrink the gradient nor
                 # move a score by more than its rounding are enough. (Early on the gradient may grow while L falls.)
                 rounding = 4 * eps * largest * a.abs().sum(2).amax(1)
-                still = t[:, 0, 0] * s_image.abs().amax((1, 2)) <= rounding
+                still = moved <= rounding
                 idle = (idle + 1) * (still & (length >= 0.25 * best))
                 best = torch.minimum(best, length)
                 active = active & (idle < 3)
-        # The scores were added up step by step. What counts is where the dual numbers are, so look at it afresh.
-        v, r, norm, value = _at(a, k, start, target, inverse_p, args)
-        sound = dot(r, r @ k) <= torch.maximum(1e4 * goal, 1e-8 * first)
-        return v, (length <= goal) & sound, steps, norm, value
+        v, norm, value, left, off = _at(a, f, k, start, inverse_p, args)
+        sound = (left <= torch.maximum(1e4 * share, 1e-8 * first)) & (off <= 10 * near)
+        return v, converged & sound, steps, norm, value
 
     def _one_by_one(self, given: Regression) -> Outcome:
-        tolerance = relative_tolerance(self.tolerance, given.features.dtype, 1e-6, 1e-9)
+        tolerance = relative_tolerance(self.tolerance, torch.float64, 1e-6, 1e-9)
         args = doubled(given)
         x = args.features
         inverse_p = 1 / floored(args.precisions)
         k, start = kernel(x, inverse_p), scores(args.centres, x)
         target = indicator(args.labels, start.shape[1], x.dtype) / x.shape[1]
         numbers = zip(*(y.numpy() for y in (k, start, args.rest, target)), strict=True)
-        found = [newton(self, tolerance, *episode) for episode in numbers]
-        a, converged, steps = zip(*found, strict=True)
-        v, _, norm, value = _at(torch.from_numpy(np.stack(a)), k, start, target, inverse_p, args)
+        near = score_tolerance(torch.float64) / 10
+        found = [newton(self, tolerance, near, *episode) for episode in numbers]
+        a, f, converged, steps, goal = zip(*found, strict=True)
+        duals, reached = torch.from_numpy(np.stack(a)), torch.from_numpy(np.stack(f))
+        v, norm, value, left, off = _at(duals, reached, k, start, inverse_p, args)
+        sound = (left <= left.new_tensor(goal)) & (off <= score_tolerance(torch.float64))
         dtype = given.features.dtype
-        return Outcome(v.to(dtype), torch.tensor(converged), torch.tensor(steps), norm.to(dtype), value.to(dtype))
+        return Outcome(
+            v.to(dtype), torch.tensor(converged) & sound, torch.tensor(steps), norm.to(dtype), value.to(dtype)
+        )
+
+
+def _blurred(k: Tensor) -> Tensor:
+    """Whether rounding of K [E, S, S] is not small beside the distance of some two rows: [E]."""
+    own = k.diagonal(dim1=1, dim2=2)
+    distance = torch.sub(own[:, :, None] + own[:, None], k, alpha=2)
+    distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    return distance.amin((1, 2)) < 100 * torch.finfo(k.dtype).eps * own.amax(1)
+
+
+def score_tolerance(dtype: torch.dtype) -> float:
+    """How far a support score may be from its value at the minimum."""
+    return 1e-5 if dtype == torch.float64 else 1e-2
 
 
 def _at(
-    a: Tensor, k: Tensor, start: Tensor, target: Tensor, inverse_p: Tensor, args: Regression
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """V [E, N, D+1] for dual numbers a [E, N, S]; the representer r of the gradient there, its norm, and L."""
+    a: Tensor, f: Tensor, k: Tensor, start: Tensor, inverse_p: Tensor, args: Regression
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """For dual numbers a and scores f [E, N, S]: V [E, N, D+1]; [E] each the gradient's norm at V, L, the square of the
+    gradient in the norm of P^-1, and how far V is off f.
+
+    A search adds its scores up step by step, and where rows are nearly equal its dual numbers may run away along what K
+    does not see. What counts is where V is, so this looks afresh: at the gradient itself, whose length cannot come
+    out negative, and at the scores of V. Infinitely off are dual numbers that no minimum has: there
+    |a| = |target - pi / S| <= 1 / S.
+    """
     x, labels, rest, centres, _ = args
     ways, size = a.shape[1:]
     a_image = a @ k
-    f = start + a_image
-    r = probabilities(f, rest) / size + a - target
+    r = a + residual(start + a_image, rest, labels)
     both, ones = torch.cat([a, r], 1) @ x, r.sum(2)  # [E, 2N, D]: one pass over the features for V and the gradient
     v = torch.addcmul(centres, torch.cat([both[:, :ways], a.sum(2, keepdim=True)], 2), inverse_p)  # [E, N, D+1]
-    norm = (both[:, ways:].square().sum((1, 2)) + ones.square().sum(1)).sqrt()
+    squares, square = both[:, ways:].square().sum(1), ones.square().sum(1)  # [E, D], [E]
+    norm, left = (squares.sum(1) + square).sqrt(), squares @ inverse_p[:-1] + square * inverse_p[-1]
     value = cross_entropy(f, rest, labels).mean(1) + dot(a, a_image) / 2
-    return v, r, norm, value
+    off = (scores(v, x) - f).abs().amax((1, 2))
+    return v, norm, value, left, torch.where(a.abs().amax((1, 2)) <= 2 / size, off, torch.inf)
 
 
 def _slice(args: Tree, start: int, size: int) -> Regression:
@@ -171,15 +224,17 @@ def _slice(args: Tree, start: int, size: int) -> Regression:
 def _line_search(
     f: Tensor,
     rest: Tensor,
-    pi: Tensor,
+    p: Tensor,
     s: Tensor,
     s_image: Tensor,
+    labels: Tensor,
     fixed_slope: Tensor,
     slope: Tensor,
     active: Tensor,
     trials: int = 30,
 ) -> tuple[Tensor, Tensor]:
-    """t [E] where the slope along s has fallen to a tenth of what it is at t = 0, and the probabilities there.
+    """t [E] where the slope along s has fallen to a tenth of what it is at t = 0, and the probabilities there, p
+    [E, N+1, S] like those given.
 
     Safeguarded Newton from a step short enough to be safe: along a line the logarithm of the second derivative
     changes at most as fast as the range of the scores' differences (Bach 2010). Where the slope is positive, L may have
@@ -187,6 +242,10 @@ def _line_search(
     constant. Out of trials, the largest step known to descend.
     """
     size = f.shape[2]
+    # How much further the label's score goes than another: what the labels and the probabilities have in common in the
+    # slope is gone before it is added up.
+    own = s_image.gather(1, labels[:, None])
+    gains = torch.cat([own - s_image, own], 1)  # [E, N+1, S]
     reach = (s_image.amax(1).clamp_min(0) - s_image.amin(1).clamp_max(0)).amax(1)  # [E]
     t = torch.where(reach < 1, torch.ones_like(reach), reach.log1p() / reach)
     curvature_s = dot(s, s_image)
@@ -194,18 +253,18 @@ def _line_search(
     accept = -0.1 * slope
     done, some_done = ~active, not bool(active.all())
     for trial in range(trials + 1):
-        moved = probabilities(torch.addcmul(f, column(t, f), s_image), rest)
-        pi = torch.where(column(done, f), pi, moved) if some_done else moved
+        moved = with_rest(torch.addcmul(f, column(t, f), s_image), rest)
+        p = torch.where(column(done, f), p, moved) if some_done else moved
         if trial == trials:
             break
-        weighted = pi * s_image
-        g = fixed_slope + t * curvature_s + weighted.sum((1, 2)) / size
+        weighted = p * gains
+        sums = weighted.sum(1)
+        g = fixed_slope + t * curvature_s - sums.sum(1) / size
         done = done | ((g.abs() <= accept) & ((g * (t - low) <= -g_low * low) | (t * reach <= 1)))
         if bool(done.all()):
             break
         some_done = True
-        sums = weighted.sum(1)
-        h = curvature_s + (dot(weighted, s_image) - dot(sums, sums)) / size
+        h = curvature_s + (dot(weighted, gains) - dot(sums, sums)) / size
         descends = g < 0
         low, high, g_low = (
             torch.where(descends, t, low),
@@ -222,4 +281,4 @@ def _line_search(
         if trial == trials - 1:
             new = low
         t = torch.where(done, t, new)
-    return t, pi
+    return t, p

@@ -69,7 +69,8 @@ class Learner(ABC):
 
     @abstractmethod
     def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
-        """What finds the minimum, up to a share of the gradient at the start; a smaller one outside training."""
+        """What finds the minimum. In training it may be less exact, and solve a few episodes in a faster way of their
+        own; outside, an episode's answer must not depend on how many others there are."""
 
     def onward(self, args: Tree, start: Tree, there: Tree) -> tuple[Objective, Solver]:
         """Objective and solver of a search that goes on from `there`, to which gradient steps from `start` have led.
@@ -107,7 +108,7 @@ class LinearLearner(Learner):
     convex: bool = True
 
     def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
-        return DualNewton()
+        return DualNewton(alone=None if training else 0)
 
     @property
     def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
@@ -150,7 +151,8 @@ class NetworkLearner(Learner):
         return objective, replace(solver, tolerance=self.tolerance(left.dtype) * done)
 
     def solver(self, dtype: torch.dtype, training: bool = False) -> LBFGS:
-        return LBFGS(self.tolerance(dtype, training))
+        tolerance = self.tolerance(dtype, training)
+        return LBFGS(tolerance, gap=1e-4) if training else LBFGS(tolerance, gap=1e-8, alone=0)
 
     def tolerance(self, dtype: torch.dtype, training: bool = False) -> float:
         # The minimum is flat: at 1e-5 some logits are a tenth off, which training's noise hides and a result would not.

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .checks import check_options
 from .network_space import DualSpace
 from .objective import Objective, Space
 from .outcome import Outcome, relative_tolerance
-from .single import SingleNetwork, doubled, few, lbfgs
-from .tree import Tree, column, dot, tree_map
+from .single import SingleNetwork, aside, few, lbfgs
+from .tree import Tree, column, dot, doubled, tree_map
 
 
 @dataclass(frozen=True)
@@ -27,24 +28,58 @@ class LBFGS:
 
     Stops at |grad L| <= tolerance |grad L at the start| (one or [E], default 1e-5 in float32, 1e-8 in float64), given
     that the next step would also be short beside |v|: an objective that falls for ever passes the first test and not
-    the second, and is reported as not converged. Works in the objective's own coordinates (`Objective.space`) where v0
-    is None.
+    the second, and is reported as not converged. A start without a gradient may be a saddle, or flat: it is left by a
+    small random step, and where there is still no gradient nothing has converged.
+
+    Works in the objective's own coordinates (`Objective.space`) where v0 is None. Where their metric is that of the
+    penalty, 1/2 |grad L|^2 <= gap L is asked as well, which bounds L - L* around a minimum: with a weak penalty the
+    first test says little. What float32 cannot solve there is solved again in float64. On a CPU that is done one by
+    one, and so are up to `alone` episodes (default `single.FEW`) from the beginning, which is faster.
+
+    max_steps: evaluations of the objective for each episode. history: pairs kept. max_trials: evaluations in one line
+    search.
+
+    Raises:
+        ValueError: an option out of range.
     """
 
     tolerance: float | Tensor | None = None
     max_steps: int = 1000
     history: int = 6
     max_trials: int = 25
+    gap: float = 1e-6
+    alone: int | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self, positive=("tolerance", "gap"), counts=("max_steps", "history", "max_trials"))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         space = objective.space(v0, args)
-        if isinstance(space, DualSpace) and few(args.features):
-            return self._one_by_one(objective, args)
+        if not isinstance(space, DualSpace):
+            return self._all_at_once(objective, v0, args)
+        if few(args.features, self.alone):
+            return self._one_by_one(space.objective, args)
+        found = self._all_at_once(objective, None, args)
+        rows = (~found.converged & found.objective.isfinite()).nonzero()[:, 0]
+        if args.features.dtype == torch.float64 or len(rows) == 0:
+            return found
+        relative = torch.as_tensor(self._relative(args.features.dtype))
+        solver = replace(self, tolerance=relative[rows] if relative.dim() else relative)
+        part = replace(space.objective, begin=tree_map(lambda leaf: leaf[rows], space.objective.begin))
+        hard = doubled(objective.take(args, rows))
+        alone = args.features.device.type == "cpu"
+        return found.put(rows, solver._one_by_one(part, hard) if alone else solver._all_at_once(part, None, hard))
+
+    def _all_at_once(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
+        space = objective.space(v0, args)
         z = space.initial()  # [E, P]
         s = _begin(space, z, self.history)
-        s.goal = (self._relative(z.dtype) * s.norm).clamp_min(torch.finfo(z.dtype).tiny)
-        s.active = (s.norm > s.goal) & s.value.isfinite()
-        s.converged = s.norm <= s.goal
+        if bool((still := s.norm == 0).any()):
+            z = torch.where(still[:, None], z + aside(z), z)
+            s = _begin(space, z, self.history)
+        s.goal = self._relative(z.dtype) * s.norm
+        s.gap = torch.full_like(s.norm, self.gap if isinstance(space, DualSpace) else torch.inf)
+        s.active = (s.norm > 0) & s.value.isfinite()
         everyone, where = s, torch.arange(z.shape[0], device=z.device)
         splits = z.shape[0] > 1
         for _ in range(self.max_steps):
@@ -60,8 +95,11 @@ class LBFGS:
                     space, s, where = smaller, s.select(keep), where[keep]
             s = _turn(space, s, self.max_trials)
         everyone = everyone.put(where, s)
-        v = objective.space(v0, args).expand(everyone.z)
-        return Outcome(v, everyone.converged, everyone.steps, everyone.norm, everyone.value)
+        # Images were added up step by step; what counts is where z is.
+        space, z = objective.space(v0, args), everyone.z
+        value, _, norm = space.evaluate(z, space.image(z))
+        converged = everyone.converged & (norm <= 10 * everyone.goal)
+        return Outcome(space.expand(z), converged, everyone.steps, norm, value)
 
     def _relative(self, dtype: torch.dtype) -> float | Tensor:
         return relative_tolerance(None, dtype, 1e-5, 1e-8) if self.tolerance is None else self.tolerance
@@ -102,7 +140,8 @@ class _State:
     head: Tensor  # [E] the oldest slot, overwritten next
     scale: Tensor  # [E] the inverse Hessian before the pairs have their say
     steps: Tensor  # [E] accepted steps
-    goal: Tensor  # [E]
+    goal: Tensor  # [E] what the norm is to come down to
+    gap: Tensor  # [E] half the squared gradient is to be at most so much of the value
     late: Tensor  # [E] accepted steps since the gradient was first small enough
     active: Tensor  # [E] bool
     converged: Tensor  # [E] bool
@@ -131,7 +170,7 @@ def _begin(space: Space, z: Tensor, m: int) -> _State:
         d=-g, d_image=-g_image, slope=-(length**2),
         t=1 / length.clamp_min(1), low=zero, high=torch.full_like(zero, torch.inf), trials=count,
         pairs=z.new_zeros(episodes, 2 * m, size), sy=z.new_zeros(episodes, m, m), yy=z.new_zeros(episodes, m, m),
-        head=count, scale=torch.ones_like(zero), steps=count, goal=zero, late=count,
+        head=count, scale=torch.ones_like(zero), steps=count, goal=zero, gap=zero, late=count,
         active=count > 0, converged=count > 0,
     )  # fmt: skip
 
@@ -190,12 +229,14 @@ def _turn(space: Space, s: _State, max_trials: int) -> _State:
     d = choose(d, s.d)
     d_image = space.image(d)
     z, image, norm = choose(z, s.z), choose(image, s.image), choose(norm, s.norm)
-    small = accepted & (norm <= s.goal)
+    value = choose(value, s.value)
+    deep = s.gap.isinf() | (dot(g, g_image) <= 2 * s.gap * value.abs())
+    small = accepted & (norm <= s.goal) & deep
     short = dot(d, d_image).clamp_min(0) <= 1e-4 * (1 + dot(z, image).clamp_min(0).sqrt()) ** 2
     late = s.late + small
     converged = s.converged | (small & short)
     return replace(
-        s, z=z, image=image, g=choose(g, s.g), g_image=choose(g_image, s.g_image), value=choose(value, s.value),
+        s, z=z, image=image, g=choose(g, s.g), g_image=choose(g_image, s.g_image), value=value,
         norm=norm, d=d, d_image=d_image, slope=choose(descent, s.slope), t=choose(first, t),
         low=torch.where(accepted, zero, low), high=torch.where(accepted, one / zero, high), trials=trials,
         head=head, scale=scale, steps=s.steps + accepted, late=late, converged=converged,

@@ -84,6 +84,11 @@ def minimise(
     if not (torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in flat)):
         with torch.no_grad():
             return _solution(_flagged(solver.run(problem, start, detached), problem, detached), report)
+    if getattr(solver, "unrolls", False) and getattr(solver, "tolerance", None) is None:
+        raise ValueError(
+            f"Implicit() needs a stationary point, and {type(solver).__name__} stops after its steps wherever it is: "
+            f"give it a tolerance, or use Unroll()"
+        )
     run = _Run(problem, solver, adjoint, start, detached, report)
     found = _Implicit.apply(run, *flat)
     assert run.outcome is not None

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .checks import check_support
+from .checks import check_pull, check_support
 from .linear import conjugate_gradient
 from .network_space import DualSpace, Network, NetworkArgs
-from .objective import LargeSpace, LinearOutcome, Objective, Operator, Space
+from .objective import ACCURATE, LargeSpace, LinearOutcome, Objective, Operator, Space
 from .softmax import (
+    TINY,
     cross_entropy,
     per_episode,
     probabilities,
@@ -28,7 +29,7 @@ from .softmax import (
     spread,
     weigh,
 )
-from .tree import Tree
+from .tree import Tree, doubled, tree_map
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,10 @@ class TanhNetwork(Objective):
 
         return product
 
-    def inverse(self, v: Tree, args: Tree, rhs: Tree, tolerance: float, max_steps: int) -> LinearOutcome:
-        """u = P^-1 rhs + a correction in the dual numbers, by conjugate gradients in their metric."""
+    def inverse(self, v: Tree, args: Tree, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
+        """u = P^-1 rhs + a correction in the dual numbers, by conjugate gradients in their metric, in float64."""
+        dtype = rhs.output.dtype
+        v, args, rhs = doubled((v, args, rhs))
         space, curvature, x = DualSpace.of(self, args), activation_curvature(v, args), args.features
 
         def apply(p: Tensor, p_image: Tensor) -> Tensor:
@@ -91,10 +94,17 @@ class TanhNetwork(Objective):
         output, skip, hidden = space.inverse_1 * rhs.output, space.inverse_3 * rhs.skip, space.inverse_2 * rhs.hidden
         da, df, moved = curvature(scores(hidden, x), skip @ x.mT, output)
         b = -space.join(da, df, space.inverse_1 * moved)
-        z, _, info = conjugate_gradient(apply, space.image, b, space.image(b), tolerance, max_steps)
+        z, _, info = conjugate_gradient(apply, space.image, b, space.image(b), tolerance or 1e-10, max_steps)
         correction = space.expand(z, centred=False)
         u = Network(output + correction.output, skip + correction.skip, hidden + correction.hidden)
-        return LinearOutcome(u, *info())
+        # What is left of H u = rhs, in the norm in which it bounds u's error where the objective curves as the penalty.
+        left = self.hessian(v, args)(u)
+        precisions = (1 / space.inverse_1, 1 / space.inverse_3, 1 / space.inverse_2)
+        parts = list(zip(left, rhs, u, precisions, strict=True))
+        wrong = torch.stack([((a - b).square() / p).sum((1, 2)) for a, b, _, p in parts])
+        size = torch.stack([(c.square() * p).sum((1, 2)) for _, _, c, p in parts])
+        share = (wrong.sum(0) / size.sum(0).clamp_min(TINY)).sqrt()
+        return LinearOutcome(tree_map(lambda leaf: leaf.to(dtype), u), share, info()[1], ~(share <= ACCURATE))
 
     def take(self, args: Tree, index: Tensor) -> Tree:
         shared = (False, False, False, True, False, True, False, True, False)
@@ -105,9 +115,12 @@ class TanhNetwork(Objective):
 
     def check(self, args: Tree) -> None:
         check_support(args.features, args.labels, args.rest, self.ways)
-        for name in ("output_precisions", "skip_precisions", "hidden_precisions"):
-            if bool((getattr(args, name) < 0).any()):
-                raise ValueError(f"{name} must not be negative: the objective would have no minimum")
+        size, x = args.features.shape[2], args.features
+        for name, rows, columns in (
+            ("output", self.ways, self.hidden + 1), ("skip", self.ways, size), ("hidden", self.hidden, size + 1)
+        ):  # fmt: skip
+            centres, precisions = f"{name}_centres", f"{name}_precisions"
+            check_pull(centres, getattr(args, centres), precisions, getattr(args, precisions), x, rows, columns)
 
     def unbounded(self, args: Tree) -> bool:
         return any(bool((p <= 0).any()) for p in (args.output_precisions, args.skip_precisions, args.hidden_precisions))

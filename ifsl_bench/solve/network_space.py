@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from .softmax import floored, indicator, kernel, scores, spread
-from .tree import dot
+from .softmax import cross_entropy, floored, indicator, kernel, residual, scores, spread
+from .tree import dot, tree_map
 
 if TYPE_CHECKING:
     from .network import TanhNetwork
@@ -84,7 +84,7 @@ class DualSpace:
         fixed functions of each support row, so that the order of the support set plays no part."""
         args, h, n = self.args, self.objective.hidden, self.objective.ways
         x = args.features
-        if (v := self.objective.begin) is not None:
+        if (v := tree_map(lambda leaf: leaf.to(x), self.objective.begin)) is not None:
             b = (scores(v.hidden, x) - self.hidden_0) @ _pseudo_inverse(self.kernel_2)
             beta = (v.skip @ x.mT - self.skip_0) @ _pseudo_inverse(self.kernel_3)
             return self.join(b, beta, v.output - args.output_centres)
@@ -111,9 +111,8 @@ class DualSpace:
         output = args.output_centres + moved
         t = torch.tanh(self.hidden_0 + a)  # [E, H, S]
         f = self.skip_0 + skip + scores(output, t.mT)  # [E, N, S]
-        log_pi = torch.cat([f, args.rest[:, None]], 1).log_softmax(1)[:, :-1]
-        value = dot(z, image) / 2 - dot(log_pi, self.target)
-        df = log_pi.exp() / f.shape[2] - self.target
+        value = dot(z, image) / 2 + cross_entropy(f, args.rest, args.labels).mean(1)
+        df = residual(f, args.rest, args.labels)
         da = (output[..., :-1].mT @ df) * (1 - t.square())
         r_b, r_beta = b + da, beta + df
         r_output = moved + self.inverse_1 * torch.cat([df @ t.mT, df.sum(2, keepdim=True)], 2)

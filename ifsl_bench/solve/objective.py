@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .tree import Tree, dot, leaves, pack, rebuild, tensors, tree_map, unpack
 
+ACCURATE = 1e-3  # a linear solve has failed if its relative residual is larger in the norm that bounds the error
 Operator = Callable[[Tree], Tree]
 
 
@@ -24,9 +25,9 @@ class LinearOutcome:
     """The answer of a linear solve and how it went, episode by episode."""
 
     value: Tree
-    residual: Tensor  # [E], relative to the right-hand side
+    residual: Tensor  # [E], measured at the answer: relative to the right-hand side, or where that says little to u
     steps: Tensor  # [E]
-    failed: Tensor  # [E] bool: not converged, or a direction of no positive curvature was met
+    failed: Tensor  # [E] bool: the residual is too large
 
 
 class Space(Protocol):
@@ -97,22 +98,29 @@ class Objective(ABC):
             grads = iter(derivative(slope, wanted, parts))
         return [next(grads) if need and leaf is not None else None for leaf, need in zip(found, needed, strict=True)]
 
-    def inverse(self, v: Tree, args: Tree, rhs: Tree, tolerance: float, max_steps: int) -> LinearOutcome:
-        """H^-1 rhs by conjugate gradients; override where H has structure."""
+    def inverse(self, v: Tree, args: Tree, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
+        """H^-1 rhs by conjugate gradients; override where H has structure. tolerance: None for the best there is."""
         from .linear import conjugate_gradient
 
         product = self.hessian(v, args)
         b = pack(rhs)
+        if tolerance is None:
+            tolerance = 1e-10 if b.dtype == torch.float64 else 1e-5
         x, _, info = conjugate_gradient(
             lambda p, _: pack(product(unpack(p, rhs))), lambda r: r, b, b, tolerance, max_steps
         )
-        return LinearOutcome(unpack(x, rhs), *info())
+        left = dot(wrong := b - pack(product(unpack(x, rhs))), wrong)
+        share = (left / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
+        return LinearOutcome(unpack(x, rhs), share, info()[1], ~(share <= max(10 * tolerance, 1e-12)))
 
-    def direct(self, v: Tree, args: Tree, rhs: Tree, limit: int = 512) -> Tree:
+    def direct(self, v: Tree, args: Tree, rhs: Tree, limit: int = 512) -> LinearOutcome:
         """H^-1 rhs from a factorisation; override where H has structure."""
         b = pack(rhs)
         h = dense_hessian(self, v, args, limit)
-        return unpack(torch.linalg.solve(h, b[:, :, None])[:, :, 0], rhs)
+        x = torch.linalg.solve_ex(h, b[:, :, None])[0]
+        wrong = (h @ x)[:, :, 0] - b
+        share = (dot(wrong, wrong) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
+        return LinearOutcome(unpack(x[:, :, 0], rhs), share, torch.zeros_like(share), ~(share <= ACCURATE))
 
     def take(self, args: Tree, index: Tensor) -> Tree:
         """args for the episodes in `index`; None (the default) where nobody said which of them have a dimension E."""

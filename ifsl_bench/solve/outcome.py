@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .objective import Objective, value_and_gradient
-from .tree import Tree, dot, pack
+from .tree import Tree, dot, pack, rebuild, tensors
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,13 @@ class Outcome:
     steps: Tensor  # [E]
     gradient_norm: Tensor  # [E], Euclidean, of the large form
     objective: Tensor  # [E]
+
+    def put(self, rows: Tensor, part: Outcome) -> Outcome:
+        """With the episodes `rows` replaced by those of `part`, whose steps come on top."""
+        here = [*tensors(self.v), self.converged, self.steps, self.gradient_norm, self.objective]
+        new = [*tensors(part.v), part.converged, part.steps + self.steps[rows], part.gradient_norm, part.objective]
+        both = [a.index_copy(0, rows, b.to(a.dtype)) for a, b in zip(here, new, strict=True)]
+        return Outcome(rebuild(self.v, both[:-4]), *both[-4:])
 
 
 class Solver(Protocol):

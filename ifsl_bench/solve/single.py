@@ -12,9 +12,8 @@ from math import inf, isfinite, log1p, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
-
-from .tree import Tree, tree_map
 
 if TYPE_CHECKING:
     from .dual import DualNewton
@@ -28,22 +27,25 @@ EPS = float(np.finfo(np.float64).eps)
 TINY = float(np.finfo(np.float64).tiny)
 
 
-def few(like: Tensor) -> bool:
-    """Whether to solve the episodes of `like` [E, ...] one by one."""
-    return like.device.type == "cpu" and 1 <= like.shape[0] <= FEW
+def few(like: Tensor, most: int | None = None) -> bool:
+    """Whether to solve the episodes of `like` [E, ...] one by one: up to `most`, by default FEW."""
+    return like.device.type == "cpu" and 1 <= like.shape[0] <= (FEW if most is None else most)
 
 
-def doubled(tree: Tree) -> Tree:
-    """All its floating-point numbers in double precision."""
-    return tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)
+def aside(z: Tensor) -> Tensor:
+    """Small steps [E, P] off z, the same for equal z."""
+    draw = torch.randn(z.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(z)
+    return 1e-3 * (1 + z.abs().amax(1, keepdim=True)) * draw
 
 
 def newton(
-    solver: DualNewton, tolerance: float, k: Array, start: Array, rest: Array, target: Array
-) -> tuple[Array, bool, int]:
-    """The dual numbers [N, S] at the optimum, whether they are, and the steps it took; see `DualNewton`.
+    solver: DualNewton, tolerance: float, near: float, k: Array, start: Array, rest: Array, target: Array
+) -> tuple[Array, Array, bool, int, float]:
+    """Dual numbers and scores [N, S] at the optimum, whether they are, the steps it took, and the square of a length
+    that the gradient certainly lost; see `DualNewton`.
 
-    k [S, S] the kernel, start [N, S] the scores at the centres, rest [S], target [N, S] labels as zeros and 1/S.
+    near: a Newton step that moves no score further is the last one; k [S, S] the kernel, start [N, S] the scores at the
+    centres, rest [S], target [N, S] labels as zeros and 1/S.
     """
     size = target.shape[1]
     f, a = start, np.zeros_like(start)
@@ -51,12 +53,14 @@ def newton(
     r = pi / size - target
     r_image = r @ k
     first = length = best = _dot(r, r_image)
-    goal = tolerance**2 * max(first, EPS**2 * _dot(target, target @ k))
+    largest = float(k.diagonal().max())
+    share = tolerance**2 * max(first, EPS**2 * _dot(target, target @ k))
+    close = near**2 / max(largest, TINY)
     steps = idle = 0
-    largest = float(np.abs(k).max())
-    while length > goal and steps < solver.max_steps and idle < 3:
+    converged = length <= min(share, close)
+    while not converged and steps < solver.max_steps and idle < 3:
         force = 0.3 * min(1.0, 3 * min(length / first, 1.0) ** 0.25)
-        s, s_image = _newton_direction(k, pi, r, r_image, force, solver.inner_steps if steps else 1)
+        s, s_image, share, _ = newton_direction(k, pi, r, r_image, force, solver.inner_steps if steps else 1)
         t, pi = _line_search(f, rest, pi, s, s_image, _dot(a - target, s_image), _dot(r, s_image))
         a = a + t * s
         f = f + t * s_image
@@ -64,42 +68,46 @@ def newton(
         r_image = r @ k
         length = _dot(r, r_image)
         steps += 1
+        moved = t * float(np.abs(s_image).max())
+        converged = length <= share and (length <= close or (moved <= near and share <= 0.3))
         if steps > 8:
             rounding = 4 * EPS * largest * float(np.abs(a).sum(1).max())
-            still = t * float(np.abs(s_image).max()) <= rounding
+            still = moved <= rounding
             idle = idle + 1 if still and length >= 0.25 * best else 0
             best = min(best, length)
-    return a, length <= goal, steps
+    return a, f, converged, steps, max(1e4 * share, 1e-8 * first)
 
 
-def _newton_direction(
+def newton_direction(
     k: Array, pi: Array, r: Array, r_image: Array, tolerance: float, most: int
-) -> tuple[Array, Array]:
-    """s and s K with (1 + M K) s = -r: conjugate gradients in the metric of K."""
+) -> tuple[Array, Array, float, int]:
+    """s and s K [N, S] with (1 + M K) s = -r, the share of r that is left, and the steps it took: conjugate gradients
+    in the metric of K [S, S], M being the Hessian of the cross-entropy for probabilities pi [N, S]."""
     shares = pi / pi.shape[1]
     s, s_image = np.zeros_like(r), np.zeros_like(r)
     residual, residual_image = -r, -r_image
     p, p_image = residual, residual_image
-    rho = _dot(residual, residual_image)
-    goal = rho * tolerance**2
-    for _ in range(most):
+    rho = first = _dot(residual, residual_image)
+    goal, steps = rho * tolerance**2, 0
+    while steps < most and rho > 0:
         d = shares * p_image
         h = p + d - shares * (pi * p_image).sum(0)
         curvature = _dot(h, p_image)
         if not curvature > 0:
             break
+        steps += 1
         length = rho / curvature
         s = s + length * p
         s_image = s_image + length * p_image
         residual = residual - length * h
         residual_image = residual @ k
         new = _dot(residual, residual_image)
+        ratio, rho = new / rho, new
         if not new > goal:
             break
-        p = residual + (new / rho) * p
-        p_image = residual_image + (new / rho) * p_image
-        rho = new
-    return s, s_image
+        p = residual + ratio * p
+        p_image = residual_image + ratio * p_image
+    return s, s_image, sqrt(abs(rho) / max(first, TINY)), steps
 
 
 def _line_search(
@@ -221,13 +229,18 @@ class SingleNetwork:
 
 def lbfgs(solver: LBFGS, tolerance: float, space: SingleNetwork, z: Array) -> tuple[Array, bool, int, float, float]:
     """The point reached, whether it is a minimum, accepted steps, gradient norm in the large form, and value; see
-    `LBFGS`, whose rules for accepting a step, for the next one and for the end these are."""
+    `LBFGS`, whose rules these are, but one: where half the squared gradient is a small share of the value, the next
+    step is short."""
     image = space.image(z)
     value, g, norm = space.evaluate(z, image)
-    goal = max(tolerance * norm, TINY)
-    steps = late = trials = 0
-    if norm <= goal or not (isfinite(value) and isfinite(norm)):
-        return z, norm <= goal and isfinite(value) and isfinite(norm), steps, norm, value
+    if norm == 0:
+        z = z + aside(torch.from_numpy(z)[None])[0].numpy()
+        image = space.image(z)
+        value, g, norm = space.evaluate(z, image)
+    goal = tolerance * norm
+    steps = trials = 0
+    if norm == 0 or not (isfinite(value) and isfinite(norm)):
+        return z, False, steps, norm, value
     g_image = space.image(g)
     d, d_image, slope = -g, -g_image, -_dot(g, g_image)
     t, low, high = 1 / max(sqrt(max(-slope, 0.0)), 1.0), 0.0, inf
@@ -270,12 +283,9 @@ def lbfgs(solver: LBFGS, tolerance: float, space: SingleNetwork, z: Array) -> tu
             d, slope = -g, -_dot(g, g_image)
             t = 1 / max(sqrt(max(-slope, 0.0)), 1.0)
         d_image = space.image(d)
-        if norm <= goal:
-            if _dot(d, d_image) <= 1e-4 * (1 + sqrt(max(_dot(z, image), 0.0))) ** 2:
-                return z, True, steps, norm, value
-            late += 1
-            if late >= 50:
-                break
+        if norm <= goal and _dot(g, g_image) <= 2 * solver.gap * abs(value):
+            value, _, norm = space.evaluate(z, space.image(z))  # images were added up step by step
+            return z, norm <= 10 * goal, steps, norm, value
     return z, False, steps, norm, value
 
 

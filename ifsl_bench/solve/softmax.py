@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import check_support
+from .checks import check_pull, check_support
 from .linear import conjugate_gradient
-from .objective import LinearOutcome, Objective, Operator
-from .tree import Tree
+from .objective import ACCURATE, LinearOutcome, Objective, Operator
+from .single import few, newton_direction
+from .tree import Tree, doubled
+
+TINY = torch.finfo(torch.float64).tiny
 
 
 class Regression(NamedTuple):
@@ -72,19 +76,28 @@ class SoftmaxRegression(Objective):
                 grads[0] = -(residual(f, rest, labels).mT @ u[..., :-1] + moved.mT @ v[..., :-1])
         return grads
 
-    def inverse(self, v: Tree, args: Tree, rhs: Tree, tolerance: float, max_steps: int) -> LinearOutcome:
-        """u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs: conjugate gradients in the metric of the kernel K."""
-        k, inverse_p, pi, y = self._reduced(v, args, rhs)
+    def inverse(self, v: Tree, args: Tree, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
+        """u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs: conjugate gradients in the metric of the kernel K, in
+        float64, for kernels of nearly equal rows are as good as singular."""
+        k, inverse_p, pi, y = self._reduced(*doubled((v, args, rhs)))
         shares = pi / pi.shape[2]
         b = weigh(pi, shares, y)
-        w, _, info = conjugate_gradient(
-            lambda p, image: p + weigh(pi, shares, image), lambda r: r @ k, b, b @ k, tolerance, max_steps
-        )
-        return LinearOutcome(inverse_p * (rhs - spread(w, args.features)), *info())
+        tolerance = tolerance or 1e-10
+        if few(k):
+            r = -b
+            parts = [a.numpy() for a in (k, pi, r, r @ k)]
+            found = [newton_direction(*episode, tolerance, max_steps) for episode in zip(*parts, strict=True)]  # type: ignore[call-arg]
+            w, steps = torch.from_numpy(np.stack([s for s, *_ in found])), torch.tensor([count for *_, count in found])
+        else:
+            w, _, info = conjugate_gradient(
+                lambda p, image: p + weigh(pi, shares, image), lambda r: r @ k, b, b @ k, tolerance, max_steps
+            )
+            steps = info()[1]
+        return self._checked(args, rhs, w, pi, inverse_p, steps)
 
-    def direct(self, v: Tree, args: Tree, rhs: Tree, limit: int = 2048) -> Tree:
-        """The same system, factorised."""
-        k, inverse_p, pi, y = self._reduced(v, args, rhs)
+    def direct(self, v: Tree, args: Tree, rhs: Tree, limit: int = 2048) -> LinearOutcome:
+        """The same system, factorised, in float64."""
+        k, inverse_p, pi, y = self._reduced(*doubled((v, args, rhs)))
         episodes, ways, count = pi.shape
         if ways * count > limit:
             raise ValueError(f"Direct() would factorise {ways * count} x {ways * count}; use ConjugateGradient()")
@@ -93,23 +106,28 @@ class SoftmaxRegression(Objective):
         mk = (m[..., None] * k[:, None, None]).transpose(2, 3).reshape(episodes, ways * count, ways * count)
         mk.diagonal(dim1=1, dim2=2).add_(1)
         b = weigh(pi, pi / count, y).flatten(1)
-        w = torch.linalg.solve(mk, b[:, :, None]).view(episodes, ways, count)
-        return inverse_p * (rhs - spread(w, args.features))
+        w = torch.linalg.solve_ex(mk, b[:, :, None])[0].view(episodes, ways, count)
+        return self._checked(args, rhs, w, pi, inverse_p, torch.zeros_like(b[:, 0]))
+
+    def _checked(
+        self, args: Tree, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor
+    ) -> LinearOutcome:
+        """u from w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in that of P."""
+        x = args.features.double()
+        u = inverse_p * (rhs - spread(w, x))
+        left = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)
+        share = ((inverse_p * left.square()).sum((1, 2)) / (u.square() / inverse_p).sum((1, 2)).clamp_min(TINY)).sqrt()
+        return LinearOutcome(u.to(rhs.dtype), share, steps, ~(share <= ACCURATE))
 
     def take(self, args: Tree, index: Tensor) -> Tree:
         x, labels, rest, centres, precisions = args
         return Regression(x[index], labels[index], rest[index], per_episode(centres, index, 3), precisions)
 
     def check(self, args: Tree) -> None:
-        ways = args.centres.shape[-2]
-        if args.precisions.shape != (args.features.shape[2] + 1,):
-            raise ValueError(
-                f"precisions has shape {list(args.precisions.shape)}, and {args.features.shape[2]} features and a bias "
-                f"need [{args.features.shape[2] + 1}]"
-            )
-        check_support(args.features, args.labels, args.rest, ways)
-        if bool((args.precisions < 0).any()):
-            raise ValueError("precisions must not be negative: the objective would have no minimum")
+        x, centres = args.features, args.centres
+        ways = centres.shape[-2] if centres.dim() > 1 else 1
+        check_support(x, args.labels, args.rest, ways)
+        check_pull("centres", centres, "precisions", args.precisions, x, ways, x.shape[2] + 1)
 
     def unbounded(self, args: Tree) -> bool:
         return bool((args.precisions <= 0).any())
@@ -148,8 +166,26 @@ def floored(precisions: Tensor) -> Tensor:
 
 
 def probabilities(f: Tensor, rest: Tensor) -> Tensor:
-    """Softmax over the N scores f [E, N, S] and the fixed class, without the latter: [E, N, S]."""
-    return torch.cat([f, rest[:, None]], 1).softmax(1)[:, :-1]
+    """`with_rest` without the fixed class: [E, N, S]."""
+    return with_rest(f, rest)[:, :-1]
+
+
+def misfit(p: Tensor, hot: Tensor) -> Tensor:
+    """Labels minus probabilities, [E, N, S], from the probabilities p [E, N+1, S] of all classes (the fixed one last)
+    and labels as booleans, likewise. A label's own is the sum of the other probabilities: 1 - p would have lost its
+    digits where scores saturate."""
+    wrong = p.masked_fill(hot, 0)
+    return torch.where(hot[:, :-1], wrong.sum(1, keepdim=True), -wrong[:, :-1])
+
+
+def one_hot(labels: Tensor, classes: int) -> Tensor:
+    """Labels [E, S] as booleans [E, classes, S]."""
+    return labels[:, None] == torch.arange(classes, device=labels.device)[:, None]
+
+
+def with_rest(f: Tensor, rest: Tensor) -> Tensor:
+    """Softmax over the N scores f [E, N, S] and the fixed class, which comes last: [E, N+1, S]."""
+    return torch.cat([f, rest[:, None]], 1).softmax(1)
 
 
 def rest_probability(f: Tensor, rest: Tensor) -> Tensor:
@@ -159,17 +195,21 @@ def rest_probability(f: Tensor, rest: Tensor) -> Tensor:
 
 def cross_entropy(f: Tensor, rest: Tensor, labels: Tensor) -> Tensor:
     """-log of the probability of the label: [E, S]."""
-    return torch.logaddexp(f.logsumexp(1), rest) - f.gather(1, labels[:, None])[:, 0]
+    margins = torch.cat([f, rest[:, None]], 1) - f.gather(1, labels[:, None])  # [E, N+1, S]
+    # The label's own margin is zero: the logarithm of one plus the others keeps the digits of a small loss.
+    others = margins.scatter(1, labels[:, None], -torch.inf).logsumexp(1)
+    return torch.nn.functional.softplus(others, threshold=35)
 
 
 def indicator(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
     """Labels [E, S] as zeros and ones [E, N, S]."""
-    return (labels[:, None] == torch.arange(ways, device=labels.device)[:, None]).to(dtype)
+    return one_hot(labels, ways).to(dtype)
 
 
 def residual(f: Tensor, rest: Tensor, labels: Tensor) -> Tensor:
     """The derivative of the mean cross-entropy in the scores: [E, N, S]."""
-    return (probabilities(f, rest) - indicator(labels, f.shape[1], f.dtype)) / f.shape[2]
+    p = with_rest(f, rest)
+    return misfit(p, one_hot(labels, p.shape[1])) / -f.shape[2]
 
 
 def weigh(pi: Tensor, shares: Tensor, d: Tensor) -> Tensor:

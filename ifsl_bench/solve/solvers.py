@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from .checks import check_options
 from .objective import Objective, dense_hessian, value_and_gradient
 from .outcome import Outcome, measured, relative_tolerance
 from .tree import Tree, column, dot, pack, rebuild, tensors, tree_map, unpack
@@ -18,14 +19,20 @@ class GradientDescent:
     """`steps` steps of size `rate`, one or [E]: with `Unroll()`, truncated back-propagation through time.
 
     The result is defined by the number of steps, so an episode counts as converged when it stayed finite and did not
-    end above where it began; give a `tolerance` to ask for |grad| <= tolerance |grad at v0| instead. See
-    `largest_curvature` for rates that are safe.
+    end above where it began; give a `tolerance` to ask for |grad| <= tolerance |grad at v0| instead, without which
+    `Implicit` refuses it. See `largest_curvature` for rates that are safe.
+
+    Raises:
+        ValueError: an option out of range, or no v0.
     """
 
     rate: float | Tensor = 1.0
     steps: int = 20
     tolerance: float | None = None
     unrolls: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_options(self, positive=("rate", "tolerance"), counts=("steps",))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if v0 is None:
@@ -59,11 +66,17 @@ class Newton:
     is not convex. Stops at |grad| <= tolerance |grad at v0| (default 1e-5 in float32, 1e-9 in float64), given that
     the next step is short beside |v|; where the Hessian is singular to rounding an episode counts as flat, not as
     converged.
+
+    Raises:
+        ValueError: an option out of range, no v0, or more unknowns than `limit`.
     """
 
     tolerance: float | None = None
     max_steps: int = 50
     limit: int = 512
+
+    def __post_init__(self) -> None:
+        check_options(self, positive=("tolerance",), counts=("max_steps", "limit"))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if v0 is None:

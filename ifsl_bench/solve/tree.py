@@ -45,6 +45,11 @@ def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
     return rebuild(tree, [None if leaf is None else function(leaf) for leaf in leaves(tree)])
 
 
+def doubled(tree: Tree) -> Tree:
+    """All its floating-point numbers in double precision."""
+    return tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)
+
+
 def tensors(tree: Tree) -> list[Tensor]:
     """The leaves of a tree of unknowns, in which None has no place."""
     found = leaves(tree)

@@ -7,7 +7,19 @@ import math
 import pytest
 import torch
 
-from ifsl_bench.solve import LBFGS, DualNewton, NetworkArgs, Regression, SoftmaxRegression, TanhNetwork, minimise
+from ifsl_bench.solve import (
+    LBFGS,
+    ConjugateGradient,
+    DualNewton,
+    GradientDescent,
+    NetworkArgs,
+    Neumann,
+    Newton,
+    Regression,
+    SoftmaxRegression,
+    TanhNetwork,
+    minimise,
+)
 
 
 def regression(features=None, labels=None, rest=None, ways=2, precision=0.1):
@@ -70,7 +82,7 @@ def test_refused(learner, args, words):
 
 def test_precisions_of_the_wrong_length_are_refused():
     args = regression()
-    with pytest.raises(ValueError, match=r"need \[3\]"):
+    with pytest.raises(ValueError, match=r"needs \[3\]"):
         minimise(SoftmaxRegression(), DualNewton(), None, args._replace(precisions=torch.ones(2)))
 
 
@@ -90,3 +102,50 @@ def test_very_large_finite_features_are_no_error():
 def test_dual_newton_says_what_it_solves():
     with pytest.raises(TypeError, match="use LBFGS"):
         minimise(lambda v, args: v.square().sum(1), DualNewton(), torch.zeros(1, 2), None)
+
+
+@pytest.mark.parametrize("learner", ["lr", "mlp"])
+def test_a_pull_that_is_none_is_refused(learner):
+    def given(args, **changed):
+        if learner == "lr":
+            return SoftmaxRegression(), DualNewton(), args._replace(**changed)
+        filled = network(args)
+        names = {"centres": "skip_centres", "precisions": "skip_precisions"}
+        return TanhNetwork(2, 3), LBFGS(), filled._replace(**{names[k]: v for k, v in changed.items()})
+
+    columns = 3 if learner == "lr" else 2
+    args = regression()
+    for changed, words in (
+        ({"centres": torch.full((2, columns), math.nan)}, "centres is not finite"),
+        ({"precisions": torch.full((columns,), math.inf)}, "precisions is not finite"),
+        ({"centres": torch.zeros(2, columns + 1)}, "centres has shape"),
+        ({"centres": torch.zeros(4, 2, columns)}, "for each of 1 episodes"),
+        ({"centres": torch.zeros(2, columns).double()}, "float64 on cpu, features are torch.float32"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            minimise(*given(args, **changed)[:2], None, given(args, **changed)[2])
+    with pytest.raises(ValueError, match="whole numbers"):
+        minimise(*given(args)[:2], None, given(args)[2]._replace(labels=args.labels.float()))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: DualNewton(-1e-6), "DualNewton.tolerance=-1e-06.: it must be positive"),
+        (lambda: DualNewton(max_steps=0), "at least 1"),
+        (lambda: DualNewton(math.nan), "finite"),
+        (lambda: LBFGS(0.0), "positive"),
+        (lambda: LBFGS(torch.tensor([1e-5, -1.0])), "every tolerance must be positive"),
+        (lambda: LBFGS(history=0), "at least 1"),
+        (lambda: LBFGS(gap=-1.0), "positive"),
+        (lambda: Newton(max_steps=1.5), "whole number"),
+        (lambda: GradientDescent(0.0), "positive"),
+        (lambda: GradientDescent(0.1, 0), "at least 1"),
+        (lambda: ConjugateGradient(-1.0), "positive"),
+        (lambda: Neumann(0), "at least 1"),
+        (lambda: Neumann(20, 1.0), "below 1"),
+    ],
+)
+def test_options_out_of_range_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

@@ -30,10 +30,10 @@ def few(request, monkeypatch):
 
 def problem(
     ways=5, shots=5, base=12, features=32, norm=12.0, gamma=0.01, episodes=3, seed=0, duplicate=False, copy=False,
-    lift=0.0, decay=1e-5, dtype=torch.float64,
+    lift=0.0, decay=1e-5, same=False, dtype=torch.float64,
 ):  # fmt: skip
-    """Random episodes. duplicate: pairs of equal support images; copy: a support class sits on a base class's
-    weight; lift: what a confident base classifier adds to its logits."""
+    """Random episodes. duplicate: pairs of equal support images; same: all of them equal; copy: a support class sits
+    on a base class's weight; lift: what a confident base classifier adds to its logits."""
     g = torch.Generator().manual_seed(seed)
 
     def normal(*shape):
@@ -47,6 +47,8 @@ def problem(
     x = norm * x / x.norm(dim=-1, keepdim=True)
     if duplicate:
         x[:, 1::2] = x[:, : 2 * (x.shape[1] // 2) : 2]
+    if same:
+        x = x[:, :1].expand_as(x).clone()
     labels = torch.arange(ways).repeat_interleave(shots).expand(episodes, -1)
     rest = (x @ weight.T / features**0.5).logsumexp(-1) if base else torch.full(labels.shape, -math.inf).double()
     c = 0.1 * normal(episodes, ways, features + 1)
@@ -94,6 +96,10 @@ SHAPES = {
     "duplicates": {"duplicate": True},
     "duplicates across classes": {"duplicate": True, "shots": 1, "ways": 6},
     "support equals base": {"copy": True},
+    "all rows equal": {"same": True, "ways": 20, "shots": 1, "base": 0},
+    "all rows equal, weak": {"same": True, "ways": 20, "shots": 1, "base": 0, "norm": 50.0, "gamma": 1e-6},
+    "no pull": {"gamma": 0.0, "decay": 1e-6, "norm": 20.0, "lift": 3.0},
+    "no pull, one shot": {"gamma": 0.0, "decay": 1e-6, "norm": 20.0, "lift": 3.0, "shots": 1},
     "everything": {"norm": 50.0, "gamma": 1e-6, "duplicate": True, "copy": True, "shots": 3},
 }
 
@@ -104,14 +110,19 @@ def test_no_worse_than_scipy(shape, dtype):
     args = problem(**shape, dtype=dtype)
     solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
     assert bool(solution.converged.all())
-    assert int(solution.steps.max()) <= 30
+    assert int(solution.steps.max()) <= (30 if dtype == torch.float64 else 90)
     double = Regression(*(a.double() if a.is_floating_point() else a for a in args))
     value = SoftmaxRegression().value(solution.value.double(), double)
     torch.testing.assert_close(solution.objective.double(), value, rtol=1e-4, atol=1e-5)
     for index in range(value.shape[0]):
         peer = scipy_solution(double, index, maxiter=20000, maxfun=20000, ftol=1e-15, gtol=1e-10)
-        slack = 1e-9 if dtype == torch.float64 else 1e-5
-        assert float(value[index]) <= peer.fun + slack * max(1, abs(peer.fun))
+        # A share of the objective, which may be as small as 1e-6 where nothing pulls.
+        assert float(value[index]) <= peer.fun * (1 + (1e-7 if dtype == torch.float64 else 2e-3))
+        # SciPy's minimum is only that good; where it is, ours has the same scores.
+        reached = DualNewton(1e-11, alone=0).run(SoftmaxRegression(), None, SoftmaxRegression().take(double, [index]))
+        assert bool(reached.converged)
+        scores = (solution.value[index].double() - reached.v[0])[:, :-1] @ double.features[index].T
+        assert float(scores.abs().max()) <= (1e-5 if dtype == torch.float64 else 2e-2)
         if dtype == torch.float64:
             found = SoftmaxRegression().gradient(solution.value, args)[index]
             assert float(found.norm()) == pytest.approx(float(solution.gradient_norm[index]), rel=1e-3, abs=1e-8)
@@ -190,6 +201,32 @@ def test_conjugate_gradients_and_factorisation_agree_on_hard_problems(name):
         found.append((args.centres.grad, args.precisions.grad))
     for one, other in zip(*found, strict=True):
         assert float((one - other).norm() / other.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["plain", "one shot", "norm 50, weak", "duplicates", "everything", "all rows equal"])
+@pytest.mark.parametrize("linear", [ConjugateGradient(), Direct()], ids=["cg", "direct"])
+def test_exact_gradients_in_single_precision(name, linear):
+    gradients = []
+    for dtype in (torch.float64, torch.float32):
+        args = problem(**SHAPES[name])
+        exact = [a.float().to(dtype) if a.is_floating_point() else a for a in args]  # the same problem, rounded
+        exact[3:] = [a.requires_grad_() for a in exact[3:]]
+        solver = DualNewton(1e-12 if dtype == torch.float64 else None)
+        solution = minimise(SoftmaxRegression(), solver, None, Regression(*exact), Implicit(linear))
+        solution.value.sin().sum().backward()
+        assert solution.adjoint.failed == 0
+        gradients.append([a.grad.double() for a in exact[3:]])
+    for one, other in zip(*gradients, strict=True):
+        assert float((one - other).norm() / one.norm()) < 1e-3
+
+
+def test_an_inverse_that_is_not_one_is_reported():
+    args = problem(**SHAPES["everything"])
+    args = args._replace(centres=args.centres.requires_grad_())
+    solution = minimise(SoftmaxRegression(), DualNewton(), None, args, Implicit(ConjugateGradient(max_steps=2)))
+    solution.value.sin().sum().backward()
+    assert (solution.adjoint.episodes, solution.adjoint.failed) == (3, 3)
+    assert bool((solution.adjoint.residual > 1e-3).all())
 
 
 def test_neumann_series_tends_to_the_damped_inverse_and_its_divergence_is_counted():

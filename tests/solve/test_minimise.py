@@ -53,7 +53,7 @@ def quartic_args(episodes=4, rows=6, size=5, seed=0, dtype=torch.float64):
     return Args(a, torch.randn(episodes, rows, generator=g, dtype=dtype), torch.tensor(0.3, dtype=dtype))
 
 
-SOLVERS = [LBFGS(1e-11), Newton(1e-12), GradientDescent(0.05, 800)]
+SOLVERS = [LBFGS(1e-11), Newton(1e-12), GradientDescent(0.05, 800, 1e-6)]
 
 
 @pytest.mark.parametrize("objective", [quartic, Quartic()], ids=["function", "closed form"])
@@ -170,7 +170,7 @@ def test_conjugate_gradients_say_when_they_ran_out_of_steps():
     v0 = torch.zeros(2, 20, dtype=torch.float64)
     solution = minimise(quartic, LBFGS(), v0, args._replace(b=b), Implicit(ConjugateGradient(1e-10, 2)))
     solution.value.sum().backward()
-    assert solution.adjoint.failed == 2
+    assert (solution.adjoint.episodes, solution.adjoint.failed) == (2, 2)
     assert bool((solution.adjoint.residual > 1e-10).all())
 
 
@@ -186,17 +186,38 @@ def flat(v, args):
     return 0 * v.sum(1) * args
 
 
+def saddle(v, args):
+    return args * (v[:, 0].square() - v[:, 1].square() + v[:, 1].pow(4))
+
+
 def breaks(v, args):
     return (v + args).log().sum(1) + v.square().sum(1)
 
 
 @pytest.mark.parametrize("solver", [LBFGS(), Newton()], ids=["LBFGS", "Newton"])
-@pytest.mark.parametrize("objective", [falls_for_ever, falls_without_bound, breaks])
+@pytest.mark.parametrize("objective", [falls_for_ever, falls_without_bound, breaks, flat])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_what_cannot_converge_is_flagged(objective, solver, dtype):
     v0 = torch.full((2, 3), -1.0 if objective is breaks else 0.1, dtype=dtype)
     solution = minimise(objective, solver, v0, torch.tensor(0.5, dtype=dtype))
     assert not bool(solution.converged.any())
+
+
+def test_a_start_without_a_gradient_is_a_minimum_or_left():
+    strength, v0 = torch.tensor(0.5, dtype=torch.float64), torch.zeros(2, 3, dtype=torch.float64)
+    found = minimise(saddle, LBFGS(1e-9), v0, strength)
+    assert bool(found.converged.all())
+    torch.testing.assert_close(found.value[:, 1].abs(), torch.full((2,), 0.5**0.5, dtype=torch.float64))
+    there = minimise(lambda v, a: a * (v - 1).square().sum(1), LBFGS(1e-9), v0 + 1, strength)
+    assert bool(there.converged.all())
+    torch.testing.assert_close(there.value, v0 + 1)
+
+
+def test_implicit_differentiation_refuses_what_need_not_be_stationary():
+    args, v0 = quartic_args(), torch.zeros(4, 5, dtype=torch.float64)
+    args.b.requires_grad_()
+    with pytest.raises(ValueError, match="give it a tolerance, or use Unroll"):
+        minimise(quartic, GradientDescent(0.05, 20), v0, args)
 
 
 def test_a_bad_episode_does_not_disturb_the_others():
