@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ifsl_bench.api import run as run
     from ifsl_bench.api import workspace as workspace
     from ifsl_bench.errors import UserError as UserError
+    from ifsl_bench.interop import from_learn2learn as from_learn2learn
+    from ifsl_bench.interop import to_learn2learn as to_learn2learn
     from ifsl_bench.method import Base as Base
     from ifsl_bench.method import Method as Method
     from ifsl_bench.method import Prediction as Prediction
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "ifsl_bench.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.errors": ("UserError",),
+    "ifsl_bench.interop": ("from_learn2learn", "to_learn2learn"),
     "ifsl_bench.method": ("Base", "Method", "Prediction", "Query", "Support"),
     "ifsl_bench.task": ("MetaTraining", "Schedule", "Task"),
 }

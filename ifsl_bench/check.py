@@ -175,6 +175,8 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     """Label, options and backbone, as the installed method and the task make them."""
     if result.method not in registry.names(registry.METHODS):
         raise _Unverified(f"label and backbone, since method {result.method} is not installed here")
+    if lacks := registry.load(registry.METHODS, result.method).lacks:
+        raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
     from ifsl_bench.job import Job
     from ifsl_bench.method import resolve_options
     from ifsl_bench.pretrain import pretraining_key

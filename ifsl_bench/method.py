@@ -110,12 +110,16 @@ class Method(nn.Module, ABC):
         tune: option -> values to try; the best on the validation episodes is taken and recorded.
         schedule: replaces the task's meta-training schedule.
         shorthands: further names of the method, each with the options that it stands for.
+        requires: top-level modules that the method imports when it is made, and that its package does not depend on,
+            each with the command that installs it. Where one is missing the method is listed with that command, and
+            refused before anything is computed.
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "linear"
     tune: ClassVar[Mapping[str, Sequence[Any]]] = {}
     schedule: ClassVar[MetaTraining | None] = None
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    requires: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, base: Base, ways: int) -> None:
         super().__init__()

@@ -83,7 +83,11 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
             "evaluation_seconds": round(seconds, 3),
             "episodes_per_second": round(job.episodes / seconds, 1),
         },
-        provenance={**provenance(command, work.device), "method_source": job.source, "checkpoint": folder},
+        provenance={
+            **provenance(command, work.device, job.method.requires),
+            "method_source": job.source,
+            "checkpoint": folder,
+        },
         partial=bench.dataset.partial,
     )
 

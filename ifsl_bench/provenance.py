@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -13,16 +15,26 @@ import torch
 from ifsl_bench._version import __version__
 from ifsl_bench.device import describe_device
 
+LIBRARIES = ("torch", "torchvision", "numpy")
 
-def provenance(command: str, device: torch.device) -> dict[str, object]:
-    """Command, version, commit, device, library versions and time (UTC)."""
+
+def provenance(command: str, device: torch.device, requires: Iterable[str] = ()) -> dict[str, object]:
+    """Command, version, commit, device, library versions and time (UTC).
+
+    Args:
+        requires: further libraries that the number depends on; one that is no distribution of that name is left out.
+    """
+    libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    for name in requires:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            libraries[name] = importlib.metadata.version(name)
     return {
         "command": command,
         "version": __version__,
         "commit": commit(),
         "device": describe_device(device),
         "python": platform.python_version(),
-        "libraries": {name: importlib.metadata.version(name) for name in ("torch", "torchvision", "numpy")},
+        "libraries": libraries,
         "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 

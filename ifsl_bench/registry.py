@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.errors import UserError, unknown
@@ -23,12 +24,16 @@ DATASETS = "ifsl_bench.datasets"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A registered name. ``value`` is the loaded object, or None with the reason in ``problem``."""
+    """A registered name. ``value`` is the loaded object, or None with the reason in ``problem``.
+
+    ``lacks`` names the module that has to be installed first, where that is the whole problem.
+    """
 
     name: str
     package: str
     value: Any = None
     problem: str = ""
+    lacks: str = ""
 
 
 def names(group: str) -> dict[str, EntryPoint]:
@@ -44,15 +49,22 @@ def load(group: str, name: str) -> Plugin:
     point = names(group)[name]
     package = point.dist.name if point.dist else "?"
     try:
-        return Plugin(name, package, value=point.load())
+        value = point.load()
+        for module, install in getattr(value, "requires", {}).items():
+            if find_spec(module) is None:
+                return _lacking(name, package, module, install)
+        return Plugin(name, package, value=value)
     except ImportError as error:
         missing = getattr(error, "name", None)
         if point.extras and isinstance(error, ModuleNotFoundError) and missing and not missing.startswith("ifsl_bench"):
-            extra = f'pip install "{package}[{",".join(point.extras)}]"'
-            return Plugin(name, package, problem=f"needs an extra ({missing} is not installed): {extra}")
+            return _lacking(name, package, missing, f'pip install "{package}[{",".join(point.extras)}]"')
         return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
     except (Exception, SystemExit) as error:
         return Plugin(name, package, problem=f"broken: {type(error).__name__}: {error}")
+
+
+def _lacking(name: str, package: str, module: str, install: str) -> Plugin:
+    return Plugin(name, package, problem=f"needs an extra ({module} is not installed): {install}", lacks=module)
 
 
 def _get(group: str, kind: str, name: str) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -22,6 +24,16 @@ ORACLE = Path(__file__).parent / "oracle"
 def _private_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or writes the user's own folders."""
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture
+def learn2learn() -> ModuleType:
+    """The real package; tests that ask for it are skipped where it is not installed."""
+    from ifsl_bench.learn2learn import INSTALL, load
+
+    if importlib.util.find_spec("learn2learn") is None:
+        pytest.skip(f"learn2learn is not installed: {INSTALL}")
+    return load()
 
 
 @pytest.fixture

@@ -319,6 +319,10 @@ class BadOption(Wrong):
     def __init__(self, base, ways, *, table: dict = None):
         super().__init__(base, ways)
 
+class Wants(Wrong):
+    """Imports something when it is made."""
+    requires = {"torch": "pip install torch", "another_that_nobody_has": "pip install 'another==1'"}
+
 class BadStatistic(Method):
     """A statistic of one number."""
     def forward(self, support, query):
@@ -336,7 +340,7 @@ def plugins(tmp_path, monkeypatch):
         "gone = other_methods:Gone\nbroken = other_broken:X\nheavy = other_heavy:X [big]\nleaves = other_leaves:X\n"
         "deaf = other_methods:Deaf\nexploding = other_methods:Exploding\nbad-head = other_methods:BadHead\n"
         "bad-tune = other_methods:BadTune\nabstract = other_methods:Abstract\nbad-option = other_methods:BadOption\n"
-        "bad-statistic = other_methods:BadStatistic\n"
+        "bad-statistic = other_methods:BadStatistic\nwants = other_methods:Wants\n"
     )
     write_plugin(folder, entries, PLUGIN)
     (folder / "other_leaves.py").write_text("import sys; sys.exit(0)\n")
@@ -354,10 +358,16 @@ def test_broken_plugins_are_listed_and_take_nobody_down(call, here, plugins):
     lines = {line.split()[0]: line for line in out.splitlines() if line.split()}
     assert "broken: RuntimeError: no luck" in lines["broken"]
     assert 'needs an extra (a_package_that_nobody_has is not installed): pip install "other[big]"' in lines["heavy"]
+    assert "needs an extra (another_that_nobody_has is not installed): pip install 'another==1'" in lines["wants"]
     assert "broken: AttributeError" in lines["gone"]
     assert "not a subclass" in lines["text"]
     assert "imprint" in lines
-    for name, message in (("broken", "no luck"), ("heavy", "pip install"), ("text", "not a subclass")):
+    for name, message in (
+        ("broken", "no luck"),
+        ("heavy", "pip install"),
+        ("wants", "another==1"),
+        ("text", "not a subclass"),
+    ):
         status, _, err = call("run", "--method", name, "--task", TASK)
         assert status == 2
         assert message in err

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 LIBRARY = sorted((ROOT / "ifsl_bench").rglob("*.py"))
 PLUGINS = sorted((ROOT / "methods").glob("*.py"))
 STANDARD = sys.stdlib_module_names
+OPTIONAL = ROOT / "ifsl_bench" / "learn2learn.py"  # the one place that imports the package of that name
 
 
 def imports(path: Path) -> set[str]:
@@ -37,7 +38,8 @@ def top(names: set[str]) -> set[str]:
 def test_methods_know_the_contract_and_the_solvers_only(path):
     names = imports(path)
     assert top(names) <= {"ifsl_bench", "torch"}
-    allowed = ("ifsl_bench.method", "ifsl_bench.solve", "ifsl_bench.task", "ifsl_bench.backbones", "ifsl_bench.errors")
+    allowed = ("ifsl_bench.method", "ifsl_bench.solve", "ifsl_bench.task", "ifsl_bench.backbones", "ifsl_bench.errors",
+               "ifsl_bench.learn2learn")  # fmt: skip
     for name in names:
         if name.startswith("ifsl_bench"):
             assert name.startswith(allowed), f"{path.name} imports {name}"
@@ -54,7 +56,8 @@ def test_solvers_import_torch_and_numpy_only(path):
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_library_names_no_method_and_no_task(path):
     names = imports(path)
-    assert not any(n.startswith(("ifsl_bench.methods.", "methods", "tasks", "learn2learn")) for n in names)
+    assert not any(n.startswith(("ifsl_bench.methods.", "methods", "tasks")) for n in names)
+    assert ("learn2learn" in top(names)) == (path == OPTIONAL)
     tree = ast.parse(path.read_text())
     docs = {ast.get_docstring(n, clean=False) for n in ast.walk(tree)
             if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))}  # fmt: skip
@@ -63,6 +66,19 @@ def test_the_library_names_no_method_and_no_task(path):
     for text in texts - {"lr"}:  # PyTorch's word for a learning rate
         if "ifsl-bench run" not in text:  # an example of a command
             assert not words & set(text.replace("-", " ").split()), f"{path.name} names a method: {text!r}"
+
+
+def test_optional_packages_are_imported_when_they_are_used_and_not_before():
+    """Listing the methods imports every one of them; an optional package takes seconds, and says things."""
+    lines = [
+        "import sys, ifsl_bench.cli, ifsl_bench.learn2learn, ifsl_bench.interop",
+        "sys.argv = ['ifsl-bench', 'methods']",
+        "try: ifsl_bench.cli.main()",
+        "except SystemExit as end: assert not end.code",
+        "assert 'learn2learn' not in sys.modules",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=60)
+    assert not done.stderr
 
 
 def test_files_are_of_a_readable_length():

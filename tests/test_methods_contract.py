@@ -43,7 +43,7 @@ def make_episodes(base: Base, hide: bool = False) -> tuple[Support, Query]:
 @pytest.fixture(params=METHODS)
 def method(request):
     plugin = registry.load(registry.METHODS, request.param)
-    if plugin.problem.startswith("needs an extra"):
+    if plugin.lacks:
         pytest.skip(plugin.problem)
     assert not plugin.problem
     torch.manual_seed(0)

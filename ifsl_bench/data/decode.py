@@ -256,11 +256,11 @@ def tree_items(tree: Tree, paths: Sequence[str]) -> Iterator[Item]:
             yield row, tree.where(entries[row]), content
 
 
-def refuse_bad(bad: Sequence[tuple[int, str, str]], total: int) -> UserError:
+def refuse_bad(bad: Sequence[tuple[int, str, str]], total: int, option: str = "--allow-partial") -> UserError:
     """The error for images that could not be used: how many, and the first of them by name."""
     shown = "; ".join(f"{name}: {reason}" for _, name, reason in bad[:3])
     more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
     return UserError(
         f"{len(bad):,} of {total:,} images cannot be used: {shown}{more}. Get these files again, or add "
-        f"--allow-partial to leave them out and mark the data set partial"
+        f"{option} to leave them out and mark the data set partial"
     )

@@ -61,7 +61,7 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
             if not to.writer.has(name):
                 refused += _import_pool(to, name, files, spec, stage.advance, read or _files(to))
     if refused:
-        raise refuse_bad(refused, total)
+        raise refuse_bad(refused, total, to.partial_option)
     for name in pools:
         if skipped := to.writer.pools[name].get("skipped"):
             to.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")

@@ -19,9 +19,21 @@ from ifsl_bench.data.archive import Tree
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.decode import ImageSpec
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.pickled import SHAPE, SIZE, copy_rows, images_array, integers, load_dict, opened, required, text
+from ifsl_bench.data.objects import LoadedImages, attribute, rows_by_name
+from ifsl_bench.data.pickled import (
+    SHAPE,
+    SIZE,
+    Images,
+    copy_rows,
+    images_array,
+    integers,
+    load_dict,
+    opened,
+    required,
+    text,
+)
 from ifsl_bench.data.published import check_pools, columns, digest, held_out, shuffled
-from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
 from ifsl_bench.data.stored import StoredArray
 from ifsl_bench.errors import UserError
 
@@ -99,7 +111,7 @@ def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Seq
     return {names[label]: np.flatnonzero(labels == label).tolist() for label in present}
 
 
-def _copy(to: Import, pools: Mapping[str, Mapping[str, Sequence[int]]], arrays: Mapping[str, StoredArray]) -> None:
+def _copy(to: Import, pools: Mapping[str, Mapping[str, Sequence[int]]], arrays: Mapping[str, Images]) -> None:
     total = sum(len(rows) for groups in pools.values() for rows in groups.values())
     with to.reporter.stage(f"importing {total:,} images", total) as stage:
         for pool, groups in pools.items():
@@ -126,24 +138,45 @@ class Caches(Form):
             or required(tree, names[0], self.title)
             for side, names in self.files.items()
         }
-        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
-        arrays: dict[str, StoredArray] = {}
         with ExitStack() as stack:
+            caches: dict[str, tuple[Images, object, str]] = {}
             for side, entry in entries.items():
                 where = tree.where(entry)
                 value = load_dict(stack.enter_context(opened(tree, entry)), where, ("image_data", "class_dict"))
-                images = images_array(value["image_data"], "'image_data'", where)
-                groups = _class_rows(value["class_dict"], len(images), where)
-                _check_sides(groups, side, where)
-                for wnid, rows in groups.items():
-                    if side == "train":
-                        for pool, part in held_out(rows, f"mini-imagenet-held-out:{wnid}").items():
-                            pools[pool][wnid] = part
-                    else:
-                        pools[f"novel/{side}"][wnid] = rows
-                arrays |= {pool: images for pool in pools if _SIDES[pool] == side}
-            check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
-            _copy(to, pools, arrays)
+                caches[side] = images_array(value["image_data"], "'image_data'", where), value["class_dict"], where
+            _copy_caches(to, caches)
+
+
+def _copy_caches(to: Import, caches: Mapping[str, tuple[Images, object, str]]) -> None:
+    """Writes the pools from the images, the ``class_dict`` and the place of train, val and test."""
+    pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
+    arrays: dict[str, Images] = {}
+    for side, (images, classes, where) in caches.items():
+        groups = _class_rows(classes, len(images), where)
+        _check_sides(groups, side, where)
+        for wnid, rows in groups.items():
+            if side == "train":
+                for pool, part in held_out(rows, f"mini-imagenet-held-out:{wnid}").items():
+                    pools[pool][wnid] = part
+            else:
+                pools[f"novel/{side}"][wnid] = rows
+        arrays |= {pool: images for pool in pools if _SIDES[pool] == side}
+    check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
+    _copy(to, pools, arrays)
+
+
+class CacheObjects(ObjectForm):
+    title: ClassVar[str] = "data sets that learn2learn has loaded (MiniImagenet)"
+    kind = "learn2learn.MiniImagenet"
+
+    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
+        caches: dict[str, tuple[Images, object, str]] = {}
+        for side, loaded in sides.items():
+            where = f"the {side} MiniImagenet"
+            cache = attribute(loaded, "data", where)  # a dict, of which only the names of the classes are needed
+            classes = rows_by_name(cache.get("class_dict")) if isinstance(cache, dict) else None
+            caches[side] = LoadedImages(attribute(loaded, "x", where), where), classes, where
+        _copy_caches(to, caches)
 
 
 def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
@@ -224,6 +257,7 @@ class MiniHeldOut(_Mini):
     name = "mini-imagenet-held-out"
     summary: ClassVar[str] = "mini-ImageNet, variant: base/val and base/test held out; from learn2learn's caches"
     forms = (Caches(),)
+    object_forms = (CacheObjects(),)
     counts = HELD_OUT_COUNTS
 
     def recipe(self) -> str:

@@ -6,7 +6,7 @@ import io
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 
@@ -21,6 +21,20 @@ from ifsl_bench.errors import UserError
 
 SIZE = 84
 SHAPE = (SIZE, SIZE, 3)
+
+
+class Images(Protocol):
+    """Images in one array, wherever it is: uint8 [n, 84, 84, 3] when read, in order."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        """So many rows at a time; the last block has what is left."""
+
+
 Rows = Mapping[str, Sequence[int]]  # class -> rows of the source array or list, in the order they are to have
 _BLOCK, _RELEASE = 256, 1 << 28  # rows read at a time; bytes written between two releases of the pool's pages
 
@@ -81,6 +95,8 @@ def integers(value: object, what: str, where: str) -> np.ndarray:
         found, array = f"{value.dtype}{list(value.shape)}", value.read() if value.dtype.kind in "iu" else None
     elif isinstance(value, (list, tuple)) and all(type(v) is int and abs(v) < 1 << 62 for v in value):
         found, array = "", np.array(value, np.int64)
+    elif isinstance(value, np.ndarray):
+        found, array = f"{value.dtype}{list(value.shape)}", value if value.dtype.kind in "iu" else None
     else:
         found, array = f"a {type(value).__name__}", None
     if array is None or array.size != max(array.shape, default=0):
@@ -114,7 +130,7 @@ def _targets(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def copy_rows(
-    to: Import, name: str, groups: Rows, source: StoredArray, advance: Callable[[int], None], bgr: bool = False
+    to: Import, name: str, groups: Rows, source: Images, advance: Callable[[int], None], bgr: bool = False
 ) -> None:
     """Writes a pool of images that lie in an array, in one pass over it.
 
@@ -138,9 +154,14 @@ def copy_rows(
         to.bytes_read += source.nbytes
 
 
-def listed(entry: Entry, groups: Rows) -> dict[str, list[str]]:
-    """Class -> names of its items in a pickled list, as ``import_images`` wants them."""
-    return {name: [f"{entry.name}[{row}]" for row in group] for name, group in groups.items()}
+def listed(where: str, groups: Rows) -> dict[str, list[str]]:
+    """Class -> names of its items in a list, as ``import_images`` wants them."""
+    return {name: [f"{where}[{row}]" for row in group] for name, group in groups.items()}
+
+
+def row_of(name: str) -> int:
+    """The place in the list of an item named by :func:`listed`."""
+    return int(name[name.rindex("[") + 1 : -1])
 
 
 def list_items(tree: Tree, entry: Entry, names: Sequence[str], count: int) -> Iterator[Item]:
@@ -153,7 +174,7 @@ def list_items(tree: Tree, entry: Entry, names: Sequence[str], count: int) -> It
     Raises:
         UserError: the list has more or fewer items, or other ones.
     """
-    rows = np.array([int(name[name.rindex("[") + 1 : -1]) for name in names], np.int64)
+    rows = np.array([row_of(name) for name in names], np.int64)
     target = _targets(rows, count)
     where = tree.where(entry)
     at = 0

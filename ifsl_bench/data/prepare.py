@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from ifsl_bench import registry
 from ifsl_bench.data.archive import Tree, open_tree
 from ifsl_bench.data.folder import OwnOptions
+from ifsl_bench.data.objects import find_form
 from ifsl_bench.data.own import OwnData
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.source import DatasetSource, Import
@@ -128,6 +130,35 @@ def prepare(
             dataset = _build(home, source, path, allow_partial, reporter)
         if isinstance(source, OwnData):
             source.write_tasks(home, dataset, reporter)
+        return dataset
+
+
+def prepare_objects(
+    home: Home, given: Sequence[Any], force: bool, reporter: Reporter, allow_partial: bool = False
+) -> Dataset:
+    """Builds the data set that objects of another library hold, as :func:`prepare` does from their files.
+
+    Args:
+        given: one object for each of train, validation and test.
+        force, allow_partial: as in :func:`prepare`.
+
+    Raises:
+        UserError: objects of no known class, or unusable content.
+    """
+    source, form, sides = find_form(given)
+    with locked(dataset_folder(home, source.name), reporter.say):
+        if not force and (dataset := _existing(home, source, reporter)) is not None:
+            return dataset
+        to = Import(None, reporter, allow_partial, form.title)
+        to.about["form"] = form.title
+
+        def fill(writer: Writer) -> None:
+            to.writer = writer
+            form.build(to, sides)
+
+        start = time.perf_counter()
+        dataset = build(dataset_folder(home, source.name), source.name, source.recipe(), fill, to.about)
+        _say_speed(dataset, to, (), time.perf_counter() - start)
         return dataset
 
 

@@ -74,4 +74,4 @@ def check_pools(to: Import, what: str, expected: Counts, pools: dict[str, dict[s
         pools[pool] = {name: groups[name] for name in sorted(kept)}
     to.check_counts(what, expected, {p: Count(len(g), sum(map(len, g.values()))) for p, g in pools.items()})
     if empty := [pool for pool in expected if not pools[pool]]:
-        raise UserError(f"{to.files.path} has no images of {what} for {', '.join(empty)}; nothing can be made of it")
+        raise UserError(f"{to.origin} has no images of {what} for {', '.join(empty)}; nothing can be made of it")

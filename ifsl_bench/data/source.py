@@ -2,12 +2,13 @@
 
 A data set that is made from people's files has :class:`Form` objects, one for each form in which people have the
 files. The first that recognises what ``--from`` names builds the pools; its title is told to the user and recorded.
+:class:`ObjectForm` objects do the same for data that another library has loaded already.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ifsl_bench.data.archive import Tree
@@ -23,7 +24,8 @@ class Import:
 
     Attributes:
         writer: takes the pools; ``writer.has(pool)`` is true for one that an interrupted import had finished.
-        tree: what ``--from`` names, opened; None for a data set made from nothing.
+        tree: what ``--from`` names, opened; None for a data set made from nothing, or from objects in memory.
+        origin: what it reads, as messages call it.
         reporter: hears of progress.
         allow_partial: whether the user accepts less than the source should hold.
         about: what the manifest records of the import, JSON-able. ``partial`` is in it, see :meth:`mark_partial`.
@@ -32,9 +34,12 @@ class Import:
 
     writer: Writer  # there as soon as building begins
 
-    def __init__(self, tree: Tree | None, reporter: Reporter, allow_partial: bool = False) -> None:
+    def __init__(
+        self, tree: Tree | None, reporter: Reporter, allow_partial: bool = False, origin: str = "made here"
+    ) -> None:
         self.tree, self.reporter, self.allow_partial = tree, reporter, allow_partial
-        self.about: dict[str, Any] = {"source": tree.path.name if tree else "made here", "partial": False}
+        self.origin = str(tree.path) if tree else origin
+        self.about: dict[str, Any] = {"source": tree.path.name if tree else origin, "partial": False}
         self.bytes_read = 0
 
     @property
@@ -43,6 +48,11 @@ class Import:
         if self.tree is None:
             raise UserError("this data set is made from files; say where they are with --from PATH")
         return self.tree
+
+    @property
+    def partial_option(self) -> str:
+        """How the user accepts less: on the command line, or in the call that was given objects."""
+        return "--allow-partial" if self.tree else "allow_partial=True"
 
     def check_counts(self, what: str, expected: Counts, found: Counts) -> None:
         """Compares what was found with what the source should hold; a partial source is marked as such.
@@ -59,8 +69,8 @@ class Import:
             return
         if not self.allow_partial:
             raise UserError(
-                f"{self.files.path} does not give all of {what}: {'; '.join(wrong)}. Get the whole, or add "
-                f"--allow-partial for a data set that is marked partial wherever it is used"
+                f"{self.origin} does not give all of {what}: {'; '.join(wrong)}. Get the whole, or add "
+                f"{self.partial_option} for a data set that is marked partial wherever it is used"
             )
         self.reporter.warn(f"partial: {'; '.join(wrong)}")
         self.mark_partial("; ".join(wrong))
@@ -89,6 +99,26 @@ class Form(ABC):
         """Writes the pools from ``to.files``."""
 
 
+class ObjectForm(ABC):
+    """Data sets in memory, as another library's objects: one for each of the sides train, val and test.
+
+    Attributes:
+        title: the form in words.
+        kind: the library and the class of the objects, "library.Class"; subclasses are recognised too.
+    """
+
+    title: ClassVar[str]
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
+        """Writes the pools.
+
+        Args:
+            sides: the object of each of "train", "val" and "test".
+        """
+
+
 class DatasetSource(ABC):
     """Makes a data set.
 
@@ -97,12 +127,14 @@ class DatasetSource(ABC):
         summary: one line for ``ifsl-bench data list``.
         needs_source: False if it can be made from nothing, and therefore rebuilt at any time.
         forms: what it can be made from, the likeliest first.
+        object_forms: objects of other libraries that it can be made from.
     """
 
     name: str
     summary: ClassVar[str]
     needs_source: ClassVar[bool] = True
     forms: Sequence[Form] = ()
+    object_forms: Sequence[ObjectForm] = ()
 
     @abstractmethod
     def recipe(self) -> str:

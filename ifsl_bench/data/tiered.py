@@ -8,17 +8,21 @@ neither phases nor file names: ``tiered-imagenet-2018`` draws the images of the 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
 
 from ifsl_bench.data import ilsvrc
-from ifsl_bench.data.archive import Entry, Tree
+from ifsl_bench.data.archive import Tree, open_tree
 from ifsl_bench.data.counts import Count
-from ifsl_bench.data.decode import ImageSpec
+from ifsl_bench.data.decode import ImageSpec, Item
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.pickled import SHAPE, SIZE, list_items, listed, required
+from ifsl_bench.data.objects import attribute
+from ifsl_bench.data.pickled import SHAPE, SIZE, Rows, list_items, listed, required, row_of
 from ifsl_bench.data.published import check_pools, columns, digest, held_out
-from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
 from ifsl_bench.data.tiered_files import class_names, copy_npz, images_entry, is_npz, read_labels
 from ifsl_bench.errors import UserError
 
@@ -76,7 +80,7 @@ class _Files(Form):
         return any(entry.name.startswith(self.own) for entry in tree.entries)
 
     @abstractmethod
-    def divide(self, prefix: str, wnid: str, rows: list[int]) -> Mapping[str, Sequence[int]]:
+    def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
         """The pools that a class's images go to, and which of them."""
 
     def build(self, to: Import) -> None:
@@ -84,28 +88,46 @@ class _Files(Form):
         entries = {prefix: required(tree, f"{prefix}_labels.pkl", self.title) for prefix in self.prefixes}
         images = {prefix: images_entry(tree, prefix, self.title) for prefix in self.prefixes}
         names = class_names(tree, sides(), self.title)
-        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
-        source: dict[str, tuple[Entry, int]] = {}  # pool -> its images' file and how many are in it
+        groups: dict[str, Rows] = {}
+        counts: dict[str, int] = {}
         for prefix, entry in entries.items():
-            count, groups = read_labels(tree, entry, names)
-            where = tree.where(entry)
-            for wnid, rows in groups.items():
-                if (side := sides()[wnid]) not in self.prefixes[prefix]:
-                    raise UserError(f"{where} has class {wnid}, which tiered-ImageNet has on side {side}")
-                for pool, part in self.divide(prefix, wnid, rows).items():
-                    pools[pool][wnid] = part
-                    source[pool] = images[prefix], count
+            labels, groups[prefix] = read_labels(tree, entry, names)
+            counts[prefix] = len(labels)
+        pools, source = self.pools(groups, {prefix: tree.where(entry) for prefix, entry in entries.items()})
         check_pools(to, "tiered-ImageNet", COUNTS, pools)
-        encoded = {pool: pools[pool] for pool, (entry, _) in source.items() if not is_npz(entry)}
+        encoded = [pool for pool, prefix in source.items() if not is_npz(images[prefix])]
         if encoded:
             import_images(
                 to,
-                {pool: listed(source[pool][0], groups) for pool, groups in encoded.items()},
+                {pool: listed(images[source[pool]].name, pools[pool]) for pool in encoded},
                 ImageSpec(SIZE),
-                lambda pool, wanted: list_items(tree, source[pool][0], wanted, source[pool][1]),
+                lambda pool, wanted: list_items(tree, images[source[pool]], wanted, counts[source[pool]]),
             )
         for pool in (pool for pool in pools if pool not in encoded and not to.writer.has(pool)):
-            copy_npz(to, pool, pools[pool], *source[pool])
+            copy_npz(to, pool, pools[pool], images[source[pool]], counts[source[pool]])
+
+    def pools(
+        self, groups: Mapping[str, Rows], where: Mapping[str, str]
+    ) -> tuple[dict[str, dict[str, Sequence[int]]], dict[str, str]]:
+        """Pool -> wnid -> rows, and the prefix that a pool's images come from.
+
+        Args:
+            groups: prefix -> wnid -> rows.
+            where: how messages call what a prefix stands for.
+
+        Raises:
+            UserError: a class is on the wrong side.
+        """
+        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
+        source: dict[str, str] = {}
+        for prefix, classes in groups.items():
+            for wnid, rows in classes.items():
+                if (side := sides()[wnid]) not in self.prefixes[prefix]:
+                    raise UserError(f"{where[prefix]} has class {wnid}, which tiered-ImageNet has on side {side}")
+                for pool, part in self.divide(prefix, wnid, rows).items():
+                    pools[pool][wnid] = part
+                    source[pool] = prefix
+        return pools, source
 
 
 class AttractorFiles(_Files):
@@ -115,7 +137,7 @@ class AttractorFiles(_Files):
     }
     own = ("train_a_", "train_b_")
 
-    def divide(self, prefix: str, wnid: str, rows: list[int]) -> Mapping[str, Sequence[int]]:
+    def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
         return {_POOLS.get(prefix) or f"base/{prefix.rpartition('_')[2]}": rows}
 
 
@@ -126,10 +148,38 @@ class Files2018(_Files):
     prefixes: ClassVar = {"train": ["train_a", "train_b"], "val": ["val"], "test": ["test"]}
     own = ("train_labels.pkl", "train_images_png.pkl", "train_images.npz")
 
-    def divide(self, prefix: str, wnid: str, rows: list[int]) -> Mapping[str, Sequence[int]]:
+    def divide(self, prefix: str, wnid: str, rows: Sequence[int]) -> Mapping[str, Sequence[int]]:
         if sides()[wnid] == "train_a":
             return held_out(rows, f"tiered-imagenet-2018:{wnid}")
         return {_POOLS[sides()[wnid]]: rows}
+
+
+class LoadedFiles(ObjectForm):
+    """An object keeps the images and the labels of its files, but not what the labels mean: that is read again."""
+
+    title: ClassVar[str] = "data sets that learn2learn has loaded (TieredImagenet)"
+    kind = "learn2learn.TieredImagenet"
+
+    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
+        groups: dict[str, Rows] = {}
+        where = {side: f"the {side} TieredImagenet" for side in sides}
+        for side, loaded in sides.items():
+            folder = Path(attribute(loaded, "root", where[side])) / "tiered-imagenet"  # as learn2learn has it
+            with open_tree(folder) as tree:
+                names = class_names(tree, columns(CLASSES, "wnid", "split"), Files2018.title)
+                labels, groups[side] = read_labels(tree, required(tree, f"{side}_labels.pkl", Files2018.title), names)
+            images, given = attribute(loaded, "images", where[side]), attribute(loaded, "labels", where[side])
+            if not np.array_equal(labels, np.asarray(given)) or len(images) != len(labels):
+                raise UserError(f"{where[side]} has not the labels of {folder}, which say what its classes are called")
+        pools, source = Files2018().pools(groups, where)
+        check_pools(to, "tiered-ImageNet", COUNTS, pools)
+        named = {pool: listed(f"{source[pool]}_images_png.pkl", pools[pool]) for pool in pools}
+
+        def read(pool: str, wanted: Sequence[str]) -> Iterator[Item]:
+            for place, name in enumerate(wanted):
+                yield place, name, np.asarray(sides[source[pool]].images[row_of(name)]).tobytes()
+
+        import_images(to, named, ImageSpec(SIZE), read)
 
 
 class _Tiered(DatasetSource):
@@ -154,6 +204,7 @@ class Tiered2018(_Tiered):
     name = "tiered-imagenet-2018"
     summary: ClassVar[str] = "tiered-ImageNet, variant: base pools drawn; from the files of 2018 (learn2learn's)"
     forms = (Files2018(),)
+    object_forms = (LoadedFiles(),)
 
     def recipe(self) -> str:
         return f"tiered-imagenet-2018, 1, {digest(CLASSES)}"

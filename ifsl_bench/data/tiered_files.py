@@ -42,8 +42,8 @@ def class_names(tree: Tree, wanted: Mapping[str, str], what: str) -> dict[str, s
     return known
 
 
-def read_labels(tree: Tree, entry: Entry, names: Mapping[str, str]) -> tuple[int, dict[str, list[int]]]:
-    """The number of images, and wnid -> rows.
+def read_labels(tree: Tree, entry: Entry, names: Mapping[str, str]) -> tuple[np.ndarray, dict[str, list[int]]]:
+    """The label of each image, int64 [n], and wnid -> rows.
 
     Raises:
         UserError: the file is not as it should be, or has a class of another name.
@@ -70,7 +70,7 @@ def read_labels(tree: Tree, entry: Entry, names: Mapping[str, str]) -> tuple[int
         if wnid in groups:
             raise UserError(f"{where} has two classes called {called[label]!r}")
         groups[wnid] = rows.tolist()
-    return len(labels), groups
+    return labels, groups
 
 
 def images_entry(tree: Tree, prefix: str, what: str) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import tarfile
 import tracemalloc
 import zipfile
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import ifsl_bench
 from ifsl_bench import registry
 from ifsl_bench.data import mini
 from ifsl_bench.data.counts import Count
@@ -342,6 +345,89 @@ def test_caches_are_not_the_exact_data_set(home, tmp_path):
     folder = write_caches(tmp_path / "caches", cache_values())
     with pytest.raises(UserError, match="which makes data set 'mini-imagenet-held-out'"):
         prepare(home, "mini-imagenet", folder, False, Reporter())
+
+
+@pytest.fixture
+def loaded(learn2learn, tmp_path):
+    """learn2learn's own three objects, which have loaded the caches in the folder that comes with them."""
+    folder = write_caches(tmp_path / "caches", cache_values())
+    kind = learn2learn.vision.datasets.MiniImagenet
+    return folder, [kind(str(folder), mode=mode, download=False) for mode in ("test", "train", "validation")]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_learn2learn_has_loaded_is_what_its_caches_hold(learn2learn, loaded, tmp_path, monkeypatch, whole):
+    if whole:
+        counts = {"base/train": Count(3, 48), "base/val": Count(3, 6), "base/test": Count(3, 6),
+                  "novel/val": Count(2, 40), "novel/test": Count(2, 40)}  # fmt: skip
+        monkeypatch.setattr(mini, "HELD_OUT_COUNTS", counts)
+    folder, objects = loaded
+    files = prepare(
+        Home.locate(tmp_path / "files"), "mini-imagenet-held-out", folder, False, Reporter(), allow_partial=not whole
+    )
+    test, train, val = objects
+    assert train.x.dtype == torch.float32  # channels first, unlike the files
+    assert train.x.shape == (60, 3, 84, 84)
+    # As they come, and as tasks are made of them.
+    given = [test, learn2learn.data.MetaDataset(train), learn2learn.data.Taskset(learn2learn.data.MetaDataset(val))]
+    work = ifsl_bench.workspace(tmp_path / "objects")
+    dataset = ifsl_bench.from_learn2learn(given, work=work, allow_partial=not whole)
+    verify(dataset)
+    assert dataset.name == "mini-imagenet-held-out"
+    assert dataset.partial != whole
+    assert dataset.fingerprint == files.fingerprint
+    assert "MiniImagenet" in dataset.manifest["about"]["form"]
+    # There is no second import before it is asked for.
+    assert ifsl_bench.from_learn2learn(objects, work=work).manifest == dataset.manifest
+    if not whole:
+        with pytest.raises(UserError, match=r"MiniImagenet.* does not give all of .*allow_partial=True"):
+            ifsl_bench.from_learn2learn(objects, work=work, force=True)
+        assert dataset.folder.exists()
+
+
+def test_the_document_shows_what_learn2learn_loads(loaded, tmp_path, monkeypatch, capsys):
+    """With the counts of small files in place of the published ones."""
+    document = (Path(__file__).parents[2] / "docs" / "learn2learn.md").read_text(encoding="utf-8")
+    (program,) = (text for text in re.findall(r"```python\n(.*?)```", document, re.S) if "from_learn2learn" in text)
+    monkeypatch.setattr(mini, "HELD_OUT_COUNTS", {
+        "base/train": Count(3, 48), "base/val": Count(3, 6), "base/test": Count(3, 6),
+        "novel/val": Count(2, 40), "novel/test": Count(2, 40),
+    })  # fmt: skip
+    folder, _ = loaded
+    folder.rename(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert capsys.readouterr().out.startswith("mini-imagenet-held-out ")
+
+
+def test_learn2learn_objects_that_do_not_make_a_data_set_are_refused(learn2learn, loaded, tmp_path):
+    _, (test, train, val) = loaded
+    work = ifsl_bench.workspace(tmp_path / "home")
+
+    def refused(given, message):
+        with pytest.raises(UserError, match=message) as caught:
+            ifsl_bench.from_learn2learn(given, work=work, allow_partial=True)
+        assert "\n" not in str(caught.value)
+
+    refused([train, val], "made of a train, a validation and a test MiniImagenet, not of: train, validation")
+    refused([train, val, val], "not of: train, validation, validation")
+    refused([], "no data set is made of nothing; .*learn2learn.MiniImagenet for mini-imagenet-held-out")
+    others = [torch.utils.data.TensorDataset(torch.zeros(2))] * 3
+    refused(others, "no data set is made of torch.TensorDataset; ")
+    refused([learn2learn.data.MetaDataset(others[0], {0: [0, 1]})] * 3, "no data set is made of torch.TensorDataset; ")
+    for change, message in (
+        (lambda: setattr(val, "x", val.x / 255), "'x' of the val MiniImagenet has values that are no whole numbers"),
+        (lambda: setattr(val, "x", 1 + 255 * val.x), "has values that are no whole numbers from 0 to 255"),
+        (lambda: setattr(val, "x", val.x.permute(0, 2, 3, 1)), r"is a Tensor \[40, 84, 84, 3\], expected a tensor"),
+        (lambda: val.data["class_dict"].pop(VAL[0]) and val.data["class_dict"].update({TEST[0]: [0]}), "a test class"),
+        (lambda: delattr(val, "data"), "the val MiniImagenet has no 'data', which its library gives it"),
+        (lambda: setattr(val, "data", {}), "'class_dict' of the val MiniImagenet is a NoneType"),
+    ):
+        x, data = val.x, val.data
+        data = {**data, "class_dict": dict(data["class_dict"])}
+        change()
+        refused([train, val, test], message)
+        val.x, val.data = x, data
 
 
 # -- ILSVRC-2012

@@ -1,0 +1,40 @@
+"""The optional package learn2learn: how to get it, and how to import it. Nothing else here or in a method may do so.
+
+It brings gym, gsutil and NumPy below 2 along, takes seconds to import, and version 0.2.0 must be compiled: hence an
+extra, imported where it is used and not before. :mod:`ifsl_bench.interop` exchanges data sets and tasks with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from types import ModuleType
+
+from ifsl_bench.errors import UserError
+
+# What is on PyPI holds C sources that no longer compile; the option has them made again from the Cython ones.
+INSTALL = 'pip install "learn2learn==0.2.0" --config-settings "--build-option=build_ext"'
+REQUIRES = {"learn2learn": INSTALL}
+
+
+def load() -> ModuleType:
+    """The module ``learn2learn``, without the notice about its age that gym prints when it is imported.
+
+    Raises:
+        UserError: it is not installed, or broken; the message says how to install it.
+    """
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            import learn2learn
+    except ModuleNotFoundError as error:
+        if error.name != "learn2learn":
+            raise UserError(
+                f"learn2learn lacks {error.name}, which it needs; to install it whole: {INSTALL}"
+            ) from error
+        raise UserError(f"this needs learn2learn, which is not installed: {INSTALL}") from error
+    except Exception as error:  # compiled modules built for another NumPy raise more than ImportError
+        raise UserError(
+            f"learn2learn is installed but cannot be imported ({type(error).__name__}: {error}); "
+            f"to install it again: {INSTALL} --force-reinstall --no-deps"
+        ) from error
+    return learn2learn

@@ -1,0 +1,90 @@
+"""ANIL: almost no inner loop (Raghu, Raghu, Bengio and Vinyals, ICLR 2020), with learn2learn's MAML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ifsl_bench.errors import UserError
+from ifsl_bench.learn2learn import REQUIRES, load
+from ifsl_bench.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.solve.episodic import fixed_class
+
+
+class Heads(nn.Module):
+    """Linear classifiers of E episodes side by side, [E, rows, D] -> [E, rows, N]; E is 1 for the learned initial one.
+
+    Initially uniform(-1, 1)/sqrt(D), as PyTorch's linear layers.
+    """
+
+    def __init__(self, ways: int, like: Tensor) -> None:
+        super().__init__()
+        bound = like.shape[-1] ** -0.5
+        self.weight = nn.Parameter(like.new_empty(1, ways, like.shape[-1]).uniform_(-bound, bound))  # [E, N, D]
+        self.bias = nn.Parameter(like.new_empty(1, ways).uniform_(-bound, bound))  # [E, N]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.bias.unsqueeze(1), x, self.weight.mT)
+
+    def repeat(self, episodes: int) -> None:
+        """Gives each episode a copy; for clones, whose "parameters" are tensors that know where they came from."""
+        for name, value in self._parameters.items():
+            assert value is not None
+            self._parameters[name] = value.expand(episodes, *value.shape[1:])  # type: ignore[assignment]
+
+
+class ANIL(Method):
+    """The novel classes' head [W, b], adapted in each episode by a few gradient steps from meta-learned initial values.
+
+    On the frozen features, ``inner_steps`` gradient steps of size ``inner_rate`` are made from the initial [W, b] on
+
+        mean_i CE([W_a x_i + b_a ; W x_i + b], y_i)
+
+    of the support set, over all base and novel classes; the base classifier stays as it is. The query loss reaches the
+    initial values through the steps. ANIL of Raghu, Raghu, Bengio & Vinyals, Rapid Learning or Feature Reuse? (ICLR
+    2020): MAML (Finn, Abbeel & Levine, ICML 2017) whose inner loop adapts the head alone. Differences: the features are
+    not meta-learned, as in all methods here, and the softmax has the base classes too. Cloning and steps are those of
+    learn2learn's ``algorithms.MAML``, all episodes of a batch at once: their losses are summed, and each has a head of
+    its own. Hidden base classes are left out of the softmax.
+
+    Options:
+        inner_steps: gradient steps in an episode, in training and evaluation alike.
+        inner_rate: their size; chosen on the validation episodes unless given, since it depends on the features' scale.
+        first_order: whether meta-gradients take the steps as constants (FOMAML).
+    """
+
+    tune: ClassVar[Mapping[str, Sequence[Any]]] = {"inner_rate": (0.1, 0.3, 1.0)}
+    requires: ClassVar[Mapping[str, str]] = REQUIRES
+
+    def __init__(
+        self, base: Base, ways: int, *, inner_steps: int = 5, inner_rate: float = 0.3, first_order: bool = False
+    ) -> None:
+        super().__init__(base, ways)
+        if inner_steps < 1:
+            raise UserError(f"inner_steps must be at least 1, not {inner_steps}")
+        if not 0 < inner_rate < math.inf:
+            raise UserError(f"inner_rate must be positive and finite, not {inner_rate}")
+        self.inner_steps = inner_steps
+        self.maml = load().algorithms.MAML(Heads(ways, base.weight), lr=inner_rate, first_order=first_order)
+
+    def adapted(self, support: Support, second_order: bool) -> nn.Module:
+        """Heads adapted to each of the E episodes; ``second_order``: whether gradients through the steps are wanted."""
+        rest = fixed_class(support.base_logits, support.hidden).unsqueeze(-1)  # [E, S, 1], all base classes as one
+        learner = self.maml.clone(first_order=self.maml.first_order or not second_order)
+        learner.module.repeat(len(rest))
+        for _ in range(self.inner_steps):
+            logits = torch.cat([rest, learner(support.features)], -1)  # [E, S, 1 + N]
+            loss = F.cross_entropy(logits.mT, support.labels + 1, reduction="none").mean(1)  # [E]
+            learner.adapt(loss.sum())
+        return learner
+
+    def forward(self, support: Support, query: Query) -> Prediction:
+        wanted = torch.is_grad_enabled()
+        with torch.enable_grad():  # the steps need gradients also where nothing is learned from them
+            heads = self.adapted(support, wanted)
+        return Prediction(torch.cat([query.base_logits, heads(query.features)], -1))

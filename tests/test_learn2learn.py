@@ -1,0 +1,343 @@
+"""learn2learn beside us: our episodes as its tasks, its MAML in a method of ours, and what is said where it is missing.
+
+Its data sets are imported in ``tests/data``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import random
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ifsl_bench
+from ifsl_bench import api, registry
+from ifsl_bench.bench import Bench
+from ifsl_bench.check import check_file
+from ifsl_bench.learn2learn import INSTALL, load
+from ifsl_bench.method import Base, Query, Support
+from ifsl_bench.task import find
+
+ROOT = Path(__file__).parents[1]
+REGULAR = '\n[variants.clusters-regular-5shot]\nof = "clusters-5shot"\nregular = true\n'
+SIDES = {"train": "train", "validation": "val", "test": "test"}
+
+
+@pytest.fixture
+def work(clusters):
+    """A workspace with small frozen features; their task file has a task of regular few-shot learning too."""
+    with open(clusters / "clusters.toml", "a") as file:
+        file.write(REGULAR)
+    return api.workspace(clusters / "home", device="cpu")
+
+
+def named(clusters, name: str) -> str:
+    return f"{clusters / 'clusters.toml'}:{name}"
+
+
+def split(X, y, shots: int):
+    """Support and query as learn2learn's examples separate them (``fast_adapt``)."""
+    support = np.zeros(X.size(0), dtype=bool)
+    support[np.arange(shots * 5) * 2] = True
+    support = torch.from_numpy(support)
+    return (X[support], y[support]), (X[~support], y[~support])
+
+
+# -- our episodes as learn2learn's tasks
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    "name", ["clusters-1shot", "clusters-5shot", "clusters-shared-5shot", "clusters-regular-5shot"]
+)
+def test_tasks_are_our_episodes(learn2learn, clusters, work, name, side):
+    """Held against what our methods are given of the same episodes."""
+    tasks = getattr(ifsl_bench.to_learn2learn(named(clusters, name), seed=3, work=work), side)
+    assert isinstance(tasks, learn2learn.data.Taskset)
+    task = find(named(clusters, name))[0]
+    wanted = Bench(task, "linear", 3, 1, work).loader(SIDES[side]).batch(0, 12)
+    K = wanted.support.hidden.shape[1]
+    for i in (11, 0, 5, 0):
+        X, y = tasks[i]
+        (x, support), (q, query) = split(X, y, task.shots)
+        assert torch.equal(x, wanted.support.features[i])
+        assert torch.equal(support, wanted.support.labels[i])
+        assert torch.equal(q, wanted.query.features[i])
+        novel = wanted.novel[i]
+        assert torch.equal(query[novel], wanted.labels[i][novel] - K)
+        assert torch.equal(query[~novel], wanted.labels[i][~novel] + 5)
+        assert y.dtype == torch.int64
+        assert torch.equal(tasks.hidden(i) - 5, wanted.support.hidden[i].nonzero().flatten())
+
+
+def test_tasks_come_in_order_or_at_random_and_end(learn2learn, clusters, work):
+    tasks = ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), num_tasks=7, work=work)
+    assert [len(part) for part in tasks] == [7, 20, 60]
+    inputs = [X for X, _ in tasks.train]
+    assert len(inputs) == 7
+    assert all(torch.equal(X, tasks.train[i][0]) for i, X in enumerate(inputs))
+    assert torch.equal(tasks.train[-1][0], inputs[6])
+    random.seed(0)
+    drawn = [tasks.train.sample()[0] for _ in range(40)]
+    assert {i for X in drawn for i, known in enumerate(inputs) if torch.equal(X, known)} == set(range(7))
+    with pytest.raises(IndexError):
+        tasks.train[7]
+    other = ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), seed=1, work=work)
+    assert not torch.equal(other.train[0][0], inputs[0])
+    assert torch.equal(other.test[0][0], tasks.test[0][0])
+
+
+def test_support_first_is_what_partition_task_finds(learn2learn, clusters, work):
+    name = named(clusters, "clusters-regular-5shot")
+    first = ifsl_bench.to_learn2learn(name, order="support-first", work=work).test
+    for i, (X, y) in enumerate(ifsl_bench.to_learn2learn(name, work=work).test):
+        (x, support), (q, query) = split(X, y, 5)
+        assert torch.equal(first[i][0], torch.cat([x, q]))
+        assert torch.equal(first[i][1], torch.cat([support, query]))
+        found = learn2learn.data.partition_task(*first[i], shots=5)
+        assert torch.equal(found[0][0], x)
+        assert torch.equal(found[0][1], support)
+        order = query.argsort(stable=True)
+        assert torch.equal(found[1][0], q[order])
+        assert torch.equal(found[1][1], query[order])
+
+
+def test_images_are_normalised_or_transformed_and_the_data_set_is_learn2learns(learn2learn, glyph_home):
+    work, name = api.workspace(glyph_home, device="cpu"), f"{glyph_home.parent / 'few.toml'}:few-1shot"
+    tasks = ifsl_bench.to_learn2learn(name, work=work).test
+    bench = Bench(find(name)[0], "linear", 0, 1, work)
+    novel, base = bench.dataset.pool("novel/test"), bench.dataset.pool("base/test")
+    drawn = bench.sampler("test").sample(4, 1)
+    (x, _), (q, _) = split(*tasks[4], 1)
+    expected = novel.images[drawn.support[0].numpy()].transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(x.numpy(), (expected / 255 - 0.5) / 0.25, atol=1e-6)
+    pools = {True: novel, False: base}
+    queries = zip(drawn.query[0].tolist(), drawn.query_novel[0].tolist(), strict=True)
+    expected = np.stack([pools[is_novel].images[row] for row, is_novel in queries])
+    np.testing.assert_allclose(q.numpy(), (expected.transpose(0, 3, 1, 2) / 255 - 0.5) / 0.25, atol=1e-6)
+
+    raw = ifsl_bench.to_learn2learn(name, transform=lambda image: image[:, ::2].float(), work=work).test
+    np.testing.assert_array_equal(split(*raw[4], 1)[1][0].numpy(), expected.transpose(0, 3, 1, 2)[:, :, ::2])
+
+    whole = tasks.dataset
+    assert isinstance(whole, learn2learn.data.MetaDataset)
+    assert len(whole) == len(novel) + len(base)
+    assert len(whole.labels) == len(novel.classes) + len(base.classes)
+    for label in (0, len(novel.classes), len(whole.labels) - 1):
+        for row in (whole.labels_to_indices[label][0], whole.labels_to_indices[label][-1]):
+            assert whole[row][1] == whole.indices_to_labels[row] == label
+    # learn2learn's own tasks can be made of it as well.
+    transforms = learn2learn.data.transforms
+    steps = [transforms.FusedNWaysKShots(whole, n=5, k=2), transforms.LoadData(whole), transforms.RemapLabels(whole)]
+    X, y = learn2learn.data.Taskset(whole, steps, num_tasks=1).sample()
+    assert X.shape == (10, 1, 32, 32)
+    assert sorted(y.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_learn2learns_example_learns_from_our_tasks(learn2learn, clusters, work):
+    """Its MAML on a linear layer, adapted and judged as its examples do, in regular few-shot learning."""
+    tasks = ifsl_bench.to_learn2learn(named(clusters, "clusters-regular-5shot"), work=work)
+    torch.manual_seed(0)
+    random.seed(0)
+    maml = learn2learn.algorithms.MAML(nn.Linear(16, 5), lr=0.02)
+    optimiser = torch.optim.Adam(maml.parameters(), lr=1e-2)
+
+    def query_loss(task):
+        (x, support), (q, query) = split(*task, 5)
+        learner = maml.clone()
+        for _ in range(5):
+            learner.adapt(F.cross_entropy(learner(x), support))
+        return F.cross_entropy(learner(q), query)
+
+    def mean() -> float:
+        return float(torch.stack([query_loss(task).detach() for task in tasks.validation]).mean())
+
+    before = mean()
+    for _ in range(150):
+        optimiser.zero_grad()
+        query_loss(tasks.train.sample()).backward()
+        optimiser.step()
+    assert mean() < 0.95 * before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"order": "sorted"}, "order is 'interleaved' or 'support-first', not 'sorted'"),
+        ({"num_tasks": 0}, "num_tasks must be at least 1, not 0"),
+        ({"change": {"shots": 8, "queries": 1}}, "40 support images of .* cannot be interleaved with 10 query images"),
+    ],
+)
+def test_impossible_tasks_are_refused(learn2learn, clusters, work, arguments, message):
+    with pytest.raises(ifsl_bench.UserError, match=message):
+        ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), work=work, **arguments)
+    with pytest.raises(ifsl_bench.UserError, match="defines several tasks"):
+        ifsl_bench.to_learn2learn(str(clusters / "clusters.toml"), work=work)
+
+
+def test_the_document_shows_what_runs(learn2learn, glyph_home, monkeypatch):
+    document = (ROOT / "docs" / "learn2learn.md").read_text(encoding="utf-8")
+    (program,) = (text for text in re.findall(r"```python\n(.*?)```", document, re.S) if "to_learn2learn" in text)
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(glyph_home))
+    scope: dict = {}
+    exec(program, scope)
+    assert f"# {list(scope['X'].shape)} and {list(scope['y'].shape)}" in program
+    assert 0 <= scope["accuracy"] <= 1
+    assert sorted(scope["y"][scope["support"]].tolist()) == sorted([0, 1, 2, 3, 4] * 5)
+
+
+# -- ANIL
+
+
+E, N, SHOTS, Q, D, K = 3, 4, 2, 6, 7, 5
+
+
+def make_episodes(hide: bool) -> tuple[Base, Support, Query]:
+    generator = torch.Generator().manual_seed(1)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    base = Base(rand(K, D), rand(K), rand(K, D))
+    x, q = rand(E, N * SHOTS, D), rand(E, Q, D)
+    hidden = torch.zeros(E, K, dtype=torch.bool)
+    if hide:
+        hidden[torch.arange(E), torch.tensor([0, 3, 1])] = True
+    labels = torch.arange(N).repeat_interleave(SHOTS).expand(E, -1)
+    logits = [F.linear(rows, base.weight, base.bias) for rows in (x, q)]
+    return base, Support(x, labels, hidden, logits[0]), Query(q, logits[1])
+
+
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("first_order", [False, True])
+def test_anil_makes_the_steps_of_a_loop_written_out(learn2learn, hide, first_order):
+    """One episode at a time over all K + N logits, in plain autograd; the meta-gradient by finite differences."""
+    base, support, query = make_episodes(hide)
+    torch.manual_seed(2)
+    options = {"inner_steps": 3, "inner_rate": 0.7, "first_order": first_order}
+    method = registry.method("anil")(base, N, **options).double()
+    target = torch.randint(0, K + N, (E, Q), generator=torch.Generator().manual_seed(5))
+    target[target == torch.tensor([0, 3, 1]).unsqueeze(1)] = K  # never a hidden class
+
+    def written_out(weight, bias, constant: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [E, Q, K + N] and their loss; ``constant`` takes what the steps add as a constant."""
+        rows = []
+        for e in range(E):
+            w, b = weight, bias
+            for _ in range(3):
+                old = support.base_logits[e].masked_fill(support.hidden[e], -torch.inf)
+                logits = torch.cat([old, support.features[e] @ w.T + b], -1)
+                loss = F.cross_entropy(logits, support.labels[e] + K)
+                grads = torch.autograd.grad(loss, (w, b), create_graph=not constant)
+                w, b = w - 0.7 * grads[0], b - 0.7 * grads[1]
+            rows.append(torch.cat([query.base_logits[e], query.features[e] @ w.T + b], -1))
+        logits = torch.stack(rows)
+        shown = torch.cat([logits[..., :K].masked_fill(support.hidden[:, None], -torch.inf), logits[..., K:]], -1)
+        return logits, F.cross_entropy(shown.flatten(0, 1), target.flatten())
+
+    parameters = dict(method.named_parameters())
+    assert len(parameters) == 2
+    weight, bias = (value for value in parameters.values())
+    assert (weight.shape, bias.shape) == ((1, N, D), (1, N))
+    prediction = method(support, query)
+    plain = [weight[0].detach().requires_grad_(), bias[0].detach().requires_grad_()]
+    logits, loss = written_out(*plain, first_order)
+    torch.testing.assert_close(prediction.logits, logits)
+    shown = prediction.logits.clone()
+    shown[..., :K] = shown[..., :K].masked_fill(support.hidden[:, None], -torch.inf)
+    F.cross_entropy(shown.flatten(0, 1), target.flatten()).backward()
+    wanted = torch.autograd.grad(loss, plain)
+    torch.testing.assert_close(weight.grad[0], wanted[0])
+    torch.testing.assert_close(bias.grad[0], wanted[1])
+
+    direction = torch.randn(N, D, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    step = 1e-5
+    ends = [(plain[0] + sign * step * direction).detach().requires_grad_() for sign in (1, -1)]
+    losses = [float(written_out(end, plain[1], True)[1].detach()) for end in ends]
+    slope = (losses[0] - losses[1]) / (2 * step)
+    exact = abs(float((weight.grad[0] * direction).sum()) - slope) < 1e-6 * max(1, abs(slope))
+    assert exact != first_order  # first order is not the gradient
+    method.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(method(support, query).logits, logits.detach())
+
+
+def test_anil_runs_learns_and_is_tuned(learn2learn, clusters, work):
+    name = named(clusters, "clusters-5shot")
+    result = api.run("anil", name, train={"episodes_per_step": 4}, work=work)
+    assert set(result.tuned["inner_rate"]) == {"inner_rate=0.1", "inner_rate=0.3", "inner_rate=1"}
+    assert result.label == "anil.episodes_per_step=4"
+    untrained = api.run("anil", name, train={"steps": 1}, options={"inner_rate": 0.001}, work=work)
+    assert result.summary["novel_alone"]["mean"] > untrained.summary["novel_alone"]["mean"] + 10
+    assert result.provenance["libraries"]["learn2learn"] == importlib.metadata.version("learn2learn")
+    again = api.run("anil", name, train={"episodes_per_step": 4}, rerun=True, work=work)
+    assert again.episodes == result.episodes
+
+
+@pytest.mark.parametrize("options", [{"inner_steps": 0}, {"inner_rate": 0.0}, {"inner_rate": "inf"}])
+def test_impossible_options_are_refused(learn2learn, clusters, work, options):
+    with pytest.raises(ifsl_bench.UserError, match=next(iter(options))):
+        api.run("anil", named(clusters, "clusters-5shot"), options=options, work=work)
+
+
+# -- without learn2learn
+
+
+def test_there_is_one_version_and_one_way_to_install_it():
+    name, option = re.fullmatch(r'pip install "(.*?)" (--config-settings ".*")', INSTALL).groups()
+    assert f"\n{name} {option}\n" in (ROOT / "docs" / "learn2learn-requirements.txt").read_text()
+    assert INSTALL in (ROOT / "docs" / "learn2learn.md").read_text()
+    assert f'learn2learn = ["{name}"]' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """An environment that has no learn2learn, whatever this one has."""
+    monkeypatch.setitem(sys.modules, "learn2learn", None)
+
+
+def test_a_missing_learn2learn_is_one_line_that_says_how_to_install_it(without, clusters, work):
+    assert "--config-settings" in INSTALL
+    for call in (
+        load,
+        lambda: api.run("anil", named(clusters, "clusters-5shot"), work=work),
+        lambda: ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), work=work),
+    ):
+        with pytest.raises(ifsl_bench.UserError) as caught:
+            call()
+        assert INSTALL in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert registry.load(registry.METHODS, "anil").lacks == "learn2learn"
+    assert not registry.load(registry.METHODS, "imprint").problem
+
+
+def test_a_broken_learn2learn_is_not_called_missing(monkeypatch, tmp_path):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "learn2learn"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for content, message in (
+        ("import a_package_that_nobody_has", "lacks a_package_that_nobody_has"),
+        ("raise AttributeError('np.bool8')", r"cannot be imported \(AttributeError: np.bool8\).*--force-reinstall"),
+    ):
+        (tmp_path / "learn2learn.py").write_text(content)
+        with pytest.raises(ifsl_bench.UserError, match=message):
+            load()
+
+
+def test_a_result_of_a_method_that_cannot_be_made_here_is_checked_as_far_as_it_can(clusters, work, monkeypatch):
+    api.run("imprint", named(clusters, "clusters-5shot"), work=work)
+    (path,) = work.home.results.glob("*/imprint.seed-0.json")
+    tasks = {task.name: task for task in find(str(clusters / "clusters.toml"))}
+    before = check_file(path, tasks, work.home)
+    assert not before.unverified
+    monkeypatch.setattr(registry.method("imprint"), "requires", {"a_package_that_nobody_has": "pip install it"})
+    found = check_file(path, tasks, work.home)
+    assert found.failures == before.failures
+    assert "a_package_that_nobody_has, which method imprint needs, is not installed" in found.unverified[0]
