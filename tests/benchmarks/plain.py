@@ -67,7 +67,7 @@ def recurrent_back_propagation(inner: Inner, v: Fast, cotangents: Sequence[Tenso
 def scipy_network(
     args: NetworkArgs, start: Sequence[Tensor], base_logits: Tensor, count: int
 ) -> tuple[float, np.ndarray]:
-    """Episodes a second of SciPy's L-BFGS on all weights of the MLP, one by one from `start` [E, ...], and its values."""
+    """Episodes a second of SciPy's L-BFGS on all weights of the MLP from `start` [E, ...], and its values."""
     parts = [(args.output_centres, args.output_precisions), (args.skip_centres, args.skip_precisions)]
     parts.append((args.hidden_centres, args.hidden_precisions))
     values, begin = [], perf_counter()
