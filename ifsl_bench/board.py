@@ -9,7 +9,8 @@ from pathlib import Path
 from ifsl_bench.compare import Row, mismatch, rows_of
 from ifsl_bench.errors import UserError
 from ifsl_bench.result import PublishedRow, Result, packaged_root, published, stored
-from ifsl_bench.task import Task, packaged
+from ifsl_bench.task import Task
+from ifsl_bench.task_files import packaged
 from ifsl_bench.variants import changed, split
 
 

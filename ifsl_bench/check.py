@@ -10,7 +10,8 @@ from ifsl_bench import registry
 from ifsl_bench.errors import UserError
 from ifsl_bench.result import Result, file_name, inconsistency, parse
 from ifsl_bench.store import Home, read_json
-from ifsl_bench.task import Task, find
+from ifsl_bench.task import Task
+from ifsl_bench.task_files import find
 
 PROVENANCE = ("command", "version", "time", "device", "python", "libraries", "method_source")
 
@@ -178,7 +179,7 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     if lacks := registry.load(registry.METHODS, result.method).lacks:
         raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
     from ifsl_bench.job import Job
-    from ifsl_bench.method import resolve_options
+    from ifsl_bench.options import resolve_options
     from ifsl_bench.pretrain import pretraining_key
     from ifsl_bench.training import Training
 

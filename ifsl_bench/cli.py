@@ -88,7 +88,7 @@ def run(
     """Train and evaluate methods on tasks, and show them among the stored rows."""
     if not tasks or (not methods and not checkpoint):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
-    from ifsl_bench.task import find
+    from ifsl_bench.task_files import find
 
     # A wrong name is told before torch is imported.
     found = [task for name in tasks for task in find(name, change, folders_of(home))]
@@ -130,7 +130,7 @@ def run(
 def methods(style: str) -> None:
     """List the methods, with their options and where they come from."""
     from ifsl_bench import registry, report
-    from ifsl_bench.method import options_of
+    from ifsl_bench.options import options_of
 
     rows = []
     for name in registry.names(registry.METHODS):

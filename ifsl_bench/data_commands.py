@@ -13,7 +13,8 @@ from ifsl_bench.data.prepare import command, dataset_folder, is_prepared, not_pr
 from ifsl_bench.errors import CorruptFile, UserError, unknown
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.store import PARTIAL, Home, disk_errors, write_bytes
-from ifsl_bench.task import DataSpec, own, packaged
+from ifsl_bench.task import DataSpec
+from ifsl_bench.task_files import own, packaged
 
 
 def prepared_names(home: Home) -> list[str]:

@@ -19,7 +19,8 @@ from ifsl_bench.episodes import Sampler
 from ifsl_bench.errors import UserError
 from ifsl_bench.images import Normalise
 from ifsl_bench.learn2learn import load
-from ifsl_bench.task import Side, find
+from ifsl_bench.task import Side
+from ifsl_bench.task_files import find
 from ifsl_bench.variants import make_change
 
 Order = Literal["interleaved", "support-first"]

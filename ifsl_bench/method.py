@@ -5,18 +5,15 @@ Shapes: E episodes at once, S support rows (ways x shots), Q queries, D features
 
 from __future__ import annotations
 
-import inspect
-import types
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Union
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.errors import UserError, unknown
+from ifsl_bench.errors import UserError
 from ifsl_bench.solve.linear import AdjointReport
 from ifsl_bench.task import MetaTraining, Task
 
@@ -142,168 +139,6 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def forward(self, support: Support, query: Query) -> Prediction:
         """Joint logits of the queries. No state is kept between calls; an episode ignores the others in its batch."""
-
-
-@dataclass(frozen=True)
-class Option:
-    """An option of a method: its name, type and default."""
-
-    name: str
-    kind: Any
-    default: Any
-
-    @property
-    def spelled(self) -> str:
-        """The type as a person would write it: ``int``, ``rbp|implicit``, ``float|none``."""
-        kinds = _alternatives(self.kind)
-        return "|".join(
-            "none" if k is type(None) else "|".join(map(str, typing.get_args(k))) if _is_literal(k) else k.__name__
-            for k in kinds
-        )
-
-
-def _is_literal(kind: Any) -> bool:
-    return typing.get_origin(kind) is Literal
-
-
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
-
-
-def options_of(method: type[Method]) -> dict[str, Option]:
-    """The options that a method's constructor declares, in its order.
-
-    Raises:
-        UserError: an option without annotation or default.
-    """
-    found = {}
-    for name, parameter in inspect.signature(method).parameters.items():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            continue
-        kind = _annotation(method, parameter)
-        if kind is None or parameter.default is inspect.Parameter.empty:
-            raise UserError(f"option {name!r} of {method.__qualname__} needs an annotation and a default value")
-        for one in _alternatives(kind):
-            if one not in (int, float, bool, str, type(None)) and not _is_literal(one):
-                raise UserError(
-                    f"option {name!r} of {method.__qualname__} is annotated {one!r}, which --set cannot read"
-                )
-        found[name] = Option(name, kind, parameter.default)
-    return found
-
-
-def _annotation(method: type[Method], parameter: inspect.Parameter) -> Any:
-    """An option's type. Only options are resolved: other arguments may be annotated with names for type checkers."""
-    kind = parameter.annotation
-    if kind is inspect.Parameter.empty:
-        return None
-    if isinstance(kind, str):
-        try:
-            holder = type("Holder", (), {"__annotations__": {"kind": kind}})
-            scope = getattr(method.__init__, "__globals__", {})
-            return typing.get_type_hints(holder, globalns=scope)["kind"]
-        except Exception as error:
-            raise UserError(
-                f"option {parameter.name!r} of {method.__qualname__} is annotated {kind!r}: {error}"
-            ) from error
-    return kind
-
-
-def check_method(method: type[Method]) -> None:
-    """Holds a plugin's class against the contract before anything is computed.
-
-    Raises:
-        UserError: abstract, an unknown head, options that cannot be set, or ``tune`` of an option it does not have.
-    """
-    if missing := sorted(getattr(method, "__abstractmethods__", ())):
-        raise UserError(f"{method.__qualname__} does not define {', '.join(missing)}")
-    if method.head not in ("linear", "cosine"):
-        raise UserError(f"{method.__qualname__}.head is {method.head!r}, expected 'linear' or 'cosine'")
-    known = options_of(method)
-    for shorthand, meant in method.shorthands.items():
-        if unknown_names := sorted(meant.keys() - known.keys()):
-            raise UserError(
-                f"{method.__qualname__}.shorthands[{shorthand!r}] sets {unknown_names[0]!r}, no option of it"
-            )
-    for name, grid in method.tune.items():
-        if name not in known:
-            raise UserError(f"{method.__qualname__}.tune names {name!r}, which is none of its options")
-        if not grid:
-            raise UserError(f"{method.__qualname__}.tune[{name!r}] has no values to try")
-
-
-def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
-    """Whether a method with these options has parameters, hence anything to meta-train."""
-    small = torch.ones(6, 8)
-    with torch.random.fork_rng(devices=[]):
-        made = method(Base(small, torch.zeros(6), small), 5, **options)
-    return any(parameter.requires_grad for parameter in made.parameters())
-
-
-def _convert(kind: Any, value: Any) -> Any:
-    """``value``, a string of the command line or a Python value, as ``kind``; ValueError if it is none."""
-    text = value if isinstance(value, str) else None
-    if kind is type(None):
-        if value is None or (text and text.lower() == "none"):
-            return None
-    elif _is_literal(kind):
-        for choice in typing.get_args(kind):
-            if value == choice or text == str(choice):
-                return choice
-    elif kind is bool:
-        table = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if isinstance(value, bool):
-            return value
-        if text and text.lower() in table:
-            return table[text.lower()]
-    elif kind is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if text is not None:
-            return int(text)
-    elif kind is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        if text is not None:
-            return float(text)
-    elif kind is str and text is not None:
-        return text
-    raise ValueError
-
-
-def resolve_options(method: type[Method], name: str, given: Mapping[str, Any], task: Task) -> dict[str, Any]:
-    """Checks options against the constructor and converts them to the declared types.
-
-    Args:
-        method: the method's class.
-        name: what the user called it.
-        given: option -> value; strings (from ``--set``) or Python values.
-        task: what the defaults may depend on.
-
-    Returns:
-        The given options, converted, in the constructor's order and without those that are the default.
-
-    Raises:
-        UserError: no such option (with the nearest names), or a value of another type.
-    """
-    known = options_of(method)
-    resolved: dict[str, Any] = {}
-    for key, value in given.items():
-        if key not in known:
-            raise unknown("option", key, known, where=f"of method {name!r}")
-        for kind in _alternatives(known[key].kind):
-            try:
-                resolved[key] = _convert(kind, value)
-                break
-            except ValueError:
-                continue
-        else:
-            raise UserError(f"option {key!r} of method {name!r} takes {known[key].spelled}, not {value!r}")
-    # In the constructor's order, without defaults: one setting, one label. What is tuned unless given stays.
-    default = {key: option.default for key, option in known.items()} | method.defaults(task)
-    return {
-        key: resolved[key] for key in known if key in resolved and (resolved[key] != default[key] or key in method.tune)
-    }
 
 
 class NonFinite(UserError):

@@ -82,7 +82,8 @@ def method(name: str) -> type[Method]:
     Raises:
         UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
     """
-    from ifsl_bench.method import Method, check_method
+    from ifsl_bench.method import Method
+    from ifsl_bench.options import check_method
 
     value = _get(METHODS, "method", name)
     if not (isinstance(value, type) and issubclass(value, Method)):

@@ -14,7 +14,7 @@ from ifsl_bench import api, cli
 from ifsl_bench.check import check_file
 from ifsl_bench.result import packaged_root
 from ifsl_bench.store import Home
-from ifsl_bench.task import find
+from ifsl_bench.task_files import find
 
 STORED = sorted(packaged_root().glob("*/*.seed-*.json"))
 

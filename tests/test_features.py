@@ -15,7 +15,7 @@ from ifsl_bench.loader import EpisodeLoader
 from ifsl_bench.pretrain import pretrain
 from ifsl_bench.reporter import LogReporter, Reporter
 from ifsl_bench.store import Home
-from ifsl_bench.task import find
+from ifsl_bench.task_files import find
 
 CPU = torch.device("cpu")
 

@@ -24,7 +24,7 @@ from ifsl_bench.paper import escaped, paper_tables
 from ifsl_bench.ranking import ranked
 from ifsl_bench.report import FORMATS
 from ifsl_bench.result import SCHEMA, Result, counts_entry, packaged_root, published, summary_entry, write
-from ifsl_bench.task import find, packaged
+from ifsl_bench.task_files import find, packaged
 
 
 def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **changes) -> Result:

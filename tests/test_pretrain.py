@@ -17,7 +17,7 @@ from ifsl_bench.errors import UserError
 from ifsl_bench.pretrain import pretrain, pretraining_key
 from ifsl_bench.reporter import LogReporter, Reporter
 from ifsl_bench.store import Home
-from ifsl_bench.task import find
+from ifsl_bench.task_files import find
 
 CPU = torch.device("cpu")
 

@@ -27,7 +27,7 @@ from ifsl_bench.result import (
     summary_entry,
     write,
 )
-from ifsl_bench.task import packaged
+from ifsl_bench.task_files import packaged
 
 
 def make(label="m", seed=0, task="toy", n=50, base=0.8, novel=0.6, noise=0, **changes) -> Result:

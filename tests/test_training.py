@@ -15,7 +15,8 @@ from ifsl_bench.errors import UserError
 from ifsl_bench.job import Job
 from ifsl_bench.method import Method, Prediction
 from ifsl_bench.reporter import LogReporter
-from ifsl_bench.task import MetaTraining, Schedule, find
+from ifsl_bench.task import MetaTraining, Schedule
+from ifsl_bench.task_files import find
 from ifsl_bench.training import Training
 
 

@@ -21,7 +21,7 @@ from ifsl_bench.errors import UserError
 from ifsl_bench.pretrain import pretraining_key
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.store import Home
-from ifsl_bench.task import find, packaged, parse
+from ifsl_bench.task_files import find, packaged, parse
 from ifsl_bench.variants import Change, changed, make_change, merged, split
 
 # Stored results name these; a field that a task gains later must not change them.

@@ -12,7 +12,7 @@ from ifsl_bench.data.source import DatasetSource, Form, Import
 from ifsl_bench.errors import UserError
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.store import Home, sha256_json, write_bytes
-from ifsl_bench.task import packaged
+from ifsl_bench.task_files import packaged
 
 TASK_FILE = """\
 # Written by 'ifsl-bench data prepare {name}', for you to change; a changed task is a new task.

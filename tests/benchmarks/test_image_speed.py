@@ -23,7 +23,7 @@ from ifsl_bench.device import choose_device, choose_precision
 from ifsl_bench.features import compute_features
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.store import Home
-from ifsl_bench.task import packaged
+from ifsl_bench.task_files import packaged
 
 DEVICE = choose_device("auto")
 TASK = packaged()["tiny-pack-5shot"]

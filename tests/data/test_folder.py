@@ -20,7 +20,7 @@ from ifsl_bench.data.prepare import prepare
 from ifsl_bench.errors import UserError
 from ifsl_bench.reporter import LogReporter, Reporter
 from ifsl_bench.store import Home
-from ifsl_bench.task import find, own
+from ifsl_bench.task_files import find, own
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
 BIRDS = [f"bird {i}" for i in range(1, 25)]

@@ -25,7 +25,7 @@ from ifsl_bench.data.published import columns, held_out, rows, shuffled
 from ifsl_bench.errors import UserError
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.store import Home
-from ifsl_bench.task import packaged
+from ifsl_bench.task_files import packaged
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
 SIDES = {row["wnid"]: row["split"] for row in rows("mini-imagenet.csv")}

@@ -170,7 +170,7 @@ def test_pinned_fingerprint_is_enforced(glyph_home):
 
 def test_packaged_glyphs_have_the_expected_content(glyph_home):
     """The same bytes on every machine: the fingerprint in the task file is the one built here."""
-    from ifsl_bench.task import packaged
+    from ifsl_bench.task_files import packaged
 
     dataset = ensure(Home.locate(glyph_home), packaged()["glyphs-1shot"].dataset, Reporter())
     verify(dataset)

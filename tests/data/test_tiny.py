@@ -21,7 +21,7 @@ from ifsl_bench.data.prepare import prepare
 from ifsl_bench.errors import UserError
 from ifsl_bench.reporter import LogReporter, Reporter
 from ifsl_bench.store import Home
-from ifsl_bench.task import packaged
+from ifsl_bench.task_files import packaged
 
 TASKS = Path(__file__).parents[2] / "tasks"
 PACK = Path(__file__).parents[3] / "shared" / "data" / "tiny-imagenet-subset.zip"
