@@ -11,6 +11,8 @@ from torch import Tensor
 
 def check_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
     """Raise ValueError where an option of a solver is not positive and finite, or a count is below one; None passes."""
+    if (alone := getattr(owner, "alone", None)) is not None and (not isinstance(alone, int) or alone < 0):
+        raise ValueError(f"{type(owner).__name__}(alone={alone}): it must be a whole number, at least 0")
     for name in positive + counts:
         value = getattr(owner, name)
         where = f"{type(owner).__name__}({name}={value})"
@@ -61,10 +63,11 @@ def check_support(features: Tensor, labels: Tensor, rest: Tensor, ways: int) -> 
             f"features must be [E, S, D] with labels and rest [E, S], not {list(features.shape)}, "
             f"{list(labels.shape)} and {list(rest.shape)}"
         )
-    if labels.is_floating_point() or rest.dtype != features.dtype:
+    floats = {features.dtype, rest.dtype}
+    if labels.dtype != torch.long or floats not in ({torch.float32}, {torch.float64}):
         raise ValueError(
-            f"labels must be whole numbers and rest of the features' type, not {labels.dtype}, {rest.dtype} and "
-            f"{features.dtype}"
+            f"labels must be int64, features and rest both float32 or both float64, not {labels.dtype}, "
+            f"{features.dtype} and {rest.dtype}"
         )
     if features.numel() == 0:
         raise ValueError(f"the support set is empty: features has shape {list(features.shape)}")

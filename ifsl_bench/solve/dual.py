@@ -72,21 +72,23 @@ class DualNewton:
             raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
         if few(args.features, self.alone):
             return self._one_by_one(args)
-        count = args.features.shape[0]
-        size = max(count, 1)
+        size = max(args.features.shape[0], 1)
         if args.features.device.type == "cpu":
             size = max(1, self.chunk // (args.labels.shape[1] * args.centres.shape[-2]))
-        parts = [self._solve(_slice(args, start, size)) for start in range(0, count, size)]
-        found = parts[0] if len(parts) == 1 else tuple(torch.cat(part) for part in zip(*parts, strict=True))
+        found = self._in_chunks(args, size)
         failed = ~found[1]
         if args.features.dtype != torch.float64 and bool(failed.any()) and bool(args.precisions.min() > 0):
             # Rows that float32 does not tell apart, or a kernel of condition 1e8 and scores that do not saturate.
             rows = failed.nonzero()[:, 0]
             hard = doubled(objective.take(args, rows))
-            again = list(replace(self, tolerance=min(self.tolerance or 1.0, 1e-9))._solve(hard))
+            again = list(replace(self, tolerance=min(self.tolerance or 1.0, 1e-9))._in_chunks(hard, size))
             again[2] = again[2] + found[2][rows]
             found = tuple(a.index_copy(0, rows, b.to(a.dtype)) for a, b in zip(found, again, strict=True))
         return Outcome(*found)
+
+    def _in_chunks(self, args: Regression, size: int) -> tuple[Tensor, ...]:
+        parts = [self._solve(_slice(args, start, size)) for start in range(0, args.features.shape[0], size)]
+        return parts[0] if len(parts) == 1 else tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
     def _solve(self, args: Regression) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         x, labels, rest, centres, precisions = args

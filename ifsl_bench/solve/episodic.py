@@ -70,7 +70,7 @@ class Learner(ABC):
     @abstractmethod
     def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
         """What finds the minimum. In training it may be less exact, and solve a few episodes in a faster way of their
-        own; outside, an episode's answer must not depend on how many others there are."""
+        own; outside, how many others there are must not change an episode's answer beyond the tolerance."""
 
     def onward(self, args: Tree, start: Tree, there: Tree) -> tuple[Objective, Solver]:
         """Objective and solver of a search that goes on from `there`, to which gradient steps from `start` have led.
@@ -148,6 +148,7 @@ class NetworkLearner(Learner):
         slope = pack(objective.gradient(start, args))
         # As near to the minimum as a search from `start` would come: much of that way is done.
         done = dot(slope, slope).sqrt() / left.clamp_min(torch.finfo(left.dtype).tiny)
+        done = done.nan_to_num(1, 1).clamp_min(1e-3)  # an episode that is beyond help must not stop the others
         return objective, replace(solver, tolerance=self.tolerance(left.dtype) * done)
 
     def solver(self, dtype: torch.dtype, training: bool = False) -> LBFGS:
@@ -238,7 +239,8 @@ class Unrolled:
         v0 = learner.join([part.expand(episodes, -1, -1) for part in start])
         objective.check(tree_map(Tensor.detach, args))
         with torch.no_grad():
-            rate = (1.8 / largest_curvature(objective, v0, args)).clamp_max(self.rate)  # [E]
+            rate = 1.8 / largest_curvature(objective, v0, args)  # [E]
+            rate = rate.nan_to_num(self.rate).clamp(torch.finfo(rate.dtype).tiny, self.rate)
         descent = GradientDescent(rate, self.steps)
         on = self.converge and not training
         if on:

@@ -72,6 +72,8 @@ def minimise(
     problem.check(tree_map(Tensor.detach, args))
     report = AdjointReport()
     start = None if v0 is None else tree_map(Tensor.detach, v0)
+    if start is not None and any(leaf.dtype not in (torch.float32, torch.float64) for leaf in tensors(start)):
+        raise ValueError("v0 must be float32 or float64: rounding of anything shorter stops a search too early")
     if isinstance(adjoint, Unroll):
         if not getattr(solver, "unrolls", False):
             raise TypeError(
@@ -147,4 +149,6 @@ class _Implicit(torch.autograd.Function):
         assert run.outcome is not None
         v = rebuild(run.outcome.v, ctx.saved_tensors)
         u = run.adjoint.linear.solve(run.objective, v, run.args, rebuild(run.outcome.v, cotangents), run.report)
+        if run.objective.unbounded(run.args):
+            run.report.failed = run.report.episodes
         return (None, *run.objective.pullback(v, run.args, u, list(ctx.needs_input_grad[1:])))

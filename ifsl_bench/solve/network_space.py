@@ -141,5 +141,6 @@ def _draws(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Te
 
 
 def _pseudo_inverse(k: Tensor) -> Tensor:
-    """Of positive semidefinite matrices [E, S, S], which equal support rows make singular."""
+    """Of positive semidefinite matrices [E, S, S], which equal support rows make singular; of infinite ones, zero."""
+    k = torch.where(k.isfinite().all(2).all(1)[:, None, None], k, 0)
     return torch.linalg.pinv(k, rtol=10 * k.shape[1] * torch.finfo(k.dtype).eps, hermitian=True)

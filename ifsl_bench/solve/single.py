@@ -60,7 +60,7 @@ def newton(
     converged = length <= min(share, close)
     while not converged and steps < solver.max_steps and idle < 3:
         force = 0.3 * min(1.0, 3 * min(length / first, 1.0) ** 0.25)
-        s, s_image, share, _ = newton_direction(k, pi, r, r_image, force, solver.inner_steps if steps else 1)
+        s, s_image, left, _ = newton_direction(k, pi, r, r_image, force, solver.inner_steps if steps else 1)
         t, pi = _line_search(f, rest, pi, s, s_image, _dot(a - target, s_image), _dot(r, s_image))
         a = a + t * s
         f = f + t * s_image
@@ -69,7 +69,7 @@ def newton(
         length = _dot(r, r_image)
         steps += 1
         moved = t * float(np.abs(s_image).max())
-        converged = length <= share and (length <= close or (moved <= near and share <= 0.3))
+        converged = length <= share and (length <= close or (moved <= near and left <= 0.3))
         if steps > 8:
             rounding = 4 * EPS * largest * float(np.abs(a).sum(1).max())
             still = moved <= rounding

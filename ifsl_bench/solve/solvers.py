@@ -55,7 +55,7 @@ class GradientDescent:
 
 
 def _scaled(rate: float | Tensor, g: Tensor) -> Tensor:
-    return rate * g if isinstance(rate, float | int) or rate.dim() == 0 else column(rate, g) * g
+    return column(rate, g) * g if isinstance(rate, Tensor) and rate.dim() else rate * g
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,9 @@ def pack(tree: Tree) -> Tensor:
 def unpack(flat: Tensor, like: Tree) -> Tree:
     """The inverse of `pack`: flat [E, P] cut into the shapes of `like` (whose own E may differ)."""
     found = tensors(like)
-    sizes = [leaf[0].numel() for leaf in found]
+    sizes = [leaf.shape[1:].numel() for leaf in found]
     parts = flat.split(sizes, 1)
-    return rebuild(like, [part.reshape(-1, *leaf.shape[1:]) for part, leaf in zip(parts, found, strict=True)])
+    return rebuild(like, [part.reshape(len(flat), *leaf.shape[1:]) for part, leaf in zip(parts, found, strict=True)])
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

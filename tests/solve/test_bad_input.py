@@ -124,7 +124,7 @@ def test_a_pull_that_is_none_is_refused(learner):
     ):
         with pytest.raises(ValueError, match=words):
             minimise(*given(args, **changed)[:2], None, given(args, **changed)[2])
-    with pytest.raises(ValueError, match="whole numbers"):
+    with pytest.raises(ValueError, match="labels must be int64"):
         minimise(*given(args)[:2], None, given(args)[2]._replace(labels=args.labels.float()))
 
 
@@ -137,6 +137,8 @@ def test_a_pull_that_is_none_is_refused(learner):
         (lambda: LBFGS(0.0), "positive"),
         (lambda: LBFGS(torch.tensor([1e-5, -1.0])), "every tolerance must be positive"),
         (lambda: LBFGS(history=0), "at least 1"),
+        (lambda: LBFGS(alone=-1), "at least 0"),
+        (lambda: DualNewton(alone=1.5), "at least 0"),
         (lambda: LBFGS(gap=-1.0), "positive"),
         (lambda: Newton(max_steps=1.5), "whole number"),
         (lambda: GradientDescent(0.0), "positive"),

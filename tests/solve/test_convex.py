@@ -128,6 +128,21 @@ def test_no_worse_than_scipy(shape, dtype):
             assert float(found.norm()) == pytest.approx(float(solution.gradient_norm[index]), rel=1e-3, abs=1e-8)
 
 
+@pytest.mark.parametrize("shape", [{}, {"ways": 1, "shots": 1}, {"shots": 1}], ids=str)
+@pytest.mark.parametrize("precision", [1e-4, 1e-2, 1.0, 1e2])
+def test_the_tolerance_asked_for_is_kept(shape, precision):
+    args = problem(**shape, episodes=6)
+    args = args._replace(precisions=torch.full_like(args.precisions, precision))
+    tolerance = 1e-13 if precision >= 1 else 1e-11
+    solution = minimise(SoftmaxRegression(), DualNewton(tolerance), None, args)
+    assert bool(solution.converged.all())
+    size = [
+        (SoftmaxRegression().gradient(v, args).square() / args.precisions).sum((1, 2)).sqrt()
+        for v in (solution.value, args.centres)
+    ]
+    assert bool((size[0] <= 30 * tolerance * size[1]).all())
+
+
 @pytest.mark.parametrize("penalty", [1e-3, 0.1, 10.0])
 def test_scikit_learn_without_base_classes(penalty):
     linear = pytest.importorskip("sklearn.linear_model")
