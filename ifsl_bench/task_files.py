@@ -142,6 +142,14 @@ def packaged() -> dict[str, Task]:
     return tasks
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"cannot read the task file {path}: {reason}") from error
+
+
 def own(home: Home) -> dict[str, Task]:
     """The tasks on data sets that the user prepared from images of their own, by name.
 
@@ -150,7 +158,7 @@ def own(home: Home) -> dict[str, Task]:
     """
     tasks: dict[str, Task] = {}
     for path in sorted(home.tasks.glob("*.toml")) if home.tasks.is_dir() else ():
-        for task in parse(path.read_text(encoding="utf-8"), str(path)):
+        for task in parse(_text(path), str(path)):
             if task.name in tasks or task.name in packaged():
                 raise UserError(f"{path}: there is another task {task.name!r}; call this one something else")
             tasks[task.name] = task
@@ -180,12 +188,7 @@ def _named(name: str, home: Home | None) -> list[Task]:
     if chosen:
         path += ".toml"
     if path.endswith(".toml"):
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise UserError(f"cannot read the task file {path}: {reason}") from error
-        tasks = {task.name: task for task in parse(text, path)}
+        tasks = {task.name: task for task in parse(_text(Path(path)), path)}
         if chosen and chosen not in tasks:
             raise unknown("task", chosen, tasks, where=f"in {path}")
         return [tasks[chosen]] if chosen else list(tasks.values())
