@@ -21,7 +21,7 @@ import msgspec
 from ifsl_bench.errors import UserError, unknown
 from ifsl_bench.store import Home
 from ifsl_bench.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
-from ifsl_bench.task_check import check_name, check_task
+from ifsl_bench.task_check import NAME, check_name, check_task
 from ifsl_bench.variants import Change, Variant, changed, derived, merged
 
 if sys.version_info >= (3, 11):
@@ -62,7 +62,7 @@ def _read(text: str, where: str) -> _TaskFile | _VariantFile:
     """A file's content, held against the schema."""
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and what Python raises for a number of thousands of digits
         raise UserError(f"{where} is not valid TOML: {error}") from error
     try:
         kind: type[_TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else _TaskFile
@@ -181,6 +181,12 @@ def find(name: str, change: Change | None = None, home: Home | None = None) -> l
     for task in tasks:
         check_task(task, "with these changes" if whole.said() else "packaged")
     return tasks
+
+
+def is_plain(name: str) -> bool:
+    """Whether this is the name of a task, perhaps with changes, which :func:`find` looks up without opening a path."""
+    plain = name.partition("+")[0]
+    return bool(re.fullmatch(NAME, plain)) and not plain.endswith(".toml")
 
 
 def _named(name: str, home: Home | None) -> list[Task]:

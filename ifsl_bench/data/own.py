@@ -20,6 +20,7 @@ TASK_FILE = """\
 [dataset]
 name = "{name}"
 fingerprint = "{fingerprint}"
+partial = {partial}
 mean = {mean}
 std = {std}
 
@@ -117,6 +118,7 @@ def task_file(dataset: Dataset) -> str:
     return TASK_FILE.format(
         name=dataset.name,
         fingerprint=dataset.fingerprint,
+        partial=str(dataset.partial).lower(),
         mean=[round(v / 255, 4) for v in train["mean"]],
         std=[round(max(v, 1.0) / 255, 4) for v in train["std"]],
         steps=steps,

@@ -163,8 +163,8 @@ class DatasetSource(ABC):
         to.about["form"] = form.title
         form.build(to)
 
-    def outline(self) -> tuple[tuple[int, ...], dict[str, int], int] | None:
-        """Shape of an image, images in each pool and number of base classes, if known before building."""
+    def outline(self) -> tuple[tuple[int, ...], Counts] | None:
+        """Shape of an image, classes and images of each pool, if known before building."""
         return None
 
     def rough_seconds(self) -> float | None:

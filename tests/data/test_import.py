@@ -266,6 +266,29 @@ def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, m
     assert prepare(home, "mine", mine, False, Reporter()).fingerprint == made["mine"].fingerprint
 
 
+def test_a_running_import_is_no_interrupted_one(toy, tmp_path):
+    home = Home.locate(tmp_path / "home")
+    (home.data / ".partial-toy").mkdir(parents=True)
+
+    def state() -> str:
+        return next(row for row in data_commands.listing(home) if row["data set"] == "toy")["state"]
+
+    assert state() == "import interrupted"
+    script = f"""
+import sys
+from pathlib import Path
+from ifsl_bench.store import locked
+with locked(Path({str(home.data / "toy")!r})):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+    other = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"held\n"
+    assert state() == "being imported"
+    other.communicate(timeout=60)
+    assert state() == "import interrupted"
+
+
 def test_a_killed_import_leaves_nothing_half_made(toy, tmp_path):
     """SIGKILL in the middle of the fourth pool, in a process of its own; then the same again."""
     script = f"""
