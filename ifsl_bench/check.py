@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ifsl_bench import registry
 from ifsl_bench.errors import UserError
 from ifsl_bench.result import Result, file_name, inconsistency, parse
 from ifsl_bench.store import Home, read_json
 from ifsl_bench.task import Task
-from ifsl_bench.task_files import find
+from ifsl_bench.task_files import find, is_plain
+
+if TYPE_CHECKING:
+    from ifsl_bench.data.pools import Dataset
 
 PROVENANCE = ("command", "version", "time", "device", "python", "libraries", "method_source")
 
@@ -72,7 +76,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
         failures.append(f"task: {error}")
     else:
         failures += _definition(result, task)
-        for check in (_digest, _method):
+        for check in (_digest, _partial, _method):
             try:
                 failures += check(result, task, home)
             except _Unverified as error:
@@ -87,6 +91,8 @@ class _Unverified(Exception):
 def _task(result: Result, tasks: Mapping[str, Task], home: Home) -> Task:
     if result.task in tasks:
         return tasks[result.task]
+    if not is_plain(result.task):  # a path would be opened, and it is not the user who named it
+        raise UserError(f"{result.task!r} is no task's name, with or without changes such as +ways=10")
     (task,) = find(result.task, home=home)
     if task.name != result.task:
         raise UserError(f"{result.task!r} is called {task.name!r}")
@@ -114,7 +120,7 @@ def _place(path: Path, result: Result) -> Iterator[str]:
 
 def _is_task(name: str) -> bool:
     try:
-        return bool(find(name))
+        return is_plain(name) and bool(find(name))
     except UserError:
         return False
 
@@ -156,20 +162,44 @@ def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 
 def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
+    try:
+        _prepared(result, task, home)
+        from ifsl_bench.bench import Bench, Workspace
+
+        return Bench(task, "linear", result.seed, 1, Workspace(home)).sampler("test").digest(count)
+    except (UserError, _Unverified) as error:
+        raise _Unverified(f"digest, since {error}") from error
+
+
+def _prepared(result: Result, task: Task, home: Home) -> Dataset:
+    """The very data that a result was measured on."""
     from ifsl_bench.data.pools import open_dataset
     from ifsl_bench.data.prepare import dataset_folder, is_prepared
 
     name = task.dataset.name
     if not is_prepared(home, name):
-        raise _Unverified(f"digest, since data set {name} is not prepared here")
-    try:
-        if (found := open_dataset(dataset_folder(home, name)).fingerprint) != result.fingerprint:
-            raise _Unverified(f"digest, since data set {name} here has fingerprint {found[:16]}")
-        from ifsl_bench.bench import Bench, Workspace
+        raise _Unverified(f"data set {name} is not prepared here")
+    dataset = open_dataset(dataset_folder(home, name))
+    if dataset.fingerprint != result.fingerprint:
+        raise _Unverified(f"data set {name} here has fingerprint {dataset.fingerprint[:16]}")
+    return dataset
 
-        return Bench(task, "linear", result.seed, 1, Workspace(home)).sampler("test").digest(count)
-    except UserError as error:
-        raise _Unverified(f"digest, since {error}") from error
+
+def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """Whether the data are partial, which is part of their fingerprint: against the pinned or the prepared data."""
+    data = task.dataset
+    expected = data.partial if data.fingerprint == result.fingerprint else None
+    if expected is None and data.name in registry.names(registry.DATASETS):
+        plugin = registry.load(registry.DATASETS, data.name)
+        expected = None if plugin.problem or plugin.value.needs_source else False  # what is made here is whole
+    if expected is None:
+        try:
+            expected = _prepared(result, task, home).partial
+        except (UserError, _Unverified) as error:
+            raise _Unverified(f"partial, since {error}") from error
+    if result.partial != expected:
+        made = "a part" if expected else "the whole"
+        yield f"partial: {str(result.partial).lower()}, data set {data.name} with this fingerprint is {made}"
 
 
 def _method(result: Result, task: Task, home: Home) -> Iterator[str]:

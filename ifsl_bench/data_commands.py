@@ -12,7 +12,7 @@ from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
 from ifsl_bench.data.prepare import command, dataset_folder, is_prepared, not_prepared, prepare
 from ifsl_bench.errors import CorruptFile, UserError, unknown
 from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import PARTIAL, Home, disk_errors, write_bytes
+from ifsl_bench.store import PARTIAL, Home, disk_errors, is_locked, write_bytes
 from ifsl_bench.task import DataSpec
 from ifsl_bench.task_files import own, packaged
 
@@ -25,7 +25,7 @@ def prepared_names(home: Home) -> list[str]:
 
 
 def unfinished_names(home: Home) -> list[str]:
-    """Data sets whose import was interrupted; the same command goes on with it."""
+    """Data sets whose import goes on now, or was interrupted; the same command then goes on with it."""
     return sorted(p.name.removeprefix(PARTIAL) for p in home.data.glob(f"{PARTIAL}*")) if home.data.is_dir() else []
 
 
@@ -37,7 +37,9 @@ def listing(home: Home) -> list[dict[str, str]]:
     mine = {task.dataset.name for task in own(home).values()}
     unfinished = unfinished_names(home)
     for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
-        state = "import interrupted" if name in unfinished else "not prepared"
+        state = "not prepared"
+        if name in unfinished:
+            state = "being imported" if is_locked(dataset_folder(home, name)) else "import interrupted"
         row = {"data set": name, "state": state, "fingerprint": "", "size": "", "what": ""}
         plugin = registry.load(registry.DATASETS, name) if name in registered else None
         if plugin:

@@ -15,9 +15,10 @@ from ifsl_bench.api import stored_result
 from ifsl_bench.backbones import channels_last, make_backbone, make_head
 from ifsl_bench.bench import Workspace
 from ifsl_bench.checkpoint import CheckpointFolder
+from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.prepare import dataset_folder, is_prepared, not_prepared
-from ifsl_bench.data.subset import some_base_classes
+from ifsl_bench.data.subset import check_fewer, some_base_classes
 from ifsl_bench.device import choose_precision
 from ifsl_bench.errors import CorruptFile, UserError
 from ifsl_bench.features import bank_folder, is_computed
@@ -34,7 +35,8 @@ class _Known:
     fingerprint: str | None
     shape: tuple[int, ...]
     images: dict[str, int]
-    classes: int
+    classes: int  # base classes
+    counts: Counts
     prepared: bool
 
 
@@ -82,20 +84,40 @@ def _known(task: Task, work: Workspace) -> _Known:
             dataset = some_base_classes(dataset, task.base_classes)
         pools = dataset.manifest["pools"]
         images = {pool: entry["shape"][0] for pool, entry in pools.items()}
-        return _Known(dataset.fingerprint, dataset.shape, images, len(pools["base/train"]["classes"]), True)
+        counts = {pool: Count(len(entry["classes"]), images[pool]) for pool, entry in pools.items()}
+        return _Known(dataset.fingerprint, dataset.shape, images, counts["base/train"].classes, counts, True)
     source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or source.needs_source:
         raise UserError(not_prepared(work.home, task.dataset))
-    shape, images, classes = source.outline() or ((), {}, 0)
+    shape, known = source.outline() or ((), {})
+    counts = dict(known)
+    images = {pool: count.images for pool, count in counts.items()}
+    classes = counts["base/train"].classes if counts else 0
     if task.base_classes is not None and classes:
+        check_fewer(name, task.base_classes, classes)
         share = task.base_classes / classes
         images = {pool: round(n * share) if pool.startswith("base/") else n for pool, n in images.items()}
         classes = task.base_classes
-    return _Known(task.dataset.fingerprint, shape, images, classes, False)
+    counts = {pool: Count(classes, images[pool]) if pool.startswith("base/") else c for pool, c in counts.items()}
+    return _Known(task.dataset.fingerprint, shape, images, classes, counts, False)
+
+
+def _check_episodes(task: Task, side: Side, known: _Known) -> None:
+    """Raises :class:`UserError` where a side's episodes cannot be drawn, as far as the counts tell."""
+    pool = task.pool(side, "novel")
+    if (count := known.counts.get(pool)) is None:
+        return
+    shape = task.episode
+    if count.classes < shape.ways:
+        raise UserError(f"episodes of {task.name} need {shape.ways:,} novel classes, {pool} has {count.classes}")
+    need, most = task.shots + shape.novel_queries, count.images // count.classes
+    if most < need:
+        raise UserError(f"episodes of {task.name} need {need:,} images of a novel class, {pool} has {most} of some")
 
 
 def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[], float | None], tuple[str, ...]]]:
     task, known = job.task, _known(job.task, work)
+    _check_episodes(task, "test", known)  # before anything of that size is made
     name = task.dataset.name
     source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     yield f"data set {name}", known.prepared, lambda: source.rough_seconds() if source else None, ()
@@ -114,6 +136,8 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
         trains, method = True, None
     sides: list[Side] = ["test"]
     sides += ["train", "val"] if trains else ["val"] if job.method.tune else []
+    for side in sides:
+        _check_episodes(task, side, known)
     pools = ["base/train", *(pool for side in sides for pool in task.pools(side))]
     for pool in dict.fromkeys(pools):
         if task.pretraining.backbone != NO_BACKBONE:

@@ -113,6 +113,24 @@ def locked(folder: Path, waiting: Callable[[str], None] | None = None) -> Iterat
         lock.release()
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the lock of ``folder`` now; False where this process may not ask."""
+    import filelock
+
+    path = folder.parent / f".{folder.name}.lock"
+    if not path.exists():
+        return False
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return True
+    except OSError:
+        return False
+    lock.release()
+    return False
+
+
 def fsync_folder(folder: Path) -> None:
     """Makes a rename in ``folder`` survive a power cut, where the system can."""
     with contextlib.suppress(OSError):

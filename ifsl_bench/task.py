@@ -28,6 +28,7 @@ class DataSpec(Strict, frozen=True):
     fingerprint: str | None = None  # the content that the digests in this file belong to
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
+    partial: bool | None = None  # whether the data of that fingerprint are a part of their source; None: not said
     obtain: str = ""  # what to tell someone who does not have the data
 
 
@@ -120,7 +121,7 @@ class Task(Strict, frozen=True):
         """Everything that changes a number, and nothing else."""
         value = msgspec.to_builtins(self)
         del value["title"], value["digest"], value["variant_of"]
-        del value["dataset"]["obtain"], value["dataset"]["fingerprint"]
+        del value["dataset"]["obtain"], value["dataset"]["fingerprint"], value["dataset"]["partial"]
         if self.base_classes is None:  # younger than the first stored results: absent where it changes nothing
             del value["base_classes"]
         return value

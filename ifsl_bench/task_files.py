@@ -21,7 +21,7 @@ import msgspec
 from ifsl_bench.errors import UserError, unknown
 from ifsl_bench.store import Home
 from ifsl_bench.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
-from ifsl_bench.task_check import check_name, check_task
+from ifsl_bench.task_check import NAME, check_name, check_task
 from ifsl_bench.variants import Change, Variant, changed, derived, merged
 
 if sys.version_info >= (3, 11):
@@ -62,7 +62,7 @@ def _read(text: str, where: str) -> _TaskFile | _VariantFile:
     """A file's content, held against the schema."""
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, and what Python raises for a number of thousands of digits
         raise UserError(f"{where} is not valid TOML: {error}") from error
     try:
         kind: type[_TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else _TaskFile
@@ -142,6 +142,14 @@ def packaged() -> dict[str, Task]:
     return tasks
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UserError(f"cannot read the task file {path}: {reason}") from error
+
+
 def own(home: Home) -> dict[str, Task]:
     """The tasks on data sets that the user prepared from images of their own, by name.
 
@@ -150,7 +158,7 @@ def own(home: Home) -> dict[str, Task]:
     """
     tasks: dict[str, Task] = {}
     for path in sorted(home.tasks.glob("*.toml")) if home.tasks.is_dir() else ():
-        for task in parse(path.read_text(encoding="utf-8"), str(path)):
+        for task in parse(_text(path), str(path)):
             if task.name in tasks or task.name in packaged():
                 raise UserError(f"{path}: there is another task {task.name!r}; call this one something else")
             tasks[task.name] = task
@@ -175,17 +183,18 @@ def find(name: str, change: Change | None = None, home: Home | None = None) -> l
     return tasks
 
 
+def is_plain(name: str) -> bool:
+    """Whether this is the name of a task, perhaps with changes, which :func:`find` looks up without opening a path."""
+    plain = name.partition("+")[0]
+    return bool(re.fullmatch(NAME, plain)) and not plain.endswith(".toml")
+
+
 def _named(name: str, home: Home | None) -> list[Task]:
     path, _, chosen = name.partition(".toml:")
     if chosen:
         path += ".toml"
     if path.endswith(".toml"):
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise UserError(f"cannot read the task file {path}: {reason}") from error
-        tasks = {task.name: task for task in parse(text, path)}
+        tasks = {task.name: task for task in parse(_text(Path(path)), path)}
         if chosen and chosen not in tasks:
             raise unknown("task", chosen, tasks, where=f"in {path}")
         return [tasks[chosen]] if chosen else list(tasks.values())

@@ -54,6 +54,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     title: str = ""
 
 
+MOST = 1_000_000  # of anything; no data set comes near
 KEYS = tuple(f.encode_name for f in msgspec.structs.fields(Change))
 
 
@@ -61,13 +62,15 @@ def make_change(given: Mapping[str, int | None]) -> Change:
     """A change from names as they are spelled, values checked.
 
     Raises:
-        UserError: an unknown name, or a value that is no whole number from 1.
+        UserError: an unknown name, or a value that is no whole number from 1 to :data:`MOST`.
     """
     for key, value in given.items():
         if key not in KEYS:
             raise unknown("change of a task", key, KEYS)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise UserError(f"{key} must be a whole number from 1, not {value!r}")
+        if value is not None and value > MOST:
+            raise UserError(f"{key} must be {MOST:,} at most")
     return msgspec.convert(dict(given), Change)
 
 
@@ -90,7 +93,7 @@ def split(name: str) -> tuple[str, Change]:
             raise UserError(f"in {name!r}: {key} takes a whole number from 1, as in +{key}=10, not {text!r}")
         if key in given:
             raise UserError(f"in {name!r}: {key} is there twice")
-        given[key] = int(text)
+        given[key] = int(text) if len(text) < 100 else MOST + 1  # Python refuses to read thousands of digits
     return name[:plus], make_change(given)
 
 

@@ -75,6 +75,13 @@ def shorten(value: dict) -> None:
             lambda v: v.update(task="glyphs-1shot"),
             "folder: it lies with the results of glyphs-5shot, and is of glyphs-1",
         ),
+        (lambda v: v.update(task="/etc/glyphs.toml"), "task: '/etc/glyphs.toml' is no task's name"),
+        (
+            lambda v: v.update(task="../glyphs.toml:glyphs-5shot"),
+            "task: '../glyphs.toml:glyphs-5shot' is no task's name",
+        ),
+        (lambda v: v.update(task="glyphs.toml+ways=3"), "task: 'glyphs.toml+ways=3' is no task's name"),
+        (lambda v: v.update(partial=True), "partial: true, data set glyphs with this fingerprint is the whole"),
         (lambda v: v.update(label="mine"), "label: 'mine', method, options and number of episodes make it 'lwof'"),
         (lambda v: v.update(label="mine"), "file name: label and seed make it mine.seed-1.json"),
         (
@@ -146,8 +153,14 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     assert label == "lr.episodes=20", "tuned options are not in the label"
     altered(path, lambda v: v.update(digest="0" * 64))
     assert "digest: 0000000000000000, the 20 episodes" in check_file(path, tasks, home).failures[0]
+    altered(path, lambda v: v.update(partial=True))
+    told = "partial: true, data set clusters with this fingerprint is the whole"
+    assert told in check_file(path, tasks, home).failures
     shutil.rmtree(home.data)
-    assert check_file(path, tasks, home).unverified == ("digest, since data set clusters is not prepared here",)
+    assert check_file(path, tasks, home).unverified == (
+        "digest, since data set clusters is not prepared here",
+        "partial, since data set clusters is not prepared here",
+    )
 
 
 def test_the_command(measured, file, capsys, monkeypatch):

@@ -51,6 +51,8 @@ def test_names_and_changes():
         ("glyphs-5shot+ways=ten", "ways takes a whole number from 1, as in \\+ways=10, not 'ten'"),
         ("glyphs-5shot+ways=-2", "not '-2'"),
         ("glyphs-5shot+shots=0", "shots must be a whole number from 1, not 0"),
+        ("glyphs-5shot+ways=99999999999999999999", "ways must be 1,000,000 at most"),
+        (f"glyphs-5shot+ways={'9' * 5000}", "ways must be 1,000,000 at most"),
         ("glyphs-5shot+ways=2+ways=3", "ways is there twice"),
         ("glyphs-5shot+base-classes=1", "base_classes must be at least 2"),
         ("glyphs-5sht+ways=2", "did you mean 'glyphs-5shot'"),
@@ -300,6 +302,23 @@ def test_the_command_line(clusters, capsys, monkeypatch):
         status, out, err = call("run", "--method", "protonet", "--task", task, *arguments, "-q")
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert message in err
+
+
+def test_a_plan_refuses_what_cannot_be_drawn(monkeypatch, capsys):
+    """Nothing is prepared: what is known is how many classes and images the data set will have."""
+    for arguments, message in (
+        (["--ways", "99999999999999999999"], "ways must be 1,000,000 at most"),
+        (["--ways", "1000"], "need 1,000 novel classes, novel/test has"),
+        (["--queries", "1000"], "need 1,005 images of a novel class, novel/test has 60 of some"),
+        (["--base-classes", "1000"], "a task of 1000 cannot be made of it"),
+    ):
+        words = ["ifsl-bench", "run", "--method", "imprint", "--task", "glyphs-5shot", "--dry-run", *arguments]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        shown = capsys.readouterr()
+        assert (stop.value.code, shown.out, shown.err.count("\n")) == (2, "", 1)
+        assert message in shown.err
 
 
 def test_classes_of_unequal_size_keep_their_images(tmp_path):

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from ifsl_bench.data.tarball import COMPRESSIONS, CompressedTar, Tar
-from ifsl_bench.data.tree import Entry, Tree, inside, is_tar, natural, some, what_is
+from ifsl_bench.data.tree import Entry, Tree, inside, is_tar, natural, printable, some, what_is
 from ifsl_bench.errors import UserError
 from ifsl_bench.store import sha256_json
 
-__all__ = ["Entry", "Tree", "natural", "open_tree", "some", "what_is"]
+__all__ = ["Entry", "Tree", "natural", "open_tree", "printable", "some", "what_is"]
 
 
 def open_tree(path: Path) -> Tree:
@@ -72,13 +72,14 @@ class _Folder(Tree):
                         if item.is_dir():
                             waiting.append((f"{prefix}{item.name}/", item.path, above | {me}))
                         elif item.is_file():
-                            yield Entry(prefix + item.name, item.stat().st_size)
+                            file = item.stat()
+                            yield Entry(prefix + item.name, file.st_size, file.st_mtime_ns)
 
     def open(self, entry: Entry) -> BinaryIO:
         return open(self.path / entry.path, "rb")
 
     def identity(self) -> str:
-        return sha256_json([str(self.path.resolve()), [[e.path, e.size] for e in self.entries]])
+        return sha256_json([str(self.path.resolve()), [[e.path, e.size, e.changed] for e in self.entries]])
 
 
 class _Zip(Tree):

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from ifsl_bench.data.archive import Tree, what_is
 from ifsl_bench.data.pools import release
+from ifsl_bench.data.room import Room
 from ifsl_bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-MOST_PIXELS = 1 << 26  # of a decoded image: 200 MB as RGB
+MOST_PIXELS = 1 << 26  # of a decoded image, at 4 to 12 bytes each
+PIXELS_IN_FLIGHT = 2 * MOST_PIXELS  # of the images that all threads together hold; ordinary ones never come near
+QUEUED = 1 << 28  # encoded bytes that wait for a thread, or are in one
 _RELEASE = 1 << 28  # bytes written between two releases of the array's pages
-_CHUNK = 32  # images a thread takes at a time
+_CHUNK, _CHUNK_BYTES = 32, 1 << 23  # images a thread takes at a time, fewer where they are large
+_STRIP = 1 << 20  # pixels that are laid on white at a time
 
 Content = bytes | Callable[[], bytes]
 Item = tuple[int, str, Content]  # row, how messages name the image, its encoded content or how to read it
@@ -40,6 +43,9 @@ Item = tuple[int, str, Content]  # row, how messages name the image, its encoded
 
 class BadImage(Exception):
     """A single image that cannot be used; says why."""
+
+
+_room = Room(PIXELS_IN_FLIGHT)
 
 
 @dataclass(frozen=True)
@@ -72,12 +78,16 @@ def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
 
     try:
         with Image.open(io.BytesIO(content), formats=_formats()) as image:
+            whole = image.width * image.height
             if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
                 image.draft("RGB", (2 * spec.size, 2 * spec.size))
-            if image.width * image.height > MOST_PIXELS:
+            pixels = image.width * image.height
+            if pixels > MOST_PIXELS:
                 raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
-            image.load()
-            return _fitted(_rgb(ImageOps.exif_transpose(image) if spec.upright else image), spec)
+            # A progressive JPEG is in memory at its full size, however small it comes out.
+            with _room.of(whole if image.info.get("progressive") else pixels):
+                image.load()
+                return _fitted(_rgb(ImageOps.exif_transpose(image) if spec.upright else image), spec)
     except UnidentifiedImageError:
         raise BadImage(f"it is no image but {what_is(content[:512])}") from None
     except Image.DecompressionBombError:
@@ -105,9 +115,21 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise BadImage("its pixels are floating-point numbers of unknown range")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
+        return _on_white(image)
     return image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """An image with transparency as RGB, in strips, since whole it would be in memory four times."""
+    from PIL import Image
+
+    out = Image.new("RGB", image.size)
+    height = max(1, _STRIP // image.width)
+    for top in range(0, image.height, height):
+        strip = image.crop((0, top, image.width, min(top + height, image.height))).convert("RGBA")
+        white = Image.new("RGBA", strip.size, (255, 255, 255, 255))
+        out.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+    return out
 
 
 def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
@@ -180,6 +202,21 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def _chunks(items: Iterable[Item]) -> Iterator[tuple[list[Item], int]]:
+    """Items for a thread to take together, and how many encoded bytes they hold already."""
+    chunk: list[Item] = []
+    size = 0
+    for item in items:
+        chunk.append(item)
+        size += len(item[2]) if isinstance(item[2], bytes) else 0
+        del item
+        if len(chunk) == _CHUNK or size >= _CHUNK_BYTES:
+            yield chunk, size
+            chunk, size = [], 0
+    if chunk:
+        yield chunk, size
+
+
 def decode_into(
     out: np.ndarray, items: Iterable[Item], spec: ImageSpec, advance: Callable[[int], None] | None = None
 ) -> Decoded:
@@ -195,8 +232,7 @@ def decode_into(
         UserError: the content of an image could not be read.
     """
     result = Decoded(np.zeros(len(out), np.uint64))
-    source = iter(items)
-    written = 0
+    written = queued = 0
     _formats()
 
     def work(chunk: list[Item]) -> tuple[int, int, list[tuple[int, str, str]]]:
@@ -215,9 +251,10 @@ def decode_into(
                 result.digests[row] = int.from_bytes(digest, "little")
         return len(chunk), size, bad
 
-    def collect(future: Future[tuple[int, int, list[tuple[int, str, str]]]]) -> None:
-        nonlocal written
+    def collect(future: Future[tuple[int, int, list[tuple[int, str, str]]]], held: int) -> None:
+        nonlocal written, queued
         count, size, bad = future.result()
+        queued -= held
         result.bytes_read += size
         result.bad += bad
         written += count * out[0].nbytes
@@ -229,16 +266,17 @@ def decode_into(
 
     with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
         warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata
-        running: deque[Future[tuple[int, int, list[tuple[int, str, str]]]]] = deque()
+        running: deque[tuple[Future[tuple[int, int, list[tuple[int, str, str]]]], int]] = deque()
         try:
-            while chunk := list(islice(source, _CHUNK)):
-                running.append(pool.submit(work, chunk))
-                if len(running) >= 4 * cores():
-                    collect(running.popleft())
+            for chunk, held in _chunks(items):
+                running.append((pool.submit(work, chunk), held))
+                queued += held
+                while running and (len(running) >= 4 * cores() or queued > QUEUED - 2 * _CHUNK_BYTES):
+                    collect(*running.popleft())
             while running:
-                collect(running.popleft())
+                collect(*running.popleft())
         except BaseException:
-            for future in running:
+            for future, _ in running:
                 future.cancel()
             raise
     result.bad.sort()

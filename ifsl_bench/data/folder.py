@@ -128,26 +128,31 @@ def read_sides(path: Path) -> dict[str, str]:
     """Class -> side of a CSV file with columns ``class`` and ``split``, in its order.
 
     Raises:
-        UserError: no such file, columns or side; a class that is there twice.
+        UserError: no such file, columns or side; a class that is there twice; a field beyond csv's limit.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"cannot read the split {path}: {reason}") from error
-    rows = csv.DictReader(io.StringIO(text), skipinitialspace=True)
-    columns = {(name or "").strip().lower(): name for name in rows.fieldnames or ()}
+    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    try:
+        rows = [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num + 1}: {error}") from error
+    given = reader.fieldnames or ()
+    columns = {(name or "").strip().lower(): name for name in given}
     kind = next((columns[c] for c in _CLASS_COLUMNS if c in columns), None)
     side_column = next((columns[c] for c in _SIDE_COLUMNS if c in columns), None)
     if kind is None or side_column is None:
         raise UserError(
             f"{path}: its first line must name the columns 'class' and 'split', it is "
-            f"{', '.join(repr(name) for name in rows.fieldnames or ()) or 'empty'}"
+            f"{', '.join(repr(name) for name in given) or 'empty'}"
         )
     sides: dict[str, str] = {}
-    for row in rows:
+    for line, row in rows:
         name, side = (row[kind] or "").strip(), (row[side_column] or "").strip()
-        where = f"{path}, line {rows.line_num}"
+        where = f"{path}, line {line}"
         if not name:
             raise UserError(f"{where}: the class is missing")
         if side.lower() not in _SPELLED:

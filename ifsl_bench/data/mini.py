@@ -16,7 +16,7 @@ import numpy as np
 
 from ifsl_bench.data import ilsvrc
 from ifsl_bench.data.archive import Tree
-from ifsl_bench.data.counts import Count
+from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.decode import ImageSpec
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.objects import LoadedImages, attribute, rows_by_name
@@ -225,8 +225,8 @@ class Ilsvrc(Form):
 class _Mini(DatasetSource):
     counts: ClassVar[Mapping[str, Count]] = COUNTS
 
-    def outline(self) -> tuple[tuple[int, ...], dict[str, int], int]:
-        return SHAPE, {pool: count.images for pool, count in self.counts.items()}, self.counts["base/train"].classes
+    def outline(self) -> tuple[tuple[int, ...], Counts]:
+        return SHAPE, self.counts
 
 
 class MiniImageNet(_Mini):

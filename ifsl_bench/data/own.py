@@ -12,7 +12,7 @@ from ifsl_bench.data.source import DatasetSource, Form, Import
 from ifsl_bench.errors import UserError
 from ifsl_bench.reporter import Reporter
 from ifsl_bench.store import Home, sha256_json, write_bytes
-from ifsl_bench.task_files import packaged
+from ifsl_bench.task_files import packaged, parse
 
 TASK_FILE = """\
 # Written by 'ifsl-bench data prepare {name}', for you to change; a changed task is a new task.
@@ -20,6 +20,7 @@ TASK_FILE = """\
 [dataset]
 name = "{name}"
 fingerprint = "{fingerprint}"
+partial = {partial}
 mean = {mean}
 std = {std}
 
@@ -37,7 +38,7 @@ warmup = {warmup}
 {tasks}"""
 
 TASK = """
-[tasks.{name}-{shots}shot]
+[tasks."{name}-{shots}shot"]
 title = "{title}"
 shots = {shots}
 protocol = "{protocol}"
@@ -75,18 +76,22 @@ class OwnData(DatasetSource):
         settings = dataset.manifest["about"].get("settings")
         return settings == self.options.settings() if settings else not self.options.given()
 
-    def write_tasks(self, home: Home, dataset: Dataset, reporter: Reporter) -> None:
-        """Writes the tasks of a data set of images, where they are not there; a file for other data is kept aside."""
+    def has_tasks(self, home: Home, dataset: Dataset) -> bool:
+        """Whether the tasks of a data set are there, as far as it is one of images; the user may have changed them."""
         if len(dataset.shape) != 3:
-            return
+            return True
         path = home.tasks / f"{self.name}.toml"
+        return path.exists() and f'"{dataset.fingerprint}"' in path.read_text(encoding="utf-8", errors="replace")
+
+    def write_tasks(self, home: Home, dataset: Dataset, reporter: Reporter) -> None:
+        """Writes the tasks of a data set of images; a file for other data is kept aside."""
+        path, text = home.tasks / f"{self.name}.toml", task_file(dataset)
+        parse(text, str(path))  # one wrong file there would stop every command that lists tasks
         if path.exists():
-            if f'"{dataset.fingerprint}"' in path.read_text(encoding="utf-8", errors="replace"):
-                return  # the user may have changed it, and meant to
             aside = path.with_name(f"{path.name}.old")
             os.replace(path, aside)
             reporter.warn(f"the tasks of {self.name} are written anew; those for the data before are kept as {aside}")
-        write_bytes(path, task_file(dataset).encode())
+        write_bytes(path, text.encode())
         tasks = self.task_names()
         reporter.say(
             f"tasks {' and '.join(tasks)} are in {path}; try: ifsl-bench run --method imprint --task {tasks[-1]}"
@@ -113,6 +118,7 @@ def task_file(dataset: Dataset) -> str:
     return TASK_FILE.format(
         name=dataset.name,
         fingerprint=dataset.fingerprint,
+        partial=str(dataset.partial).lower(),
         mean=[round(v / 255, 4) for v in train["mean"]],
         std=[round(max(v, 1.0) / 255, 4) for v in train["std"]],
         steps=steps,

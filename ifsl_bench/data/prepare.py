@@ -55,6 +55,8 @@ def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
         if is_prepared(home, name):
             return open_dataset(folder)
         raise UserError(not_prepared(home, spec))
+    if (ready := _current(home, source)) is not None:  # before the lock, which a read-only folder does not grant
+        return ready
     with locked(folder, reporter.say):
         if is_prepared(home, name):
             try:
@@ -124,11 +126,15 @@ def prepare(
         raise UserError(f"data set {name!r} is made from files of yours; say where they are with --from PATH")
     if path is not None and not path.exists():
         raise UserError(f"there is no {path}")
+    if not force and (ready := _current(home, source)) is not None:
+        _check_same(source, ready, path)
+        if not isinstance(source, OwnData) or source.has_tasks(home, ready):
+            return _said(ready, reporter)
     with locked(dataset_folder(home, name), reporter.say):
-        dataset = None if force else _existing(home, source, reporter)
+        dataset = None if force else _existing(home, source, path, reporter)
         if dataset is None:
             dataset = _build(home, source, path, allow_partial, reporter)
-        if isinstance(source, OwnData):
+        if isinstance(source, OwnData) and not source.has_tasks(home, dataset):
             source.write_tasks(home, dataset, reporter)
         return dataset
 
@@ -146,8 +152,10 @@ def prepare_objects(
         UserError: objects of no known class, or unusable content.
     """
     source, form, sides = find_form(given)
+    if not force and (ready := _current(home, source)) is not None:
+        return _said(ready, reporter)
     with locked(dataset_folder(home, source.name), reporter.say):
-        if not force and (dataset := _existing(home, source, reporter)) is not None:
+        if not force and (dataset := _existing(home, source, None, reporter)) is not None:
             return dataset
         to = Import(None, reporter, allow_partial, form.title)
         to.about["form"] = form.title
@@ -162,31 +170,64 @@ def prepare_objects(
         return dataset
 
 
-def _existing(home: Home, source: DatasetSource, reporter: Reporter) -> Dataset | None:
-    """The data set as it was prepared before; None where it has to be built.
+def _current(home: Home, source: DatasetSource) -> Dataset | None:
+    """The data set as it was prepared before; None where it is not there, damaged, or made by another version.
+
+    Nothing is locked: another process may be replacing it, and who gets None looks again under the lock.
+    """
+    try:
+        dataset = open_dataset(dataset_folder(home, source.name)) if is_prepared(home, source.name) else None
+    except (CorruptFile, OSError):
+        return None
+    # What is the user's own has settings instead, which must not be replaced without a word.
+    same = dataset is not None and (isinstance(source, OwnData) or dataset.manifest["recipe"] == source.recipe())
+    return dataset if same else None
+
+
+def _existing(home: Home, source: DatasetSource, path: Path | None, reporter: Reporter) -> Dataset | None:
+    """As :func:`_current`, with a word on damage and on success; the caller holds the lock.
 
     Raises:
-        UserError: one of the user's own is there, with other settings.
+        UserError: as :func:`_check_same`.
     """
-    folder = dataset_folder(home, source.name)
-    if not is_prepared(home, source.name):
-        return None
-    try:
-        dataset = open_dataset(folder)
-    except CorruptFile as error:
-        reporter.warn(f"{error}; building it again")
-        return None
-    if isinstance(source, OwnData):
-        if not source.made(dataset):
-            raise UserError(
-                f"{source.name} is prepared already in {folder}, with other settings; "
-                f"--force replaces it, or choose another name"
-            )
-    elif dataset.manifest["recipe"] != source.recipe():
-        return None
+    if (dataset := _current(home, source)) is not None:
+        _check_same(source, dataset, path)
+        return _said(dataset, reporter)
+    if is_prepared(home, source.name):
+        try:
+            open_dataset(dataset_folder(home, source.name))
+        except CorruptFile as error:
+            reporter.warn(f"{error}; building it again")
+    return None
+
+
+def _said(dataset: Dataset, reporter: Reporter) -> Dataset:
     mark = " (partial)" if dataset.partial else ""
-    reporter.say(f"{source.name} is prepared already{mark} in {folder} (--force builds it again)")
+    reporter.say(f"{dataset.name} is prepared already{mark} in {dataset.folder} (--force builds it again)")
     return dataset
+
+
+def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None) -> None:
+    """Raises :class:`UserError` where a data set was made with other settings, or from something else than ``path``.
+
+    One prepared before sources were recorded is taken as it is.
+    """
+    own = isinstance(source, OwnData)
+    mark = " (partial)" if dataset.partial else ""
+    there = f"{source.name} is prepared already{mark} in {dataset.folder}"
+    remedy = "--force replaces it" + (", or choose another name" if own else "")
+    if isinstance(source, OwnData) and not source.made(dataset):
+        raise UserError(f"{there}, with other settings; {remedy}")
+    made_from = dataset.manifest.get("about", {}).get("made_from")
+    if path is None or not isinstance(made_from, dict):
+        return
+    with open_tree(path) as tree:
+        if tree.identity() == made_from.get("identity"):
+            return
+        found = tree.content()
+        if any(made_from.get(key, value) != value for key, value in found.items()):
+            name = dataset.manifest["about"].get("source")
+            raise UserError(f"{there}, from other files than {path} holds now (it was made from {name}); {remedy}")
 
 
 def _build(home: Home, source: DatasetSource, path: Path | None, allow_partial: bool, reporter: Reporter) -> Dataset:
@@ -197,6 +238,7 @@ def _build(home: Home, source: DatasetSource, path: Path | None, allow_partial: 
         if tree is not None:
             _check_form(source, tree)
             key = sha256_json([recipe, tree.identity(), allow_partial])
+            to.about["made_from"] = {"identity": tree.identity(), **tree.content()}
 
         def fill(writer: Writer) -> None:
             to.writer = writer

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ifsl_bench.data.archive import Tree
+from ifsl_bench.data.archive import Tree, printable
 from ifsl_bench.data.counts import Counts, differences
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.writer import Writer
@@ -39,7 +39,7 @@ class Import:
     ) -> None:
         self.tree, self.reporter, self.allow_partial = tree, reporter, allow_partial
         self.origin = str(tree.path) if tree else origin
-        self.about: dict[str, Any] = {"source": tree.path.name if tree else origin, "partial": False}
+        self.about: dict[str, Any] = {"source": printable(tree.path.name) if tree else origin, "partial": False}
         self.bytes_read = 0
 
     @property
@@ -163,8 +163,8 @@ class DatasetSource(ABC):
         to.about["form"] = form.title
         form.build(to)
 
-    def outline(self) -> tuple[tuple[int, ...], dict[str, int], int] | None:
-        """Shape of an image, images in each pool and number of base classes, if known before building."""
+    def outline(self) -> tuple[tuple[int, ...], Counts] | None:
+        """Shape of an image, classes and images of each pool, if known before building."""
         return None
 
     def rough_seconds(self) -> float | None:

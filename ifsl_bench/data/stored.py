@@ -107,9 +107,9 @@ class StoredArray:
             ValueError: no such array, or the content does not have the size of the shape.
         """
         if not all(type(n) is int and n >= 0 for n in shape):
-            raise ValueError(f"an array of shape {shape}")
-        if axes and sorted(axes) != list(range(len(shape))):
-            raise ValueError(f"axes {axes} of an array {list(shape)}")
+            raise ValueError("an array whose shape is no tuple of whole numbers")
+        if axes and not (all(type(a) is int for a in axes) and sorted(axes) == list(range(len(shape)))):
+            raise ValueError(f"axes that do not belong to an array {list(shape)}")
         if order == "F" and len(shape) > 1:  # the columns of an array are the rows of its transpose
             shape, axes = shape[::-1], tuple(range(len(shape)))[::-1]
         self.dtype, self._stored, self._axes, self._raw = dtype, shape, axes, raw

@@ -67,6 +67,15 @@ class BaseSubset(Dataset):
         )
 
 
+def check_fewer(name: str, count: int, classes: int) -> None:
+    """Raises :class:`UserError` where ``count`` is no part of a data set's ``classes`` base classes."""
+    if count >= classes:
+        raise UserError(
+            f"data set {name!r} has {classes} base classes: a task of {count} cannot be made of it"
+            + ("; that is the task without base-classes" if count == classes else "")
+        )
+
+
 def some_base_classes(dataset: Dataset, count: int) -> Dataset:
     """The data set with ``count`` of its base classes.
 
@@ -75,11 +84,7 @@ def some_base_classes(dataset: Dataset, count: int) -> Dataset:
     """
     pools = dict(dataset.manifest["pools"])
     classes = len(pools["base/train"]["classes"])
-    if count >= classes:
-        raise UserError(
-            f"data set {dataset.name!r} has {classes} base classes: a task of {count} cannot be made of it"
-            + ("; that is the task without base-classes" if count == classes else "")
-        )
+    check_fewer(dataset.name, count, classes)
     kept = chosen_classes(count, classes)
     for name in (name for name in BASE_POOLS if name in pools):
         images = dataset.pool(name).starts

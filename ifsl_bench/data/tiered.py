@@ -16,7 +16,7 @@ import numpy as np
 
 from ifsl_bench.data import ilsvrc
 from ifsl_bench.data.archive import Tree, open_tree
-from ifsl_bench.data.counts import Count
+from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.decode import ImageSpec, Item
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.objects import attribute
@@ -183,8 +183,8 @@ class LoadedFiles(ObjectForm):
 
 
 class _Tiered(DatasetSource):
-    def outline(self) -> tuple[tuple[int, ...], dict[str, int], int]:
-        return SHAPE, {pool: count.images for pool, count in COUNTS.items()}, COUNTS["base/train"].classes
+    def outline(self) -> tuple[tuple[int, ...], Counts]:
+        return SHAPE, COUNTS
 
 
 class TieredImageNet(_Tiered):

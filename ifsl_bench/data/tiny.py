@@ -13,7 +13,7 @@ from functools import cache
 from typing import ClassVar
 
 from ifsl_bench.data.archive import Tree
-from ifsl_bench.data.counts import Count
+from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.decode import ImageSpec
 from ifsl_bench.data.image_pools import count_files, divide, import_images
 from ifsl_bench.data.pools import POOLS
@@ -89,10 +89,9 @@ class TinyImageNet(DatasetSource):
     def recipe(self) -> str:
         return f"Tiny-ImageNet, 1, {sha256_json([dict(sides()), dict(self.most)])[:16]}"
 
-    def outline(self) -> tuple[tuple[int, ...], dict[str, int], int]:
+    def outline(self) -> tuple[tuple[int, ...], Counts]:
         per_class = {wnid: [""] * self.most.get(side, PER_CLASS) for wnid, side in sides().items()}
-        counts = count_files(divide(per_class, sides()))
-        return (SIZE, SIZE, 3), {pool: c.images for pool, c in counts.items()}, counts["base/train"].classes
+        return (SIZE, SIZE, 3), count_files(divide(per_class, sides()))
 
 
 class TinyPack(TinyImageNet):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import lzma
 import re
@@ -11,7 +12,7 @@ import zipfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -21,6 +22,8 @@ from ifsl_bench.store import sha256_json
 
 # What operating systems and their archivers leave among people's files.
 _CLUTTER = {"__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini"}
+_UNDECODED = re.compile("[\ud800-\udfff]")  # how Python writes the bytes of a name that are not UTF-8
+_SAMPLED, _HEAD = 64, 1 << 16  # files, and bytes of each, that tell one content from another
 _STARTS = (
     (b"PK\x03\x04", "a zip archive"),
     (b"PK\x05\x06", "an empty zip archive"),
@@ -68,6 +71,11 @@ def natural(path: str) -> list[str | int]:
     return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", path))]
 
 
+def printable(path: str) -> str:
+    """A path with ``\\xe9`` in the place of bytes that are not UTF-8; other paths as they are."""
+    return _UNDECODED.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", path)
+
+
 def some(names: Sequence[str], count: int = 3) -> str:
     """The first few names of a list, and how many more there are."""
     return ", ".join(names[:count]) + (f" and {len(names) - count:,} more" if len(names) > count else "")
@@ -75,10 +83,12 @@ def some(names: Sequence[str], count: int = 3) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file in a tree. ``path`` is relative, with ``/`` between folders; ``size`` in bytes."""
+    """A file in a tree. ``path`` is relative, with ``/`` between folders; ``size`` in bytes; ``changed``, when it was
+    last written (ns), where it is a file of its own."""
 
     path: str
     size: int
+    changed: int = field(default=0, compare=False)
 
     @property
     def name(self) -> str:
@@ -115,9 +125,14 @@ class Tree(ABC):
         """All files but hidden ones, sorted by path.
 
         Raises:
-            UserError: a path leads out of the tree, or occurs twice; it is named.
+            UserError: a path leads out of the tree, is no text, or occurs twice; it is named.
         """
         found = sorted((e for e in self._list() if not _is_clutter(e.path)), key=lambda e: e.path)
+        if strange := [e.path for e in found if printable(e.path) != e.path]:
+            raise UserError(
+                f"{self.path} holds {len(strange)} files whose names are not UTF-8 "
+                f"({some([printable(path) for path in strange])}); rename them, or the folders they are in"
+            )
         twice = [a.path for a, b in itertools.pairwise(found) if a.path == b.path]
         if twice:
             raise UserError(
@@ -191,6 +206,25 @@ class Tree(ABC):
         """Changes when the files do, as far as names, sizes and times tell."""
         status = self.path.stat()
         return sha256_json([str(self.path.resolve()), status.st_size, status.st_mtime_ns])
+
+    def content(self) -> dict[str, str]:
+        """What tells this content from another, wherever it lies and however it is packed; the same in few bytes read.
+
+        Returns:
+            ``names``: of the files' paths below the folder that all share, and their sizes. ``heads``: of the
+            beginnings of a few files, spread evenly; not of compressed archives, where each would be one more pass.
+        """
+        parts = [entry.path.split("/") for entry in self.entries]
+        folders = [path[:-1] for path in parts] or [[]]  # what the first and the last of them share, all share
+        ends = zip(min(folders), max(folders), strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
+        names = sorted(["/".join(path[shared:]), e.size] for path, e in zip(parts, self.entries, strict=True))
+        found = {"names": sha256_json(names)}
+        if self.random:
+            spread = [self.entries[i * len(names) // _SAMPLED] for i in range(_SAMPLED)] if names else []
+            heads = (self.head(entry, _HEAD) for entry in dict.fromkeys(spread))
+            found["heads"] = sha256_json([hashlib.sha256(head).hexdigest() for head in heads])
+        return found
 
 
 def inside(archive: Path, name: str) -> str:

@@ -36,12 +36,17 @@ def described(value: object) -> str:
     return "an array" if isinstance(value, StoredArray) else f"a {type(value).__name__}"
 
 
+def _told(value: object) -> str:
+    """A string as it is, anything else by its kind alone: writing out a tuple in tuples may exhaust the stack."""
+    return repr(value) if isinstance(value, str) else described(value)
+
+
 class _Dtype:
     """A NumPy type under construction: the byte order comes after the name."""
 
     def __init__(self, name: object) -> None:
         if not (isinstance(name, str) and re.fullmatch(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6}|\?)", name)):
-            raise Refused(f"an array of type {name!r}; only numbers and strings are read")
+            raise Refused(f"an array of type {_told(name)}; only numbers and strings are read")
         self.value = np.dtype(name)
 
     def set(self, state: tuple[Any, ...]) -> None:
@@ -159,13 +164,13 @@ class Machine:
             raise ValueError(f"keys for {described(target)}")
         if len(pairs) % 2:
             raise ValueError("a key without a value")
-        target.update(zip(pairs[::2], pairs[1::2], strict=True))
+        target.update(zip(plain(pairs[::2], "keys"), pairs[1::2], strict=True))
 
     def add_items(self, values: list[Any]) -> None:
         target = self.stack[-1]
         if not isinstance(target, set):
             raise ValueError(f"members for {described(target)}")
-        target.update(values)
+        target.update(plain(values, "members of a set"))
 
     def complete(self) -> None:
         """The array on top is complete: if it is an item of the outermost list, it can be taken."""
@@ -224,9 +229,21 @@ class Machine:
             raise Refused(f"a state for {described(target)}")
 
 
+def plain(values: list[Any], what: str) -> list[Any]:
+    """Values that may be hashed. A tuple may hold tuples to any depth, and hashing it would exhaust the stack.
+
+    Raises:
+        Refused: one is neither a string nor a whole number.
+    """
+    for value in values:
+        if not isinstance(value, (str, bytes, int)):
+            raise Refused(f"{described(value)} among {what}, which are strings and whole numbers in data files")
+    return values
+
+
 def _encoded(text: object, encoding: object) -> bytes | Span:
     if encoding not in ("latin1", "latin-1"):
-        raise Refused(f"text to be encoded as {encoding!r}")
+        raise Refused(f"text to be encoded as {_told(encoding)}")
     if isinstance(text, Span):
         return text
     if not isinstance(text, str):

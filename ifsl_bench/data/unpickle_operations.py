@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ifsl_bench.data.unpickle_machine import Machine, Refused, latin, quoted, utf8
+from ifsl_bench.data.unpickle_machine import Machine, Refused, latin, plain, quoted, utf8
 
 Operation = Callable[[Machine], object]
 
@@ -65,7 +65,7 @@ def _from_top(machine: Machine) -> None:
 
 def _pairs(machine: Machine) -> dict[Any, Any]:
     values = machine.popped()
-    return dict(zip(values[::2], values[1::2], strict=True))
+    return dict(zip(plain(values[::2], "keys"), values[1::2], strict=True))
 
 
 OPERATIONS: dict[bytes, Operation] = {
@@ -104,7 +104,7 @@ OPERATIONS: dict[bytes, Operation] = {
     pickle.LIST: _pushes(lambda m: m.popped()),
     pickle.TUPLE: _pushes(lambda m: tuple(m.popped())),
     pickle.DICT: _pushes(_pairs),
-    pickle.FROZENSET: _pushes(lambda m: frozenset(m.popped())),
+    pickle.FROZENSET: _pushes(lambda m: frozenset(plain(m.popped(), "members of a set"))),
     pickle.TUPLE1: _tuple(1),
     pickle.TUPLE2: _tuple(2),
     pickle.TUPLE3: _tuple(3),

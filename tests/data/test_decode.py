@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from ifsl_bench.data import decode as decode_module
 from ifsl_bench.data.decode import BadImage, ImageSpec, decode, decode_into, refuse_bad, resize_cubic
+from ifsl_bench.data.room import Room
 
 
 def picture(height: int = 24, width: int = 24, seed: int = 0) -> np.ndarray:
@@ -173,6 +177,89 @@ def test_many_images_into_rows_in_any_order():
     assert result.bytes_read == sum(len(encoded(p)) for p in pictures)
     same = {(i, j) for i in range(150) for j in range(i) if result.digests[i] == result.digests[j]}
     assert same == {(77, 12)}
+
+
+@pytest.mark.parametrize("cores", [2, 64])
+def test_encoded_images_in_memory_are_bounded_in_bytes(monkeypatch, cores):
+    """300 images of 4 MB each (a picture with something behind it); those given out and not yet done are counted."""
+    monkeypatch.setattr(decode_module, "cores", lambda: cores)
+    content = encoded(picture()) + bytes(1 << 22)
+    out, given, done, most = np.zeros((300, 24, 24, 3), np.uint8), 0, 0, 0
+
+    def images():
+        nonlocal given, most
+        for row in range(len(out)):
+            given += 1
+            most = max(most, given - done)
+            yield row, f"image {row}", content
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+
+    result = decode_into(out, images(), EXACT, advance)
+    assert (done, result.bad) == (300, [])
+    assert (out == picture()).all()
+    assert most * len(content) <= 1 << 28
+
+
+def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
+    class Watched(Room):
+        most_held = 0
+
+        @contextmanager
+        def of(self, count):
+            with super().of(count):
+                self.most_held = max(self.most_held, self.most - self.left)
+                yield
+
+    room = Watched(2_000)
+    monkeypatch.setattr(decode_module, "_room", room)
+    monkeypatch.setattr(decode_module, "cores", lambda: 8)
+    monkeypatch.setattr(decode_module, "_CHUNK", 1)
+    sizes = [(30, 30), (24, 24), (60, 60), (40, 20)] * 40  # of which one is larger than the room
+    contents = [encoded(picture(*size, seed=i)) for i, size in enumerate(sizes)]
+    out = np.zeros((len(sizes), 24, 24, 3), np.uint8)
+    result = decode_into(out, [(i, "", content) for i, content in enumerate(contents)], ImageSpec(24, "stretch"))
+    assert result.bad == []
+    assert 900 < room.most_held <= 2_000
+    assert room.left == 2_000
+    for row, content in enumerate(contents):
+        np.testing.assert_array_equal(out[row], decode(content, ImageSpec(24, "stretch")))
+
+
+@pytest.mark.parametrize(("progressive", "held"), [(False, 100 * 75), (True, 800 * 600)])
+def test_a_progressive_jpeg_counts_at_its_full_size(monkeypatch, progressive, held):
+    """It is decoded as small as any other, but all of its coefficients are read first."""
+    asked = []
+    monkeypatch.setattr(decode_module, "_room", SimpleNamespace(of=lambda count: nullcontext(asked.append(count))))
+    decode(encoded(picture(600, 800), "JPEG", progressive=progressive), ImageSpec(24, "crop"))
+    assert asked == [held]
+
+
+@pytest.mark.parametrize("kind", ["RGBA", "LA", "P", "RGB"])
+def test_transparency_in_strips_gives_the_pixels_of_the_whole(monkeypatch, kind):
+    generator = np.random.default_rng(0)
+    image = Image.fromarray(generator.integers(0, 256, (37, 24, 4), dtype=np.uint8))
+    options: dict = {}
+    if kind == "P":
+        image, options = image.convert("RGB").quantize(16), {"transparency": bytes(range(0, 256, 16))}
+    elif kind == "RGB":
+        image = image.convert("RGB")
+        options = {"transparency": image.getpixel((3, 30))}
+    elif kind == "LA":
+        image = image.convert("LA")
+    content = encoded(image, **options)
+    with Image.open(io.BytesIO(content)) as found:
+        whole = found.convert("RGBA")
+    white = Image.new("RGBA", whole.size, (255, 255, 255, 255))
+    expected = np.asarray(Image.alpha_composite(white, whole).convert("RGB"))
+    monkeypatch.setattr(decode_module, "_STRIP", 24 * 5)
+    np.testing.assert_array_equal(
+        decode(content, ImageSpec(24, "crop")), decode(encoded(expected), ImageSpec(24, "crop"))
+    )
+    with Image.open(io.BytesIO(content)) as found:
+        np.testing.assert_array_equal(np.asarray(decode_module._rgb(found)), expected)
 
 
 def test_bad_images_are_listed_by_row_and_name():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 import zipfile
@@ -172,6 +173,7 @@ def test_seeded_sides():
         ("class,split\nx,base\nx,test\n", "line 3: class 'x' is there twice"),
         ("class,split\n,base\n", "line 2: the class is missing"),
         ("class,split\nx\n", "unknown side '' of class 'x'"),
+        (f"class,split\nx,base\n{'y' * 140_000},base\n", r"split\.csv, line 3: field larger than field limit"),
     ],
 )
 def test_wrong_split_files_say_where(tmp_path, text, message):
@@ -265,6 +267,34 @@ def test_other_settings_do_not_replace_a_data_set_silently(tmp_path):
     assert second.fingerprint != first.fingerprint
     assert "flip = false" in (home.tasks / "birds.toml.old").read_text()
     assert find("birds-1shot", home=home)[0].dataset.fingerprint == second.fingerprint
+
+
+def test_a_name_with_a_dot_makes_tasks_that_every_command_reads(tmp_path, monkeypatch, capsys):
+    write_birds(tmp_path / "photos", images=30)
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(sys, "argv", ["ifsl-bench"])
+    assert command("data", "prepare", "birds.v1", "--from", str(tmp_path / "photos"), "--size", "16") == 0
+    for arguments in (["tasks"], ["data", "list"]):
+        assert command(*arguments) == 0, capsys.readouterr().err
+    assert [task.name for task in find("birds.v1-5shot")] == ["birds.v1-5shot"]
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path):
+    source = write_birds(tmp_path / "photos", images=12)
+    try:
+        os.rename(source / "bird 3", os.fsencode(source) + b"/caf\xe9")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    with pytest.raises(UserError, match=r"holds 13 files whose names are not UTF-8 \(caf\\xe9/about\.txt, .* 10 more"):
+        prepare(Home.locate(tmp_path / "home"), "birds", source, False, Reporter())
+
+
+def test_a_task_file_that_is_not_utf8_is_named(tmp_path):
+    home = Home.locate(tmp_path / "home")
+    home.tasks.mkdir(parents=True)
+    (home.tasks / "birds.toml").write_bytes(b"# caf\xe9\n")
+    with pytest.raises(UserError, match=r"cannot read the task file .*birds\.toml: it is not UTF-8 text"):
+        own(home)
 
 
 def test_an_interrupted_import_with_other_settings_starts_anew(tmp_path, monkeypatch):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,20 +135,26 @@ def test_partial_data_say_so_everywhere(toy, tmp_path):
     assert "toy is prepared already (partial)" in log.getvalue()
 
 
-def test_an_interrupted_import_goes_on(toy, tmp_path, monkeypatch):
-    """Stopped in the third pool: nothing is there, and the next run decodes the last four pools alone."""
-    home = Home.locate(tmp_path / "home")
-    whole = prepare(Home.locate(tmp_path / "whole"), "toy", toy, False, Reporter())
+def _interrupted_once(monkeypatch, at: int) -> list[int]:
+    """Makes the decoding of one pool end by Ctrl-C; returns the list of the sizes of pools as they are decoded."""
     decoded: list[int] = []
     original = image_pools.decode_into
 
     def counting(out, *arguments):
         decoded.append(len(out))
-        if len(decoded) == 3:
+        if len(decoded) == at:
             raise KeyboardInterrupt
         return original(out, *arguments)
 
     monkeypatch.setattr(image_pools, "decode_into", counting)
+    return decoded
+
+
+def test_an_interrupted_import_goes_on(toy, tmp_path, monkeypatch):
+    """Stopped in the third pool: nothing is there, and the next run decodes the last four pools alone."""
+    home = Home.locate(tmp_path / "home")
+    whole = prepare(Home.locate(tmp_path / "whole"), "toy", toy, False, Reporter())
+    decoded = _interrupted_once(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter())
     assert not (home.data / "toy").exists()
@@ -164,16 +173,7 @@ def test_an_interrupted_import_goes_on(toy, tmp_path, monkeypatch):
 @pytest.mark.parametrize("change", ["files", "damage", "consent"])
 def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, monkeypatch, change):
     home = Home.locate(tmp_path / "home")
-    decoded: list[int] = []
-    original = image_pools.decode_into
-
-    def counting(out, *arguments):
-        decoded.append(len(out))
-        if len(decoded) == 3:
-            raise KeyboardInterrupt
-        return original(out, *arguments)
-
-    monkeypatch.setattr(image_pools, "decode_into", counting)
+    decoded = _interrupted_once(monkeypatch, 3)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter())
     partial = home.data / ".partial-toy"
@@ -187,6 +187,106 @@ def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, monk
     assert len(decoded) == 3 + (5 if change == "damage" else 6)
     fresh = prepare(Home.locate(tmp_path / "fresh"), "toy", toy, False, Reporter())
     assert dataset.fingerprint == fresh.fingerprint
+
+
+def test_files_changed_in_place_are_not_mixed_with_older_ones(toy, tmp_path, monkeypatch):
+    """Between an interruption and the next run the pixels change, names and sizes of the files do not."""
+    for path in toy.rglob("*.png"):
+        Image.open(path).save(path.with_suffix(".bmp"))
+        path.with_suffix(".bmp").replace(path)
+    home = Home.locate(tmp_path / "home")
+    decoded = _interrupted_once(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(home, "toy", toy, False, Reporter())
+    sizes = {path: path.stat().st_size for path in toy.rglob("*.png")}
+    for path in sizes:
+        Image.fromarray(255 - np.asarray(Image.open(path))).save(path, "BMP")
+    assert sizes == {path: path.stat().st_size for path in toy.rglob("*.png")}
+    dataset = prepare(home, "toy", toy, False, Reporter())
+    assert len(decoded) == 3 + 6
+    assert dataset.fingerprint == prepare(Home.locate(tmp_path / "new"), "toy", toy, False, Reporter()).fingerprint
+
+
+def test_another_source_is_not_ignored(toy, tmp_path):
+    home = Home.locate(tmp_path / "home")
+    first = prepare(home, "toy", toy, False, Reporter())
+    moved = Path(shutil.copytree(toy, tmp_path / "elsewhere" / "toys"))
+    packed = [
+        Path(shutil.make_archive(str(tmp_path / "a"), "zip", toy)),
+        Path(shutil.make_archive(str(tmp_path / "b"), "gztar", tmp_path, "toys")),
+        Path(shutil.make_archive(str(tmp_path / "c"), "tar", tmp_path, "toys")),
+    ]
+    for same in (toy, moved, *packed):
+        os.utime(same)
+        assert prepare(home, "toy", same, False, Reporter()).fingerprint == first.fingerprint
+    (moved / "base/train/a/0.png").write_bytes((toy / "base/train/b/1.png").read_bytes() + b"more")
+    told = r"toy is prepared already in .*, from other files than .*/toys holds now \(it was made from toys\); --force"
+    with pytest.raises(UserError, match=told):
+        prepare(home, "toy", moved, False, Reporter())
+    assert prepare(home, "toy", moved, True, Reporter()).fingerprint != first.fingerprint
+    assert prepare(home, "toy", moved, False, Reporter()).fingerprint != first.fingerprint
+
+
+def test_more_than_a_partial_data_set_was_made_of_is_not_ignored(toy, tmp_path):
+    home = Home.locate(tmp_path / "home")
+    content = (toy / "novel/val/d/3.png").read_bytes()
+    (toy / "novel/val/d/3.png").unlink()
+    assert prepare(home, "toy", toy, False, Reporter(), allow_partial=True).partial
+    (toy / "novel/val/d/3.png").write_bytes(content)
+    with pytest.raises(UserError, match=r"toy is prepared already \(partial\) in .*, from other files than"):
+        prepare(home, "toy", toy, False, Reporter())
+    assert not prepare(home, "toy", toy, True, Reporter()).partial
+
+
+def test_features_of_the_same_shapes_are_told_apart(write_features, tmp_path):
+    """Names and sizes of these files are equal; only what is in them differs."""
+    home = Home.locate(tmp_path / "home")
+    prepare(home, "mine", write_features(tmp_path / "a", seed=0), False, Reporter())
+    with pytest.raises(UserError, match=r"from other files than .*b holds now .*; --force replaces it, or choose"):
+        prepare(home, "mine", write_features(tmp_path / "b", seed=1), False, Reporter())
+
+
+def test_a_data_set_prepared_before_sources_were_recorded_is_accepted(toy, tmp_path):
+    home = Home.locate(tmp_path / "home")
+    first = prepare(home, "toy", toy, False, Reporter())
+    path = first.folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["about"]["made_from"]
+    path.write_text(json.dumps(manifest))
+    (toy / "novel/val/d/3.png").unlink()
+    assert prepare(home, "toy", toy, False, Reporter()).fingerprint == first.fingerprint
+
+
+def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, monkeypatch, write_features):
+    home = Home.locate(tmp_path / "home")
+    mine = write_features(tmp_path / "features")
+    made = {"toy": prepare(home, "toy", toy, False, Reporter()), "mine": prepare(home, "mine", mine, False, Reporter())}
+    monkeypatch.setattr("ifsl_bench.data.prepare.locked", lambda *_: pytest.fail("a read-only folder grants no lock"))
+    assert prepare(home, "toy", toy, False, Reporter()).fingerprint == made["toy"].fingerprint
+    assert prepare(home, "mine", mine, False, Reporter()).fingerprint == made["mine"].fingerprint
+
+
+def test_a_running_import_is_no_interrupted_one(toy, tmp_path):
+    home = Home.locate(tmp_path / "home")
+    (home.data / ".partial-toy").mkdir(parents=True)
+
+    def state() -> str:
+        return next(row for row in data_commands.listing(home) if row["data set"] == "toy")["state"]
+
+    assert state() == "import interrupted"
+    script = f"""
+import sys
+from pathlib import Path
+from ifsl_bench.store import locked
+with locked(Path({str(home.data / "toy")!r})):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+    other = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"held\n"
+    assert state() == "being imported"
+    other.communicate(timeout=60)
+    assert state() == "import interrupted"
 
 
 def test_a_killed_import_leaves_nothing_half_made(toy, tmp_path):

@@ -521,5 +521,5 @@ def test_variants_have_names_and_tasks_of_their_own():
         assert (task.pretraining, task.episode, task.evaluation) == (exact.pretraining, exact.episode, exact.evaluation)
         assert task.dataset.mean == exact.dataset.mean
     for name in ("mini-imagenet", "mini-imagenet-ilsvrc", "mini-imagenet-held-out"):
-        shape, images, classes = registry.dataset_source(name).outline()
-        assert (shape, classes, images["novel/test"]) == ((84, 84, 3), 64, 12000)
+        shape, counts = registry.dataset_source(name).outline()
+        assert (shape, counts["base/train"].classes, counts["novel/test"].images) == ((84, 84, 3), 64, 12000)

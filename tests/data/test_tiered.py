@@ -486,5 +486,6 @@ def test_the_variant_has_a_name_and_tasks_of_its_own():
     assert variant.hash != exact.hash
     assert (variant.pretraining, variant.episode) == (exact.pretraining, exact.episode)
     for name in (exact.dataset.name, variant.dataset.name):
-        shape, images, classes = registry.dataset_source(name).outline()
-        assert (shape, classes, sum(images.values())) == ((84, 84, 3), 200, 779165)
+        shape, counts = registry.dataset_source(name).outline()
+        assert (shape, counts["base/train"].classes) == ((84, 84, 3), 200)
+        assert sum(count.images for count in counts.values()) == 779165

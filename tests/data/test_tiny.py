@@ -268,11 +268,10 @@ def test_tasks_differ_in_everything_that_could_mix_them_up():
 
 
 def test_outline_is_what_is_built():
-    outline = tiny.TinyPack().outline()
-    assert outline[0] == (64, 64, 3)
-    assert outline[1]["base/train"] == 27_360
-    assert sum(outline[1].values()) == 55_125
-    assert outline[2] == 95
+    shape, counts = tiny.TinyPack().outline()
+    assert shape == (64, 64, 3)
+    assert (counts["base/train"].classes, counts["base/train"].images) == (95, 27_360)
+    assert sum(count.images for count in counts.values()) == 55_125
 
 
 @pytest.mark.skipif(not PACK.exists(), reason="the pack of real photographs is not here")

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from ifsl_bench.data.archive import open_tree
-from ifsl_bench.data.pickled import opened
+from ifsl_bench.data.pickled import load_dict, opened
 from ifsl_bench.data.stored import Span, StoredArray, decoder
 from ifsl_bench.data.unpickle import items, load
 from ifsl_bench.errors import UserError
@@ -210,6 +210,37 @@ def test_whatever_else_a_pickle_names_is_refused_by_name(value, named, protocol,
 def test_hand_made_pickles_are_refused(content, message):
     with pytest.raises(UserError, match=message):
         load(io.BytesIO(content), "x.pkl")
+
+
+DEEP = b")" + 2_000 * b"\x85"  # a tuple in a tuple in a tuple ...; a million would end the interpreter
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"}" + DEEP + b"K\x01s.", "a tuple among keys"),
+        (b"}(" + DEEP + b"K\x01u.", "a tuple among keys"),
+        (b"(" + DEEP + b"K\x01d.", "a tuple among keys"),
+        (b"}" + DEEP + b"K\x01sU\x04datas.", "a tuple among keys"),
+        (b"\x8f(" + DEEP + b"\x90.", "a tuple among members of a set"),
+        (b"(" + DEEP + b"\x91.", "a tuple among members of a set"),
+        (b"cnumpy\ndtype\n" + DEEP + b"\x85R.", "an array of type a tuple"),
+        (b"c_codecs\nencode\nU\x01x" + DEEP + b"\x86R.", "text to be encoded as a tuple"),
+        (b"}U\x01aK\x01sG?\xe0\x00\x00\x00\x00\x00\x00K\x01s.", "a float among keys"),
+    ],
+)
+def test_values_that_would_exhaust_the_stack_are_refused(content, message):
+    with pytest.raises(UserError, match=rf"x\.pkl is refused: it holds {message}"):
+        load_dict(io.BytesIO(b"\x80\x04" + content), "x.pkl", ["data"])
+
+
+@pytest.mark.parametrize("depth", [2_000, 1_000_000])
+def test_a_deep_value_that_nobody_looks_at_is_read(depth):
+    content = b"\x80\x04}U\x04data)" + depth * b"\x85" + b"s."
+    assert isinstance(load_dict(io.BytesIO(content), "x.pkl", ["data"])["data"], tuple)
+    shape = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + DEEP
+    with pytest.raises(UserError, match=r"damaged .*an array whose shape"):
+        load(io.BytesIO(b"\x80\x02" + shape + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R\x89U\x01xtb."), "x.pkl")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ifsl_bench.data import glyphs
+from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.source import DatasetSource, Import
 
@@ -22,24 +23,20 @@ class Glyphs(DatasetSource):
     def recipe(self) -> str:
         return glyphs.recipe()
 
-    def outline(self) -> tuple[tuple[int, ...], dict[str, int], int]:
-        pools = glyphs.pools()
-        return (
-            glyphs.IMAGE_SHAPE,
-            {name: pool.per_class * len(pool.letters) for name, pool in pools.items()},
-            len(pools["base/train"].letters),
-        )
+    def outline(self) -> tuple[tuple[int, ...], Counts]:
+        pools = glyphs.pools().items()
+        return glyphs.IMAGE_SHAPE, {n: Count(len(p.letters), p.per_class * len(p.letters)) for n, p in pools}
 
     def rough_seconds(self) -> float:
         letters = glyphs.pools()["base/train"].letters
         glyphs.render(letters, np.zeros(len(letters), np.int64), glyphs.SEED)  # opens the fonts
         start = time.perf_counter()
         glyphs.render(letters, np.ones(len(letters), np.int64), glyphs.SEED)
-        return (time.perf_counter() - start) / len(letters) * sum(self.outline()[1].values())
+        return (time.perf_counter() - start) / len(letters) * sum(c.images for c in self.outline()[1].values())
 
     def build(self, to: Import) -> None:
         pools = glyphs.pools()
-        total = sum(self.outline()[1].values())
+        total = sum(count.images for count in self.outline()[1].values())
         with to.reporter.stage("rendering glyphs", total) as stage:
             for name, pool in pools.items():
                 labels = np.repeat(np.arange(len(pool.letters)), pool.per_class)
