@@ -22,6 +22,8 @@ def start(home: Path, task: str, *more: str) -> subprocess.Popen:
         [sys.executable, "-m", "ifsl_bench", "run", *COMMAND, "--task", task, "--home", str(home), *more],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # Whoever runs the tests in the background may have had Ctrl-C ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
 

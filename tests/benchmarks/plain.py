@@ -6,7 +6,8 @@ as twenty products with the Hessian by double back-propagation. For the MLP's ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 
 import numpy as np
@@ -19,6 +20,15 @@ from ifsl_bench.solve import NetworkArgs
 
 Fast = list[Tensor]  # fast weights
 Inner = Callable[[Sequence[Tensor]], Tensor]  # fast weights -> value
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For single episodes more threads are slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def logits(v: Sequence[Tensor], x: Tensor) -> Tensor:

@@ -133,7 +133,8 @@ def test_mlp_evaluation(benchmark, shots):
     solution, _ = benchmark.pedantic(evaluate, rounds=3, warmup_rounds=1)
     assert bool(solution.converged.all())
     space = TanhNetwork(N).space(None, args)
-    rate, values = plain.scipy_network(args, space.expand(space.initial()), episodes.base_logits, 4)
+    with plain.one_thread():
+        rate, values = plain.scipy_network(args, space.expand(space.initial()), episodes.base_logits, 4)
     report(
         benchmark, 128, mean_steps=float(solution.steps.float().mean()), scipy_episodes_per_second=rate,
         scipy_excess=float((values - solution.objective[:4].double().numpy()).mean()),
@@ -213,11 +214,12 @@ def test_meta_training(benchmark, learner, gradient, batch):
         optimiser.step()
 
     solution = benchmark.pedantic(step, rounds=30 if learner == "lr" else 10, warmup_rounds=2)
-    plain_step(0)
-    begin = time.perf_counter()
-    for i in range(count := 4):
-        plain_step(i % batch)
-    rate = count / (time.perf_counter() - begin)
+    with plain.one_thread():
+        plain_step(0)
+        begin = time.perf_counter()
+        for i in range(count := 8):
+            plain_step(i % batch)
+        rate = count / (time.perf_counter() - begin)
     report(
         benchmark, batch, diverged=solution.adjoint.diverged, failed=solution.adjoint.failed,
         plain_rbp_episodes_per_second=rate,
