@@ -8,22 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench import cli
-
-
-@pytest.fixture
-def call(capsys, monkeypatch):
-    """Runs a command line in this process; returns (status, standard output, standard error)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ifsl-bench", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
-
-    return run
-
 
 @pytest.fixture
 def here(clusters, monkeypatch):

@@ -262,17 +262,10 @@ def test_changed_ways_shots_and_queries_reach_the_episodes(clusters):
     assert json.loads((folder / result.task / "protonet.seed-0.json").read_text())["task_hash"] == result.task_hash
 
 
-def test_the_command_line(clusters, capsys, monkeypatch):
+def test_the_command_line(clusters, call, monkeypatch):
     """Options and names say the same, and every command takes the name."""
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
     monkeypatch.chdir(clusters)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ifsl-bench", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out, captured.err
 
     task, name = "clusters.toml:clusters-5shot", "clusters-5shot+base-classes=6+ways=3+shots=2+queries=4"
     options = ["--ways", "3", "--shots", "2", "--queries", "4", "--base-classes", "6", "--device", "cpu"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ifsl_bench.reporter import Reporter
+from ifsl_bench.store import Home
 
 
 def _python2(value: Any) -> bytes:
@@ -35,6 +37,12 @@ def _python2(value: Any) -> bytes:
 def python2() -> Callable[[Any], bytes]:
     """Pickles dicts, lists, tuples, strings, whole numbers and arrays as Python 2 does, strings by their bytes."""
     return lambda value: b"\x80\x02" + _python2(value) + b"."
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A cache with nothing in it."""
+    return Home.locate(tmp_path / "home")
 
 
 class Messages(Reporter):

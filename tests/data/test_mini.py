@@ -88,11 +88,6 @@ def exact(monkeypatch):
     monkeypatch.setattr(mini, "COUNTS", COUNTS)
 
 
-@pytest.fixture
-def home(tmp_path) -> Home:
-    return Home.locate(tmp_path / "home")
-
-
 def test_python_2s_files_are_written_as_the_standard_library_reads_them(python2):
     value = lwof_values()["val"]
     found = pickle.loads(python2(value), encoding="latin1")

@@ -109,11 +109,6 @@ def exact(monkeypatch):
     monkeypatch.setattr(tiered, "COUNTS", COUNTS)
 
 
-@pytest.fixture
-def home(tmp_path) -> Home:
-    return Home.locate(tmp_path / "home")
-
-
 def test_the_packaged_lists_are_the_published_split():
     assert collections.Counter(SIDES.values()) == {"train_a": 200, "train_b": 151, "val": 97, "test": 160}
     images = list(rows("tiered-imagenet-train-a-images.csv.xz"))
