@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from ifsl_bench.task import NO_BACKBONE, MetaTraining, Task
 from ifsl_bench.task_files import find
 from ifsl_bench.training import Training
 from ifsl_bench.variants import Change
+
+MOST_BEYOND = 40  # values tried beyond the end of a grid
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,22 @@ class Job:
         """The options that are chosen on the validation episodes."""
         return [key for key in self.method.tune if key not in self.options]
 
+    def beyond(self, best: Mapping[str, Any]) -> Iterator[dict[str, Any]] | None:
+        """Settings beyond the end of the grid at which ``best`` lies, nearest first; None where it is at no end.
+
+        For one tuned option whose grid is a geometric row of positive numbers, in steps of that row; and only for
+        methods without training, since each further setting of another one costs a training.
+        """
+        if len(self.tuned) != 1 or trains(self.method, best):
+            return None
+        (key,) = self.tuned
+        ratio = _ratio(self.method.tune[key])
+        ends = self.method.tune[key][0], self.method.tune[key][-1]
+        if ratio is None or best[key] not in ends:
+            return None
+        step = ratio if best[key] == ends[1] else 1 / ratio
+        return ({**best, key: float(f"{best[key] * step**i:.3g}")} for i in range(1, MOST_BEYOND + 1))
+
     def result_path(self, home: Home) -> Path:
         return home.results / self.task.name / file_name(self.label, self.seed)
 
@@ -95,6 +114,15 @@ class Job:
                     for file in sorted((Path(__file__).parent / "solve").glob("*.py")):
                         sha.update(file.read_bytes())
         return sha.hexdigest()[:16]
+
+
+def _ratio(grid: Sequence[Any]) -> float | None:
+    """What each value of a grid is multiplied by to give the next; None where there is no such number."""
+    if len(grid) < 4 or not all(isinstance(value, float) and value > 0 for value in grid):
+        return None
+    ratio = float((grid[-1] / grid[0]) ** (1 / (len(grid) - 1)))
+    steps = (b / a for a, b in itertools.pairwise(grid))
+    return ratio if ratio != 1 and all(math.isclose(step, ratio, rel_tol=0.01) for step in steps) else None
 
 
 def short(value: Any) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,23 +122,48 @@ def _describe(values: np.ndarray) -> dict[str, float]:
 def _best_model(
     job: Job, bench: Bench
 ) -> tuple[Method, dict[str, Any], dict[str, dict[str, float]], Trained | None, str]:
-    """The method, trained; where it declares ``tune``, with the values that are best on the validation episodes."""
+    """The method, trained; where it declares ``tune``, with the values that are best on the validation episodes.
+
+    A best value at the end of a grid is no optimum: the search goes on beyond it, see :meth:`Job.beyond`.
+    """
     settings = job.settings()
     if len(settings) == 1:
         method, trained, folder = _model(job, bench, settings[0])
         return method, settings[0], {}, trained, folder
-    tuned: dict[str, dict[str, float]] = {}
-    best: tuple[float, dict[str, Any]] | None = None
-    for options in settings:
+    values: dict[str, float] = {}
+
+    def attempt(options: dict[str, Any]) -> float:
         accuracy = _validate(job.name, bench, _model(job, bench, options)[0])
         setting = ", ".join(f"{k}={short(options[k])}" for k in job.tuned)
-        tuned.setdefault(", ".join(job.tuned), {})[setting] = accuracy
+        values[setting] = accuracy
         bench.work.reporter.say(f"{job.name}: {setting}: {accuracy:.2f}% on the validation episodes")
-        if best is None or accuracy > best[0]:
-            best = accuracy, options
-    assert best is not None
+        return accuracy
+
+    tried = [(attempt(options), options) for options in settings]
+    best = max(tried, key=lambda pair: pair[0])  # the first of equals
+    if (following := job.beyond(best[1])) is not None:
+        best = _further(attempt, best, following, bench.work.reporter)
     method, trained, folder = _model(job, bench, best[1])
-    return method, best[1], tuned, trained, folder
+    return method, best[1], {", ".join(job.tuned): values}, trained, folder
+
+
+def _further(
+    attempt: Callable[[dict[str, Any]], float],
+    best: tuple[float, dict[str, Any]],
+    following: Iterator[dict[str, Any]],
+    reporter: Reporter,
+) -> tuple[float, dict[str, Any]]:
+    """Follows a best value at the end of its grid for as long as accuracy rises."""
+    for options in following:
+        try:
+            accuracy = attempt(options)
+        except UserError as error:  # the option's range ends here
+            reporter.say(str(error))
+            break
+        if accuracy <= best[0]:
+            break
+        best = accuracy, options
+    return best
 
 
 def _validate(name: str, bench: Bench, method: Method) -> float:

@@ -163,7 +163,8 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
     if runs > 1:
         tries = runs * task.evaluation.validation_episodes
         yield (
-            f"choosing {', '.join(job.tuned)} of {job.label} on {task.name}, seed {job.seed}: {runs} settings",
+            f"choosing {', '.join(job.tuned)} of {job.label} on {task.name}, seed {job.seed}: {runs} settings"
+            + ("" if trains else ", more if the best is at an end"),
             False,
             lambda: tries * _episode_seconds(job, known, method) if method is not None else None,
             (),

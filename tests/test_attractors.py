@@ -17,6 +17,7 @@ from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
 
 from ifsl_bench.errors import UserError
+from ifsl_bench.job import make_jobs
 from ifsl_bench.method import Base, Query, Support, masked_logits
 from ifsl_bench.options import check_method
 from ifsl_bench.solve import LBFGS, Network, fold, measured
@@ -24,6 +25,7 @@ from ifsl_bench.solve.episodic import NetworkLearner
 from ifsl_bench.solve.network import activations
 from ifsl_bench.solve.tree import tree_map
 from ifsl_bench.task_files import find
+from ifsl_bench.training import Training
 
 _spec = importlib.util.spec_from_file_location("contract", Path(__file__).parent / "test_methods_contract.py")
 assert _spec is not None
@@ -385,3 +387,14 @@ def test_other_impossible_options():
     assert LR.tune["weight_decay"] == MLP.tune["weight_decay"]
     assert len(LR.tune["weight_decay"]) == 11
     assert (LR.tune["weight_decay"][0], LR.tune["weight_decay"][-1]) == (1e-6, 1e-1)
+
+
+def test_what_lies_beyond_the_ends_of_a_grid():
+    (lr,) = make_jobs(["lr"], ["glyphs-1shot"], {}, Training(), [0], None)
+    assert lr.beyond({"weight_decay": 1e-3}) is None
+    below = list(lr.beyond({"weight_decay": 1e-6}))
+    assert [setting["weight_decay"] for setting in below[:4]] == [3.16e-7, 1e-7, 3.16e-8, 1e-8]
+    assert len(below) == 40
+    assert next(lr.beyond({"weight_decay": 0.1})) == {"weight_decay": 0.316}
+    (given,) = make_jobs(["lr"], ["glyphs-1shot"], {"weight_decay": 1e-6}, Training(), [0], None)
+    assert given.beyond({"weight_decay": 1e-6}) is None

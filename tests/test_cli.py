@@ -246,6 +246,7 @@ def write_plugin(folder: Path, entries: str, code: str) -> None:
 PLUGIN = '''
 import torch
 from ifsl_bench import Method, Prediction
+from ifsl_bench.errors import UserError
 
 class Wrong(Method):
     """Returns one logit too few."""
@@ -269,6 +270,18 @@ class Tuned(Method):
         novel = torch.nn.functional.normalize(query.features, dim=-1) @ means.mT
         base = torch.nn.functional.normalize(query.base_logits, dim=-1)
         return Prediction(torch.cat([base, self.weight * novel], -1))
+
+class Edge(Tuned):
+    """The grid ends far below the best weight."""
+    tune = {"weight": (0.0625, 0.125, 0.25, 0.5)}
+
+class Fenced(Tuned):
+    """The same, and the option's range ends there too."""
+    tune = {"weight": (0.0625, 0.125, 0.25, 0.5)}
+    def __init__(self, base, ways, *, weight: float = 0.0):
+        if weight > 0.75:
+            raise UserError(f"weight must be at most 0.75, not {weight}")
+        super().__init__(base, ways, weight=weight)
 
 class Text:
     pass
@@ -325,6 +338,7 @@ def plugins(tmp_path, monkeypatch):
         "deaf = other_methods:Deaf\nexploding = other_methods:Exploding\nbad-head = other_methods:BadHead\n"
         "bad-tune = other_methods:BadTune\nabstract = other_methods:Abstract\nbad-option = other_methods:BadOption\n"
         "bad-statistic = other_methods:BadStatistic\nwants = other_methods:Wants\n"
+        "edge = other_methods:Edge\nfenced = other_methods:Fenced\n"
     )
     write_plugin(folder, entries, PLUGIN)
     (folder / "other_leaves.py").write_text("import sys; sys.exit(0)\n")
@@ -453,6 +467,26 @@ def test_tuned_options_are_chosen_on_validation_and_recorded(call, here, plugins
         assert "validation" not in err
         path = here / f"home/results/clusters-5shot/tuned.weight={float(given):g}.seed-0.json"
         assert json.loads(path.read_text())["tuned"] == {}
+
+
+def test_a_best_value_at_the_end_of_its_grid_is_followed_beyond(call, here, plugins):
+    status, _, err = call("run", "--method", "edge", "--task", TASK, "--device", "cpu")
+    assert status == 0, err
+    value = json.loads((here / "home/results/clusters-5shot/edge.seed-0.json").read_text())
+    tried = value["tuned"]["weight"]
+    names = [f"weight={w}" for w in ("0.0625", "0.125", "0.25", "0.5", "1", "2", "4", "8")][: len(tried)]
+    assert list(tried) == names
+    accuracies = list(tried.values())
+    assert len(tried) > 5
+    assert accuracies[3:-1] == sorted(set(accuracies[3:-1])), "it rose at every step but the last"
+    assert accuracies[-1] <= accuracies[-2] == max(accuracies)
+    assert f"weight={value['options']['weight']:g}" == names[-2]
+    status, _, err = call("run", "--method", "fenced", "--task", TASK, "--device", "cpu")
+    assert status == 0, err
+    assert "weight must be at most 0.75, not 1.0" in err
+    value = json.loads((here / "home/results/clusters-5shot/fenced.seed-0.json").read_text())
+    assert value["options"]["weight"] == 0.5
+    assert len(value["tuned"]["weight"]) == 4
 
 
 def test_library_call(here):
