@@ -41,12 +41,7 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
     with work.reporter.stage(f"evaluating {job.label} on {job.task.name}", job.episodes) as stage:
         evaluated = evaluation.evaluate(method, job.name, test, job.episodes, stage)
     seconds = time.perf_counter() - start
-    unconverged = evaluated.statistics.get("solver_unconverged")
-    if unconverged is not None and unconverged.mean() > MOST_UNCONVERGED:
-        work.reporter.warn(
-            f"{job.label} on {job.task.name}: the inner solve of {int(unconverged.sum())} of {len(unconverged)} "
-            f"episodes did not converge"
-        )
+    _say_unconverged(f"{job.label} on {job.task.name}", evaluated, "episodes", work.reporter)
     if trained is not None:
         _say_unsolved(job, trained.solves, work.reporter)
     pretrained = bench.pretrained.info
@@ -92,6 +87,14 @@ def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None
     )
 
 
+def _say_unconverged(who: str, evaluated: evaluation.Evaluated, episodes: str, reporter: Reporter) -> None:
+    unconverged = evaluated.statistics.get("solver_unconverged")
+    if unconverged is not None and unconverged.mean() > MOST_UNCONVERGED:
+        reporter.warn(
+            f"{who}: the inner solve of {int(unconverged.sum())} of {len(unconverged)} {episodes} did not converge"
+        )
+
+
 def _say_unsolved(job: Job, solves: Mapping[str, int], reporter: Reporter) -> None:
     """What went wrong in the solves of a meta-training more often than in ``MOST_UNCONVERGED`` of its episodes."""
     kinds = {
@@ -133,8 +136,10 @@ def _best_model(
     values: dict[str, float] = {}
 
     def attempt(options: dict[str, Any]) -> float:
-        accuracy = _validate(job.name, bench, _model(job, bench, options)[0])
         setting = ", ".join(f"{k}={short(options[k])}" for k in job.tuned)
+        evaluated = _validate(job.name, bench, _model(job, bench, options)[0])
+        _say_unconverged(f"{job.name}: {setting}", evaluated, "validation episodes", bench.work.reporter)
+        accuracy = _accuracy(evaluated)
         values[setting] = accuracy
         bench.work.reporter.say(f"{job.name}: {setting}: {accuracy:.2f}% on the validation episodes")
         return accuracy
@@ -166,11 +171,14 @@ def _further(
     return best
 
 
-def _validate(name: str, bench: Bench, method: Method) -> float:
-    """Accuracy in percent on the validation episodes."""
+def _validate(name: str, bench: Bench, method: Method) -> evaluation.Evaluated:
     count = bench.task.evaluation.validation_episodes
     with Reporter().stage("", count) as stage:
-        evaluated = evaluation.evaluate(method, name, bench.loader("val"), count, stage)
+        return evaluation.evaluate(method, name, bench.loader("val"), count, stage)
+
+
+def _accuracy(evaluated: evaluation.Evaluated) -> float:
+    """In percent."""
     return estimate(evaluated.counts.per_episode()["acc"]).mean
 
 
@@ -204,7 +212,7 @@ def _model(job: Job, bench: Bench, options: Mapping[str, Any]) -> tuple[Method, 
             method,
             job.name,
             bench.loader("train"),
-            lambda m: _validate(job.name, bench, m),
+            lambda m: _accuracy(_validate(job.name, bench, m)),
             job.plan,
             job.training,
             job.seed,

@@ -283,6 +283,12 @@ class Fenced(Tuned):
             raise UserError(f"weight must be at most 0.75, not {weight}")
         super().__init__(base, ways, weight=weight)
 
+class Stubborn(Edge):
+    """Its solves fail where the weight is large."""
+    def forward(self, support, query):
+        failed = torch.full((len(query.features),), float(self.weight > 0.75))
+        return Prediction(super().forward(support, query).logits, {"solver_unconverged": failed})
+
 class Text:
     pass
 
@@ -339,6 +345,7 @@ def plugins(tmp_path, monkeypatch):
         "bad-tune = other_methods:BadTune\nabstract = other_methods:Abstract\nbad-option = other_methods:BadOption\n"
         "bad-statistic = other_methods:BadStatistic\nwants = other_methods:Wants\n"
         "edge = other_methods:Edge\nfenced = other_methods:Fenced\n"
+        "stubborn = other_methods:Stubborn\n"
     )
     write_plugin(folder, entries, PLUGIN)
     (folder / "other_leaves.py").write_text("import sys; sys.exit(0)\n")
@@ -487,6 +494,14 @@ def test_a_best_value_at_the_end_of_its_grid_is_followed_beyond(call, here, plug
     value = json.loads((here / "home/results/clusters-5shot/fenced.seed-0.json").read_text())
     assert value["options"]["weight"] == 0.5
     assert len(value["tuned"]["weight"]) == 4
+
+
+def test_solves_that_do_not_converge_are_told_of(call, here, plugins):
+    status, _, err = call("run", "--method", "stubborn", "--task", TASK, "--device", "cpu")
+    assert status == 0, err
+    assert "stubborn: weight=1: the inner solve of 20 of 20 validation episodes did not converge" in err
+    assert "stubborn: weight=0.5: the inner solve" not in err
+    assert "stubborn on clusters-5shot: the inner solve of 60 of 60 episodes did not converge" in err
 
 
 def test_library_call(here):
