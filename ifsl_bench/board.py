@@ -13,6 +13,8 @@ from ifsl_bench.task import Task
 from ifsl_bench.task_files import packaged
 from ifsl_bench.variants import changed, split
 
+STORED = "stored"  # the origin of rows that come with the package
+
 
 @dataclass(frozen=True)
 class Board:
@@ -51,6 +53,15 @@ class Board:
         papers = tuple(paper for paper in self.papers if paper.label.lower() in wanted)
         return replace(self, rows=rows, others=others, papers=papers)
 
+    def usual(self, labels: Collection[str]) -> Board:
+        """Without the stored rows of methods whose options somebody has changed, those with these labels excepted."""
+        rows = [row for row in self.rows if row.origin != STORED or "." not in row.label or row.label in labels]
+        if not (left_out := len(self.rows) - len(rows)):
+            return self
+        rest = "1 more stored row" if left_out == 1 else f"{left_out} more stored rows"
+        remark = f"`ifsl-bench table {self.name}` has {rest}, with other options"
+        return replace(self, rows=tuple(rows), remarks=(*self.remarks, remark))
+
     def row(self, label: str) -> Row | None:
         """The row of that label: yours if there is one, else the stored one."""
         return next((row for row in (*self.rows, *self.others) if row.label == label), None)
@@ -81,7 +92,7 @@ def load_board(task: Task, results: Path) -> Board:
 def _roots(results: Path) -> list[tuple[Path, str]]:
     """The folders of results, with what their rows are called."""
     own = packaged_root()
-    return [(own, "stored")] if results.resolve() == own.resolve() else [(results, "yours"), (own, "stored")]
+    return [(own, STORED)] if results.resolve() == own.resolve() else [(results, "yours"), (own, STORED)]
 
 
 def _reference(task: Task, rows: Sequence[Row]) -> Result | None:

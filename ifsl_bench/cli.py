@@ -119,9 +119,11 @@ def run(
     if style in report.DATA:
         click.echo(report.task_tables(boards, style, full))
         return
-    for board in boards:
+    for whole in boards:
+        labels = dict.fromkeys(r.label for r in made if r.task == whole.name)
+        board = whole.usual(labels)
         click.echo("\n" + report.task_table(board, style, full))
-        for label in dict.fromkeys(r.label for r in made if r.task == board.name):
+        for label in labels:
             click.echo("\n" + "\n".join(report.standing(board, label)))
 
 

@@ -334,3 +334,15 @@ def test_results_round_trip_with_and_without_the_mark(stored_rows):
     value = msgspec.to_builtins(made)
     del value["partial"]  # as older files are
     assert msgspec.convert(value, Result) == made
+
+
+def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
+    whole = load_board(packaged()["glyphs-5shot"], tmp_path)
+    varied = {row.label for row in whole.rows if "." in row.label}
+    assert len(varied) > 1
+    board = whole.usual(["lr+a.gradient=implicit"])
+    assert {row.label for row in whole.rows} - {row.label for row in board.rows} == varied - {"lr+a.gradient=implicit"}
+    assert board.remarks[-1] == (
+        f"`ifsl-bench table glyphs-5shot` has {len(varied) - 1} more stored rows, with other options"
+    )
+    assert board.usual([]).labels == whole.labels - varied
