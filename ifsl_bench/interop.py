@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset as TorchDataset
 
 from ifsl_bench.api import workspace
 from ifsl_bench.bench import Bench, Workspace
-from ifsl_bench.data.pools import Dataset, Pool
+from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.prepare import prepare_objects
-from ifsl_bench.episodes import Sampler
 from ifsl_bench.errors import UserError
 from ifsl_bench.images import Normalise
 from ifsl_bench.learn2learn import load
@@ -24,30 +23,53 @@ from ifsl_bench.task_files import find
 from ifsl_bench.variants import make_change
 
 Order = Literal["interleaved", "support-first"]
+MOST_TASKS = (1 << 31) - 1  # learn2learn counts them in a C int
 
 
 def from_learn2learn(
-    datasets: Sequence[Any], *, force: bool = False, allow_partial: bool = False, work: Workspace | None = None
+    datasets: Sequence[Any],
+    *,
+    name: str | None = None,
+    force: bool = False,
+    allow_partial: bool = False,
+    work: Workspace | None = None,
 ) -> Dataset:
-    """Prepares a data set from data set objects of learn2learn, already loaded: what ``ifsl-bench data prepare`` does
-    from their files, with the same pools and, for the same images, the same fingerprint.
+    """Prepares a data set from data sets of learn2learn or of PyTorch, already loaded::
 
-    Known are ``learn2learn.vision.datasets.MiniImagenet``, which makes ``mini-imagenet-held-out``, and
-    ``TieredImagenet``, which makes ``tiered-imagenet-2018``. What is read are the images as they were loaded; an
-    object's ``transform`` is not applied.
+        sides = [CIFARFS("data", mode=mode) for mode in ("train", "validation", "test")]
+        dataset = ifsl_bench.from_learn2learn(sides, name="cifarfs")  # and tasks cifarfs-1shot, cifarfs-5shot
+
+    *With a name* any labelled images make a data set of your own and the tasks NAME-1shot and NAME-5shot, as
+    ``ifsl-bench data prepare NAME --from FOLDER`` does from files. The classes of train are the base classes, whose
+    images are divided 80/10/10 into base/train, base/val and base/test, in the order they have within the class;
+    validation becomes novel/val and test novel/test. The protocol is shared: there is no separate novel/train.
+
+    An image is what ``data[i]`` returns, so transforms are applied; they must neither be random nor normalise. It may
+    be Pillow's, a tensor or an array, [C, H, W], [H, W, C] or [H, W], of 1 or 3 channels, with whole numbers from 0 to
+    255, or with 255ths from 0 to 1. All are of one size. Labels may be whatever a dict has as keys, and need not be
+    consistent across the sides. Of an object with ``labels_to_indices`` (``MetaDataset``, ``FilteredMetaDataset``,
+    ``UnionMetaDataset``) the images are those that it lists. Each is read twice, one at a time.
+
+    *Without a name* the objects are those of a known data set, with the pools and, for the same images, the
+    fingerprint that its files give: ``learn2learn.vision.datasets.MiniImagenet`` makes ``mini-imagenet-held-out``, and
+    ``TieredImagenet`` makes ``tiered-imagenet-2018``. What is read are the images as they were loaded; an object's
+    ``transform`` is not applied.
 
     Args:
-        datasets: three objects of one class, with the modes train, validation and test, in any order; each may be
-            wrapped in a ``MetaDataset`` or ``Taskset``.
+        datasets: a list [train, validation, test]. Those of a known data set may come in any order, since their modes
+            tell, and may be wrapped in a ``MetaDataset`` or ``Taskset``.
+        name: of a data set of your own.
         force: build again even if the data set is prepared already.
-        allow_partial: accept less than the data set should hold; it is then marked partial.
+        allow_partial: accept less than the data set should hold, or leave out classes with too few images; it is then
+            marked partial.
         work: folders and progress display; see :func:`ifsl_bench.workspace`.
 
     Raises:
-        UserError: other objects, or a content that is not what it should be.
+        UserError: other objects, a content that is not what it should be, or a data set of that name that was made from
+            something else.
     """
     work = work or workspace()
-    return prepare_objects(work.home, datasets, force, work.reporter, allow_partial)
+    return prepare_objects(work.home, datasets, name, force, work.reporter, allow_partial)
 
 
 class Tasksets(NamedTuple):
@@ -77,11 +99,16 @@ def to_learn2learn(
     iterates over the episodes that all results are measured on, in their order. ``sample()`` draws one of them by
     Python's ``random``, as learn2learn does.
 
-    *Support and query.* Interleaved, support rows are at the even places 0, 2, ..., 2 (S - 1), sorted by class, and the
-    query rows at all others, in our order. That is the split that learn2learn's examples make (``fast_adapt``)::
+    *Support and query.* Which rows are which, the tasks know::
 
-        support = np.zeros(len(X), dtype=bool)
-        support[np.arange(ways * shots) * 2] = True
+        X_support, y_support, X_query, y_query = tasks.test.split(X, y)
+
+    Interleaved, support rows are at the even places 0, 2, ..., 2 (S - 1), sorted by class, and the query rows at all
+    others, in our order. That is the split that learn2learn's examples of MAML and ANIL make
+    (``support[np.arange(ways * shots) * 2] = True``), and no other code there: ``LightningMAML`` and ``LightningANIL``
+    take rows for sorted by class, ``LightningPrototypicalNetworks`` and ``LightningMetaOptNet`` sort them by label, in
+    no stable order, and all four take the first ``shots`` rows of each class for support. That mixes our support and
+    query images; in a module of one's own, ``split`` takes the place of these lines.
 
     With ``order="support-first"`` the support set is ``X[:S]`` and the query set ``X[S:]``; in regular few-shot
     learning that is what ``learn2learn.data.partition_task(X, y, shots)`` finds too. It asks for equally many queries
@@ -97,7 +124,7 @@ def to_learn2learn(
 
     Args:
         task: a name or TOML file, as in :func:`ifsl_bench.run`.
-        seed: the training seed, which the episodes of ``train`` depend on, and no others.
+        seed: the training seed, which the episodes of ``train`` depend on, and no others; a whole number from 0.
         num_tasks: tasks in ``train``; as many as meta-training has steps by default.
         order: of the rows of a task.
         transform: in place of the normalisation; takes an image [C, H, W], uint8, or a feature vector [D].
@@ -105,16 +132,21 @@ def to_learn2learn(
         work: folders and progress display; see :func:`ifsl_bench.workspace`.
 
     Raises:
-        UserError: learn2learn is not installed, an unknown task, data that have to be obtained first, or more support
-            than can be interleaved with the query.
+        UserError: learn2learn is not installed, an unknown task, data that have to be obtained first, a value that
+            makes no sense, or more support than can be interleaved with the query.
     """
     learn2learn = load()
-    work = work or workspace()
+    from ifsl_bench.tasksets import EpisodeTasks, Images
+
+    seed = _whole("seed", seed, 0)
+    num_tasks = None if num_tasks is None else _whole("num_tasks", num_tasks, 1, MOST_TASKS)
+    if transform is not None and not callable(transform):
+        raise UserError(f"transform is a function of an image, not {transform!r}")
+    # Tasks are made on the CPU, so that no worker of a DataLoader touches a GPU.
+    work = replace(work or workspace(device="cpu"), device=torch.device("cpu"))
     found = find(task, make_change(change or {}), work.home)
     if len(found) != 1:
         raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-    if num_tasks is not None and num_tasks < 1:
-        raise UserError(f"num_tasks must be at least 1, not {num_tasks}")
     bench = Bench(found[0], "linear", seed, 1, work)  # episodes do not depend on the head
     bench.check_digest()
     spec = bench.task
@@ -124,18 +156,27 @@ def to_learn2learn(
         "val": spec.evaluation.validation_episodes,
         "test": spec.evaluation.episodes,
     }
-    kind = _taskset_class(learn2learn)
-    channels = bench.dataset.shape[-1]
-    normalise = Normalise(spec.dataset, channels, torch.device("cpu"))
+    normalise = Normalise(spec.dataset, bench.dataset.shape[-1], work.device)
     convert = partial(_each, transform) if transform else partial(_normalised, normalise)
 
     def tasks(side: Side) -> Any:
-        pools = [bench.dataset.pool(name) for name in spec.pools(side)]
-        images = _Images(pools, convert)
+        images = Images(bench.dataset, spec.pools(side), convert)
         wrapped = learn2learn.data.MetaDataset(images, labels_to_indices=images.by_label())
-        return kind(wrapped, bench.sampler(side), places, counts[side])
+        return EpisodeTasks(wrapped, bench.sampler(side), places, counts[side])
 
     return Tasksets(tasks("train"), tasks("val"), tasks("test"))
+
+
+def _whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """A whole number, NumPy's too, as Python's: 1 and np.int64(1) are one seed."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < least or (most is not None and number > most):
+        limits = f"from {least}" + (f" to {most:,}" if most is not None else "")
+        raise UserError(f"{name} must be a whole number {limits}, not {value!r}")
+    return number
 
 
 def _queries(bench: Bench) -> int:
@@ -167,67 +208,3 @@ def _each(transform: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
 def _normalised(normalise: Normalise, images: Tensor) -> Tensor:
     """[n, C, H, W] uint8 to float32; features [n, D] as they are."""
     return normalise(images.permute(0, 2, 3, 1)) if images.dim() == 4 else images
-
-
-class _Images(TorchDataset[Any]):
-    """The images of one side: those of the pool of novel classes, and those of base queries after them, if any.
-
-    Labels are the novel pool's, and go on with the base pool's.
-    """
-
-    def __init__(self, pools: Sequence[Pool], convert: Callable[[Tensor], Tensor]) -> None:
-        self.pools, self.convert = pools, convert
-        self.labels = np.concatenate([pools[0].labels, *(p.labels + len(pools[0].classes) for p in pools[1:])])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.batch([range(len(self))[index]])[0], int(self.labels[index])
-
-    def batch(self, rows: Sequence[int]) -> Tensor:
-        """[n, C, H, W] as :attr:`convert` makes them, or features [n, D]."""
-        first = len(self.pools[0])  # row of the first base image
-        images = [self.pools[0].images[row] if row < first else self.pools[1].images[row - first] for row in rows]
-        stacked = torch.from_numpy(np.stack(images))
-        return self.convert(stacked.permute(0, 3, 1, 2) if stacked.dim() == 4 else stacked)
-
-    def by_label(self) -> dict[int, list[int]]:
-        """label -> images."""
-        found: dict[int, list[int]] = {}
-        row = 0
-        for pool in self.pools:
-            for count in np.diff(pool.starts).tolist():
-                found[len(found)] = list(range(row, row + count))
-                row += count
-        return found
-
-
-def _taskset_class(learn2learn: Any) -> Any:
-    """The class of our tasks; made here, since its base class is imported only when it is used."""
-
-    class Episodes(learn2learn.data.Taskset):
-        """Episodes of one stream. Item i is episode i, whatever was asked for before."""
-
-        def __init__(self, dataset: Any, sampler: Sampler, places: Tensor, count: int) -> None:
-            super().__init__(dataset, num_tasks=count)
-            self.sampler, self.places = sampler, places
-
-        def __getitem__(self, i: int) -> list[Tensor]:
-            drawn = self.sampler.sample(range(len(self))[i], 1)
-            images: _Images = self.dataset.dataset
-            ways, classes = drawn.classes.shape[1], drawn.hidden.shape[1]
-            beyond = len(images.pools[0]) if len(images.pools) > 1 else 0  # else base queries are of the same pool
-            query = drawn.query[0] + beyond * ~drawn.query_novel[0]
-            rows = torch.cat([drawn.support[0], query]).cpu()
-            of_query = drawn.query_labels[0].cpu()
-            of_query = torch.where(of_query >= classes, of_query - classes, of_query + ways)
-            of_support = torch.arange(ways).repeat_interleave(drawn.support.shape[1] // ways)
-            return [images.batch(rows[self.places].tolist()), torch.cat([of_support, of_query])[self.places]]
-
-        def hidden(self, i: int) -> Tensor:
-            """Labels of the base classes that are out of play in task i."""
-            drawn = self.sampler.sample(range(len(self))[i], 1)
-            return drawn.hidden[0].nonzero().flatten().cpu() + drawn.classes.shape[1]
-
-    return Episodes

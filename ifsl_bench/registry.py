@@ -44,6 +44,12 @@ def names(group: str) -> dict[str, EntryPoint]:
     return found
 
 
+def is_installed(module: str) -> bool:
+    """Whether there is such a module; a mere folder of that name, as a checkout is, counts as none."""
+    spec = find_spec(module)
+    return spec is not None and spec.origin is not None
+
+
 def load(group: str, name: str) -> Plugin:
     """Imports one plugin; a failure is a :class:`Plugin` with a ``problem``, not an exception."""
     point = names(group)[name]
@@ -51,7 +57,7 @@ def load(group: str, name: str) -> Plugin:
     try:
         value = point.load()
         for module, install in getattr(value, "requires", {}).items():
-            if find_spec(module) is None:
+            if not is_installed(module):
                 return _lacking(name, package, module, install)
         return Plugin(name, package, value=value)
     except ImportError as error:

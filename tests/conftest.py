@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
@@ -46,8 +45,9 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 def learn2learn() -> ModuleType:
     """The real package; tests that ask for it are skipped where it is not installed."""
     from ifsl_bench.learn2learn import INSTALL, load
+    from ifsl_bench.registry import is_installed
 
-    if importlib.util.find_spec("learn2learn") is None:
+    if not is_installed("learn2learn"):
         pytest.skip(f"learn2learn is not installed: {INSTALL}")
     return load()
 

@@ -5,10 +5,13 @@ Its data sets are imported in ``tests/data``.
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.metadata
+import importlib.util
 import random
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +95,55 @@ def test_tasks_come_in_order_or_at_random_and_end(learn2learn, clusters, work):
     other = ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), seed=1, work=work)
     assert not torch.equal(other.train[0][0], inputs[0])
     assert torch.equal(other.test[0][0], tasks.test[0][0])
+    numpys = ifsl_bench.to_learn2learn(
+        named(clusters, "clusters-5shot"), seed=np.int64(1), num_tasks=np.int32(3), work=work
+    )
+    assert torch.equal(numpys.train[0][0], other.train[0][0])
+    assert len(numpys.train) == 3
+    assert [torch.equal(X, inputs[i]) for i, (X, _) in zip((5, 3), tasks.train[5:1:-2], strict=True)] == [True, True]
+    for ask in (tasks.test.sample_task_description, lambda: tasks.test.get_task(None)):
+        with pytest.raises(ifsl_bench.UserError, match=r"known by their numbers.*take tasks\[i\]"):
+            ask()
+
+
+def test_one_draw_serves_a_block_of_tasks_that_come_in_order(learn2learn, clusters, work, monkeypatch):
+    tasks = ifsl_bench.to_learn2learn(named(clusters, "clusters-shared-5shot"), num_tasks=130, work=work).train
+    drawn = []
+    sample = tasks.sampler.sample
+    monkeypatch.setattr(tasks.sampler, "sample", lambda start, count: drawn.append(start) or sample(start, count))
+    for i in range(130):
+        tasks[i]
+        tasks.hidden(i)
+    assert drawn == [0, 64, 128]
+
+
+@pytest.mark.parametrize("order", ["interleaved", "support-first"])
+@pytest.mark.parametrize("name", ["clusters-5shot", "clusters-regular-5shot"])
+def test_tasks_know_their_support(learn2learn, clusters, work, name, order):
+    tasks = ifsl_bench.to_learn2learn(named(clusters, name), order=order, work=work).test
+    wanted = Bench(find(named(clusters, name))[0], "linear", 0, 1, work).loader("test").batch(0, 3)
+    X, y = tasks[2]
+    x, support, q, query = tasks.split(X, y)
+    assert torch.equal(x, wanted.support.features[2])
+    assert torch.equal(support, wanted.support.labels[2])
+    assert torch.equal(q, wanted.query.features[2])
+    assert len(query) == len(q)
+    with pytest.raises(ifsl_bench.UserError, match=rf"a task has {len(y)} rows, X has 1 and y has 1"):
+        tasks.split(X[None], y[None])
+
+
+def test_tasks_go_to_spawned_workers_and_never_to_a_gpu(learn2learn, clusters, work):
+    name = named(clusters, "clusters-shared-5shot")
+    elsewhere = replace(work, device=torch.device("cuda"))  # whether there is one or not
+    tasks = ifsl_bench.to_learn2learn(name, num_tasks=4, work=elsewhere).train
+    assert tasks.sampler.device.type == "cpu"
+    assert tasks.dataset.dataset.pools[0].images.nbytes  # mapped here, opened again there
+    loader = torch.utils.data.DataLoader(tasks, batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    found = [pair for X, y in loader for pair in zip(X, y, strict=True)]
+    assert len(found) == 4
+    for (X, y), (wanted, labels) in zip(found, tasks, strict=True):
+        assert torch.equal(X, wanted)
+        assert torch.equal(y, labels)
 
 
 def test_support_first_is_what_partition_task_finds(learn2learn, clusters, work):
@@ -171,7 +223,15 @@ def test_learn2learns_example_learns_from_our_tasks(learn2learn, clusters, work)
     ("arguments", "message"),
     [
         ({"order": "sorted"}, "order is 'interleaved' or 'support-first', not 'sorted'"),
-        ({"num_tasks": 0}, "num_tasks must be at least 1, not 0"),
+        ({"num_tasks": 0}, "num_tasks must be a whole number from 1 to 2,147,483,647, not 0"),
+        ({"num_tasks": 2.5}, "num_tasks must be a whole number from 1 to .*, not 2.5"),
+        ({"num_tasks": True}, "num_tasks must be .*, not True"),
+        ({"num_tasks": 10**10}, "num_tasks must be .*, not 10000000000"),
+        ({"seed": "1"}, "seed must be a whole number from 0, not '1'"),
+        ({"seed": 1.0}, "seed must be a whole number from 0, not 1.0"),
+        ({"seed": True}, "seed must be a whole number from 0, not True"),
+        ({"seed": -1}, "seed must be a whole number from 0, not -1"),
+        ({"transform": 3}, "transform is a function of an image, not 3"),
         ({"change": {"shots": 8, "queries": 1}}, "40 support images of .* cannot be interleaved with 10 query images"),
     ],
 )
@@ -182,15 +242,15 @@ def test_impossible_tasks_are_refused(learn2learn, clusters, work, arguments, me
         ifsl_bench.to_learn2learn(str(clusters / "clusters.toml"), work=work)
 
 
-def test_the_document_shows_what_runs(learn2learn, glyph_home, monkeypatch):
+def test_the_document_shows_what_learns(learn2learn, glyph_home, monkeypatch):
     document = (ROOT / "docs" / "learn2learn.md").read_text(encoding="utf-8")
     (program,) = (text for text in re.findall(r"```python\n(.*?)```", document, re.S) if "to_learn2learn" in text)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(glyph_home))
     scope: dict = {}
-    exec(program, scope)
+    assert "range(600)" in program
+    exec(program.replace("range(600)", "range(300)"), scope)
     assert f"# {list(scope['X'].shape)} and {list(scope['y'].shape)}" in program
-    assert 0 <= scope["accuracy"] <= 1
-    assert sorted(scope["y"][scope["support"]].tolist()) == sorted([0, 1, 2, 3, 4] * 5)
+    assert scope["accuracy"] > 0.3  # 0.36 measured; chance is 0.2, and before the first step it has 0.23
 
 
 # -- ANIL
@@ -325,10 +385,36 @@ def test_a_broken_learn2learn_is_not_called_missing(monkeypatch, tmp_path):
     for content, message in (
         ("import a_package_that_nobody_has", "lacks a_package_that_nobody_has"),
         ("raise AttributeError('np.bool8')", r"cannot be imported \(AttributeError: np.bool8\).*--force-reinstall"),
+        ("import learn2learn.data", r"cannot be imported \(ModuleNotFoundError: .*learn2learn.data.*--force-reinstall"),
     ):
         (tmp_path / "learn2learn.py").write_text(content)
         with pytest.raises(ifsl_bench.UserError, match=message):
             load()
+
+
+def test_a_folder_of_that_name_is_no_package(monkeypatch, tmp_path):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "learn2learn"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "learn2learn" / "data").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "meta_path", [importlib.machinery.PathFinder])
+    assert importlib.util.find_spec("learn2learn") is not None
+    with pytest.raises(ifsl_bench.UserError, match="this needs learn2learn, which is not installed"):
+        load()
+    assert not registry.is_installed("learn2learn")
+
+
+def test_gyms_notice_is_dropped_and_nothing_else(monkeypatch, tmp_path, capsys):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "learn2learn"]:
+        monkeypatch.delitem(sys.modules, name)
+    notice = "Gym has been unmaintained since 2022\\nPlease upgrade"
+    lines = ["import sys", "print('before', file=sys.stderr)", f"print('{notice}', file=sys.stderr)",
+             "print('after', file=sys.stderr)"]  # fmt: skip
+    (tmp_path / "learn2learn.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    load()
+    monkeypatch.delitem(sys.modules, "learn2learn")
+    assert capsys.readouterr().err == "before\nafter\n"
 
 
 def test_a_result_of_a_method_that_cannot_be_made_here_is_checked_as_far_as_it_can(clusters, work, monkeypatch):

@@ -87,7 +87,7 @@ def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
             # A progressive JPEG is in memory at its full size, however small it comes out.
             with _room.of(whole if image.info.get("progressive") else pixels):
                 image.load()
-                return _fitted(_rgb(ImageOps.exif_transpose(image) if spec.upright else image), spec)
+                return _fitted(rgb(ImageOps.exif_transpose(image) if spec.upright else image), spec)
     except UnidentifiedImageError:
         raise BadImage(f"it is no image but {what_is(content[:512])}") from None
     except Image.DecompressionBombError:
@@ -105,7 +105,8 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def rgb(image: Image.Image) -> Image.Image:
+    """An image of any mode as RGB; raises :class:`BadImage` where nobody knows how."""
     from PIL import Image
 
     if image.mode == "RGB" and "transparency" not in image.info:

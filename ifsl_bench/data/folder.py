@@ -79,13 +79,13 @@ class ImageFolder(Form):
         if options.split is not None:
             sides = _listed(to, classes, options.split)
             classes = {name: classes[name] for name in sides}
-        classes = _large_enough(to, classes)
+        classes = large_enough(to, classes)
         if options.split is not None:
             sides = {name: side for name, side in sides.items() if name in classes}
         else:
             sides = seeded_sides(list(classes), options.split_seed or 0)
         where = str(options.split) if options.split else "the seeded split"
-        _check_sides(sides, classes, where)
+        check_sides(sides, classes, where)
         pools = divide(classes, sides)
         spec = ImageSpec(options.size or SIZE, fit="crop", upright=True)
         import_images(to, pools, spec)
@@ -178,7 +178,7 @@ def _listed(to: Import, classes: Mapping[str, Sequence[str]], split: Path) -> di
     return {name: sides[name] for name in classes if name in sides}
 
 
-def _large_enough(to: Import, classes: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def large_enough(to: Import, classes: Mapping[str, list[str]]) -> dict[str, list[str]]:
     """The classes with enough images for 5-shot episodes, or for the three base pools."""
     need = SHOTS + QUERIES
     small = {name: len(paths) for name, paths in classes.items() if len(paths) < need}
@@ -186,7 +186,7 @@ def _large_enough(to: Import, classes: Mapping[str, list[str]]) -> dict[str, lis
         shown = some([f"{name} ({count})" for name, count in small.items()])
         told = f"{len(small)} of {len(classes)} classes have fewer than {need} images: {shown}"
         if not to.allow_partial:
-            raise UserError(f"{told}. Remove these folders, or add --allow-partial to go on without them")
+            raise UserError(f"{told}. Leave these classes out, or add {to.partial_option} to go on without them")
         to.reporter.warn(told)
         to.mark_partial(told)
     return {name: paths for name, paths in classes.items() if name not in small}
@@ -204,7 +204,7 @@ def seeded_sides(names: Sequence[str], seed: int) -> dict[str, str]:
     return {name: drawn[name] for name in names}
 
 
-def _check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[str]], where: str) -> None:
+def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[str]], where: str) -> None:
     counts = {side: sum(s == side for s in sides.values()) for side in SIDES}
     shared = counts["novel/train"] == 0
     need = {"base": 2 * WAYS if shared else 2, "novel/train": 0 if shared else WAYS,

@@ -65,7 +65,7 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
     for name in pools:
         if skipped := to.writer.pools[name].get("skipped"):
             to.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
-    _note_duplicates(to, pools)
+    note_duplicates(to, pools)
 
 
 def _files(to: Import) -> Read:
@@ -112,7 +112,7 @@ def _import_pool(
     return []
 
 
-def _note_duplicates(to: Import, pools: Mapping[str, ImageFiles]) -> None:
+def note_duplicates(to: Import, pools: Mapping[str, ImageFiles]) -> None:
     """Says and records which images are equal to another, pixel by pixel; they are kept."""
     paths = [(name, path) for name, files in pools.items() for group in files.values() for path in group]
     digests = np.concatenate([np.load(to.writer.side_file(name)) for name in pools])

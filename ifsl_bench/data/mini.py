@@ -36,6 +36,8 @@ from ifsl_bench.data.published import check_pools, columns, digest, held_out, sh
 from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
 from ifsl_bench.data.stored import StoredArray
 from ifsl_bench.errors import UserError
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.store import sha256_json
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
@@ -169,14 +171,28 @@ class CacheObjects(ObjectForm):
     title: ClassVar[str] = "data sets that learn2learn has loaded (MiniImagenet)"
     kind = "learn2learn.MiniImagenet"
 
+    def identity(self, sides: Mapping[str, Any], reporter: Reporter) -> str:
+        caches = _loaded(sides)
+        total = sum(len(images) for images, _, _ in caches.values())
+        with reporter.stage(f"looking at {total:,} images", total) as stage:
+            return sha256_json({
+                side: [_class_rows(classes, len(images), where), images.digest(stage.advance)]
+                for side, (images, classes, where) in caches.items()
+            })  # fmt: skip
+
     def build(self, to: Import, sides: Mapping[str, Any]) -> None:
-        caches: dict[str, tuple[Images, object, str]] = {}
-        for side, loaded in sides.items():
-            where = f"the {side} MiniImagenet"
-            cache = attribute(loaded, "data", where)  # a dict, of which only the names of the classes are needed
-            classes = rows_by_name(cache.get("class_dict")) if isinstance(cache, dict) else None
-            caches[side] = LoadedImages(attribute(loaded, "x", where), where), classes, where
-        _copy_caches(to, caches)
+        _copy_caches(to, _loaded(sides))
+
+
+def _loaded(sides: Mapping[str, Any]) -> dict[str, tuple[LoadedImages, object, str]]:
+    """What objects have loaded of the caches: images, ``class_dict``, and what messages call them."""
+    caches: dict[str, tuple[LoadedImages, object, str]] = {}
+    for side, loaded in sides.items():
+        where = f"the {side} MiniImagenet"
+        cache = attribute(loaded, "data", where)  # a dict, of which only the names of the classes are needed
+        classes = rows_by_name(cache.get("class_dict")) if isinstance(cache, dict) else None
+        caches[side] = LoadedImages(attribute(loaded, "x", where), where), classes, where
+    return caches
 
 
 def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
@@ -186,7 +202,8 @@ def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
     groups = {text(name): integers(rows, f"class {text(name)!r}", where).tolist() for name, rows in value.items()}
     used = [row for rows in groups.values() for row in rows]
     if used and not 0 <= min(used) <= max(used) < count:
-        raise UserError(f"'class_dict' of {where} names row {max(used)}, 'image_data' has {count:,}")
+        wrong = next(row for row in used if not 0 <= row < count)
+        raise UserError(f"'class_dict' of {where} names row {wrong}, 'image_data' has {count:,}")
     if len(set(used)) < len(used):
         raise UserError(f"'class_dict' of {where} names an image twice")
     return groups

@@ -1,61 +1,48 @@
-"""Data sets that another library has loaded, as what importers read: nothing of that library is imported for it."""
+"""What importers read of objects that another library has loaded: nothing of that library is imported for it."""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from ifsl_bench import registry
 from ifsl_bench.data.pickled import SHAPE
-from ifsl_bench.data.source import DatasetSource, ObjectForm
 from ifsl_bench.errors import UserError
 
-SIDES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
-_WRAPPERS = ("MetaDataset", "Taskset")  # whose ``dataset`` is what they were made of
+
+def is_exactly(value: Any, library: str, *names: str) -> bool:
+    """Whether a value's class is one of that library, known by name. A subclass is none: it may give other images."""
+    return type(value).__module__.partition(".")[0] == library and type(value).__name__ in names
 
 
-def is_a(value: Any, library: str, *names: str) -> bool:
-    """Whether a value is an instance of a class of that library, or of a subclass, known by name."""
-    return any(t.__module__.partition(".")[0] == library and t.__name__ in names for t in type(value).__mro__)
+def kind_of(value: Any) -> str:
+    """A value's class as people know it, "library.Class"."""
+    return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
 
 
-def find_form(given: Sequence[Any]) -> tuple[DatasetSource, ObjectForm, dict[str, Any]]:
-    """The data set that three objects make, the form they have, and the object of each of train, val and test.
-
-    Args:
-        given: the objects in any order, each perhaps wrapped in what learn2learn makes tasks of.
-
-    Raises:
-        UserError: they are of no known class, or not one of each side.
-    """
-    forms = [(source, form) for source in _sources() for form in source.object_forms]
-    objects = [_unwrapped(value, {form.kind.partition(".")[0] for _, form in forms}) for value in given]
-    for source, form in forms:
-        library, _, name = form.kind.partition(".")
-        if objects and all(is_a(value, library, name) for value in objects):
-            sides = {SIDES.get(str(value.mode), str(value.mode)): value for value in objects}
-            if len(objects) != 3 or sides.keys() != set(SIDES.values()):
-                modes = ", ".join(str(value.mode) for value in objects)
-                raise UserError(f"{source.name} is made of a train, a validation and a test {name}, not of: {modes}")
-            return source, form, {side: sides[side] for side in ("train", "val", "test")}
-    kinds = ", ".join(dict.fromkeys(f"{type(v).__module__.partition('.')[0]}.{type(v).__name__}" for v in objects))
-    known = "; ".join(f"{form.kind} for {source.name}" for source, form in forms)
-    raise UserError(f"no data set is made of {kinds or 'nothing'}; three objects of one class are: {known}")
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Makes one sentence of whatever another library raises meanwhile."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(f"{what} cannot be read ({type(error).__name__}: {reason:.200})") from error
 
 
-def _sources() -> Iterator[DatasetSource]:
-    for name in registry.names(registry.DATASETS):
-        if not registry.load(registry.DATASETS, name).problem:
-            yield registry.dataset_source(name)
-
-
-def _unwrapped(value: Any, libraries: set[str]) -> Any:
-    while any(is_a(value, library, *_WRAPPERS) for library in libraries):
-        value = value.dataset
-    return value
+def as_array(value: Any) -> np.ndarray:
+    """A tensor, wherever and however it is kept, or whatever else NumPy takes, as an array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().to_dense()
+        if value.is_floating_point():
+            value = value.float()  # NumPy has no bfloat16
+    return np.asarray(value)
 
 
 def attribute(loaded: Any, name: str, where: str) -> Any:
@@ -71,9 +58,15 @@ def attribute(loaded: Any, name: str, where: str) -> Any:
 
 def rows_by_name(value: Any) -> Any:
     """A mapping of rows whose numbers may be NumPy's; anything else comes back as it is, for its reader to refuse."""
-    if not isinstance(value, Mapping):
-        return value
-    return {name: np.asarray(rows).reshape(-1) if len(rows) else [] for name, rows in value.items()}
+    return {name: _rows(rows) for name, rows in value.items()} if isinstance(value, Mapping) else value
+
+
+def _rows(rows: Any) -> Any:
+    try:
+        array = as_array(rows)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # ragged, or a tensor without content
+        return rows
+    return array if array.ndim and array.size else rows
 
 
 class LoadedImages:
@@ -83,10 +76,10 @@ class LoadedImages:
         shape = tuple(getattr(x, "shape", ()))
         if shape[1:] != (SHAPE[2], *SHAPE[:2]):
             raise UserError(f"'x' of {where} is a {type(x).__name__} {list(shape)}, expected a tensor [n, 3, 84, 84]")
-        self.x, self.where, self.nbytes = x, where, len(x) * math.prod(SHAPE)
+        self.x, self.where, self.nbytes = x, where, shape[0] * math.prod(SHAPE)
 
     def __len__(self) -> int:
-        return len(self.x)
+        return int(self.x.shape[0])
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
         """uint8 [rows, 84, 84, 3] after another.
@@ -95,7 +88,8 @@ class LoadedImages:
             UserError: a value is no whole number from 0 to 255.
         """
         for start in range(0, len(self), rows):
-            given = np.asarray(self.x[start : start + rows])
+            with reading(f"'x' of {self.where}"):
+                given = as_array(self.x[start : start + rows])
             with np.errstate(invalid="ignore"):
                 block = given.astype(np.uint8)
             if not (block == given).all():
@@ -104,3 +98,11 @@ class LoadedImages:
                     f"library loads it"
                 )
             yield block.transpose(0, 2, 3, 1)
+
+    def digest(self, advance: Callable[[int], None]) -> str:
+        """SHA-256 over the images as :meth:`blocks` gives them; ``advance`` is called with numbers of images read."""
+        sha = hashlib.sha256()
+        for block in self.blocks(256):
+            sha.update(np.ascontiguousarray(block).data)
+            advance(len(block))
+        return sha.hexdigest()

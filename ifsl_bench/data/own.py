@@ -15,7 +15,7 @@ from ifsl_bench.store import Home, sha256_json, write_bytes
 from ifsl_bench.task_files import packaged, parse
 
 TASK_FILE = """\
-# Written by 'ifsl-bench data prepare {name}', for you to change; a changed task is a new task.
+# Written when {name} was prepared, for you to change; a changed task is a new task.
 
 [dataset]
 name = "{name}"
@@ -61,15 +61,19 @@ class OwnData(DatasetSource):
     def build(self, to: Import) -> None:
         if isinstance(form := self.form(to.files), ImageFolder):
             to.about["settings"] = self.options.settings()
-            for task in self.task_names():
-                if task in packaged():
-                    raise UserError(f"there is a task {task!r} already; choose another name for your data set")
+            self.check_name()
         elif form is not None and (given := self.options.given()):
             raise UserError(f"{', '.join(given)}: for images; {to.files.path} holds {form.title}")
         super().build(to)
 
     def task_names(self) -> list[str]:
         return [f"{self.name}-{shots}shot" for shots in (1, SHOTS)]
+
+    def check_name(self) -> None:
+        """Raises :class:`UserError` where the tasks would be called as others are."""
+        for task in self.task_names():
+            if task in packaged():
+                raise UserError(f"there is a task {task!r} already; choose another name for your data set")
 
     def made(self, dataset: Dataset) -> bool:
         """Whether a data set was made with the settings asked for."""
@@ -96,6 +100,19 @@ class OwnData(DatasetSource):
         reporter.say(
             f"tasks {' and '.join(tasks)} are in {path}; try: ifsl-bench run --method imprint --task {tasks[-1]}"
         )
+
+
+class OwnObjects(OwnData):
+    """The same, made from objects of another library in memory; how they are divided is no option."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, OwnOptions())
+
+    def recipe(self) -> str:
+        return "objects of one's own, 1"
+
+    def made(self, dataset: Dataset) -> bool:
+        return True
 
 
 def task_file(dataset: Dataset) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 from ifsl_bench import registry
 from ifsl_bench.data.archive import Tree, open_tree
 from ifsl_bench.data.folder import OwnOptions
-from ifsl_bench.data.objects import find_form
-from ifsl_bench.data.own import OwnData
+from ifsl_bench.data.object_sources import find_form
+from ifsl_bench.data.own import OwnData, OwnObjects
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.source import DatasetSource, Import
 from ifsl_bench.data.writer import Writer, build
@@ -111,8 +111,7 @@ def prepare(
         UserError: unknown name, nothing to build from, or unusable content.
     """
     known = registry.names(registry.DATASETS)
-    if not re.fullmatch(NAME, name):
-        raise UserError(f"{name!r} is no name for a data set: use lower-case letters, digits, '-', '_', '.'")
+    _check_name(name)
     if name not in known and path is None:
         if is_prepared(home, name):
             return open_dataset(dataset_folder(home, name))
@@ -126,47 +125,78 @@ def prepare(
         raise UserError(f"data set {name!r} is made from files of yours; say where they are with --from PATH")
     if path is not None and not path.exists():
         raise UserError(f"there is no {path}")
-    if not force and (ready := _current(home, source)) is not None:
-        _check_same(source, ready, path)
-        if not isinstance(source, OwnData) or source.has_tasks(home, ready):
-            return _said(ready, reporter)
-    with locked(dataset_folder(home, name), reporter.say):
-        dataset = None if force else _existing(home, source, path, reporter)
-        if dataset is None:
-            dataset = _build(home, source, path, allow_partial, reporter)
-        if isinstance(source, OwnData) and not source.has_tasks(home, dataset):
-            source.write_tasks(home, dataset, reporter)
-        return dataset
+    return _prepared(
+        home,
+        source,
+        force,
+        reporter,
+        lambda ready: _check_same(source, ready, path),
+        lambda: _build(home, source, path, allow_partial, reporter),
+    )
 
 
 def prepare_objects(
-    home: Home, given: Sequence[Any], force: bool, reporter: Reporter, allow_partial: bool = False
+    home: Home, given: Any, name: str | None, force: bool, reporter: Reporter, allow_partial: bool = False
 ) -> Dataset:
     """Builds the data set that objects of another library hold, as :func:`prepare` does from their files.
 
     Args:
-        given: one object for each of train, validation and test.
-        force, allow_partial: as in :func:`prepare`.
+        given: a list of one object for each of train, validation and test.
+        name: of a data set of the user's own; None for the one that is made of such objects.
+        force: as in :func:`prepare`.
+        allow_partial: as in :func:`prepare`; without it a partial data set that is there already is refused, too.
 
     Raises:
-        UserError: objects of no known class, or unusable content.
+        UserError: objects of no known class, unusable content, or a data set that was made from something else.
     """
-    source, form, sides = find_form(given)
-    if not force and (ready := _current(home, source)) is not None:
-        return _said(ready, reporter)
-    with locked(dataset_folder(home, source.name), reporter.say):
-        if not force and (dataset := _existing(home, source, None, reporter)) is not None:
-            return dataset
+    if name is not None:
+        _check_name(name)
+    source, form, sides = find_form(given, name)
+    if isinstance(source, OwnObjects):
+        source.check_name()
+    identity = form.identity(sides, reporter)
+
+    def check(ready: Dataset) -> None:
+        there = _there(ready)
+        made_from = ready.manifest.get("about", {}).get("made_from")
+        if isinstance(made_from, dict) and made_from.get("identity") != identity:
+            name = ready.manifest["about"].get("source")
+            raise UserError(f"{there}, from something else than these objects (from {name}); force=True replaces it")
+        if ready.partial and not allow_partial:
+            raise UserError(f"{there}; allow_partial=True accepts that, force=True builds it again")
+
+    def make() -> Dataset:
         to = Import(None, reporter, allow_partial, form.title)
         to.about["form"] = form.title
+        return _written(home, source, to, {"identity": identity}, lambda to: form.build(to, sides))
 
-        def fill(writer: Writer) -> None:
-            to.writer = writer
-            form.build(to, sides)
+    return _prepared(home, source, force, reporter, check, make)
 
-        start = time.perf_counter()
-        dataset = build(dataset_folder(home, source.name), source.name, source.recipe(), fill, to.about)
-        _say_speed(dataset, to, (), time.perf_counter() - start)
+
+def _check_name(name: Any) -> None:
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        raise UserError(f"{name!r} is no name for a data set: use lower-case letters, digits, '-', '_', '.'")
+
+
+def _prepared(
+    home: Home,
+    source: DatasetSource,
+    force: bool,
+    reporter: Reporter,
+    check: Callable[[Dataset], None],
+    make: Callable[[], Dataset],
+) -> Dataset:
+    """The data set as it was prepared before, unless ``check`` refuses it, or as ``make`` builds it; with its tasks."""
+    if not force and (ready := _current(home, source)) is not None:
+        check(ready)
+        if not isinstance(source, OwnData) or source.has_tasks(home, ready):
+            return _said(ready, reporter)
+    with locked(dataset_folder(home, source.name), reporter.say):
+        dataset = None if force else _existing(home, source, check, reporter)
+        if dataset is None:
+            dataset = make()
+        if isinstance(source, OwnData) and not source.has_tasks(home, dataset):
+            source.write_tasks(home, dataset, reporter)
         return dataset
 
 
@@ -184,14 +214,16 @@ def _current(home: Home, source: DatasetSource) -> Dataset | None:
     return dataset if same else None
 
 
-def _existing(home: Home, source: DatasetSource, path: Path | None, reporter: Reporter) -> Dataset | None:
+def _existing(
+    home: Home, source: DatasetSource, check: Callable[[Dataset], None], reporter: Reporter
+) -> Dataset | None:
     """As :func:`_current`, with a word on damage and on success; the caller holds the lock.
 
     Raises:
-        UserError: as :func:`_check_same`.
+        UserError: as ``check`` does.
     """
     if (dataset := _current(home, source)) is not None:
-        _check_same(source, dataset, path)
+        check(dataset)
         return _said(dataset, reporter)
     if is_prepared(home, source.name):
         try:
@@ -201,9 +233,13 @@ def _existing(home: Home, source: DatasetSource, path: Path | None, reporter: Re
     return None
 
 
-def _said(dataset: Dataset, reporter: Reporter) -> Dataset:
+def _there(dataset: Dataset) -> str:
     mark = " (partial)" if dataset.partial else ""
-    reporter.say(f"{dataset.name} is prepared already{mark} in {dataset.folder} (--force builds it again)")
+    return f"{dataset.name} is prepared already{mark} in {dataset.folder}"
+
+
+def _said(dataset: Dataset, reporter: Reporter) -> Dataset:
+    reporter.say(f"{_there(dataset)} (--force builds it again)")
     return dataset
 
 
@@ -213,8 +249,7 @@ def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None) -> N
     One prepared before sources were recorded is taken as it is.
     """
     own = isinstance(source, OwnData)
-    mark = " (partial)" if dataset.partial else ""
-    there = f"{source.name} is prepared already{mark} in {dataset.folder}"
+    there = _there(dataset)
     remedy = "--force replaces it" + (", or choose another name" if own else "")
     if isinstance(source, OwnData) and not source.made(dataset):
         raise UserError(f"{there}, with other settings; {remedy}")
@@ -225,33 +260,46 @@ def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None) -> N
         if tree.identity() == made_from.get("identity"):
             return
         found = tree.content()
-        if any(made_from.get(key, value) != value for key, value in found.items()):
+        # What objects gave has an identity alone.
+        if "names" not in made_from or any(made_from.get(key, value) != value for key, value in found.items()):
             name = dataset.manifest["about"].get("source")
             raise UserError(f"{there}, from other files than {path} holds now (it was made from {name}); {remedy}")
 
 
 def _build(home: Home, source: DatasetSource, path: Path | None, allow_partial: bool, reporter: Reporter) -> Dataset:
-    folder, recipe = dataset_folder(home, source.name), source.recipe()
     with open_tree(path) if path is not None else nullcontext() as tree:
         to = Import(tree, reporter, allow_partial)
-        key, complete = None, dict[str, object]()
-        if tree is not None:
-            _check_form(source, tree)
-            key = sha256_json([recipe, tree.identity(), allow_partial])
-            to.about["made_from"] = {"identity": tree.identity(), **tree.content()}
+        if tree is None:
+            return _written(home, source, to, None, source.build)
+        _check_form(source, tree)
+        return _written(home, source, to, {"identity": tree.identity(), **tree.content()}, source.build)
 
-        def fill(writer: Writer) -> None:
-            to.writer = writer
-            complete.update(writer.pools)
-            if complete:
-                reporter.say(f"going on with an interrupted import; complete are {', '.join(complete)}")
-            source.build(to)
 
-        start = time.perf_counter()
-        dataset = build(folder, source.name, recipe, fill, to.about, key)
-        if tree is not None:
-            _say_speed(dataset, to, complete, time.perf_counter() - start)
-        return dataset
+def _written(
+    home: Home,
+    source: DatasetSource,
+    to: Import,
+    made_from: dict[str, str] | None,
+    write: Callable[[Import], None],
+) -> Dataset:
+    """Builds a data set; one that is made from something goes on where an import of the same was interrupted."""
+    recipe, key, complete = source.recipe(), None, dict[str, object]()
+    if made_from is not None:
+        to.about["made_from"] = made_from
+        key = sha256_json([recipe, made_from["identity"], to.allow_partial])
+
+    def fill(writer: Writer) -> None:
+        to.writer = writer
+        complete.update(writer.pools)
+        if complete:
+            to.reporter.say(f"going on with an interrupted import; complete are {', '.join(complete)}")
+        write(to)
+
+    start = time.perf_counter()
+    dataset = build(dataset_folder(home, source.name), source.name, recipe, fill, to.about, key)
+    if made_from is not None:
+        _say_speed(dataset, to, complete, time.perf_counter() - start)
+    return dataset
 
 
 def _check_form(source: DatasetSource, tree: Tree) -> None:

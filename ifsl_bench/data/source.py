@@ -104,19 +104,27 @@ class ObjectForm(ABC):
 
     Attributes:
         title: the form in words.
-        kind: the library and the class of the objects, "library.Class"; subclasses are recognised too.
+        kind: the library and the class of the objects, "library.Class"; subclasses may hold other things. Empty for a
+            form that is known by what objects do.
     """
 
     title: ClassVar[str]
-    kind: ClassVar[str]
+    kind: ClassVar[str] = ""
 
     @abstractmethod
-    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
-        """Writes the pools.
+    def identity(self, sides: Mapping[str, Any], reporter: Reporter) -> str:
+        """Changes when the content of the objects does; recorded as what a data set was made from.
 
         Args:
             sides: the object of each of "train", "val" and "test".
+
+        Raises:
+            UserError: the objects hold what no data set can be made of.
         """
+
+    @abstractmethod
+    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
+        """Writes the pools; called after :meth:`identity` of the same objects."""
 
 
 class DatasetSource(ABC):

@@ -7,6 +7,7 @@ neither phases nor file names: ``tiered-imagenet-2018`` draws the images of the 
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +20,14 @@ from ifsl_bench.data.archive import Tree, open_tree
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.decode import ImageSpec, Item
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.objects import attribute
+from ifsl_bench.data.objects import as_array, attribute, reading
 from ifsl_bench.data.pickled import SHAPE, SIZE, Rows, list_items, listed, required, row_of
 from ifsl_bench.data.published import check_pools, columns, digest, held_out
 from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
 from ifsl_bench.data.tiered_files import class_names, copy_npz, images_entry, is_npz, read_labels
 from ifsl_bench.errors import UserError
+from ifsl_bench.reporter import Reporter
+from ifsl_bench.store import sha256_json
 
 CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
@@ -160,26 +163,52 @@ class LoadedFiles(ObjectForm):
     title: ClassVar[str] = "data sets that learn2learn has loaded (TieredImagenet)"
     kind = "learn2learn.TieredImagenet"
 
-    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
+    def identity(self, sides: Mapping[str, Any], reporter: Reporter) -> str:
+        groups = self.groups(sides)
+        total = sum(len(loaded.images) for loaded in sides.values())
+        sha = hashlib.sha256(sha256_json(groups).encode())
+        with reporter.stage(f"looking at {total:,} images", total) as stage:
+            for side, loaded in sides.items():
+                for row, image in enumerate(loaded.images):
+                    with reading(f"image {row} of {_where(side)}"):
+                        content = as_array(image)
+                    sha.update(f"{content.dtype.str}{content.shape}".encode() + content.tobytes())
+                    stage.advance(1)
+        return sha.hexdigest()
+
+    def groups(self, sides: Mapping[str, Any]) -> dict[str, Rows]:
+        """side -> wnid -> rows, of the labels that an object has and of what its files say of them.
+
+        Raises:
+            UserError: they do not go together.
+        """
         groups: dict[str, Rows] = {}
-        where = {side: f"the {side} TieredImagenet" for side in sides}
         for side, loaded in sides.items():
-            folder = Path(attribute(loaded, "root", where[side])) / "tiered-imagenet"  # as learn2learn has it
+            folder = Path(attribute(loaded, "root", _where(side))) / "tiered-imagenet"  # as learn2learn has it
             with open_tree(folder) as tree:
                 names = class_names(tree, columns(CLASSES, "wnid", "split"), Files2018.title)
                 labels, groups[side] = read_labels(tree, required(tree, f"{side}_labels.pkl", Files2018.title), names)
-            images, given = attribute(loaded, "images", where[side]), attribute(loaded, "labels", where[side])
-            if not np.array_equal(labels, np.asarray(given)) or len(images) != len(labels):
-                raise UserError(f"{where[side]} has not the labels of {folder}, which say what its classes are called")
-        pools, source = Files2018().pools(groups, where)
+            images, given = attribute(loaded, "images", _where(side)), attribute(loaded, "labels", _where(side))
+            with reading(f"'labels' of {_where(side)}"):
+                same = np.array_equal(labels, as_array(given)) and len(images) == len(labels)
+            if not same:
+                raise UserError(f"{_where(side)} has not the labels of {folder}, which say what its classes are called")
+        return groups
+
+    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
+        pools, source = Files2018().pools(self.groups(sides), {side: _where(side) for side in sides})
         check_pools(to, "tiered-ImageNet", COUNTS, pools)
         named = {pool: listed(f"{source[pool]}_images_png.pkl", pools[pool]) for pool in pools}
 
         def read(pool: str, wanted: Sequence[str]) -> Iterator[Item]:
             for place, name in enumerate(wanted):
-                yield place, name, np.asarray(sides[source[pool]].images[row_of(name)]).tobytes()
+                yield place, name, as_array(sides[source[pool]].images[row_of(name)]).tobytes()
 
         import_images(to, named, ImageSpec(SIZE), read)
+
+
+def _where(side: str) -> str:
+    return f"the {side} TieredImagenet"
 
 
 class _Tiered(DatasetSource):

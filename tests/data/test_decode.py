@@ -259,7 +259,7 @@ def test_transparency_in_strips_gives_the_pixels_of_the_whole(monkeypatch, kind)
         decode(content, ImageSpec(24, "crop")), decode(encoded(expected), ImageSpec(24, "crop"))
     )
     with Image.open(io.BytesIO(content)) as found:
-        np.testing.assert_array_equal(np.asarray(decode_module._rgb(found)), expected)
+        np.testing.assert_array_equal(np.asarray(decode_module.rgb(found)), expected)
 
 
 def test_bad_images_are_listed_by_row_and_name():

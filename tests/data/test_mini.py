@@ -373,8 +373,17 @@ def test_what_learn2learn_has_loaded_is_what_its_caches_hold(learn2learn, loaded
     assert dataset.fingerprint == files.fingerprint
     assert "MiniImagenet" in dataset.manifest["about"]["form"]
     # There is no second import before it is asked for.
-    assert ifsl_bench.from_learn2learn(objects, work=work).manifest == dataset.manifest
+    again = ifsl_bench.from_learn2learn(objects, work=work, allow_partial=not whole)
+    assert again.manifest == dataset.manifest
+    with pytest.raises(UserError, match=r"from other files than .*caches holds now"):  # another way to be the same
+        prepare(work.home, "mini-imagenet-held-out", folder, False, Reporter())
+    val.x[0, 0, 0, 0] = 255 - val.x[0, 0, 0, 0]
+    with pytest.raises(UserError, match=r"from something else than these objects .*; force=True replaces it"):
+        ifsl_bench.from_learn2learn(objects, work=work, allow_partial=True)
+    val.x[0, 0, 0, 0] = 255 - val.x[0, 0, 0, 0]
     if not whole:
+        with pytest.raises(UserError, match=r"is prepared already \(partial\) .*; allow_partial=True accepts that"):
+            ifsl_bench.from_learn2learn(objects, work=work)
         with pytest.raises(UserError, match=r"MiniImagenet.* does not give all of .*allow_partial=True"):
             ifsl_bench.from_learn2learn(objects, work=work, force=True)
         assert dataset.folder.exists()
@@ -407,22 +416,50 @@ def test_learn2learn_objects_that_do_not_make_a_data_set_are_refused(learn2learn
     refused([train, val], "made of a train, a validation and a test MiniImagenet, not of: train, validation")
     refused([train, val, val], "not of: train, validation, validation")
     refused([], "no data set is made of nothing; .*learn2learn.MiniImagenet for mini-imagenet-held-out")
+    refused(train, "given as a list, .*, not as a learn2learn.MiniImagenet")
+    refused({"train": train}, "not as a builtins.dict")
+    refused(None, "not as a builtins.NoneType")
+    data = learn2learn.data
+    some = [data.FilteredMetaDataset(data.MetaDataset(o), [0, 1]) for o in (train, val, test)]
+    refused(some, "made of learn2learn.FilteredMetaDataset; .*give it a name")
+    refused([data.UnionMetaDataset([o]) for o in (train, val, test)], "made of learn2learn.UnionMetaDataset; ")
+    part = data.MetaDataset(test)
+    part.create_bookkeeping(labels_to_indices={0: [3, 4]})
+    refused([train, val, part], "a MetaDataset has 2 of the 40 images of its MiniImagenet")
+
+    class Negative(type(train)):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return 255 - x, y
+
+    refused([Negative(train.root, mode=mode) for mode in ("train", "validation", "test")], "is made of .*Negative; ")
     others = [torch.utils.data.TensorDataset(torch.zeros(2))] * 3
     refused(others, "no data set is made of torch.TensorDataset; ")
-    refused([learn2learn.data.MetaDataset(others[0], {0: [0, 1]})] * 3, "no data set is made of torch.TensorDataset; ")
+    refused([data.MetaDataset(others[0], {0: [0, 1]})] * 3, "no data set is made of torch.TensorDataset; ")
     for change, message in (
         (lambda: setattr(val, "x", val.x / 255), "'x' of the val MiniImagenet has values that are no whole numbers"),
         (lambda: setattr(val, "x", 1 + 255 * val.x), "has values that are no whole numbers from 0 to 255"),
         (lambda: setattr(val, "x", val.x.permute(0, 2, 3, 1)), r"is a Tensor \[40, 84, 84, 3\], expected a tensor"),
         (lambda: val.data["class_dict"].pop(VAL[0]) and val.data["class_dict"].update({TEST[0]: [0]}), "a test class"),
+        (lambda: val.data["class_dict"].update({VAL[0]: 5}), f"class '{VAL[0]}' of the val MiniImagenet is a int, exp"),
+        (lambda: val.data["class_dict"].update({VAL[0]: [[1, 2], [3]]}), "is a list, expected a list of whole numbers"),
+        (lambda: val.data["class_dict"].update({VAL[0]: [3, -7]}), "names row -7, 'image_data' has 40"),
+        (lambda: setattr(val, "x", val.x.to("meta")), r"'x' of the val MiniImagenet cannot be read \(NotImpl"),
+        (lambda: setattr(val, "x", val.x.to_sparse()), "'x' of the val MiniImagenet cannot be read"),
+        (lambda: delattr(val, "mode"), "not of: train, None, test"),
         (lambda: delattr(val, "data"), "the val MiniImagenet has no 'data', which its library gives it"),
         (lambda: setattr(val, "data", {}), "'class_dict' of the val MiniImagenet is a NoneType"),
     ):
-        x, data = val.x, val.data
+        x, data, mode = val.x, val.data, "validation"
         data = {**data, "class_dict": dict(data["class_dict"])}
         change()
         refused([train, val, test], message)
-        val.x, val.data = x, data
+        val.x, val.data, val.mode = x, data, mode
+    for x in (val.x.bfloat16(), val.x.clone().requires_grad_()):
+        expected = ifsl_bench.from_learn2learn([train, val, test], work=work, allow_partial=True).fingerprint
+        val.x = x
+        found = ifsl_bench.from_learn2learn([train, val, test], work=work, allow_partial=True, force=True)
+        assert found.fingerprint == expected
 
 
 # -- ILSVRC-2012
