@@ -13,6 +13,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -378,9 +379,20 @@ def test_a_missing_learn2learn_is_one_line_that_says_how_to_install_it(without, 
     assert not registry.load(registry.METHODS, "imprint").problem
 
 
-def test_a_broken_learn2learn_is_not_called_missing(monkeypatch, tmp_path):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "learn2learn"]:
-        monkeypatch.delitem(sys.modules, name)
+@pytest.fixture
+def unloaded():
+    """As if nothing had imported learn2learn yet; what a test imports under its name is forgotten."""
+
+    def take() -> dict[str, ModuleType]:
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "learn2learn"}
+
+    loaded = take()
+    yield
+    take()
+    sys.modules.update(loaded)
+
+
+def test_a_broken_learn2learn_is_not_called_missing(unloaded, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     for content, message in (
         ("import a_package_that_nobody_has", "lacks a_package_that_nobody_has"),
@@ -392,9 +404,7 @@ def test_a_broken_learn2learn_is_not_called_missing(monkeypatch, tmp_path):
             load()
 
 
-def test_a_folder_of_that_name_is_no_package(monkeypatch, tmp_path):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "learn2learn"]:
-        monkeypatch.delitem(sys.modules, name)
+def test_a_folder_of_that_name_is_no_package(unloaded, monkeypatch, tmp_path):
     (tmp_path / "learn2learn" / "data").mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(sys, "meta_path", [importlib.machinery.PathFinder])
@@ -404,16 +414,13 @@ def test_a_folder_of_that_name_is_no_package(monkeypatch, tmp_path):
     assert not registry.is_installed("learn2learn")
 
 
-def test_gyms_notice_is_dropped_and_nothing_else(monkeypatch, tmp_path, capsys):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "learn2learn"]:
-        monkeypatch.delitem(sys.modules, name)
+def test_gyms_notice_is_dropped_and_nothing_else(unloaded, monkeypatch, tmp_path, capsys):
     notice = "Gym has been unmaintained since 2022\\nPlease upgrade"
     lines = ["import sys", "print('before', file=sys.stderr)", f"print('{notice}', file=sys.stderr)",
              "print('after', file=sys.stderr)"]  # fmt: skip
     (tmp_path / "learn2learn.py").write_text("\n".join(lines))
     monkeypatch.syspath_prepend(str(tmp_path))
     load()
-    monkeypatch.delitem(sys.modules, "learn2learn")
     assert capsys.readouterr().err == "before\nafter\n"
 
 

@@ -83,9 +83,12 @@ def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
         del made.method.schedule
     assert sorted(trained.history) == [100, 200, 300, 400]
     assert trained.history[trained.kept_step] == max(trained.history.values())
-    assert pipeline._validate("scale", bench, method) == pytest.approx(trained.history[trained.kept_step])
-    before = Scale(bench.base, 5, offset=-3.0)
-    assert trained.history[trained.kept_step] > pipeline._validate("scale", bench, before) + 10
+
+    def accuracy(model):
+        return pipeline._accuracy(pipeline._validate("scale", bench, model))
+
+    assert accuracy(method) == pytest.approx(trained.history[trained.kept_step])
+    assert accuracy(method) > accuracy(Scale(bench.base, 5, offset=-3.0)) + 10
 
 
 def test_select_last_shares_the_training_with_best(clusters):
