@@ -55,7 +55,7 @@ def run(
             as in ``glyphs-5shot+ways=10``.
         options: the method's own, e.g. ``{"normalise": True}``.
         train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.training.Training`.
-        seed: of pretraining and meta-training, never of the test episodes.
+        seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
         episodes: the first so many test episodes; all of the task's by default.
         change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see :mod:`ifsl_bench.variants`.
         rerun: evaluate again even if the same result is stored.

@@ -30,6 +30,11 @@ class Row:
     def seeds(self) -> tuple[int, ...]:
         return tuple(r.seed for r in self.results)
 
+    @property
+    def one_pretraining(self) -> bool:
+        """Whether several seeds of meta-training start from one backbone: then what they share has no spread."""
+        return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
+
     def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """Each metric for each episode, [n], in percent, averaged over seeds."""
         chosen = [r.counts().per_episode() for r in self.results if seeds is None or r.seed in seeds]
@@ -155,6 +160,8 @@ def compare(a: Row, b: Row) -> Comparison:
         same_key = left.pretraining.get("key") == right.pretraining.get("key")
         if same_key and left.pretraining.get("sha256") != right.pretraining.get("sha256"):
             notes.append(f"seed {seed}: the two start from backbones that were trained separately (another machine?)")
+    if len(common) > 1 and a.one_pretraining and b.one_pretraining:
+        notes.append("all seeds start from one pretraining: the intervals over seeds hold the backbone fixed")
     return Comparison(
         a.label,
         b.label,

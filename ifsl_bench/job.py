@@ -35,7 +35,7 @@ class Job:
     Attributes:
         name: the method's registered name.
         options: those that are not the default, converted, in the constructor's order.
-        seed: of pretraining and meta-training.
+        seed: of meta-training, and of pretraining unless the task has one for all seeds.
         episodes: the first so many test episodes of the task.
     """
 

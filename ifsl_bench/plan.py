@@ -122,7 +122,7 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
     source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     yield f"data set {name}", known.prepared, lambda: source.rough_seconds() if source else None, ()
     key = pretraining_key(task, known.fingerprint or "?", job.method.head, job.seed)
-    title = f"pretraining {task.pretraining.backbone}, {job.method.head} head, seed {job.seed}"
+    title = f"pretraining {task.pretraining.backbone}, {job.method.head} head, seed {task.pretraining_seed(job.seed)}"
     yield title, pretrained_sha256(work.home, key) is not None, lambda: _pretraining_seconds(task, known, work), (key,)
     features = None
     if known.shape:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -54,12 +53,17 @@ class Pretrained:
 
 
 def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
-    """What a pretraining is called on disk: readable, and different whenever the weights could differ."""
+    """What a pretraining is called on disk: readable, and different whenever the weights could differ.
+
+    Args:
+        seed: of training; a task may have one pretraining for all of them.
+    """
+    seed = task.pretraining_seed(seed)
     made_of = {
         "recipe": RECIPE,
         "data": fingerprint,
         "images": [task.dataset.mean, task.dataset.std],
-        "pretraining": msgspec.to_builtins(task.pretraining),
+        "pretraining": task.pretraining.definition(),
         "head": head,
         "seed": seed,
     }
@@ -90,7 +94,7 @@ def pretrain(
     key = pretraining_key(task, dataset.fingerprint, head, seed)
     folder = home.pretrained / key
     with locked(folder, reporter.say):
-        trainer = _Trainer(folder, task, dataset, head, seed, device)
+        trainer = _Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
         trainer.restore(reporter)
         if not trainer.info["finished"]:
             trainer.train(reporter)

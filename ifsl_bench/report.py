@@ -164,6 +164,8 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
     if board.rows:
         count = len(board.rows[0].results[0].episodes.base_joint)
         notes.append(f"Measured: mean ± 95% interval over {count:,} episodes, averaged over seeds, in percent.")
+    if any(row.one_pretraining for row in board.rows):
+        notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
     if any(row.results[0].partial for row in board.rows):
         notes.append("The data set was made from less than its source should hold, and is marked partial.")
     for row in board.others:

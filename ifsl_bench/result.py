@@ -50,7 +50,7 @@ class Result(_Part, frozen=True):
         task_hash: identity of the task's definition.
         digest: identity of the episodes; results are comparable only where it is equal.
         fingerprint: identity of the data.
-        seed: of pretraining and meta-training.
+        seed: of meta-training, and of pretraining unless the task has one for all seeds.
         episodes: hits of each episode.
         summary: metric -> mean and half-width of the 95% interval over episodes, in percent.
         solver: statistic -> mean, max and count over episodes, as the method reported them.

@@ -50,7 +50,10 @@ class Schedule(Strict, frozen=True):
 
 
 class Pretraining(Strict, frozen=True):
-    """Stage 1: backbone and base classifier on base/train by cross-entropy, SGD with momentum."""
+    """Stage 1: backbone and base classifier on base/train by cross-entropy, SGD with momentum.
+
+    ``seed`` is that of the one pretraining that every training seed starts from; None: each has its own.
+    """
 
     backbone: str
     steps: int
@@ -61,6 +64,13 @@ class Pretraining(Strict, frozen=True):
     crop_padding: int = 0  # pixels of zero padding before a random crop of the original size
     flip: bool = False  # horizontal, with probability one half
     norm_momentum: float = 0.1  # PyTorch's convention: the weight of the new batch
+    seed: int | None = None
+
+    def definition(self) -> dict[str, Any]:
+        """Everything that changes the weights, beside the seed."""
+        value = msgspec.to_builtins(self)
+        del value["seed"]
+        return value
 
 
 class EpisodeSpec(Strict, frozen=True):
@@ -122,14 +132,21 @@ class Task(Strict, frozen=True):
         value = msgspec.to_builtins(self)
         del value["title"], value["digest"], value["variant_of"]
         del value["dataset"]["obtain"], value["dataset"]["fingerprint"], value["dataset"]["partial"]
-        if self.base_classes is None:  # younger than the first stored results: absent where it changes nothing
+        # Younger than the first stored results: absent where they change nothing.
+        if self.base_classes is None:
             del value["base_classes"]
+        if self.pretraining.seed is None:
+            del value["pretraining"]["seed"]
         return value
 
     @property
     def hash(self) -> str:
         """16 hex digits that change whenever the definition does: a changed task is a new task."""
         return sha256_json(self.definition())[:16]
+
+    def pretraining_seed(self, seed: int) -> int:
+        """The seed of the pretraining that a training seed starts from."""
+        return seed if self.pretraining.seed is None else self.pretraining.seed
 
     def pool(self, side: Side, part: Literal["base", "novel"]) -> str:
         """The pool that a side's base queries or novel classes come from (protocol of Ren et al. 2019, appendix)."""

@@ -36,6 +36,7 @@ def check_task(task: Task, where: str) -> None:
     need(task.episode.base_queries >= 0, "episode.base_queries must not be negative")
     need(task.evaluation.episodes >= 2, "evaluation.episodes must be at least 2")
     need(task.evaluation.validation_episodes >= 2, "evaluation.validation_episodes must be at least 2")
+    need(task.pretraining.seed is None or task.pretraining.seed >= 0, "pretraining.seed must not be negative")
     need(task.pretraining.steps >= 0, "pretraining.steps must not be negative")
     need(task.pretraining.batch >= 2, "pretraining.batch must be at least 2")
     need(0 <= task.pretraining.momentum < 1, "pretraining.momentum must be in [0, 1)")

@@ -103,6 +103,48 @@ def test_seeds_tables_compare_and_show(call, here):
         assert call("table", TASK, "--format", style, "--full")[0] == 0
 
 
+def test_several_seeds_on_one_pretraining(call, here):
+    """Seeds differ where there is something to meta-train; tables and comparisons say what was held fixed."""
+    text = Path("clusters.toml").read_text().replace("steps = 60\n", "steps = 60\nseed = 3\n")
+    Path("clusters.toml").write_text(text)
+    arguments = (
+        "run",
+        "--method",
+        "lwof,protonet",
+        "--task",
+        TASK,
+        "--seeds",
+        "2",
+        "--train",
+        "steps=20",
+        "--device",
+        "cpu",
+    )
+    status, out, _ = call(*arguments, "--dry-run")
+    assert status == 0
+    assert "pretraining none, linear head, seed 3" in out
+    assert out.count("pretraining none") == 2, "one for each head"
+    status, out, err = call(*arguments)
+    assert status == 0, err
+    assert "on one pretraining: every interval holds the backbone fixed" in out
+    assert len(list(Path("home/pretrained").glob("clusters-*"))) == 2
+    folder = Path("home/results/clusters-5shot")
+    lwof, protonet = ([json.loads((folder / f"{label}.seed-{seed}.json").read_text()) for seed in (0, 1)]
+                      for label in ("lwof.steps=20", "protonet"))  # fmt: skip
+    for results in (lwof, protonet):
+        assert results[0]["pretraining"] == results[1]["pretraining"]
+    assert lwof[0]["episodes"] != lwof[1]["episodes"]
+    assert protonet[0]["episodes"] == protonet[1]["episodes"]
+    status, out, _ = call("compare", "lwof.steps=20", "protonet", "--task", TASK)
+    assert "all seeds start from one pretraining" in out
+    status, out, _ = call("run", "--method", "protonet", "--task", TASK, "--seeds", "2", "--device", "cpu")
+    assert status == 0
+    Path("clusters.toml").write_text(text.replace("seed = 3", "seed = -1"))
+    status, _, err = call("run", "--method", "protonet", "--task", TASK)
+    assert status == 2
+    assert "pretraining.seed must not be negative" in err
+
+
 def test_compare_refuses_other_episodes(call, here):
     for n in ("30", "60"):
         call("run", "--method", "protonet", "--task", TASK, "--episodes", n, "--device", "cpu")

@@ -69,6 +69,22 @@ def test_keys_differ_with_everything_that_matters(few):
     assert pretraining_key(other_shots, dataset.fingerprint, "linear", 0) in keys, "shared by the tasks of a data set"
 
 
+def test_one_pretraining_for_all_seeds_is_that_of_its_seed(few):
+    """A task that fixes the seed shares the backbone with those that do not, and is another task."""
+    import msgspec
+
+    home, task, dataset = few
+    fixed = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, seed=1))
+    key = pretraining_key(task, dataset.fingerprint, "linear", 1)
+    assert {pretraining_key(fixed, dataset.fingerprint, "linear", seed) for seed in (0, 1, 2)} == {key}
+    assert fixed.hash != task.hash
+    made = pretrain(home, fixed, dataset, "linear", 0, CPU, Reporter())
+    assert made.info["seed"] == 1
+    again = pretrain(home, task, dataset, "linear", 1, CPU, Reporter())
+    assert again.key == made.key
+    assert torch.equal(made.head.weight, again.head.weight)
+
+
 def test_seeds_give_other_weights(few):
     home, task, dataset = few
     a, b = (pretrain(home, task, dataset, "linear", seed, CPU, Reporter()) for seed in (0, 1))
