@@ -77,7 +77,7 @@ class Bench:
             task.shots,
             novel=self.dataset.pool(task.pool(side, "novel")).starts,
             base=self.dataset.pool(base).starts,
-            hide=side == "train" and task.protocol == "shared",
+            hide=task.hides(side),
             parity=task.base_parity(side),
             device=self.work.device,
         )

@@ -20,7 +20,7 @@ from ifsl_bench.method import Method
 from ifsl_bench.options import options_of, resolve_options, trains
 from ifsl_bench.result import file_name
 from ifsl_bench.store import Home, sha256_json
-from ifsl_bench.task import NO_BACKBONE, MetaTraining, Task
+from ifsl_bench.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.task_files import find
 from ifsl_bench.training import Training
 from ifsl_bench.variants import Change
@@ -84,6 +84,13 @@ class Job:
             return None
         step = ratio if best[key] == ends[1] else 1 / ratio
         return ({**best, key: float(f"{best[key] * step**i:.3g}")} for i in range(1, MOST_BEYOND + 1))
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The sides whose episodes the job draws."""
+        if trains(self.method, self.settings()[0]):
+            return ("test", "train", "val")
+        return ("test", "val") if self.tuned else ("test",)
 
     def result_path(self, home: Home) -> Path:
         return home.results / self.task.name / file_name(self.label, self.seed)

@@ -30,6 +30,8 @@ MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves
 def run_job(job: Job, bench: Bench, command: str, checkpoint: Path | None = None) -> Result:
     """Trains (or loads), evaluates and returns the result; nothing is written to the results folder."""
     work = bench.work
+    for side in job.sides if checkpoint is None else ():
+        bench.sampler(side)  # episodes that cannot be drawn are an error before pretraining, not after
     bench.check_digest()
     if checkpoint is None:
         method, chosen, tuned, trained, folder = _best_model(job, bench)

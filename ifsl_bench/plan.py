@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from ifsl_bench import registry
 from ifsl_bench.api import stored_result
 from ifsl_bench.backbones import channels_last, make_backbone, make_head
-from ifsl_bench.bench import Workspace
+from ifsl_bench.bench import Bench, Workspace
 from ifsl_bench.checkpoint import CheckpointFolder
 from ifsl_bench.data.counts import Count, Counts
-from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.prepare import dataset_folder, is_prepared, not_prepared
 from ifsl_bench.data.subset import check_fewer, some_base_classes
 from ifsl_bench.device import choose_precision
@@ -37,7 +37,7 @@ class _Known:
     images: dict[str, int]
     classes: int  # base classes
     counts: Counts
-    prepared: bool
+    dataset: Dataset | None  # where it is prepared
 
 
 @dataclass
@@ -85,7 +85,7 @@ def _known(task: Task, work: Workspace) -> _Known:
         pools = dataset.manifest["pools"]
         images = {pool: entry["shape"][0] for pool, entry in pools.items()}
         counts = {pool: Count(len(entry["classes"]), images[pool]) for pool, entry in pools.items()}
-        return _Known(dataset.fingerprint, dataset.shape, images, counts["base/train"].classes, counts, True)
+        return _Known(dataset.fingerprint, dataset.shape, images, counts["base/train"].classes, counts, dataset)
     source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or source.needs_source:
         raise UserError(not_prepared(work.home, task.dataset))
@@ -99,28 +99,39 @@ def _known(task: Task, work: Workspace) -> _Known:
         images = {pool: round(n * share) if pool.startswith("base/") else n for pool, n in images.items()}
         classes = task.base_classes
     counts = {pool: Count(classes, images[pool]) if pool.startswith("base/") else c for pool, c in counts.items()}
-    return _Known(task.dataset.fingerprint, shape, images, classes, counts, False)
+    return _Known(task.dataset.fingerprint, shape, images, classes, counts, None)
 
 
 def _check_episodes(task: Task, side: Side, known: _Known) -> None:
     """Raises :class:`UserError` where a side's episodes cannot be drawn, as far as the counts tell."""
-    pool = task.pool(side, "novel")
+    shape, who = task.episode, f"episodes of {task.name}"
+    pool, base = task.pool(side, "novel"), task.pool(side, "base")
     if (count := known.counts.get(pool)) is None:
         return
-    shape = task.episode
     if count.classes < shape.ways:
-        raise UserError(f"episodes of {task.name} need {shape.ways:,} novel classes, {pool} has {count.classes}")
+        raise UserError(f"{who} need {shape.ways:,} novel classes, {pool} has {count.classes}")
     need, most = task.shots + shape.novel_queries, count.images // count.classes
     if most < need:
-        raise UserError(f"episodes of {task.name} need {need:,} images of a novel class, {pool} has {most} of some")
+        raise UserError(f"{who} need {need:,} images of a novel class, {pool} has {most} of some")
+    hidden = shape.ways if task.hides(side) else 0
+    most = known.counts[base].images * (known.counts[base].classes - hidden) // known.counts[base].classes
+    if task.base_parity(side):
+        most //= 2
+    if most < shape.base_queries:
+        raise UserError(f"{who} need {shape.base_queries:,} base queries, {base} has {most} images for them")
 
 
 def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[], float | None], tuple[str, ...]]]:
     task, known = job.task, _known(job.task, work)
-    _check_episodes(task, "test", known)  # before anything of that size is made
+    for side in job.sides:  # before anything of that size is made
+        _check_episodes(task, side, known)
+        if known.dataset is not None:
+            bench = Bench(task, job.method.head, job.seed, 1, work)
+            bench.dataset = known.dataset  # as it is: a plan makes nothing anew
+            bench.sampler(side)
     name = task.dataset.name
     source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
-    yield f"data set {name}", known.prepared, lambda: source.rough_seconds() if source else None, ()
+    yield f"data set {name}", known.dataset is not None, lambda: source.rough_seconds() if source else None, ()
     key = pretraining_key(task, known.fingerprint or "?", job.method.head, job.seed)
     title = f"pretraining {task.pretraining.backbone}, {job.method.head} head, seed {task.pretraining_seed(job.seed)}"
     yield title, pretrained_sha256(work.home, key) is not None, lambda: _pretraining_seconds(task, known, work), (key,)
@@ -131,14 +142,10 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
             torch.randn(known.classes, features), torch.zeros(known.classes), torch.randn(known.classes, features)
         )
         method = job.method(base.to(work.device), task.episode.ways, **job.settings()[0]).to(work.device)
-        trains = any(p.requires_grad for p in method.parameters())
     else:
-        trains, method = True, None
-    sides: list[Side] = ["test"]
-    sides += ["train", "val"] if trains else ["val"] if job.method.tune else []
-    for side in sides:
-        _check_episodes(task, side, known)
-    pools = ["base/train", *(pool for side in sides for pool in task.pools(side))]
+        method = None
+    trains = "train" in job.sides
+    pools = ["base/train", *(pool for side in job.sides for pool in task.pools(side))]
     for pool in dict.fromkeys(pools):
         if task.pretraining.backbone != NO_BACKBONE:
             views = job.training.views if trains and pool in task.pools("train") else 1

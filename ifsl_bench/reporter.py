@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
@@ -17,13 +18,14 @@ class Stage:
 
 
 class Reporter:
-    """Says nothing. The default of the library, and the interface of the others."""
+    """The default of the library, and the interface of the others: says nothing, but warnings become Python's."""
 
     def say(self, text: str) -> None:
         """A remark on what is being done."""
 
     def warn(self, text: str) -> None:
         """Something the person should know even in a quiet run."""
+        warnings.warn(text, stacklevel=2)
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:

@@ -150,7 +150,7 @@ class Task(Strict, frozen=True):
 
     def pool(self, side: Side, part: Literal["base", "novel"]) -> str:
         """The pool that a side's base queries or novel classes come from (protocol of Ren et al. 2019, appendix)."""
-        if side == "train" and self.protocol == "shared":
+        if self.hides(side):
             return "base/train"
         if side == "train":
             return "base/val" if part == "base" else "novel/train"
@@ -160,6 +160,10 @@ class Task(Strict, frozen=True):
         """The pools whose images are in a side's episodes."""
         parts: tuple[Literal["base", "novel"], ...] = ("novel",) if self.regular else ("novel", "base")
         return tuple(dict.fromkeys(self.pool(side, part) for part in parts))
+
+    def hides(self, side: Side) -> bool:
+        """Whether a side's novel classes are base classes, hidden as such for the episode."""
+        return side == "train" and self.protocol == "shared"
 
     def base_parity(self, side: Side) -> Literal["even", "odd"] | None:
         """Which images of each class, by index, a side's base queries may use.

@@ -297,6 +297,25 @@ def test_the_command_line(clusters, call, monkeypatch):
         assert message in err
 
 
+def test_episodes_that_cannot_be_drawn_cost_no_pretraining(clusters, call, monkeypatch):
+    """With all base classes hidden in training nothing is left for base queries: said before anything is trained."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    monkeypatch.chdir(clusters)
+    shared = ("--task", "clusters.toml:clusters-shared-5shot", "--base-classes", "5", "--queries", "1")
+    for options in (("--dry-run",), ()):
+        status, out, err = call("run", "--method", "lwof", *shared, "--device", "cpu", "-q", *options)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "need 5 base queries, " in err
+    assert not (clusters / "home" / "pretrained").exists()
+    assert call("run", "--method", "protonet", *shared, "--device", "cpu", "-q")[0] == 0, "draws no such episodes"
+    # Where the data are not made yet, their published counts tell.
+    options = ("--task", "glyphs-shared-5shot", "--base-classes", "5", "--queries", "1", "--dry-run")
+    status, _, err = call("run", "--method", "lwof", *options)
+    assert status == 2
+    assert "need 5 base queries, base/train has 0 images for them" in err
+    assert call("run", "--method", "protonet", *options)[0] == 0
+
+
 def test_a_plan_refuses_what_cannot_be_drawn(monkeypatch, capsys):
     """Nothing is prepared: what is known is how many classes and images the data set will have."""
     for arguments, message in (

@@ -1,0 +1,41 @@
+"""What a person is told, and by which way."""
+
+from __future__ import annotations
+
+import io
+import warnings
+
+import pytest
+import torch
+
+import ifsl_bench
+from ifsl_bench.reporter import LogReporter, Reporter
+
+
+def test_in_a_notebook_warnings_are_those_of_python(tmp_path):
+    """The same images on all three sides are not taken without a word, whoever calls."""
+    images = torch.randint(0, 256, (12 * 30, 3, 8, 8), generator=torch.Generator().manual_seed(0))
+    side = [(image, i % 12) for i, image in enumerate(images)]
+    work = ifsl_bench.workspace(tmp_path / "home", device="cpu")
+    with pytest.warns(UserWarning, match="repeat"):
+        ifsl_bench.from_learn2learn([side] * 3, name="thrice", work=work)
+
+
+def test_by_default_nothing_else_is_said(capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Reporter().say("a remark")
+        with Reporter().stage("a stage", 1) as stage:
+            stage.advance(loss=1.0)
+    with pytest.warns(UserWarning, match="^look out$") as told:
+        Reporter().warn("look out")
+    assert told[0].filename == __file__, "the caller's line"
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_log_keeps_warnings_where_remarks_are_not_wanted():
+    out = io.StringIO()
+    quiet = LogReporter(out, verbose=False)
+    quiet.say("a remark")
+    quiet.warn("look out")
+    assert out.getvalue() == "warning: look out\n"
