@@ -94,8 +94,10 @@ def run(
     found = [task for name in tasks for task in find(name, change, folders_of(home))]
     from ifsl_bench import api, job, report
     from ifsl_bench.board import load_board
+    from ifsl_bench.device import keep_freed_memory
     from ifsl_bench.training import Training
 
+    keep_freed_memory()
     reporter = reporter_for(quiet, verbose)
     work = api.workspace(home, results_dir, device, reporter)
     command = shlex.join(["ifsl-bench", *sys.argv[1:]])

@@ -1,0 +1,48 @@
+"""The process that a run is: what its allocator does with freed memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+BLOCK = 64  # MiB, as the activations of a batch of images
+CODE = f"""
+import json, resource, sys
+import torch
+from ifsl_bench.device import keep_freed_memory
+
+kept = keep_freed_memory() if sys.argv[1] == "keep" else False
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.zeros({BLOCK}, 1 << 20, dtype=torch.uint8)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults()
+print(json.dumps([kept, faults()]))
+"""
+
+
+def page_faults(which: str, **environment: str) -> tuple[bool, int]:
+    """Whether memory is kept, and the page faults of ten blocks one after the other."""
+    clean = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES" and not k.startswith("MALLOC_")}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, which], capture_output=True, text=True, check=True, env=clean | environment
+    )
+    kept, count = json.loads(done.stdout)
+    return kept, count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
+def test_freed_memory_is_used_again():
+    kept, count = page_faults("keep")
+    if not kept:
+        pytest.skip("another C library, which is left as it is")
+    assert count < 1000, "ten blocks of 64 MiB have 163,840 pages of 4 KiB"
+    assert page_faults("leave")[1] > 10 * max(count, 1)
+    assert page_faults("keep", MALLOC_MMAP_MAX_="1000")[0] is False, "what the environment says stays"
