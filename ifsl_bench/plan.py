@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -26,6 +27,9 @@ from ifsl_bench.job import Job
 from ifsl_bench.method import Base, Method, Query, Support
 from ifsl_bench.pretrain import pretrained_sha256, pretraining_key
 from ifsl_bench.task import NO_BACKBONE, Side, Task
+
+ENOUGH = 1.0  # seconds of timing after which an estimate is good enough
+SOME = 64  # images of a step or forward pass that is timed
 
 
 @dataclass(frozen=True)
@@ -193,27 +197,27 @@ def _finished(folder: Path) -> bool:
 
 
 def _time(call: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
-    """Seconds of a call, the fastest of a few after one to warm up."""
-    best = float("inf")
-    for i in range(repeats + 1):
+    """Seconds of a call, the fastest of a few after one to warm up; of one that takes long, the first few."""
+    took: list[float] = []
+    while len(took) <= repeats and sum(took) < ENOUGH:
         start = time.perf_counter()
         call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        if i:
-            best = min(best, time.perf_counter() - start)
-    return best
+        took.append(time.perf_counter() - start)
+    return min(took[1:] or took)
 
 
 def _pretraining_seconds(task: Task, known: _Known, work: Workspace) -> float | None:
     if not known.shape:
         return None
     spec, device = task.pretraining, work.device
-    batch = min(spec.batch, known.images["base/train"])
+    whole = min(spec.batch, known.images["base/train"])
+    batch = min(whole, SOME)
     network = channels_last(make_backbone(spec.backbone, known.shape), device)
     head = make_head("linear", network.features, known.classes).to(device)
     labels = torch.zeros(batch, dtype=torch.int64, device=device)
-    images = _images(known, batch, device)
+    images = _images(known.shape, batch, device)
     precision = choose_precision(device)
 
     def step() -> None:
@@ -221,23 +225,27 @@ def _pretraining_seconds(task: Task, known: _Known, work: Workspace) -> float | 
             hidden = network(images)
         F.cross_entropy(head(hidden.float()), labels).backward()
 
-    return spec.steps * _time(step, device)
+    return spec.steps * whole / batch * _time(step, device)
 
 
-def _images(known: _Known, batch: int, device: torch.device) -> torch.Tensor:
-    if len(known.shape) == 1:
-        return torch.randn(batch, *known.shape, device=device)
-    height, width, channels = known.shape
+def _images(shape: tuple[int, ...], batch: int, device: torch.device) -> torch.Tensor:
+    if len(shape) == 1:
+        return torch.randn(batch, *shape, device=device)
+    height, width, channels = shape
     return torch.randn(batch, height, width, channels, device=device).permute(0, 3, 1, 2)
 
 
-@torch.no_grad()
 def _feature_seconds(task: Task, known: _Known, work: Workspace, images: int) -> float | None:
-    if not known.shape:
-        return None
-    network = channels_last(make_backbone(task.pretraining.backbone, known.shape).eval(), work.device)
-    batch = _images(known, 128, work.device)
-    return images / 128 * _time(lambda: network(batch), work.device)
+    return images * _forward_seconds(task.pretraining.backbone, known.shape, work.device) if known.shape else None
+
+
+@lru_cache  # the same for every pool
+@torch.no_grad()
+def _forward_seconds(backbone: str, shape: tuple[int, ...], device: torch.device) -> float:
+    """Of one image."""
+    network = channels_last(make_backbone(backbone, shape).eval(), device)
+    batch = _images(shape, SOME, device)
+    return _time(lambda: network(batch), device) / SOME
 
 
 def _episode(job: Job, known: _Known, method: Method, episodes: int) -> tuple[Support, Query]:
