@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ifsl_bench.compare import Row, mismatch, rows_of
+from ifsl_bench.compare import PARTIAL, Row, mismatch, rows_of
 from ifsl_bench.errors import UserError
 from ifsl_bench.result import PublishedRow, Result, packaged_root, published, stored
 from ifsl_bench.task import Task
@@ -22,7 +22,8 @@ class Board:
 
     Attributes:
         rows: measured rows of today's definition of the task, on all of its episodes.
-        others: measured rows on other episodes or data, shown apart and never ranked with ``rows``.
+        others: measured rows on other episodes or data, or on a part of the data where the task is not of such a part;
+            shown apart and never ranked with ``rows``.
         papers: published rows, of the same protocol or of a related one (their ``protocol`` then says so).
         remarks: on files and rows that are left out.
     """
@@ -64,7 +65,14 @@ class Board:
 
     def row(self, label: str) -> Row | None:
         """The row of that label: yours if there is one, else the stored one."""
-        return next((row for row in (*self.rows, *self.others) if row.label == label), None)
+        found = [row for row in (*self.rows, *self.others) if row.label == label]
+        return min(found, key=lambda row: row.origin == STORED, default=None)
+
+    def apart(self, row: Row) -> str:
+        """Why a row is one of ``others``; "" where there is nothing to hold it against."""
+        if row.partial and not self.task.dataset.partial:
+            return PARTIAL
+        return mismatch(self.rows[0].results[0], row.results[0]) if self.rows else ""
 
 
 def load_board(task: Task, results: Path) -> Board:
@@ -83,8 +91,10 @@ def load_board(task: Task, results: Path) -> Board:
         grouped, odd = rows_of(today, origin)
         rows += grouped
         remarks += odd
-    reference = _reference(task, rows)
-    comparable = [row for row in rows if reference is None or not mismatch(reference, row.results[0])]
+    # Published rows are of whole data sets, and so is a task unless its file says otherwise.
+    admitted = [row for row in rows if task.dataset.partial or not row.partial]
+    reference = _reference(task, admitted)
+    comparable = [row for row in admitted if reference is None or not mismatch(reference, row.results[0])]
     others = [row for row in rows if row not in comparable]
     return Board(task, tuple(comparable), tuple(others), tuple(published(task.name)), tuple(remarks))
 
@@ -96,10 +106,14 @@ def _roots(results: Path) -> list[tuple[Path, str]]:
 
 
 def _reference(task: Task, rows: Sequence[Row]) -> Result | None:
-    """A result on all episodes of the task, and on its data: what the others are held against."""
-    whole = [r for row in rows for r in row.results if len(r.episodes.base_joint) == task.evaluation.episodes]
+    """A result on all episodes of the task, and on its data: what the others are held against.
+
+    Where the task pins no data, the rows that come with the package say which data are meant, if there are any.
+    """
+    found = [r for row in sorted(rows, key=lambda row: row.origin != STORED) for r in row.results]
+    whole = [r for r in found if len(r.episodes.base_joint) == task.evaluation.episodes]
     pinned = [r for r in whole if r.fingerprint == task.dataset.fingerprint]
-    return next(iter(pinned or whole or [r for row in rows for r in row.results]), None)
+    return next(iter(pinned or whole or found), None)
 
 
 def load_variants(task: Task, results: Path) -> list[Board]:

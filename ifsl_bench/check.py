@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, get_args
 
 from ifsl_bench import registry
+from ifsl_bench.check_values import odd_values
 from ifsl_bench.errors import UserError
 from ifsl_bench.result import Result, file_name, inconsistency, parse
 from ifsl_bench.store import Home, read_json
@@ -17,7 +21,7 @@ from ifsl_bench.task_files import find, is_plain
 if TYPE_CHECKING:
     from ifsl_bench.data.pools import Dataset
 
-PROVENANCE = ("command", "version", "time", "device", "python", "libraries", "method_source")
+METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
         tasks: tasks of one's own, by name, beside the packaged ones.
         home: where data sets are looked for.
     """
-    home = home or Home.locate()
+    home, tasks = home or Home.locate(), tasks or {}
     try:
         if mixed := _published(path):
             return Checked(None, (mixed,))
@@ -67,11 +71,11 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     except UserError as error:
         return Checked(None, (str(error).replace(f"{path} ", "it ", 1).removeprefix(f"{path}: "),))
     failures = [reason] if (reason := inconsistency(result)) else []
-    failures += _place(path, result)
-    failures += _origin(result)
+    failures += _place(path, result, tasks, home)
+    failures += odd_values(result)
     unverified: list[str] = []
     try:
-        task = _task(result, tasks or {}, home)
+        task = _task(result.task, tasks, home)
     except UserError as error:
         failures.append(f"task: {error}")
     else:
@@ -81,21 +85,26 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
                 failures += check(result, task, home)
             except _Unverified as error:
                 unverified.append(str(error))
-    return Checked(result, tuple(failures), tuple(unverified))
+    return Checked(result, tuple(_line(failure) for failure in failures), tuple(unverified))
+
+
+def _line(text: str) -> str:
+    """Text with whatever would break the line, or command the terminal, escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 class _Unverified(Exception):
     """Something that cannot be looked at here; says what is missing."""
 
 
-def _task(result: Result, tasks: Mapping[str, Task], home: Home) -> Task:
-    if result.task in tasks:
-        return tasks[result.task]
-    if not is_plain(result.task):  # a path would be opened, and it is not the user who named it
-        raise UserError(f"{result.task!r} is no task's name, with or without changes such as +ways=10")
-    (task,) = find(result.task, home=home)
-    if task.name != result.task:
-        raise UserError(f"{result.task!r} is called {task.name!r}")
+def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
+    if name in tasks:
+        return tasks[name]
+    if not is_plain(name):  # a path would be opened, and it is not the user who named it
+        raise UserError(f"{name!r} is no task's name, with or without changes such as +ways=10")
+    (task,) = find(name, home=home)
+    if task.name != name:
+        raise UserError(f"{name!r} is called {task.name!r}")
     return task
 
 
@@ -103,35 +112,24 @@ def _published(path: Path) -> str:
     """Why a file is of published rows, or among them; "" where it is not. They are never mixed with measured ones."""
     if read_json(path).keys() & {"rows", "columns"}:
         return "it is a table of published rows, not the result of a run"
-    if path.resolve().parent.name == "published":
+    if _folder(path) == "published":
         return "it lies among the published rows, where no measured result belongs"
     return ""
 
 
-def _place(path: Path, result: Result) -> Iterator[str]:
-    if result.seed < 0:
-        yield f"seed: {result.seed} is negative"
+def _folder(path: Path) -> str:
+    """The name of the folder that a file lies in; as for tables, a link lies where it is, not where it leads."""
+    return Path(os.path.abspath(path)).parent.name
+
+
+def _place(path: Path, result: Result, tasks: Mapping[str, Task], home: Home) -> Iterator[str]:
     if path.name != file_name(result.label, result.seed):
         yield f"file name: label and seed make it {file_name(result.label, result.seed)}"
-    folder = path.resolve().parent.name
-    if folder != result.task and _is_task(folder):
-        yield f"folder: it lies with the results of {folder}, and is of {result.task}"
-
-
-def _is_task(name: str) -> bool:
-    try:
-        return is_plain(name) and bool(find(name))
-    except UserError:
-        return False
-
-
-def _origin(result: Result) -> Iterator[str]:
-    if missing := [key for key in PROVENANCE if not result.provenance.get(key)]:
-        yield f"provenance: {', '.join(missing)} missing; a result comes from 'ifsl-bench run', not from a hand"
-    if "+changes" in str(result.provenance.get("commit", "")):
-        yield f"provenance: measured with files changed since commit {result.provenance['commit'][:12]}; run it again"
-    if missing := [key for key in ("key", "sha256", "accuracy") if not result.pretraining.get(key)]:
-        yield f"pretraining: {', '.join(missing)} missing"
+    folder = _folder(path)
+    if folder != result.task:  # a copy in a folder that is no task's is as good
+        with contextlib.suppress(UserError):
+            _task(folder, tasks, home)
+            yield f"folder: it lies with the results of {folder}, and is of {result.task}"
 
 
 def _definition(result: Result, task: Task) -> Iterator[str]:
@@ -205,8 +203,10 @@ def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
 def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     """Label, options and backbone, as the installed method and the task make them."""
     if result.method not in registry.names(registry.METHODS):
+        yield from _unknown_method(result, task)
         raise _Unverified(f"label and backbone, since method {result.method} is not installed here")
     if lacks := registry.load(registry.METHODS, result.method).lacks:
+        yield from _unknown_method(result, task)
         raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
     from ifsl_bench.job import Job
     from ifsl_bench.options import resolve_options
@@ -215,15 +215,63 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
 
     try:
         name, method, _ = registry.resolve(result.method)
-        tuned = {name for names in result.tuned for name in names.split(", ")}
-        given = {key: value for key, value in result.options.items() if key not in tuned}
-        options, training = resolve_options(method, name, given, task), Training.parse(result.train)
+        options, training = resolve_options(method, name, _given(result), task), Training.parse(result.train)
     except UserError as error:
         yield f"options: {error}"
         return
+    if others := sorted(_tuned(result) - set(method.tune)):  # they would be missing in the label
+        yield f"tuned: {others[0]} is no option that method {name} tunes"
     job = Job(name, method, options, task, training, result.seed, len(result.episodes.base_joint))
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
     key = pretraining_key(task, result.fingerprint, method.head, result.seed)
     if result.pretraining.get("key") not in (None, key):
-        yield f"pretraining.key: {result.pretraining['key']}, task, data and seed make it {key}"
+        yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {key!r}"
+
+
+def _tuned(result: Result) -> set[str]:
+    """The options that were chosen on the validation episodes."""
+    return {name for names in result.tuned for name in names.split(", ")}
+
+
+def _given(result: Result) -> dict[str, Any]:
+    """The options that a label may say."""
+    tuned = _tuned(result)
+    return {key: value for key, value in result.options.items() if key not in tuned}
+
+
+def _unknown_method(result: Result, task: Task) -> Iterator[str]:
+    """What can be told of label and backbone without the method.
+
+    The label is a name, options, changes of the training, the number of episodes. The name is the method's or a
+    shorthand that only the method knows; of the options those that the shorthand says may be missing.
+    """
+    from ifsl_bench.job import short
+    from ifsl_bench.pretrain import HeadKind, pretraining_key
+    from ifsl_bench.training import Training
+
+    try:
+        said = Training.parse(result.train).changes()
+    except UserError as error:
+        yield f"options: {error}"
+        return
+    if (count := len(result.episodes.base_joint)) != task.evaluation.episodes:
+        said["episodes"] = count
+    end = "".join(f".{key}={short(value)}" for key, value in said.items())
+    name = result.label.removesuffix(end)
+    parts = [f".{key}={short(value)}" for key, value in _given(result).items()]
+    while part := next((part for part in parts if name.endswith(part)), ""):
+        name = name.removesuffix(part)
+    if not result.label.endswith(end):
+        yield f"label: {result.label!r}, training and number of episodes make it end in {end!r}"
+    elif not re.fullmatch(METHOD, name):
+        yield f"label: {result.label!r} is no method's name with the options and the number of episodes of the file"
+    else:
+        with contextlib.suppress(UserError):
+            if (owner := registry.resolve(name)[0]) != result.method:
+                yield f"label: {name!r} is method {owner}, the file is of method {result.method}"
+    if not re.fullmatch(METHOD, result.method):
+        yield f"method: {result.method!r} is no name of a method"
+    keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
+    if (key := result.pretraining.get("key")) not in (None, *keys):
+        yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"

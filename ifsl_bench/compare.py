@@ -12,6 +12,8 @@ from ifsl_bench.errors import UserError
 from ifsl_bench.metrics import Estimate, Paired, paired, student_quantile, summarise
 from ifsl_bench.result import Result
 
+PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -29,6 +31,11 @@ class Row:
     @property
     def seeds(self) -> tuple[int, ...]:
         return tuple(r.seed for r in self.results)
+
+    @property
+    def partial(self) -> bool:
+        """Whether it was measured on a data set made from less than its source should hold."""
+        return any(r.partial for r in self.results)
 
     @property
     def one_pretraining(self) -> bool:
@@ -107,6 +114,7 @@ class Comparison:
         seeds: the seeds both have.
         by_seed: metric -> mean difference of each common seed, [len(seeds)].
         by_seed_interval: metric -> mean over seeds and half-width of Student's 95% interval; one seed has none.
+        partial: whether the data set is marked partial, which ``notes`` say too.
         notes: what a reader should know.
     """
 
@@ -114,6 +122,7 @@ class Comparison:
     b: str
     task: str
     count: int
+    partial: bool
     episodes: dict[str, Paired]
     seeds: tuple[int, ...]
     by_seed: dict[str, np.ndarray]
@@ -144,7 +153,7 @@ def compare(a: Row, b: Row) -> Comparison:
         raise UserError(f"{a.label!r} and {b.label!r} cannot be compared: {reason}")
     common = tuple(s for s in a.seeds if s in b.seeds)
     ours, theirs = a.per_episode(common or None), b.per_episode(common or None)
-    notes = []
+    notes = [PARTIAL] if (on_part := a.partial or b.partial) else []
     if common != a.seeds or common != b.seeds:
         used = f"only the common seeds {list(common)} are used" if common else "no seed is common, all are averaged"
         notes.append(f"{a.label} has seeds {list(a.seeds)}, {b.label} has {list(b.seeds)}: {used}")
@@ -167,6 +176,7 @@ def compare(a: Row, b: Row) -> Comparison:
         b.label,
         a.results[0].task,
         len(a.results[0].episodes.base_joint),
+        on_part,
         {name: paired(ours[name], theirs[name]) for name in ours},
         common,
         by_seed,

@@ -7,11 +7,23 @@ The command line prints it and exits with status 2.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# Characters that end a line or steer a terminal; the name of a file may hold them.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def one_line(text: str) -> str:
+    """A message with line breaks and other control characters written as in Python, ``\\n``, ``\\x1b``."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class UserError(Exception):
     """A mistake of the user's, or a state of the machine that the user can change."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class CorruptFile(UserError):

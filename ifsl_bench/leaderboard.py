@@ -131,13 +131,9 @@ def _numbers(board: Board, style: str, full: bool) -> list[dict[str, Any]]:
             "common_seeds": place.common_seeds if place else None,
         }
 
-    entries = []
-    for place in ranked(board.rows):
-        cells = measured_cells(place.row, columns, style)
-        entries.append(entry("measured", True, cells, place) | {"partial_data": place.row.results[0].partial})
-    for row in board.others:
-        cells = measured_cells(row, columns, style)
-        entries.append(entry("measured", False, cells) | {"partial_data": row.results[0].partial})
+    places = ranked(board.rows)
+    entries = [entry("measured", True, measured_cells(place.row, columns, style), place) for place in places]
+    entries += [entry("measured", False, measured_cells(row, columns, style)) for row in board.others]
     for paper in board.papers:
         note = "; ".join(part for part in (paper.protocol, paper.note) if part)
         printed = {"plus_minus_as_printed": paper.values.get("plus_minus_as_printed"), "note": note or None}

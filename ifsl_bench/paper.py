@@ -10,6 +10,8 @@ from ifsl_bench.board import Board
 from ifsl_bench.metrics import Estimate
 from ifsl_bench.ranking import ranked
 from ifsl_bench.report import notes_of
+from ifsl_bench.task import Task
+from ifsl_bench.variants import split
 
 HEADS = {"acc": r"Acc. $\uparrow$", "delta": r"$\Delta \downarrow$", "delta_a": r"$\Delta_a \downarrow$",
          "delta_b": r"$\Delta_b \downarrow$"}  # fmt: skip
@@ -20,6 +22,7 @@ BOLD = (
     "Bold: of the measured rows those that share the top of the column, by paired differences at 95%; of each paper "
     "the highest of its numbers, without a test."
 )
+APART = (3, "Measured, not comparable")  # a block of a table, by its place
 
 
 def escaped(text: str) -> str:
@@ -30,6 +33,9 @@ def escaped(text: str) -> str:
 def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
     """One ``table`` for tasks that differ in shots alone; needs the packages booktabs and multirow.
 
+    Variants of a task have a table of their own, whose caption says so. Rows that are not comparable (on other
+    episodes, or on a part of the data) are in a block of their own, without bold.
+
     In bold are the measured numbers that share the top of their column by the rule of
     :func:`ifsl_bench.ranking.ranked`; and of each paper the highest of several, as papers do, which is no statement on
     significance. Published +- are as printed.
@@ -39,9 +45,15 @@ def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
     """
     groups: dict[str, list[Board]] = {}
     for board in boards:
-        definition = {k: v for k, v in board.task.definition().items() if k not in ("name", "shots")}
-        groups.setdefault(json.dumps(definition, sort_keys=True), []).append(board)
+        groups.setdefault(_kind(board.task), []).append(board)
     return "\n\n".join(_table(sorted(group, key=lambda b: b.task.shots), full) for group in groups.values())
+
+
+def _kind(task: Task) -> str:
+    """What tasks of one table have in common: all but the shots, and these too where a variant has others."""
+    definition = {k: v for k, v in task.definition().items() if k not in ("name", "shots")}
+    plain, change = split(task.name)
+    return json.dumps([definition, bool(task.variant_of), change.shots and plain], sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -61,22 +73,20 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     for board in boards:
         for entry in (*_published(board, columns), *_measured(board, columns, _origins(boards))):
             blocks.setdefault(entry.block, {}).setdefault(entry.label, {})[board.name] = entry
-    titles = [(board.task.title or board.name).split(", ") for board in boards]
-    caption = ", ".join(part for part in titles[0] if all(part in title for title in titles))
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD}",
         *(f"% {line}" for line in dict.fromkeys(note for board in boards for note in notes_of(board, "their +- too"))),
         r"\begin{table}[t]",
         r"\begin{center}",
-        rf"\caption{{{escaped(caption or ', '.join(board.name for board in boards))}}}",
+        rf"\caption{{{escaped(_caption(boards))}}}",
         rf"\begin{{tabular}}{{c|{'|'.join(['c' * len(columns)] * len(boards))}}}",
         r"\toprule",
         *_header(boards, columns),
     ]
     for block in sorted(blocks):
         lines.append(r"\midrule")
-        if len(blocks) > 1:
+        if len(blocks) > 1 or block == APART:
             width = 1 + len(boards) * len(columns)
             lines.append(rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escaped(block[1])}}}}} \\")
         for label, found in sorted(blocks[block].items(), key=lambda item: _place(item[1]), reverse=True):
@@ -84,6 +94,19 @@ def _table(boards: Sequence[Board], full: bool) -> str:
             cells = [cell for b in boards for cell in (found[b.name].cells if b.name in found else empty)]
             lines.append(" & ".join([escaped(label), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}", r"\end{table}"])
+
+
+def _caption(boards: Sequence[Board]) -> str:
+    """What the tasks' titles have in common, and what a reader of the printed table must not miss."""
+    titles = [(board.task.title or board.name).split(", ") for board in boards]
+    caption = ", ".join(part for part in titles[0] if all(part in title for title in titles))
+    parts = [caption or ", ".join(board.name for board in boards)]
+    if of := " and ".join(dict.fromkeys(board.task.variant_of for board in boards if board.task.variant_of)):
+        changes = "; ".join(change for board in boards if (change := board.name.partition("+")[2]))
+        parts.append(f"a variant of {of}{f' ({changes})' if changes else ''}, not comparable with the original")
+    if any(row.partial for board in boards for row in board.rows):
+        parts.append("data set marked partial")
+    return "; ".join(parts)
 
 
 def _header(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
@@ -98,7 +121,7 @@ def _header(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
 
 def _origins(boards: Sequence[Board]) -> bool:
     """Whether rows of one label may come from two places, the package and the user, so that labels must say which."""
-    return len({row.origin for board in boards for row in board.rows}) > 1
+    return len({row.origin for board in boards for row in (*board.rows, *board.others)}) > 1
 
 
 def _place(found: Mapping[str, _Entry]) -> tuple[int, float]:
@@ -113,6 +136,12 @@ def _measured(board: Board, columns: Sequence[str], origins: bool) -> Iterator[_
         cells = tuple(_cell(name, summary[name], any(row is other for other in top[name])) for name in columns)
         label = f"{row.label} ({row.origin})" if origins else row.label
         yield _Entry((2, "Measured"), label, summary["acc"].mean, cells)
+    for row in board.others:
+        summary = row.summary()
+        cells = tuple(_cell(name, summary[name], False) for name in columns)
+        label = f"{row.label} ({row.origin})" if origins else row.label
+        label += ", partial data" if row.partial else ""
+        yield _Entry(APART, label, summary["acc"].mean, cells)
 
 
 def _published(board: Board, columns: Sequence[str]) -> Iterator[_Entry]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ifsl_bench.board import Board
-from ifsl_bench.compare import Comparison, Row, compare, mismatch
+from ifsl_bench.compare import PARTIAL, Comparison, Row, compare
 from ifsl_bench.errors import UserError, unknown
 from ifsl_bench.metrics import METRICS, REGULAR, Estimate
 from ifsl_bench.result import PublishedRow, Result
@@ -130,6 +130,7 @@ def measured_cells(row: Row, columns: Sequence[str], style: str) -> dict[str, An
             "seeds": len(row.results),
             "sd_of_seeds": None if math.isnan(spread) else round(spread, 4),
             "source": row.origin,
+            "partial_data": row.partial,
         }
     return cells | {
         "seeds": str(len(row.results)),
@@ -150,8 +151,10 @@ def published_cells(row: PublishedRow, columns: Sequence[str], style: str) -> di
             cells[TITLES[name]] = f"{shown} ({row.values['plus_minus_as_printed']:.2f})"
         else:
             cells[TITLES[name]] = shown
-    seeds = {"seeds": None, "sd_of_seeds": None} if style in DATA else {"seeds": "", "sd of seeds": ""}
-    return cells | seeds | {"source": f"published: {row.source}"}
+    source = f"published: {row.source}"
+    if style in DATA:
+        return cells | {"seeds": None, "sd_of_seeds": None, "source": source, "partial_data": None}
+    return cells | {"seeds": "", "sd of seeds": "", "source": source}
 
 
 def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[str]:
@@ -166,12 +169,11 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
         notes.append(f"Measured: mean ± 95% interval over {count:,} episodes, averaged over seeds, in percent.")
     if any(row.one_pretraining for row in board.rows):
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
-    if any(row.results[0].partial for row in board.rows):
-        notes.append("The data set was made from less than its source should hold, and is marked partial.")
-    for row in board.others:
-        if board.rows:
-            reason = mismatch(board.rows[0].results[0], row.results[0])
-            notes.append(f"{row.label} ({row.origin}) is not comparable with the rows above: {reason}.")
+    if any(row.partial for row in board.rows):
+        notes.append(f"{PARTIAL.capitalize()}.")
+    above = "the rows above" if board.rows or board.papers else "results on the whole"
+    apart = ((row, reason) for row in board.others if (reason := board.apart(row)))
+    notes += [f"{row.label} ({row.origin}) is not comparable with {above}: {reason}." for row, reason in apart]
     if board.papers:
         notes.append(f"Published: as printed, {plus_minus}, which is of unknown kind; in no significance test.")
     said = ((p, "; ".join(part for part in (p.protocol, p.note) if part)) for p in board.papers)
@@ -233,6 +235,7 @@ def _comparison_numbers(found: Comparison, metric: str) -> dict[str, Any]:
         "interval_of_seeds": None if math.isnan(seeds.interval) else round(seeds.interval, 6),
         "each_seed": [round(float(value), 6) for value in found.by_seed[metric]],
         "seeds": list(found.seeds),
+        "partial_data": found.partial,
     }
 
 
@@ -270,7 +273,7 @@ def result_facts(result: Result) -> str:
         f"method       {result.label}  options {result.options or 'default'}",
         f"task         {result.task} (hash {result.task_hash}), seed {result.seed}",
         f"episodes     {len(result.episodes.base_joint):,}, digest {result.digest}",
-        f"data         fingerprint {result.fingerprint}",
+        f"data         fingerprint {result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         f"pretraining  {result.pretraining.get('key')}, accuracy {result.pretraining.get('accuracy')}",
         f"training     {training or 'none'}",
         *(f"tuned        {key}: {values}" for key, values in result.tuned.items()),

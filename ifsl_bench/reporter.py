@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+from ifsl_bench.errors import one_line
+
 
 class Stage:
     """A running stage; ``advance`` it as work gets done."""
@@ -57,10 +59,10 @@ class LogReporter(Reporter):
 
     def say(self, text: str) -> None:
         if self.verbose:
-            print(text, file=self.out, flush=True)
+            print(one_line(text), file=self.out, flush=True)
 
     def warn(self, text: str) -> None:
-        print(f"warning: {text}", file=self.out, flush=True)
+        print(f"warning: {one_line(text)}", file=self.out, flush=True)
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
@@ -82,10 +84,10 @@ class RichReporter(Reporter):
         self.console = Console(stderr=True, highlight=False)
 
     def say(self, text: str) -> None:
-        self.console.print(text, markup=False)
+        self.console.print(one_line(text), markup=False)
 
     def warn(self, text: str) -> None:
-        self.console.print(f"warning: {text}", markup=False, style="yellow")
+        self.console.print(f"warning: {one_line(text)}", markup=False, style="yellow")
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:

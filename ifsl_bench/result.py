@@ -138,9 +138,13 @@ def parse(path: Path) -> Result:
     if raw.get("schema") != SCHEMA:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {raw.get('schema')!r})")
     try:
-        return msgspec.convert(raw, Result, strict=True)
+        result = msgspec.convert(raw, Result, strict=True)
     except msgspec.ValidationError as error:
         raise CorruptFile(f"{path} is no valid result: {error}") from error
+    for name in ("method", "label", "task", "task_hash", "digest", "fingerprint"):  # which tables and remarks print
+        if not getattr(result, name).isprintable():
+            raise CorruptFile(f"{path} is no valid result: {name} {getattr(result, name)!r} is no printable text")
+    return result
 
 
 def inconsistency(result: Result) -> str:
@@ -171,6 +175,8 @@ def inconsistency(result: Result) -> str:
             stored = result.summary.get(name, {}).get(part, math.nan)
             if not math.isclose(stored, expected[name][part], rel_tol=0, abs_tol=2e-6):
                 return f"summary.{name}.{part} is {stored}, the counts give {expected[name][part]}"
+        if others := sorted(result.summary[name].keys() - expected[name].keys()):
+            return f"summary.{name}.{others[0]} does not follow from the counts"
     return ""
 
 

@@ -11,9 +11,11 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,10 +171,29 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (text + "\n").encode())
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no finite number")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{name!r} is there twice")
+    return value
+
+
 def read_json(path: Path) -> Any:
-    """Reads a JSON object; raises :class:`CorruptFile` if it is not one."""
+    """Reads a JSON object; raises :class:`CorruptFile` if it is not one.
+
+    NaN, infinities and a key that is there twice, which Python would let pass, are none either.
+    """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
@@ -187,7 +208,8 @@ def building(target: Path, resume: bool = False) -> Iterator[Path]:
     The caller holds ``locked(target)``; leftovers of killed processes are removed first.
 
     Args:
-        resume: keep the leftovers instead, and what is there when the user interrupts: the block goes on from them.
+        resume: keep the leftovers instead, and what a block that fails leaves in the folder: the next one can go on
+            from it.
     """
     partial = target.parent / f"{PARTIAL}{target.name}"
     if not resume:
@@ -199,9 +221,11 @@ def building(target: Path, resume: bool = False) -> Iterator[Path]:
             if target.exists():
                 shutil.rmtree(target)
             os.replace(partial, target)
-        except BaseException as error:
-            if not (resume and isinstance(error, KeyboardInterrupt)):
+        except BaseException:
+            if not resume:
                 shutil.rmtree(partial, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                partial.rmdir()  # which needs it to be empty
             raise
         fsync_folder(target.parent)
 

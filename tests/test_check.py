@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 import re
 import shutil
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ifsl_bench import api, cli
 from ifsl_bench.check import check_file
-from ifsl_bench.result import packaged_root
+from ifsl_bench.metrics import summarise
+from ifsl_bench.result import Result, file_name, packaged_root, stored, summary_entry
 from ifsl_bench.store import Home
 from ifsl_bench.task_files import find
 
+COMMIT = "0123456789abcdef" * 2 + "01234567"
 STORED = sorted(packaged_root().glob("*/*.seed-*.json"))
 
 
@@ -91,7 +96,7 @@ def shorten(value: dict) -> None:
         (lambda v: v.update(options={"normalize": True}), "options: unknown option 'normalize' of method 'lwof'"),
         (lambda v: v.update(train={"steps": 5}), "number of episodes make it 'lwof.steps=5'"),
         (lambda v: v.update(seed=2), "file name: label and seed make it lwof.seed-2.json"),
-        (lambda v: v.update(seed=2), "pretraining.key: glyphs-resnet-small-cosine-seed1"),
+        (lambda v: v.update(seed=2), "pretraining.key: 'glyphs-resnet-small-cosine-seed1"),
         (lambda v: v["provenance"].update(commit="abc+changes"), "measured with files changed since commit abc"),
         (lambda v: v["provenance"].pop("command"), "provenance: command missing"),
         (lambda v: v["pretraining"].pop("sha256"), "pretraining: sha256 missing"),
@@ -100,13 +105,139 @@ def shorten(value: dict) -> None:
             "episodes.base_queries: 26, episodes of glyphs-5shot have 25",
         ),
         (shorten, "make it 'lwof.episodes=1999'"),
+        (lambda v: v["cost"].update(seconds=math.nan), "it is not valid JSON (NaN is no finite number)"),
+        (lambda v: v["training"].update(x=[-math.inf]), "it is not valid JSON (-Infinity is no finite number)"),
+        (lambda v: v["cost"].update(seconds=-1e300), "cost.seconds: -1e+300 is negative"),
+        (lambda v: v["cost"].update({"a\nok: b\x1b": -1}), "cost.a\\nok: b\\x1b: -1 is negative"),
+        (lambda v: v.update(tuned={"gamma": {"gamma=1": 101}}), "tuned.gamma: gamma=1 is 101.0, no accuracy"),
+        (lambda v: v.update(tuned={"normalise": {}}), "tuned: normalise is no option that method lwof tunes"),
+        (lambda v: v["pretraining"].update(accuracy="lots"), "pretraining.accuracy: 'lots', where accuracies"),
+        (lambda v: v["pretraining"].update(accuracy=[1]), "pretraining.accuracy: [1], where accuracies"),
+        (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: x is True, no accuracy"),
+        (lambda v: v["pretraining"].update(sha256="x"), "pretraining.sha256: 'x' is not 64 hexadecimal digits"),
+        (lambda v: v["pretraining"].update(sha256=["x"]), "pretraining.sha256: ['x'] is not 64 hexadecimal digits"),
+        (lambda v: v["pretraining"].update(key="a\nok: b"), "pretraining.key: 'a\\nok: b', task, data and seed make"),
+        (lambda v: v.update(digest="G" * 64), "digest: 'GGGGGGGGGGGG...GGGGGGGGGGGGG' is not 64 hexadecimal digits"),
+        (lambda v: v.update(fingerprint="f"), "fingerprint: 'f' is not 64 hexadecimal digits"),
+        (lambda v: v.update(seed=-1), "seed: -1 is negative"),
+        (lambda v: v["summary"]["acc"].update(p=0.5), "summary.acc.p does not follow from the counts"),
+        (lambda v: v.update(label="a\x1b[31m"), "it is no valid result: label 'a\\x1b[31m' is no printable text"),
+        (lambda v: v.update(label="\ud800"), "it is no valid result: label '\\ud800' is no printable text"),
+        (lambda v: v["provenance"].pop("commit"), "provenance: commit missing"),
+        (lambda v: v["provenance"].update(commit="main"), "provenance.commit: 'main' is not 40 hexadecimal digits"),
+        (lambda v: v["provenance"].update(command={"a": 1}), "provenance.command: {'a': 1} is no text"),
+        (lambda v: v["provenance"].update(libraries={"torch": 2}), "provenance.libraries: {'torch': 2}, where"),
+        (lambda v: v["provenance"].update(method_source="zzz"), "provenance.method_source: 'zzz' is not 16"),
+        (
+            lambda v: v["provenance"].update(version="99.9"),
+            "provenance.version: '99.9' is newer than the one that checks",
+        ),
+        (lambda v: v["provenance"].update(version="new"), "provenance.version: 'new' is no version"),
+        (lambda v: v["provenance"].update(time="tomorrow"), "provenance.time: 'tomorrow' is no time"),
+        (lambda v: v["provenance"].update(time="2026-13-01T00:00:00+00:00"), "is no time as a run writes it"),
+        (lambda v: v["provenance"].update(time="2026-01-01T00:00:00+02:00"), "is no time as a run writes it"),
+        (
+            lambda v: v["provenance"].update(time="9999-01-01T00:00:00+00:00"),
+            "9999-01-01T00:00:00+00:00 is in the future",
+        ),
     ],
 )
 def test_each_fault_is_named(file, change, message):
     failures = check_file(altered(file, change)).failures
     assert any(message in failure for failure in failures), failures
-    assert all("\n" not in failure for failure in failures)
+    assert all(failure.isprintable() for failure in failures)
     assert len(set(failures)) == len(failures)
+
+
+def test_a_key_that_is_there_twice_and_a_number_beyond_all_bounds(file):
+    text = file.read_text()
+    file.write_text(text.rstrip().removesuffix("}") + ', "seed": 1}')
+    assert check_file(file).failures == ("it is not valid JSON ('seed' is there twice)",)
+    file.write_text(text.replace('"parameters": ', '"more": 1e999, "parameters": ', 1))
+    assert check_file(file).failures == ("it is not valid JSON (1e999 is no finite number)",)
+
+
+@pytest.mark.parametrize(("hours", "future"), [(20, False), (30, True)])
+def test_a_clock_may_be_a_day_ahead(file, hours, future):
+    then = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=hours)
+    altered(file, lambda v: v["provenance"].update(time=then.isoformat(timespec="seconds")))
+    assert ["is in the future" in failure for failure in check_file(file).failures] == [True] * future
+
+
+def test_a_release_has_no_commit(file):
+    assert check_file(altered(file, lambda v: v["provenance"].update(commit=""))).failures == ()
+
+
+def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
+    """The check agrees with the tables on which place is a file's own."""
+    results = tmp_path / "results"
+    for folder in ("glyphs-5shot", "glyphs-1shot"):
+        (results / folder).mkdir(parents=True)
+        (results / folder / file.name).symlink_to(file)
+    right, wrong = (results / folder / file.name for folder in ("glyphs-5shot", "glyphs-1shot"))
+    assert check_file(right).failures == ()
+    told = ("folder: it lies with the results of glyphs-1shot, and is of glyphs-5shot",)
+    assert check_file(wrong).failures == told
+    monkeypatch.chdir(wrong.parent)
+    assert check_file(Path(file.name)).failures == told
+    found, remarks = stored(results)
+    assert [(r.task, r.label) for r in found] == [("glyphs-5shot", "lwof")]
+    assert [str(wrong) in remark for remark in remarks] == [True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label": "zzz"}, ""),
+        ({"label": "zzz.gamma=0.5", "options": {"gamma": 0.5}}, ""),
+        ({"label": "zzz+s.b=x.a=1", "options": {"a": 1, "b": "x", "said": True, "c": 3}, "tuned": {"c": {}}}, ""),
+        ({"label": "zzz.steps=5", "train": {"steps": 5}}, ""),
+        ({"label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method zzz"),
+        ({"label": "lwof"}, "label: 'lwof' is method lwof, the file is of method zzz"),
+        ({"method": "lr+a", "label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method lr+a"),
+        ({"label": ""}, "label: '' is no method's name with the options"),
+        ({"label": "a/b"}, "label: 'a/b' is no method's name with the options"),
+        ({"label": "zzz.gamma=0.5"}, "label: 'zzz.gamma=0.5' is no method's name with the options"),
+        ({"label": "zzz.c=3", "options": {"c": 3}, "tuned": {"c": {}}}, "label: 'zzz.c=3' is no method's name"),
+        ({"label": "zzz.episodes=10"}, "label: 'zzz.episodes=10' is no method's name with the options"),
+        (
+            {"label": "zzz", "train": {"steps": 5}},
+            "label: 'zzz', training and number of episodes make it end in '.steps=5",
+        ),
+        ({"label": "zzz", "train": {"stops": 5}}, "options: unknown training option 'stops'"),
+        ({"method": "../../x", "label": "x"}, "method: '../../x' is no name of a method"),
+        (
+            {"label": "zzz", "pretraining": {"key": "x", "sha256": "0" * 64, "accuracy": {"base/val": 1}}},
+            "pretraining.key: 'x', task, data and seed make it 'glyphs-resnet-small-linear-seed1-",
+        ),
+    ],
+)
+def test_what_can_be_told_without_the_method(file, changes, message):
+    altered(file, lambda v: v.update({"method": "zzz", **changes}))
+    found = check_file(file.rename(file.with_name(file_name(changes["label"], 1))))
+    assert [failure[: len(message)] for failure in found.failures] == [message] * bool(message)
+    assert any(text.startswith("label and backbone, since method") for text in found.unverified)
+
+
+def test_fewer_episodes_without_the_method(file):
+    value = json.loads(file.read_text())
+    shorten(value)
+    counts = msgspec.convert(value, Result).counts()
+    value |= {"method": "zzz", "summary": summary_entry(summarise(counts.per_episode()))}
+    for label, good in (("zzz.episodes=1999", True), ("zzz", False), ("zzz.episodes=199", False)):
+        path = file.with_name(file_name(label, 1))
+        path.write_text(json.dumps(value | {"label": label}))
+        assert ["make it end in '.episodes=1999'" in f for f in check_file(path).failures] == [True] * (not good)
+
+
+def test_an_own_task_is_known_by_its_folder_too(measured):
+    home, paths = measured
+    path = paths["clusters-5shot"]
+    altered(path, lambda v: v["provenance"].update(commit=COMMIT))
+    tasks = {t.name: t for n in paths for t in find("clusters.toml:" + n)}
+    other = path.parent.parent / next(name for name in paths if name != "clusters-5shot") / path.name
+    path.rename(other)
+    assert [f.partition(":")[0] for f in check_file(other, tasks, home).failures] == ["folder"]
 
 
 def test_unreadable_files_and_published_rows_fail(tmp_path, file):
@@ -145,7 +276,7 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     home, paths = measured
     tasks = {t.name: t for n in paths for t in find("clusters.toml:" + n)}
     for path in paths.values():
-        altered(path, lambda v: v["provenance"].update(commit="c"))  # whatever the state of this checkout
+        altered(path, lambda v: v["provenance"].update(commit=COMMIT))  # whatever the state of this checkout
         found = check_file(path, tasks, home)
         assert (found.failures, found.unverified) == ((), ())
     path = paths["clusters-5shot"]
@@ -166,7 +297,7 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
 def test_the_command(measured, file, capsys, monkeypatch):
     home, paths = measured
     path = paths["clusters-5shot"]
-    altered(path, lambda v: v["provenance"].update(commit="c"))
+    altered(path, lambda v: v["provenance"].update(commit=COMMIT))
 
     def call(*arguments: str) -> tuple[int, list[str], list[str]]:
         monkeypatch.setattr(sys, "argv", ["ifsl-bench", "check", *arguments, "--home", str(home.cache)])

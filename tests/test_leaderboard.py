@@ -280,11 +280,90 @@ def test_escaping():
     assert escaped("a_b%c\\d{e}~^") == r"a\_b\%c\textbackslash{}d\{e\}\textasciitilde{}\textasciicircum{}"
 
 
-def test_partial_data_is_marked(stored_rows):
-    stored_rows(row("a", [15.0], partial=True))
+@pytest.mark.parametrize("name", ["mini-5shot", "tiny-5shot"])
+def test_rows_on_partial_data_stand_apart(stored_rows, name):
+    """However good they are and whatever else is stored: neither task is pinned, and one has published rows."""
+    data = {"fingerprint": "part", "partial": True, "task": name}
+    stored_rows(row("aaa", [20.0, 20.1], n=2000, **data))
+    alone = load_board(packaged()[name], stored_rows.root)
+    assert ([r.label for r in alone.rows], [r.label for r in alone.others]) == ([], ["aaa"])
+    stored_rows(row("b", [15.0, 15.1], n=2000, noise=1, task=name), row("c", [12.0, 12.1], n=2000, noise=2, task=name))
+    board = load_board(packaged()[name], stored_rows.root)
+    assert ([r.label for r in board.rows], [r.label for r in board.others]) == (["b", "c"], ["aaa"])
+    for one in (alone, board):
+        found = {
+            r["method"]: r for r in entries(leaderboard([one], stored_rows.root, "json")) if r["kind"] == "measured"
+        }
+        assert (found["aaa"]["rank"], found["aaa"]["comparable"], found["aaa"]["partial_data"]) == (None, False, True)
+        text = leaderboard([one], stored_rows.root)
+        assert re.search(r"^ +aaa .* yours, not comparable$", text, re.M)
+        assert re.search(r"^aaa \(yours\) is not comparable with .*: the data set .* is marked partial\.$", text, re.M)
+        latex = re.sub(r"(?m)^%.*$", "", leaderboard([one], stored_rows.root, "latex"))
+        apart = latex.split("\\textit{Measured, not comparable}")[1]
+        assert re.search(r"aaa, partial data & 59\.\d\d", apart)
+        assert "textbf" not in apart
+        assert "marked partial" not in latex.split("\\toprule")[0], "the other rows are not on a part"
+    assert {k: (v["rank"], v["partial_data"]) for k, v in found.items()} == {
+        "b": (1, False), "c": (2, False), "aaa": (None, True),
+    }  # fmt: skip
+
+
+def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
+    task = packaged()["tiny-pack-5shot"]
+    data = {"fingerprint": task.dataset.fingerprint, "partial": True, "task": task.name}
+    stored_rows(row("a", [15.0, 15.1], n=2000, noise=1, **data), row("b", [12.0, 12.1], n=2000, noise=2, **data))
+    board = load_board(task, stored_rows.root)
+    found = entries(leaderboard([board], stored_rows.root, "json"))
+    assert [(r["method"], r["rank"], r["comparable"], r["partial_data"]) for r in found] == [
+        ("a", 1, True, True), ("b", 2, True, True),
+    ]  # fmt: skip
+    text = leaderboard([board], stored_rows.root)
+    assert "The data set was made from less than its source should hold, and is marked partial." in text
+    latex = leaderboard([board], stored_rows.root, "latex")
+    assert "\\caption{Tiny-ImageNet pack 95+5, 5 shots; data set marked partial}" in latex
+    assert "not comparable" not in latex
+
+
+def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch):
+    """A user's rows on other data push nobody out, those on the same data are ranked, newer as they are."""
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "stored")
+    for one in row("s", [14.0], n=2000).results:
+        write(tmp_path / "stored", one)
+    stored_rows(row("aaa", [20.0], n=2000, fingerprint="other"),
+                row("s", [15.0], n=2000, noise=1, provenance={"time": "2026"}),
+                row("t", [15.0], n=2000, noise=2, provenance={"time": "2026"}))  # fmt: skip
     board = load_board(packaged()["mini-5shot"], stored_rows.root)
-    assert "marked partial" in leaderboard([board], stored_rows.root)
-    assert entries(leaderboard([board], stored_rows.root, "json"))[0]["partial_data"] is True
+    assert {(r.label, r.origin) for r in board.rows} == {("s", "stored"), ("s", "yours"), ("t", "yours")}
+    assert [r.label for r in board.others] == ["aaa"]
+    assert board.row("s").origin == "yours"
+    stored_rows(row("s", [15.0], n=2000, noise=1, fingerprint="other"))
+    board = load_board(packaged()["mini-5shot"], stored_rows.root)
+    assert board.row("s") in board.others, "yours, even where it stands apart: it is never taken for the stored one"
+    assert "s (yours) is not comparable with the rows above: the data differ" in leaderboard([board], stored_rows.root)
+
+
+def test_latex_keeps_variants_apart_and_says_so(stored_rows):
+    names = ("mini-5shot", "mini-5shot+shots=1", "mini-5shot+shots=3", "mini-1shot+shots=3", "mini-5shot+ways=10",
+             "mini-held-out-1shot", "mini-held-out-5shot", "mini-1shot")  # fmt: skip
+    stored_rows(*(row("m", [15.0], noise=i, task=name) for i, name in enumerate(names)))
+    board = [load_board(packaged()[name], stored_rows.root) for name in ("mini-1shot", "mini-5shot")]
+    tables = leaderboard(board, stored_rows.root, "latex").split("\\end{table}")[:-1]
+    heads = {
+        tuple(re.search(r"^% (.*); needs", t, re.M)[1].split()): re.search(r"\\caption\{(.*)\}", t)[1] for t in tables
+    }
+    apart = "not comparable with the original"
+    assert heads == {
+        ("mini-1shot", "mini-5shot"): "mini-ImageNet 64+5",
+        ("mini-5shot+shots=1", "mini-5shot+shots=3"):
+            f"mini-ImageNet 64+5, 5 shots; a variant of mini-5shot (shots=1; shots=3), {apart}",
+        ("mini-1shot+shots=3",):
+            f"mini-ImageNet 64+5, 1 shot, with shots=3; a variant of mini-1shot (shots=3), {apart}",
+        ("mini-5shot+ways=10",):
+            f"mini-ImageNet 64+5, 5 shots, with ways=10; a variant of mini-5shot (ways=10), {apart}",
+        ("mini-held-out-1shot", "mini-held-out-5shot"):
+            f"mini-ImageNet 64+5, base queries held out; a variant of mini-1shot and mini-5shot, {apart}",
+    }  # fmt: skip
+    assert ["Published" in t for t in tables] == [name[0] == "mini-1shot" for name in heads]
 
 
 @pytest.mark.parametrize("style", FORMATS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 
 import msgspec
 import numpy as np
@@ -270,6 +271,49 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
     glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and not task.regular]
     for name in ("protonet", "imprint", "lwof"):
         assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have
+
+
+@pytest.mark.parametrize("style", list(report.FORMATS))
+def test_the_partial_mark_is_in_tables_facts_and_comparisons(style, tmp_path, monkeypatch, call):
+    a, b = (make(label, noise=n, partial=True) for n, label in enumerate("ab"))
+    for root, task in ((tmp_path / "whole", "mini-1shot"), (tmp_path / "part", "mini-5shot")):
+        changes = {"task": task, "task_hash": packaged()[task].hash, "partial": task == "mini-5shot"}
+        paths = [write(root, msgspec.structs.replace(result, **changes)) for result in (a, b)]
+        text = report.task_table(boards.load_board(packaged()[task], root), style)
+        compared = call("compare", *map(str, paths), "--format", style)[1]
+        if style in report.DATA:
+            load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
+            mark = changes["partial"] if style == "json" else str(changes["partial"])
+            table = load(text)
+            assert [r["partial_data"] for r in table if r["method"] in ("a", "b")] == [mark, mark]
+            assert {r["partial_data"] for r in table if r["source"].startswith("published")} <= {None, ""}
+            assert {r["partial_data"] for r in load(compared)} == {mark}
+        else:
+            assert ("is marked partial" in text) == ("is marked partial" in compared) == changes["partial"]
+        if style == "text":
+            (data,) = re.findall(r"^data .*$", call("show", str(paths[0]))[1], re.M)
+            assert ("is marked partial" in data) == changes["partial"]
+
+
+def test_what_is_no_json_is_left_out(tmp_path):
+    """Python reads NaN and takes the last of two keys; nobody else has to."""
+    good = write(tmp_path, make())
+    text = good.read_text()
+    for label, odd in (
+        ("nan", '"cost": {"seconds": NaN}'),
+        ("twice", '"cost": {}, "cost": {}'),
+        ("huge", '"cost": {"s": 1e999}'),
+    ):
+        (tmp_path / "toy" / f"{label}.seed-0.json").write_text(
+            text.replace('"label": "m"', f'"label": "{label}"').replace('"cost": {}', odd)
+        )
+    (tmp_path / "toy" / "half.seed-0.json").write_text(text.replace('"label": "m"', '"label": "\\ud800"'))
+    found, remarks = stored(tmp_path)
+    assert [r.label for r in found] == ["m"]
+    assert [re.search(r"\((.*)\)|(label .*)$", remark)[0] for remark in remarks] == [
+        "label '\\ud800' is no printable text", "(1e999 is no finite number)", "(NaN is no finite number)",
+        "('cost' is there twice)",
+    ]  # fmt: skip
 
 
 def test_result_is_immutable_data():

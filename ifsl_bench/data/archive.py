@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from ifsl_bench.data.tarball import COMPRESSIONS, CompressedTar, Tar
-from ifsl_bench.data.tree import Entry, Tree, inside, is_tar, natural, printable, some, what_is
+from ifsl_bench.data.tree import Entry, Tree, inside, is_hidden, is_tar, natural, nfc, printable, some, what_is
 from ifsl_bench.errors import UserError
 from ifsl_bench.store import sha256_json
 
-__all__ = ["Entry", "Tree", "natural", "open_tree", "printable", "some", "what_is"]
+__all__ = ["Entry", "Tree", "natural", "nfc", "open_tree", "printable", "some", "what_is"]
 
 
 def open_tree(path: Path) -> Tree:
@@ -69,10 +69,19 @@ class _Folder(Tree):
                     continue
                 with os.scandir(folder) as found:
                     for item in found:
-                        if item.is_dir():
-                            waiting.append((f"{prefix}{item.name}/", item.path, above | {me}))
-                        elif item.is_file():
+                        if is_hidden(item.name):  # not looked into, however much is in it
+                            continue
+                        try:
                             file = item.stat()
+                        except OSError:
+                            if not item.is_symlink():
+                                raise
+                            # A broken link is no reason to stop before somebody asks for the file.
+                            yield Entry(prefix + item.name, 0, lost=True)
+                            continue
+                        if stat.S_ISDIR(file.st_mode):
+                            waiting.append((f"{prefix}{item.name}/", item.path, above | {me}))
+                        elif stat.S_ISREG(file.st_mode):
                             yield Entry(prefix + item.name, file.st_size, file.st_mtime_ns)
 
     def open(self, entry: Entry) -> BinaryIO:

@@ -15,12 +15,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ifsl_bench.data.archive import Tree, what_is
+from ifsl_bench.data.archive import Entry, Tree, what_is
+from ifsl_bench.data.cubic import resize_cubic
 from ifsl_bench.data.pools import release
 from ifsl_bench.data.room import Room
 from ifsl_bench.errors import UserError
@@ -87,7 +88,8 @@ def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
             # A progressive JPEG is in memory at its full size, however small it comes out.
             with _room.of(whole if image.info.get("progressive") else pixels):
                 image.load()
-                return _fitted(rgb(ImageOps.exif_transpose(image) if spec.upright else image), spec)
+                turned = ImageOps.exif_transpose(image) if spec.upright else image
+                return _fitted(rgb(turned, image.format), spec)
     except UnidentifiedImageError:
         raise BadImage(f"it is no image but {what_is(content[:512])}") from None
     except Image.DecompressionBombError:
@@ -105,16 +107,27 @@ def _formats() -> tuple[str, ...]:
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def rgb(image: Image.Image) -> Image.Image:
-    """An image of any mode as RGB; raises :class:`BadImage` where nobody knows how."""
+def rgb(image: Image.Image, form: str | None = None) -> Image.Image:
+    """An image of any mode as RGB.
+
+    Args:
+        form: the format of the file that it comes from.
+
+    Raises:
+        BadImage: nobody knows what its numbers stand for.
+    """
     from PIL import Image
 
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode in ("I", "I;16", "I;16L", "I;16B", "I;16N"):  # 16 bits a pixel, of which the upper 8 are kept
-        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise BadImage("its pixels are floating-point numbers of unknown range")
+    if image.mode.startswith("I;16") or (image.mode == "I" and form == "PNG"):  # PNG has no more than 16 bits
+        wide = np.asarray(image)
+        if 0 < wide.max() < 256:
+            raise BadImage(f"its 16-bit pixels go to {wide.max()} of 65,535, so they seem to have another range")
+        return Image.fromarray((wide >> 8).astype(np.uint8)).convert("RGB")  # the upper 8 bits
+    if image.mode in ("I", "F"):
+        kind = "32-bit" if image.mode == "I" else "floating-point"
+        raise BadImage(f"its pixels are {kind} numbers of unknown range")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         return _on_white(image)
     return image.convert("RGB")
@@ -151,34 +164,6 @@ def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
     if spec.fit == "crop":
         image = image.crop((round(box[0]), round(box[1]), round(box[2]), round(box[3])))
     return resize_cubic(np.asarray(image), size)
-
-
-def resize_cubic(image: np.ndarray, size: int) -> np.ndarray:
-    """What OpenCV's INTER_CUBIC makes of an image, up to its rounding of weights to 11 bits.
-
-    Args:
-        image: uint8 [H, W, C].
-
-    Returns:
-        uint8 [size, size, C].
-    """
-
-    def taps(length: int) -> tuple[np.ndarray, np.ndarray]:
-        centre = (np.arange(size) + 0.5) * length / size - 0.5
-        first = np.floor(centre).astype(np.int64)
-        t = centre - first  # [size]
-        d = np.stack([t + 1, t, 1 - t, 2 - t])  # [4, size], distances of the taps
-        a = -0.75
-        near, far = ((a + 2) * d - (a + 3)) * d * d + 1, ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
-        weights = np.where(d <= 1, near, far)
-        return np.clip(first + np.arange(-1, 3)[:, None], 0, length - 1), weights
-
-    rows, row_weights = taps(image.shape[0])
-    columns, column_weights = taps(image.shape[1])
-    used = image[rows]  # [4, size, W, C]
-    tall = np.einsum("kyxc,ky->yxc", used, row_weights)
-    wide = np.einsum("ykxc,kx->yxc", tall[:, columns], column_weights)
-    return np.clip(np.rint(wide), 0, 255).astype(np.uint8)
 
 
 @dataclass
@@ -226,11 +211,12 @@ def decode_into(
     Args:
         out: uint8 [n, size, size, 3], memory-mapped where it is large; its pages are handed back as they fill, so
             that memory in use does not grow with n.
-        items: (row, name, content) of each image; content is read in the thread where it is a function.
+        items: (row, name, content) of each image; content is read in the thread where it is a function, which may
+            raise :class:`BadImage`.
         advance: called with a number of finished images now and then, from this thread.
 
     Raises:
-        UserError: the content of an image could not be read.
+        UserError: what the images come from, an archive that is read in one go, could not be read on.
     """
     result = Decoded(np.zeros(len(out), np.uint64))
     written = queued = 0
@@ -239,9 +225,9 @@ def decode_into(
     def work(chunk: list[Item]) -> tuple[int, int, list[tuple[int, str, str]]]:
         size, bad = 0, []
         for row, name, content in chunk:
-            encoded = content if isinstance(content, bytes) else content()
-            size += len(encoded)
             try:
+                encoded = content if isinstance(content, bytes) else content()
+                size += len(encoded)
                 pixels = decode(encoded, spec)
             except BadImage as error:
                 out[row] = 0
@@ -289,10 +275,19 @@ def tree_items(tree: Tree, paths: Sequence[str]) -> Iterator[Item]:
     entries = [tree.by_path[path] for path in paths]
     if tree.random:
         for row, entry in enumerate(entries):
-            yield row, tree.where(entry), lambda entry=entry: tree.read(entry)  # type: ignore[misc]
+            yield row, tree.where(entry), partial(_read, tree, entry)
     else:
         for row, content in tree.scan(entries):
             yield row, tree.where(entries[row]), content
+
+
+def _read(tree: Tree, entry: Entry) -> bytes:
+    """A file that lies by itself; one that cannot be read spoils no other."""
+    try:
+        return tree.read(entry)
+    except UserError as error:
+        name = tree.where(entry)
+        raise BadImage(str(error).removeprefix(f"cannot read {name}: ").replace(name, "it", 1)) from error
 
 
 def refuse_bad(bad: Sequence[tuple[int, str, str]], total: int, option: str = "--allow-partial") -> UserError:

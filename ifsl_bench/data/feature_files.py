@@ -39,6 +39,11 @@ class FeatureFiles(Form):
                     raise UserError(
                         f"{tree.where(_file(pool))} is missing; a data set of frozen features is six files: {wanted}"
                     )
+                if to.writer.has(pool):
+                    ready = to.writer.pools[pool]
+                    width, base_classes = ready["shape"][1], base_classes or ready["classes"]
+                    stage.advance(1)
+                    continue
                 features, labels = _read_npz(tree, entry)
                 path = tree.where(entry)
                 to.bytes_read += entry.size

@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
-from ifsl_bench.data.archive import Tree, natural, some
+from ifsl_bench.data.archive import Entry, Tree, natural, nfc, some
 from ifsl_bench.data.decode import SUFFIXES, ImageSpec
 from ifsl_bench.data.image_pools import divide, import_images
 from ifsl_bench.data.source import Form, Import
@@ -31,6 +32,8 @@ _SPELLED = {
     "train": "base", "train_a": "base", "train-a": "base", "train_b": "novel/train", "train-b": "novel/train",
     "val": "novel/val", "valid": "novel/val", "validation": "novel/val", "test": "novel/test",
 }  # fmt: skip
+# Endings of files that come with images, and are left alone without a word.
+_COMPANIONS = (".txt", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".md")
 _CLASS_COLUMNS, _SIDE_COLUMNS = ("class", "wnid", "folder", "label", "name"), ("split", "side")
 
 
@@ -54,6 +57,11 @@ class OwnOptions:
         options = {"--split": self.split, "--split-seed": self.split_seed, "--size": self.size}
         return [name for name, value in options.items() if value is not None]
 
+    @property
+    def division_given(self) -> bool:
+        """Whether the user said how the classes are divided."""
+        return self.split is not None or self.split_seed is not None
+
     def settings(self) -> dict[str, Any]:
         """What they come to, JSON-able; for the manifest, and to tell whether a data set was made with the same."""
         size = self.size or SIZE
@@ -75,6 +83,7 @@ class ImageFolder(Form):
 
     def build(self, to: Import) -> None:
         options = self.options
+        tell_ignored(to)
         classes = find_classes(to.files)
         if options.split is not None:
             sides = _listed(to, classes, options.split)
@@ -95,8 +104,35 @@ def _is_image(path: str) -> bool:
     return path.lower().endswith(SUFFIXES)
 
 
+def tell_ignored(to: Import) -> None:
+    """Warns of files that may be images, but do not have the name of one.
+
+    Raises:
+        UserError: among them are links that cannot be followed, perhaps to whole classes, and the user has not allowed
+            less. (Such a link by the name of an image is an image that cannot be read.)
+    """
+    others = [e for e in to.files.entries if not _is_image(e.path) and not e.path.lower().endswith(_COMPANIONS)]
+    if lost := [entry.path for entry in others if entry.lost]:
+        told = f"{len(lost):,} links in {to.files.path} cannot be followed: {some(lost)}"
+        if not to.allow_partial:
+            raise UserError(f"{told}. Mend or remove them, or add {to.partial_option} to go on without them")
+        to.reporter.warn(told)
+        to.mark_partial(told)
+    if ignored := [entry for entry in others if not entry.lost]:
+        endings = Counter(_ending(entry) for entry in ignored).most_common()
+        to.reporter.warn(
+            f"ignored {len(ignored):,} files that are no images by their names: {some([e.path for e in ignored])}; "
+            f"by ending: {some([f'{ending} {count:,}' for ending, count in endings], 5)}; "
+            f"images end in {', '.join(SUFFIXES)}"
+        )
+
+
+def _ending(entry: Entry) -> str:
+    return PurePosixPath(entry.name).suffix.lower() or "none"
+
+
 def find_classes(tree: Tree) -> dict[str, list[str]]:
-    """Class -> paths of its images, both in natural order.
+    """Class -> paths of its images, both in natural order; names of classes in Unicode's NFC.
 
     The class of an image is the folder below the root; the root is the deepest folder that all images share, so that
     it does not matter whether a whole folder or its content was packed.
@@ -106,6 +142,12 @@ def find_classes(tree: Tree) -> dict[str, list[str]]:
     """
     paths = [entry.path for entry in tree.entries if _is_image(entry.path)]
     parts = [path.split("/")[:-1] for path in paths]
+    if paths and all(folders == parts[0] for folders in parts):
+        where = tree.where("/".join(parts[0])) if parts[0] else str(tree.path)
+        raise UserError(
+            f"all {len(paths):,} images are in one folder, {where}, which makes one class; give the folder that holds "
+            f"those of all classes, the layout is <root>/<class>/<image>"
+        )
     depth = 0
     while all(len(p) > depth for p in parts) and len({p[depth] for p in parts}) == 1:
         depth += 1
@@ -116,7 +158,7 @@ def find_classes(tree: Tree) -> dict[str, list[str]]:
                 f"{tree.where(path)} lies beside the folders of the classes, not in one; "
                 f"the layout is <root>/<class>/<image>"
             )
-        classes.setdefault(folders[depth], []).append(path)
+        classes.setdefault(nfc(folders[depth]), []).append(path)
     if {name.lower() for name in classes} <= {"train", "val", "valid", "validation", "test"}:
         raise UserError(
             f"the folders in {tree.path} are {', '.join(classes)}, which are no classes; give one of them with --from"
@@ -125,7 +167,7 @@ def find_classes(tree: Tree) -> dict[str, list[str]]:
 
 
 def read_sides(path: Path) -> dict[str, str]:
-    """Class -> side of a CSV file with columns ``class`` and ``split``, in its order.
+    """Class -> side of a CSV file with columns ``class`` and ``split``, in its order; classes in Unicode's NFC.
 
     Raises:
         UserError: no such file, columns or side; a class that is there twice; a field beyond csv's limit.
@@ -135,11 +177,13 @@ def read_sides(path: Path) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"cannot read the split {path}: {reason}") from error
-    reader = csv.DictReader(io.StringIO(text), skipinitialspace=True)
+    content = text.lstrip()  # blank lines may come first
+    above = text[: len(text) - len(content)].count("\n")
+    reader = csv.DictReader(io.StringIO(content), skipinitialspace=True)
     try:
-        rows = [(reader.line_num, row) for row in reader]
+        rows = [(above + reader.line_num, row) for row in reader]
     except csv.Error as error:
-        raise UserError(f"{path}, line {reader.line_num + 1}: {error}") from error
+        raise UserError(f"{path}, line {above + reader.line_num + 1}: {error}") from error
     given = reader.fieldnames or ()
     columns = {(name or "").strip().lower(): name for name in given}
     kind = next((columns[c] for c in _CLASS_COLUMNS if c in columns), None)
@@ -151,7 +195,7 @@ def read_sides(path: Path) -> dict[str, str]:
         )
     sides: dict[str, str] = {}
     for line, row in rows:
-        name, side = (row[kind] or "").strip(), (row[side_column] or "").strip()
+        name, side = nfc(row[kind] or "").strip(), (row[side_column] or "").strip()
         where = f"{path}, line {line}"
         if not name:
             raise UserError(f"{where}: the class is missing")

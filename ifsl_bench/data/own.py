@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from typing import ClassVar
 
 from ifsl_bench.data.feature_files import FeatureFiles
@@ -15,7 +17,8 @@ from ifsl_bench.store import Home, sha256_json, write_bytes
 from ifsl_bench.task_files import packaged, parse
 
 TASK_FILE = """\
-# Written when {name} was prepared, for you to change; a changed task is a new task.
+# Written when {name} was prepared, for you to change; a changed task is a new task. It is left as it is until there
+# are other data than {fingerprint}.
 
 [dataset]
 name = "{name}"
@@ -71,9 +74,12 @@ class OwnData(DatasetSource):
 
     def check_name(self) -> None:
         """Raises :class:`UserError` where the tasks would be called as others are."""
-        for task in self.task_names():
-            if task in packaged():
-                raise UserError(f"there is a task {task!r} already; choose another name for your data set")
+        for name in self.task_names():
+            if (task := packaged().get(name)) is not None:
+                raise UserError(
+                    f"there is a task {name!r} already, on data set {task.dataset.name!r}, which 'ifsl-bench data "
+                    f"prepare {task.dataset.name}' makes; for a data set of your own choose another name"
+                )
 
     def made(self, dataset: Dataset) -> bool:
         """Whether a data set was made with the settings asked for."""
@@ -81,18 +87,26 @@ class OwnData(DatasetSource):
         return settings == self.options.settings() if settings else not self.options.given()
 
     def has_tasks(self, home: Home, dataset: Dataset) -> bool:
-        """Whether the tasks of a data set are there, as far as it is one of images; the user may have changed them."""
+        """Whether the tasks of a data set are there, as far as it is one of images.
+
+        The user may have changed them, and unpinned them from the data: they are for other data only where the file
+        names other fingerprints and not this one.
+        """
         if len(dataset.shape) != 3:
             return True
         path = home.tasks / f"{self.name}.toml"
-        return path.exists() and f'"{dataset.fingerprint}"' in path.read_text(encoding="utf-8", errors="replace")
+        if not path.exists():
+            return False
+        named = re.findall(r"\b[0-9a-f]{64}\b", path.read_text(encoding="utf-8", errors="replace"))
+        return not named or dataset.fingerprint in named
 
     def write_tasks(self, home: Home, dataset: Dataset, reporter: Reporter) -> None:
         """Writes the tasks of a data set of images; a file for other data is kept aside."""
         path, text = home.tasks / f"{self.name}.toml", task_file(dataset)
         parse(text, str(path))  # one wrong file there would stop every command that lists tasks
         if path.exists():
-            aside = path.with_name(f"{path.name}.old")
+            numbered = (path.with_name(f"{path.name}.old-{n}") for n in itertools.count())
+            aside = next(kept for kept in numbered if not kept.exists())
             os.replace(path, aside)
             reporter.warn(f"the tasks of {self.name} are written anew; those for the data before are kept as {aside}")
         write_bytes(path, text.encode())

@@ -17,6 +17,7 @@ from ifsl_bench.data.pools import release
 from ifsl_bench.data.source import Import
 from ifsl_bench.data.stored import StoredArray
 from ifsl_bench.data.unpickle import items, load
+from ifsl_bench.data.unpickle_machine import described
 from ifsl_bench.errors import UserError
 
 SIZE = 84
@@ -81,8 +82,10 @@ def load_dict(file: BinaryIO, where: str, keys: Sequence[str]) -> dict[str, Any]
 
 
 def text(value: object) -> str:
-    """A name that Python 2 or 3 wrote, as text."""
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+    """A name that Python 2 or 3 wrote, as text; of what is no name the kind alone, since it may be nested deeply."""
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    return str(value) if isinstance(value, (str, int, np.generic)) else described(value)
 
 
 def integers(value: object, what: str, where: str) -> np.ndarray:
@@ -93,8 +96,12 @@ def integers(value: object, what: str, where: str) -> np.ndarray:
     """
     if isinstance(value, StoredArray):
         found, array = f"{value.dtype}{list(value.shape)}", value.read() if value.dtype.kind in "iu" else None
-    elif isinstance(value, (list, tuple)) and all(type(v) is int and abs(v) < 1 << 62 for v in value):
-        found, array = "", np.array(value, np.int64)
+    elif isinstance(value, (list, tuple)):
+        odd = next((i for i, v in enumerate(value) if type(v) is not int or abs(v) >= 1 << 62), None)
+        found, array = "", np.array(value, np.int64) if odd is None else None
+        if odd is not None:
+            kind = "too large a number" if type(value[odd]) is int else described(value[odd])
+            found = f"a {type(value).__name__} whose item {odd} is {kind}"
     elif isinstance(value, np.ndarray):
         found, array = f"{value.dtype}{list(value.shape)}", value if value.dtype.kind in "iu" else None
     else:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from ifsl_bench import registry
-from ifsl_bench.data.archive import Tree, open_tree
+from ifsl_bench.data.archive import open_tree
 from ifsl_bench.data.folder import OwnOptions
+from ifsl_bench.data.importing import run
 from ifsl_bench.data.object_sources import find_form
 from ifsl_bench.data.own import OwnData, OwnObjects
 from ifsl_bench.data.pools import Dataset, open_dataset
+from ifsl_bench.data.recognise import check_form
 from ifsl_bench.data.source import DatasetSource, Import
-from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.errors import CorruptFile, UserError, unknown
 from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home, locked, set_aside, sha256_json
+from ifsl_bench.store import Home, locked, set_aside
 from ifsl_bench.task import NAME, DataSpec
 
 
@@ -66,7 +66,7 @@ def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
                 reporter.warn(f"{folder} was made by another version; building it again")
             except CorruptFile as error:
                 reporter.warn(f"{error}; building it again, the damaged copy is in {set_aside(folder)}")
-        return _build(home, source, None, False, reporter)
+        return _build(home, source, None, reporter)
 
 
 def command(name: str) -> str:
@@ -103,7 +103,7 @@ def prepare(
 
     Args:
         path: the folder or archive that the data are made from.
-        force: build again even if a good copy is there.
+        force: build again even if a good copy is there, and without what an import that failed has left.
         allow_partial: accept less than the source should hold; the data set is then marked partial.
         own: how images of the user's own are divided and resized.
 
@@ -131,7 +131,7 @@ def prepare(
         force,
         reporter,
         lambda ready: _check_same(source, ready, path),
-        lambda: _build(home, source, path, allow_partial, reporter),
+        lambda: _build(home, source, path, reporter, allow_partial, force),
     )
 
 
@@ -168,7 +168,8 @@ def prepare_objects(
     def make() -> Dataset:
         to = Import(None, reporter, allow_partial, form.title)
         to.about["form"] = form.title
-        return _written(home, source, to, {"identity": identity}, lambda to: form.build(to, sides))
+        folder = dataset_folder(home, source.name)
+        return run(folder, source, to, {"identity": identity}, lambda to: form.build(to, sides), force)
 
     return _prepared(home, source, force, reporter, check, make)
 
@@ -266,65 +267,18 @@ def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None) -> N
             raise UserError(f"{there}, from other files than {path} holds now (it was made from {name}); {remedy}")
 
 
-def _build(home: Home, source: DatasetSource, path: Path | None, allow_partial: bool, reporter: Reporter) -> Dataset:
+def _build(
+    home: Home,
+    source: DatasetSource,
+    path: Path | None,
+    reporter: Reporter,
+    allow_partial: bool = False,
+    force: bool = False,
+) -> Dataset:
+    folder = dataset_folder(home, source.name)
     with open_tree(path) if path is not None else nullcontext() as tree:
         to = Import(tree, reporter, allow_partial)
         if tree is None:
-            return _written(home, source, to, None, source.build)
-        _check_form(source, tree)
-        return _written(home, source, to, {"identity": tree.identity(), **tree.content()}, source.build)
-
-
-def _written(
-    home: Home,
-    source: DatasetSource,
-    to: Import,
-    made_from: dict[str, str] | None,
-    write: Callable[[Import], None],
-) -> Dataset:
-    """Builds a data set; one that is made from something goes on where an import of the same was interrupted."""
-    recipe, key, complete = source.recipe(), None, dict[str, object]()
-    if made_from is not None:
-        to.about["made_from"] = made_from
-        key = sha256_json([recipe, made_from["identity"], to.allow_partial])
-
-    def fill(writer: Writer) -> None:
-        to.writer = writer
-        complete.update(writer.pools)
-        if complete:
-            to.reporter.say(f"going on with an interrupted import; complete are {', '.join(complete)}")
-        write(to)
-
-    start = time.perf_counter()
-    dataset = build(dataset_folder(home, source.name), source.name, recipe, fill, to.about, key)
-    if made_from is not None:
-        _say_speed(dataset, to, complete, time.perf_counter() - start)
-    return dataset
-
-
-def _check_form(source: DatasetSource, tree: Tree) -> None:
-    """Raises :class:`UserError` where the files are of no form of this data set, but of one of another."""
-    if not source.forms or source.form(tree) is not None:
-        return
-    for name in registry.names(registry.DATASETS):
-        plugin = registry.load(registry.DATASETS, name)
-        if plugin.problem or name == source.name:
-            continue
-        other = registry.dataset_source(name)
-        if (form := other.form(tree)) is not None:
-            raise UserError(
-                f"{tree.path} holds {form.title}, which makes data set {name!r} ({other.summary}), not "
-                f"{source.name!r}; to prepare it: ifsl-bench data prepare {name} --from {tree.path}"
-            )
-
-
-def _say_speed(dataset: Dataset, to: Import, complete: Container[str], seconds: float) -> None:
-    """The speed of what this run did; pools that an interrupted one had completed do not count."""
-    entries = [entry for pool, entry in dataset.manifest["pools"].items() if pool not in complete]
-    images = sum(entry["shape"][0] for entry in entries)
-    written = sum(entry["images"]["bytes"] for entry in entries) / 1e6
-    speed = f"{images / seconds:,.0f} images/s, {written / seconds:,.1f} MB/s written"
-    if to.bytes_read:
-        speed += f", {to.bytes_read / 1e6 / seconds:,.1f} MB/s read"
-    mark = ", partial" if dataset.partial else ""
-    to.reporter.say(f"{dataset.name}{mark}: {images:,} images, {written:,.1f} MB, in {seconds:.1f} s ({speed})")
+            return run(folder, source, to, None, source.build)
+        check_form(source, tree, reporter)
+        return run(folder, source, to, {"identity": tree.identity(), **tree.content()}, source.build, force)

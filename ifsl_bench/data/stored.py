@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 from ifsl_bench.errors import UserError
 
 CHUNK = 1 << 20
+_AXES = 32  # as many as every NumPy allows
 # What reading can raise on a damaged file or archive; the standard library has no common class for them.
 BROKEN = (EOFError, OSError, BadZipFile, zlib.error)
 Kind = Literal["bytes", "utf-8", "quoted", "unicode-escape"]
@@ -114,6 +116,9 @@ class StoredArray:
             shape, axes = shape[::-1], tuple(range(len(shape)))[::-1]
         self.dtype, self._stored, self._axes, self._raw = dtype, shape, axes, raw
         self.shape = tuple(shape[a] for a in axes) if axes else shape
+        # NumPy counts so, and makes no array beyond this even where an axis of length 0 leaves it empty.
+        if len(shape) > _AXES or math.prod(n or 1 for n in shape) * dtype.itemsize > sys.maxsize or not dtype.itemsize:
+            raise ValueError("an array of a type or shape that cannot be")
         # Where the bytes are not written as they are, they take at least as much room.
         exact = not isinstance(raw, Span) or raw.kind == "bytes"
         size = raw.length if isinstance(raw, Span) else len(raw)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from ifsl_bench.data.tree import Entry, Tree, inside
+from ifsl_bench.data.tree import Entry, Tree, inside, is_tar, what_is
 from ifsl_bench.errors import UserError
 
 BLOCK = 512
@@ -141,8 +141,8 @@ class CompressedTar(Tree):
 
     def __init__(self, path: Path, head: bytes) -> None:
         super().__init__(path)
-        name, self.opener = next(found for start, found in COMPRESSIONS.items() if head.startswith(start))
-        self.kind = f"tar archive compressed by {name}"
+        self.compression, self.opener = next(f for start, f in COMPRESSIONS.items() if head.startswith(start))
+        self.kind = f"tar archive compressed by {self.compression}"
 
     def close(self) -> None:
         """Nothing stays open between passes."""
@@ -155,9 +155,14 @@ class CompressedTar(Tree):
             try:
                 archive = tarfile.open(fileobj=source, mode="r|")  # noqa: SIM115
             except tarfile.ReadError as error:
-                if source.at >= BLOCK:
-                    raise UserError(f"{self.path} is compressed, but what is inside is no tar archive") from error
-                raise
+                with self.opener(self.path, "rb") as again:  # raises where it is the compression that is damaged
+                    head = again.read(BLOCK)
+                if is_tar(head):
+                    raise
+                raise UserError(
+                    f"{self.path} is compressed by {self.compression}, but what is inside is no tar archive but "
+                    f"{what_is(head)}; if it belongs to a data set, unpack it and give the folder"
+                ) from error
             with archive:
                 yield archive
                 if whole:

@@ -8,6 +8,7 @@ import itertools
 import lzma
 import re
 import tarfile
+import unicodedata
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
@@ -20,8 +21,8 @@ from typing import BinaryIO
 from ifsl_bench.errors import UserError
 from ifsl_bench.store import sha256_json
 
-# What operating systems and their archivers leave among people's files.
-_CLUTTER = {"__MACOSX", ".DS_Store", "Thumbs.db", "desktop.ini"}
+# What systems and their archivers leave among people's files, beside what is hidden by a dot.
+_CLUTTER = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"}
 _UNDECODED = re.compile("[\ud800-\udfff]")  # how Python writes the bytes of a name that are not UTF-8
 _SAMPLED, _HEAD = 64, 1 << 16  # files, and bytes of each, that tell one content from another
 _STARTS = (
@@ -67,8 +68,13 @@ def is_tar(head: bytes) -> bool:
 
 
 def natural(path: str) -> list[str | int]:
-    """A sort key by which ``a_9`` comes before ``a_10``: digits count as numbers."""
-    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", path))]
+    """A sort key by which ``a_9`` comes before ``a_10``: digits count as numbers, accents however they are encoded."""
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", nfc(path)))]
+
+
+def nfc(name: str) -> str:
+    """A name as it is compared: macOS takes letters and their accents apart (NFD) where others do not (NFC)."""
+    return unicodedata.normalize("NFC", name)
 
 
 def printable(path: str) -> str:
@@ -84,11 +90,12 @@ def some(names: Sequence[str], count: int = 3) -> str:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A file in a tree. ``path`` is relative, with ``/`` between folders; ``size`` in bytes; ``changed``, when it was
-    last written (ns), where it is a file of its own."""
+    last written (ns), where it is a file of its own; ``lost``, whether it is a link that cannot be followed."""
 
     path: str
     size: int
     changed: int = field(default=0, compare=False)
+    lost: bool = False
 
     @property
     def name(self) -> str:
@@ -122,12 +129,13 @@ class Tree(ABC):
 
     @cached_property
     def entries(self) -> Sequence[Entry]:
-        """All files but hidden ones, sorted by path.
+        """All files, sorted by path, but hidden ones and those in hidden folders: what begins with a dot, and what
+        systems leave behind (``__MACOSX``, ``Thumbs.db``, ``@eaDir``, ...).
 
         Raises:
             UserError: a path leads out of the tree, is no text, or occurs twice; it is named.
         """
-        found = sorted((e for e in self._list() if not _is_clutter(e.path)), key=lambda e: e.path)
+        found = sorted((e for e in self._list() if not any(map(is_hidden, e.path.split("/")))), key=lambda e: e.path)
         if strange := [e.path for e in found if printable(e.path) != e.path]:
             raise UserError(
                 f"{self.path} holds {len(strange)} files whose names are not UTF-8 "
@@ -222,9 +230,16 @@ class Tree(ABC):
         found = {"names": sha256_json(names)}
         if self.random:
             spread = [self.entries[i * len(names) // _SAMPLED] for i in range(_SAMPLED)] if names else []
-            heads = (self.head(entry, _HEAD) for entry in dict.fromkeys(spread))
+            heads = (self._beginning(entry) for entry in dict.fromkeys(spread))
             found["heads"] = sha256_json([hashlib.sha256(head).hexdigest() for head in heads])
         return found
+
+    def _beginning(self, entry: Entry) -> bytes:
+        """Of a file that cannot be read, nothing: whether it is needed, the import will see."""
+        try:
+            return self.head(entry, _HEAD)
+        except UserError:
+            return b""
 
 
 def inside(archive: Path, name: str) -> str:
@@ -241,8 +256,9 @@ def inside(archive: Path, name: str) -> str:
     return str(PurePosixPath(plain))
 
 
-def _is_clutter(path: str) -> bool:
-    return any(part in _CLUTTER or part.startswith("._") for part in path.split("/"))
+def is_hidden(name: str) -> bool:
+    """Whether people do not see a file or folder of this name, or did not make it."""
+    return name.startswith(".") or name.lower() in _CLUTTER
 
 
 def _plain(error: BaseException) -> str:

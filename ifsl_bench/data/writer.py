@@ -5,8 +5,8 @@ The form on disk is described in :mod:`ifsl_bench.data.pools`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,49 @@ class Writer:
 
     Args:
         folder: where the files go.
-        key: identity of what is being built, recorded with each complete pool so that an interrupted build can go on
-            from it; None for one that starts anew.
+        keys: the identity of what is being built, recorded with each complete pool so that another build can go on
+            from there, and further ones whose pools may be taken over. Empty for a build that starts anew.
     """
 
-    def __init__(self, folder: Path, key: str | None = None) -> None:
-        self.folder, self.key = folder, key
+    def __init__(self, folder: Path, keys: Sequence[str] = ()) -> None:
+        self.folder, self.keys = folder, keys
         self.pools: dict[str, dict[str, Any]] = {}
-        if key is not None:
-            self._resume(key)
+        self._made: dict[str, list[str]] = {}  # pool -> its key, and the checksum of its side file
+        if keys:
+            self._resume()
 
-    def _resume(self, key: str) -> None:
-        """Takes over the complete pools of an interrupted build of the same thing, and removes everything else."""
+    def _resume(self) -> None:
+        """Takes over the complete pools of an unfinished build of the same thing, and removes everything else."""
         try:
             progress = read_json(self.folder / PROGRESS)
-            if progress["key"] == key:
-                for name, entry in progress["pools"].items():
-                    parts = [entry[part] for part in ("images", "labels")]
-                    if all(sha256_file(self.folder / part["file"]) == part["sha256"] for part in parts):
-                        self.pools[name] = entry
-        except (CorruptFile, OSError, KeyError, TypeError, AttributeError):
-            self.pools = {}
-        kept = {entry[part]["file"] for entry in self.pools.values() for part in ("images", "labels")}
-        kept |= {self.side_file(name).name for name in self.pools}
+            made = {name: list(made) for name, made in progress["made"].items() if made[0] in self.keys}
+            whole = {name: progress["pools"][name] for name in made}
+            whole = {name: entry for name, entry in whole.items() if self._is_whole(name, entry, made[name][1])}
+        except (CorruptFile, OSError, LookupError, TypeError, AttributeError):
+            whole, made = {}, {}
+        if whole:
+            self._record(whole, {name: made[name] for name in whole})
+        self.discard_incomplete()
+
+    def _is_whole(self, name: str, entry: dict[str, Any], side: str) -> bool:
+        parts = {entry[part]["file"]: entry[part]["sha256"] for part in ("images", "labels")}
+        parts[self.side_file(name).name] = side
+        return all(self._checksum(file) == checksum for file, checksum in parts.items())
+
+    def _checksum(self, file: str) -> str:
+        return sha256_file(self.folder / file) if (self.folder / file).exists() else ""
+
+    def _record(self, pools: dict[str, dict[str, Any]], made: dict[str, list[str]]) -> None:
+        """Takes pools for complete, once the next build would know of it."""
+        if self.keys:
+            write_json(self.folder / PROGRESS, {"made": made, "pools": pools})
+        self.pools, self._made = pools, made
+
+    def discard_incomplete(self) -> None:
+        """Removes all files but those of complete pools."""
+        kept = {PROGRESS} if self.pools else set()
+        for name, entry in self.pools.items():
+            kept |= {entry["images"]["file"], entry["labels"]["file"], self.side_file(name).name}
         for path in self.folder.iterdir():
             if path.name not in kept:
                 path.unlink()
@@ -83,6 +103,7 @@ class Writer:
         """
         labels = np.asarray(labels, dtype=np.int64)
         _check_pool(name, labels, classes)
+        self.pools.pop(name, None)  # where it is written once more
         stem = name.replace("/", "-")
         images_file, labels_file = f"{stem}.images.npy", f"{stem}.labels.npy"
         images = create_array(self.folder / images_file, (len(labels), *shape), dtype)
@@ -90,7 +111,7 @@ class Writer:
         images.flush()
         np.save(self.folder / labels_file, labels)
         release(images)
-        self.pools[name] = {
+        entry = {
             **(facts or {}),
             "shape": list(images.shape),
             "dtype": dtype,
@@ -100,8 +121,8 @@ class Writer:
             "labels": _describe(self.folder / labels_file),
         }
         del images
-        if self.key is not None:
-            write_json(self.folder / PROGRESS, {"key": self.key, "pools": self.pools})
+        made = [self.keys[0] if self.keys else "", self._checksum(self.side_file(name).name)]
+        self._record({**self.pools, name: entry}, {**self._made, name: made})
 
 
 def _check_pool(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None:
@@ -156,7 +177,7 @@ def build(
     recipe: str,
     fill: Callable[[Writer], None],
     about: dict[str, Any],
-    key: str | None = None,
+    keys: Sequence[str] = (),
 ) -> Dataset:
     """Builds a data set into ``folder``; it appears there whole or not at all. The caller holds ``locked(folder)``.
 
@@ -165,32 +186,41 @@ def build(
         fill: writes the pools.
         about: what else to record in the manifest (source, whether it is partial, ...); read after ``fill``, which may
             add to it.
-        key: identity of recipe and source together: a build that was interrupted goes on with the pools it had
-            completed if the next one has the same key. None: it starts anew.
+        keys: first the identity of recipe and source together: when a build ends early, in whatever way, its complete
+            pools are kept, and the next one goes on from those that were made under one of its keys. Empty: it starts
+            anew, and leaves nothing.
     """
-    with building(folder, resume=key is not None) as partial, disk_errors(folder):
-        writer = Writer(partial, key)
-        fill(writer)
-        _check_sides(writer.pools)
-        for pool in writer.pools:
-            writer.side_file(pool).unlink(missing_ok=True)
-        (partial / PROGRESS).unlink(missing_ok=True)
-        content: dict[str, Any] = {
-            pool: [entry["images"]["sha256"], entry["labels"]["sha256"], entry["classes"]]
-            for pool, entry in writer.pools.items()
-        }
-        if about.get("partial"):
-            content["partial"] = True
-        manifest = {
-            "format": FORMAT,
-            "name": name,
-            "recipe": recipe,
-            "fingerprint": sha256_json(content),
-            "about": about,
-            "pools": writer.pools,
-        }
-        write_json(partial / "manifest.json", manifest)
+    with building(folder, resume=bool(keys)) as partial, disk_errors(folder):
+        writer = Writer(partial, keys)
+        try:
+            fill(writer)
+            write_json(partial / "manifest.json", _manifest(writer, name, recipe, about))
+        except BaseException:
+            with suppress(OSError):
+                writer.discard_incomplete()
+            raise
+    for left in (folder / PROGRESS, *(folder / writer.side_file(pool).name for pool in writer.pools)):
+        with suppress(OSError):
+            left.unlink(missing_ok=True)
     return open_dataset(folder)
+
+
+def _manifest(writer: Writer, name: str, recipe: str, about: dict[str, Any]) -> dict[str, Any]:
+    _check_sides(writer.pools)
+    content: dict[str, Any] = {
+        pool: [entry["images"]["sha256"], entry["labels"]["sha256"], entry["classes"]]
+        for pool, entry in writer.pools.items()
+    }
+    if about.get("partial"):
+        content["partial"] = True
+    return {
+        "format": FORMAT,
+        "name": name,
+        "recipe": recipe,
+        "fingerprint": sha256_json(content),
+        "about": about,
+        "pools": writer.pools,
+    }
 
 
 def _check_sides(pools: dict[str, dict[str, Any]]) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import os
+import pickle
 import stat
 import tarfile
 import zipfile
@@ -157,8 +160,12 @@ def test_links_in_folders_are_followed_but_not_in_circles(tmp_path):
     (tmp_path / "tree" / "circle").symlink_to(tmp_path / "tree")
     (tmp_path / "tree" / "broken.png").symlink_to(tmp_path / "nowhere")
     with open_tree(tmp_path / "tree") as tree:
-        assert [entry.path for entry in tree.entries] == ["linked/1.png"]
-        assert tree.read(tree.entries[0]) == b"1"
+        assert tree.entries == [Entry("broken.png", 0, lost=True), Entry("linked/1.png", 1)]
+        assert tree.read(tree.entries[1]) == b"1"
+        with pytest.raises(UserError, match=r"cannot read .*broken\.png: No such file"):
+            tree.read(tree.entries[0])
+        assert tree.content() == tree.content()
+        assert tree.identity() == tree.identity()
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar of tars", "tar.gz", "tar.bz2", "tar.xz"])
@@ -263,10 +270,31 @@ def test_what_is_no_archive_is_called_what_it_is(content, words, tmp_path):
     assert words in str(error.value)
 
 
-def test_compressed_things_that_are_no_tar_archive(tmp_path):
-    (tmp_path / "x.gz").write_bytes(gzip.compress(b"just text " * 1000))
-    with open_tree(tmp_path / "x.gz") as tree, pytest.raises(UserError, match="what is inside is no tar archive"):
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"just text " * 1000, "unknown: it begins with b'just text"),
+        (pickle.dumps({"a": 1}), "a Python pickle"),
+        (pickle.dumps(b"x" * 20_000), "a Python pickle"),
+        (b"", "an empty file"),
+    ],
+    ids=["text", "small", "large", "empty"],
+)
+@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress)])
+def test_compressed_things_that_are_no_tar_archive(tmp_path, content, words, name, pack):
+    (tmp_path / "x").write_bytes(pack(content))
+    inside = f"is compressed by {name}, but what is inside is no tar archive but {words}"
+    with open_tree(tmp_path / "x") as tree, pytest.raises(UserError, match=inside):
         _ = tree.entries
+
+
+def test_damage_in_the_first_block_of_a_compressed_archive_is_no_wrong_kind(tmp_path):
+    content = bytearray(gzip.compress(os.urandom(5000)))
+    content[12] ^= 0xFF
+    for broken in (content, content[:200]):
+        (tmp_path / "x.gz").write_bytes(broken)
+        with open_tree(tmp_path / "x.gz") as tree, pytest.raises(UserError, match=r"damaged|cut short|truncated"):
+            _ = tree.entries
 
 
 def test_encrypted_files_are_said_to_be(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data import decode as decode_module
-from ifsl_bench.data.decode import BadImage, ImageSpec, decode, decode_into, refuse_bad, resize_cubic
+from ifsl_bench.data.archive import open_tree
+from ifsl_bench.data.cubic import resize_cubic
+from ifsl_bench.data.decode import BadImage, ImageSpec, decode, decode_into, refuse_bad, tree_items
 from ifsl_bench.data.room import Room
 
 
@@ -65,6 +68,37 @@ def test_cmyk_becomes_rgb():
 def test_16_bit_greyscale_keeps_its_upper_bits():
     wide = (np.arange(576).reshape(24, 24) * 113).astype(np.uint16)
     np.testing.assert_array_equal(decode(encoded(Image.fromarray(wide)), EXACT)[..., 1], wide >> 8)
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_16_bit_greyscale_that_would_become_black_is_refused(form):
+    """8-bit numbers in a 16-bit file; what is black by any range is a picture."""
+    wide = picture()[..., 0].astype(np.uint16)
+    with pytest.raises(BadImage, match=rf"16-bit pixels go to {wide.max()} of 65,535"):
+        decode(encoded(Image.fromarray(wide), form), EXACT)
+    assert not decode(encoded(Image.fromarray(0 * wide), form), EXACT).any()
+    np.testing.assert_array_equal(decode(encoded(Image.fromarray(wide + 256), form), EXACT), 1)
+
+
+@pytest.mark.parametrize("scale", [1, 257, 100_000])
+def test_32_bit_greyscale_has_no_known_range(scale):
+    wide = Image.fromarray(picture()[..., 0].astype(np.int32) * scale)
+    assert wide.mode == "I"
+    with pytest.raises(BadImage, match="its pixels are 32-bit numbers of unknown range"):
+        decode(encoded(wide, "TIFF"), ImageSpec(24, upright=True))
+    with pytest.raises(BadImage, match="unknown range"):
+        decode_module.rgb(wide)
+
+
+def test_16_bit_png_is_known_by_its_format():
+    """Older versions of Pillow have it as 32-bit numbers; an image that is turned forgets its format."""
+    pixels = np.arange(576, dtype=np.int32).reshape(24, 24) * 113
+    for image in (Image.fromarray(pixels), Image.fromarray(pixels.astype(np.uint16))):
+        np.testing.assert_array_equal(np.asarray(decode_module.rgb(image, "PNG"))[..., 2], pixels >> 8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned = decode(encoded(Image.fromarray(pixels.astype(np.uint16)), exif=exif), ImageSpec(24, upright=True))
+    np.testing.assert_array_equal(turned[..., 0], np.rot90(pixels >> 8, -1))
 
 
 def test_what_is_transparent_is_laid_on_white():
@@ -271,6 +305,24 @@ def test_bad_images_are_listed_by_row_and_name():
     assert not result.digests[[0, 40, 80]].any()
     text = str(refuse_bad([(i, f"image {i}", "why") for i in range(5)], 1000))
     assert text.startswith("5 of 1,000 images cannot be used: image 0: why; image 1: why; image 2: why; and 2 more.")
+
+
+def test_a_file_that_cannot_be_read_is_a_bad_image(tmp_path):
+    """One is cut, one removed, after they were listed."""
+    for i in range(4):
+        (tmp_path / f"{i}.png").write_bytes(encoded(picture(seed=i)))
+    with open_tree(tmp_path) as tree:
+        paths = [entry.path for entry in tree.entries]
+        (tmp_path / "1.png").write_bytes(b"half")
+        (tmp_path / "2.png").unlink()
+        out = np.full((4, 24, 24, 3), 7, np.uint8)
+        result = decode_into(out, tree_items(tree, paths), EXACT)
+    cut, gone = result.bad
+    assert cut[:2] == (1, str(tmp_path / "1.png"))
+    assert re.fullmatch(r"it is cut short: 4 of [\d,]+ bytes are there", cut[2])
+    assert gone == (2, str(tmp_path / "2.png"), "No such file or directory")
+    assert not out[1:3].any()
+    np.testing.assert_array_equal(out[[0, 3]], [picture(seed=0), picture(seed=3)])
 
 
 def test_an_error_in_reading_stops_at_once():

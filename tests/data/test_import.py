@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +19,14 @@ import pytest
 from PIL import Image
 
 from ifsl_bench import data_commands, registry
-from ifsl_bench.data import image_pools
+from ifsl_bench.data import feature_files, image_pools
 from ifsl_bench.data.archive import Tree
 from ifsl_bench.data.counts import Count, differences
 from ifsl_bench.data.decode import ImageSpec
 from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.data.writer import Writer
 from ifsl_bench.errors import UserError
 from ifsl_bench.reporter import LogReporter, Reporter
 from ifsl_bench.store import Home
@@ -162,7 +166,7 @@ def test_an_interrupted_import_goes_on(toy, tmp_path, monkeypatch):
     log = io.StringIO()
     dataset = prepare(home, "toy", toy, False, LogReporter(log))
     assert len(decoded) == 3 + 4
-    assert "going on with an interrupted import; complete are base/train, base/val" in log.getvalue()
+    assert "going on with an unfinished import; complete are base/train, base/val" in log.getvalue()
     assert "importing 36 images (resumed at 16 of 36)" in log.getvalue()
     assert "toy: 20 images" in log.getvalue(), "the speed of this run"
     assert dataset.fingerprint == whole.fingerprint
@@ -170,7 +174,7 @@ def test_an_interrupted_import_goes_on(toy, tmp_path, monkeypatch):
     assert [p.name for p in home.data.iterdir() if p.suffix != ".lock"] == ["toy"]
 
 
-@pytest.mark.parametrize("change", ["files", "damage", "consent"])
+@pytest.mark.parametrize("change", ["files", "images", "side", "missing"])
 def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, monkeypatch, change):
     home = Home.locate(tmp_path / "home")
     decoded = _interrupted_once(monkeypatch, 3)
@@ -179,12 +183,14 @@ def test_an_interrupted_import_of_something_else_starts_anew(toy, tmp_path, monk
     partial = home.data / ".partial-toy"
     if change == "files":
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(toy / "base/train/a/0.png")
-    elif change == "damage":
-        content = bytearray((partial / "base-val.images.npy").read_bytes())
+    elif change == "missing":
+        (partial / "base-val.labels.npy").unlink()
+    else:
+        content = bytearray((partial / f"base-val.{change}.npy").read_bytes())
         content[-1] ^= 1
-        (partial / "base-val.images.npy").write_bytes(content)
-    dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=change == "consent")
-    assert len(decoded) == 3 + (5 if change == "damage" else 6)
+        (partial / f"base-val.{change}.npy").write_bytes(content)
+    dataset = prepare(home, "toy", toy, False, Reporter())
+    assert len(decoded) == 3 + (6 if change == "files" else 5)
     fresh = prepare(Home.locate(tmp_path / "fresh"), "toy", toy, False, Reporter())
     assert dataset.fingerprint == fresh.fingerprint
 
@@ -323,13 +329,219 @@ print(len(calls), made.fingerprint)
     assert (int(count), fingerprint.decode()) == (3, whole.fingerprint)
 
 
-def test_a_failed_import_leaves_nothing(toy, tmp_path):
+def _left(home: Home) -> set[str]:
+    """The files that an import has left, but for its lock."""
+    return {path.name for path in home.data.rglob("*") if path.is_file() and path.suffix != ".lock"}
+
+
+def _files_of(*pools: str) -> set[str]:
+    parts = ("images", "labels", "side")
+    return {"progress.json", *(f"{pool.replace('/', '-')}.{part}.npy" for pool in pools for part in parts)}
+
+
+def test_a_failed_import_keeps_what_is_complete(toy, tmp_path, monkeypatch):
+    """Strict, it fails for two images, in the first and the last pool; allowed to leave them out, it does those two."""
     (toy / "novel/test/e/2.png").write_bytes(b"<html>")
     (toy / "base/train/a/1.png").write_bytes(b"")
     home = Home.locate(tmp_path / "home")
-    with pytest.raises(UserError, match=r"2 of 36 images cannot be used: .*no image but an empty file; .*an HTML page"):
+    for count in (6, 2):
+        decoded = _interrupted_once(monkeypatch, 0)
+        with pytest.raises(UserError) as caught:
+            prepare(home, "toy", toy, False, Reporter())
+        told = str(caught.value)
+        assert "\n" not in told
+        assert re.search(r"2 of 36 images cannot be used: .*no image but an empty file; .*an HTML page", told)
+        assert re.search(
+            r"Complete and kept: base/val, base/test, novel/train, novel/val \(0\.0 MB in .*/\.partial-toy\); the same "
+            r"command, or one with --allow-partial, goes on from there, --force starts anew$",
+            told,
+        )
+        assert _left(home) == _files_of("base/val", "base/test", "novel/train", "novel/val")
+        assert len(decoded) == count
+    decoded = _interrupted_once(monkeypatch, 0)
+    dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
+    assert decoded == [8, 7, 4, 3]
+    fresh = prepare(Home.locate(tmp_path / "fresh"), "toy", toy, False, Reporter(), allow_partial=True)
+    assert dataset.partial
+    assert dataset.fingerprint == fresh.fingerprint
+    assert dataset.manifest["pools"] == fresh.manifest["pools"]
+    assert _left(home) == {path.name for path in fresh.folder.iterdir()}
+
+
+def test_pools_made_where_less_is_allowed_are_not_taken_for_whole_ones(toy, tmp_path, monkeypatch):
+    """A strict import leaves base/train; an indulgent one adds base/val and, without an image, base/test."""
+    (toy / "base/test/b/1.png").write_bytes(b"")
+    home = Home.locate(tmp_path / "home")
+    _interrupted_once(monkeypatch, 2)
+    with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter())
-    assert [p.name for p in home.data.iterdir() if p.suffix != ".lock"] == []
+    decoded = _interrupted_once(monkeypatch, 4)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
+    assert decoded == [8, 8, 7, 4]
+    assert _left(home) == _files_of("base/train", "base/val", "base/test")
+    decoded = _interrupted_once(monkeypatch, 0)
+    told = "1 of 36 images cannot be used: .* Complete and kept: base/train, base/val, novel/train,"
+    with pytest.raises(UserError, match=told):
+        prepare(home, "toy", toy, False, Reporter())
+    assert decoded == [8, 8, 4, 4, 4]
+
+
+def test_pools_are_not_lost_when_nothing_is_added_to_them(toy, tmp_path, monkeypatch):
+    """Interrupted in the third pool, killed in the third, and then not."""
+    home = Home.locate(tmp_path / "home")
+    _interrupted_once(monkeypatch, 3)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(home, "toy", toy, False, Reporter())
+    assert _left(home) == _files_of("base/train", "base/val")
+    _interrupted_once(monkeypatch, 1)
+    with monkeypatch.context() as killed:
+        killed.setattr(Writer, "discard_incomplete", lambda writer: None)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(home, "toy", toy, False, Reporter())
+    assert _left(home) == {*_files_of("base/train", "base/val"), "base-test.images.npy"}
+    decoded = _interrupted_once(monkeypatch, 0)
+    prepare(home, "toy", toy, False, Reporter())
+    assert decoded == [8, 4, 4, 4]
+
+
+def test_force_uses_what_an_import_with_force_has_left_and_nothing_else(toy, tmp_path, monkeypatch):
+    home = Home.locate(tmp_path / "home")
+    for force, at, done in ((False, 3, 3), (True, 2, 2), (True, 2, 2), (False, 2, 2), (True, 0, 4)):
+        decoded = _interrupted_once(monkeypatch, at)
+        with contextlib.suppress(KeyboardInterrupt):
+            prepare(home, "toy", toy, force, Reporter())
+        assert len(decoded) == done, (force, at)
+    assert (home.data / "toy/manifest.json").exists()
+
+
+def test_a_failed_import_without_a_complete_pool_leaves_nothing(toy, tmp_path, monkeypatch):
+    home = Home.locate(tmp_path / "home")
+    _interrupted_once(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(home, "toy", toy, False, Reporter())
+    assert not (home.data / ".partial-toy").exists()
+    (toy / "novel/val/d/3.png").unlink()
+    with pytest.raises(UserError, match=r"for a data set that is marked partial wherever it is used$"):
+        prepare(home, "toy", toy, False, Reporter())
+    assert not (home.data / ".partial-toy").exists()
+
+
+def test_counts_that_are_wrong_in_the_end_are_a_failure_like_others(toy, tmp_path, monkeypatch):
+    classes = {pool: SIDES["base" if pool.startswith("base") else pool] for pool in POOLS}
+
+    def build(form, to):
+        pools = {p: {c: [f"{p}/{c}/{i}.png" for i in range(PER_CLASS)] for c in cs} for p, cs in classes.items()}
+        image_pools.import_images(to, pools, ImageSpec(8))
+        counts = image_pools.count_files(pools)
+        to.check_counts("the toys", {**counts, "novel/test": Count(1, 5)}, counts)
+
+    monkeypatch.setattr(Toy, "build", build)
+    home, decoded = Home.locate(tmp_path / "home"), _interrupted_once(monkeypatch, 0)
+    with pytest.raises(UserError, match=r"with 5 images and has .* Complete and kept: base/train, .*, novel/test \("):
+        prepare(home, "toy", toy, False, Reporter())
+    dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
+    assert len(decoded) == 6
+    assert dataset.partial
+    fresh = prepare(Home.locate(tmp_path / "fresh"), "toy", toy, False, Reporter(), allow_partial=True)
+    assert dataset.fingerprint == fresh.fingerprint
+
+
+def test_a_mistake_in_a_plugin_is_not_hidden(toy, tmp_path, monkeypatch, messages):
+    monkeypatch.setattr(image_pools, "note_duplicates", lambda *_: {}["no such key"])
+    with pytest.raises(KeyError, match="no such key"):
+        prepare(Home.locate(tmp_path / "home"), "toy", toy, False, messages)
+    assert re.match("Complete and kept: base/train, .*; the same command,", messages.warned[-1])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a limit of POSIX systems")
+def test_where_the_disk_refuses_more_complete_pools_stay(toy, tmp_path):
+    """The last pool is larger than files may be, in a process of its own; then they may be larger."""
+    for i in range(PER_CLASS, 100):
+        shutil.copy(toy / "novel/test/e/0.png", toy / f"novel/test/e/{i}.png")
+    script = f"""
+import resource, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_import import ToySource
+from ifsl_bench import registry
+from ifsl_bench.data.prepare import prepare
+from ifsl_bench.errors import UserError
+from ifsl_bench.reporter import LogReporter
+from ifsl_bench.store import Home
+registry.names = lambda group: {{"toy": None}}
+registry.dataset_source = lambda name: ToySource()
+for most in (12_000, resource.RLIM_INFINITY):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+    try:
+        made = prepare(Home.locate({str(tmp_path / "home")!r}), "toy", Path({str(toy)!r}), False,
+                       LogReporter(sys.stdout), allow_partial=True)
+    except UserError as error:
+        print(error)
+        print(sorted(path.name for path in Path({str(tmp_path / "home/data/.partial-toy")!r}).iterdir()))
+print(made.fingerprint)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    pools = ", ".join(POOLS[:-1])
+    assert re.search(
+        rf"the file would be larger than this system allows .* Complete and kept: {pools} \(0\.0 MB in .*; the same "
+        rf"command goes on from there, --force starts anew\n",
+        done.stdout,
+    )
+    assert str(sorted(_files_of(*POOLS[:-1]))) in done.stdout
+    assert f"going on with an unfinished import; complete are {pools}\n" in done.stdout
+    fresh = prepare(Home.locate(tmp_path / "fresh"), "toy", toy, False, Reporter(), allow_partial=True)
+    assert done.stdout.splitlines()[-1] == fresh.fingerprint
+
+
+def test_features_that_were_read_are_not_read_again(write_features, tmp_path, monkeypatch):
+    home, files = Home.locate(tmp_path / "home"), write_features(tmp_path / "features")
+    original, asked = feature_files._read_npz, []
+
+    def reading(tree, entry):
+        asked.append(entry.name)
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return original(tree, entry)
+
+    monkeypatch.setattr(feature_files, "_read_npz", reading)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(home, "mine", files, False, Reporter())
+    dataset = prepare(home, "mine", files, False, Reporter())
+    assert asked[4:] == ["novel-train.npz", "novel-val.npz", "novel-test.npz"]
+    assert dataset.fingerprint == prepare(Home.locate(tmp_path / "new"), "mine", files, False, Reporter()).fingerprint
+
+
+@pytest.mark.parametrize("kind", ["zip archive", "folder"])
+def test_a_single_file_that_cannot_be_read_is_a_bad_image(toy, tmp_path, messages, kind):
+    """A member of an archive whose content has another checksum, and a file that nobody may read."""
+    if kind == "folder":
+        if not Path("/proc/self/mem").exists():
+            pytest.skip("no file here that nobody can read")
+        (toy / "novel/val/d/1.png").unlink()
+        (toy / "novel/val/d/1.png").symlink_to("/proc/self/mem")
+        source, why = toy, r"d/1\.png: Input/output error"
+    else:
+        source = tmp_path / "toys.zip"
+        with zipfile.ZipFile(source, "w") as archive:
+            for path in sorted(toy.rglob("*.*")):
+                archive.write(path, path.relative_to(toy))
+            start = archive.getinfo("novel/val/d/1.png").header_offset
+        content = bytearray(source.read_bytes())
+        content[start + 80] ^= 1
+        source.write_bytes(content)
+        why = r"novel/val/d/1\.png in .*toys\.zip: its content is damaged \(wrong CRC\); get it again"
+    home = Home.locate(tmp_path / "home")
+    told = rf"1 of 36 images cannot be used: .*{why}\. Get these files again, or add --allow-partial"
+    with pytest.raises(UserError, match=told):
+        prepare(home, "toy", source, False, messages)
+    dataset = prepare(home, "toy", source, False, messages, allow_partial=True)
+    assert dataset.partial
+    assert re.search(rf"left out of novel/val: .*{why}$", messages.warned[-1])
+    kept = [np.asarray(Image.open(toy / f"novel/val/d/{i}.png")) for i in (0, 2, 3)]
+    np.testing.assert_array_equal(dataset.pool("novel/val").images, np.stack(kept))
+    assert prepare(home, "toy", source, False, messages).fingerprint == dataset.fingerprint
 
 
 def test_a_class_without_usable_images_is_an_error_in_any_case(toy, tmp_path):

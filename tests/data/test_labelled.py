@@ -258,7 +258,7 @@ def test_what_cannot_be_right_is_refused_in_one_line(work, change, message):
 def test_impossible_names_are_refused(work, name):
     with pytest.raises(UserError):
         ifsl_bench.from_learn2learn(make(), name=name, work=work)
-    with pytest.raises(UserError, match="there is a task 'mini-held-out-1shot' already; choose another name"):
+    with pytest.raises(UserError, match="a task 'mini-held-out-1shot' already, on data set 'mini-imagenet-held-out'"):
         ifsl_bench.from_learn2learn(make(), name="mini-held-out", work=work)
 
 

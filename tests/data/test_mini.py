@@ -160,12 +160,21 @@ WRONG = {
     "size": (changed("val", data=images_of(12, 0)[:, :80]), r"is uint8\[12, 80, 84, 3\], expected uint8"),
     "list": (changed("val", data=[1, 2]), "'data' of .* is a list, expected an array uint8"),
     "too few labels": (changed("val", labels=[170] * 11), "has 12 images and 11 labels"),
-    "labels of text": (changed("val", labels=["a"] * 12), "'labels' of .* is a list, expected a list of whole numbers"),
+    "labels of text": (
+        changed("val", labels=[170] * 11 + ["a"]),
+        "'labels' of .* is a list whose item 11 is a str, expected a list of whole numbers",
+    ),
     "unknown label": (changed("val", labels=[170] * 11 + [5]), "has images of label 5, which no class"),
     "one label for two": (changed("val", catname2label=dict.fromkeys(VAL[:2], 170)), "images of label 169|one label"),
-    "huge label": (changed("val", labels=[10**30] * 12), "'labels' of .* is a list, expected a list of whole numbers"),
+    "huge label": (
+        changed("val", labels=[10**30] * 12),
+        "'labels' of .* is a list whose item 0 is too large a number, expected a list of whole numbers",
+    ),
     "names of nothing": (changed("val", catname2label=[1]), "'catname2label' of .* is no dict"),
-    "lists for labels": (changed("val", catname2label={VAL[0]: [1]}), "'catname2label' of .* is a list, expected"),
+    "lists for labels": (
+        changed("val", catname2label={VAL[0]: [1]}),
+        "'catname2label' of .* is a list whose item 0 is a list, e",
+    ),
     "no labels": (changed("val", labels=None), "lacks labels; it has data, catname2label"),
     "other side": (
         changed("val", catname2label={TEST[0]: 170, VAL[0]: 169}),
@@ -442,7 +451,10 @@ def test_learn2learn_objects_that_do_not_make_a_data_set_are_refused(learn2learn
         (lambda: setattr(val, "x", val.x.permute(0, 2, 3, 1)), r"is a Tensor \[40, 84, 84, 3\], expected a tensor"),
         (lambda: val.data["class_dict"].pop(VAL[0]) and val.data["class_dict"].update({TEST[0]: [0]}), "a test class"),
         (lambda: val.data["class_dict"].update({VAL[0]: 5}), f"class '{VAL[0]}' of the val MiniImagenet is a int, exp"),
-        (lambda: val.data["class_dict"].update({VAL[0]: [[1, 2], [3]]}), "is a list, expected a list of whole numbers"),
+        (
+            lambda: val.data["class_dict"].update({VAL[0]: [[1, 2], [3]]}),
+            "is a list whose item 0 is a list, expected a list",
+        ),
         (lambda: val.data["class_dict"].update({VAL[0]: [3, -7]}), "names row -7, 'image_data' has 40"),
         (lambda: setattr(val, "x", val.x.to("meta")), r"'x' of the val MiniImagenet cannot be read \(NotImpl"),
         (lambda: setattr(val, "x", val.x.to_sparse()), "'x' of the val MiniImagenet cannot be read"),

@@ -212,7 +212,7 @@ def test_what_is_wrong_is_named(small, tmp_path, change, message):
     home = Home.locate(tmp_path / "home")
     with pytest.raises(UserError, match=message):
         prepare(home, "tiny", repack(small, tmp_path / "data.zip", change), False, Reporter())
-    assert left_over(home) == []
+    assert not (home.data / "tiny").exists()
 
 
 @pytest.mark.usefixtures("ten_a_class")

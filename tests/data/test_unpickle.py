@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from ifsl_bench.data.archive import open_tree
-from ifsl_bench.data.pickled import load_dict, opened
+from ifsl_bench.data.pickled import load_dict, opened, text
 from ifsl_bench.data.stored import Span, StoredArray, decoder
+from ifsl_bench.data.tiered_files import read_labels
 from ifsl_bench.data.unpickle import items, load
 from ifsl_bench.errors import UserError
 
@@ -241,6 +242,71 @@ def test_a_deep_value_that_nobody_looks_at_is_read(depth):
     shape = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01" + DEEP
     with pytest.raises(UserError, match=r"damaged .*an array whose shape"):
         load(io.BytesIO(b"\x80\x02" + shape + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R\x89U\x01xtb."), "x.pkl")
+
+
+def array_pickle(shape: tuple, dtype: str = "i8", raw: bytes = b"") -> bytes:
+    """An array as Python 2 writes it, of a shape that no array need have."""
+    parts = b"".join(pickle.dumps(n, 2)[2:-1] for n in shape)
+    head = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01(" + parts + b"t"
+    kind = b"cnumpy\ndtype\nU" + bytes([len(dtype)]) + dtype.encode() + b"K\x00K\x01\x87R"
+    return head + kind + b"\x89U" + bytes([len(raw)]) + raw + b"tb."
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "raw"),
+    [
+        ((10**16, 0, 10**10), "i8", b""),
+        ((10**30, 0), "i8", b""),
+        ((0, 2**60), "i8", b""),
+        ((0, 2**59), "i8", b""),
+        ((0, 2**63 - 1), "u1", b""),
+        ((0, 2**63), "u1", b""),
+        ((0,) * 70, "i8", b""),
+        ((1,) * 70, "u1", b"x"),
+        ((1,) * 32, "u1", b"x"),
+        ((2, 3), "U0", b""),
+        ((0,), "S0", b""),
+        ((3, 0, 5), "<i4", b""),
+    ],
+)
+def test_shapes_are_read_that_numpy_can_have_and_others_refused(shape, dtype, raw):
+    content = array_pickle(shape, dtype, raw)
+    try:
+        expected = np.frombuffer(raw, dtype).reshape(shape) if raw else np.empty(0, dtype).reshape(shape)
+        expected = expected if expected.itemsize and expected.dtype == np.dtype(dtype) else None
+    except (ValueError, OverflowError):
+        expected = None
+    for read in (loaded, lambda c: next(items(io.BytesIO(b"\x80\x02]" + c[2:-1] + b"a."), "x.pkl")).read()):
+        if expected is None:
+            with pytest.raises(UserError, match=r"x\.pkl is damaged .*an array of a type or shape that cannot be"):
+                read(content)
+        else:
+            same(read(content), expected)
+
+
+def test_a_name_that_is_something_nested_deeply_is_no_name(tmp_path):
+    """Written out, it would exhaust the stack."""
+    labels = b"U\x0elabel_specific]K\x00aU\x12label_specific_str](I1\nt" + 200_000 * b"\x85" + b"a"
+    (tmp_path / "train_labels.pkl").write_bytes(b"\x80\x02}(" + labels + b"u.")
+    with open_tree(tmp_path) as tree, pytest.raises(UserError, match="has a class 'a tuple', which is none of"):
+        read_labels(tree, tree.by_path["train_labels.pkl"], {})
+    names = [
+        "a",
+        b"\xe9",
+        np.str_("b"),
+        np.bytes_(b"c"),
+        7,
+        np.int64(8),
+        True,
+        1.5,
+        None,
+        [["x"]],
+        {},
+        Span(0, 9, "bytes"),
+    ]
+    assert list(map(text, names)) == [
+        "a", "é", "b", "c", "7", "8", "True", "a float", "a NoneType", "a list", "a dict", "a Span"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,102 @@
+"""What the values of a result file look like when a run has written them, whatever its task. Imports no torch."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import reprlib
+from collections.abc import Iterator
+from typing import Any
+
+from ifsl_bench._version import __version__
+from ifsl_bench.result import Result
+
+TEXTS = ("command", "version", "time", "device", "python", "method_source")
+PROVENANCE = (*TEXTS, "libraries")
+TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"  # tables take the newest result by the order of these texts
+AHEAD = datetime.timedelta(days=1)  # of a clock that is wrong, or set to local time
+
+
+def odd_values(result: Result) -> Iterator[str]:
+    """What no run has written, a line each."""
+    if result.seed < 0:
+        yield f"seed: {result.seed} is negative"
+    for name, digits in (("task_hash", 16), ("digest", 64), ("fingerprint", 64)):
+        yield from _hex(name, getattr(result, name), digits)
+    for option, tried in result.tuned.items():
+        yield from _percent(f"tuned.{option}", tried)
+    for name, cost in result.cost.items():
+        if cost < 0:
+            yield f"cost.{name}: {cost:g} is negative"
+    yield from _pretraining(result.pretraining)
+    yield from _provenance(result.provenance)
+
+
+def _hex(name: str, value: Any, digits: int) -> Iterator[str]:
+    if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", value):
+        yield f"{name}: {reprlib.repr(value)} is not {digits} hexadecimal digits"
+
+
+def _percent(name: str, values: Any) -> Iterator[str]:
+    """Whether these are accuracies by name."""
+    if not isinstance(values, dict):
+        yield f"{name}: {reprlib.repr(values)}, where accuracies by name were expected"
+        return
+    for key, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 100:
+            yield f"{name}: {key} is {reprlib.repr(value)}, no accuracy in percent"
+
+
+def _pretraining(found: dict[str, Any]) -> Iterator[str]:
+    if missing := [key for key in ("key", "sha256", "accuracy") if not found.get(key)]:
+        yield f"pretraining: {', '.join(missing)} missing"
+    if found.get("sha256"):
+        yield from _hex("pretraining.sha256", found["sha256"], 64)
+    if found.get("accuracy"):
+        yield from _percent("pretraining.accuracy", found["accuracy"])
+
+
+def _provenance(found: dict[str, Any]) -> Iterator[str]:
+    missing = [key for key in PROVENANCE if not found.get(key)] + [key for key in ("commit",) if key not in found]
+    if missing:
+        yield f"provenance: {', '.join(missing)} missing; a result comes from 'ifsl-bench run', not from a hand"
+    for key in ("checkpoint", *TEXTS):
+        if not isinstance(found.get(key, ""), str):
+            yield f"provenance.{key}: {reprlib.repr(found[key])} is no text"
+    libraries = found.get("libraries", {})
+    if not isinstance(libraries, dict) or not all(isinstance(version, str) for version in libraries.values()):
+        yield f"provenance.libraries: {reprlib.repr(libraries)}, where versions by name were expected"
+    commit = found.get("commit", "")
+    if "+changes" in str(commit):
+        yield f"provenance: measured with files changed since commit {str(commit)[:12]}; run it again"
+    elif commit != "":  # of a release there is none
+        yield from _hex("provenance.commit", commit, 40)
+    if source := found.get("method_source"):
+        yield from _hex("provenance.method_source", source, 16)
+    yield from _version(found.get("version"))
+    yield from _time(found.get("time"))
+
+
+def _version(value: Any) -> Iterator[str]:
+    """A version that is newer than this one may have measured what this one cannot check."""
+    if not value or not isinstance(value, str):
+        return
+    numbers, own = (re.match(r"(?:\d{1,9}\.)*\d{1,9}", version) for version in (value, __version__))
+    if numbers is None or own is None:
+        yield f"provenance.version: {reprlib.repr(value)} is no version"
+    elif [int(part) for part in numbers[0].split(".")] > [int(part) for part in own[0].split(".")]:
+        yield f"provenance.version: {reprlib.repr(value)} is newer than the one that checks, {__version__}"
+
+
+def _time(value: Any) -> Iterator[str]:
+    if not value or not isinstance(value, str):
+        return
+    try:
+        if not re.fullmatch(TIME, value, re.ASCII):
+            raise ValueError
+        when = datetime.datetime.fromisoformat(value)
+    except ValueError:
+        yield f"provenance.time: {reprlib.repr(value)} is no time as a run writes it, such as 2026-01-31T12:00:00+00:00"
+        return
+    if when > datetime.datetime.now(datetime.timezone.utc) + AHEAD:
+        yield f"provenance.time: {value} is in the future"

@@ -1,0 +1,90 @@
+"""Runs an import: it goes on where one of the same failed or was interrupted, and says how fast it was."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.source import DatasetSource, Import
+from ifsl_bench.data.writer import Writer, build
+from ifsl_bench.errors import UserError
+from ifsl_bench.store import sha256_json
+
+
+def run(
+    folder: Path,
+    source: DatasetSource,
+    to: Import,
+    made_from: dict[str, str] | None,
+    write: Callable[[Import], None],
+    force: bool = False,
+) -> Dataset:
+    """Builds a data set into ``folder``, whose lock the caller holds.
+
+    Args:
+        made_from: what the data set is made from, for the manifest; what changes when that does is its ``identity``.
+            None for one that is made from nothing, and always from the start.
+        write: writes the pools.
+        force: use nothing of what is there, unless an import with ``force`` has left it.
+
+    Raises:
+        UserError: what the import cannot do; complete pools are kept, and the message says so.
+    """
+    recipe, complete = source.recipe(), dict[str, object]()
+    keys: list[str] = []
+    if made_from is not None:
+        to.about["made_from"] = made_from
+        # Of what was made for others, an import takes what is no worse: whole pools where parts would do.
+        partly, forced = dict.fromkeys((to.allow_partial, False)), dict.fromkeys((force, True))
+        keys = [sha256_json([recipe, made_from["identity"], *how]) for how in itertools.product(partly, forced)]
+
+    def fill(writer: Writer) -> None:
+        to.writer = writer
+        complete.update(writer.pools)
+        if complete:
+            to.reporter.say(f"going on with an unfinished import; complete are {', '.join(complete)}")
+        write(to)
+
+    start = time.perf_counter()
+    with _telling_what_is_kept(folder, to, force):
+        dataset = build(folder, source.name, recipe, fill, to.about, keys)
+    if made_from is not None:
+        _say_speed(dataset, to, complete, time.perf_counter() - start)
+    return dataset
+
+
+@contextmanager
+def _telling_what_is_kept(folder: Path, to: Import, force: bool) -> Iterator[None]:
+    """Adds to an error what is left on the disk, and what becomes of it. Ctrl-C has a message of its own."""
+    try:
+        yield
+    except Exception as error:
+        writer = getattr(to, "writer", None)  # none where building had not begun
+        if writer is None or not writer.keys or not writer.pools:
+            raise
+        size = sum(entry[part]["bytes"] for entry in writer.pools.values() for part in ("images", "labels"))
+        kind, anew = ("command", "--force") if to.tree else ("call", "force=True")
+        again = f"the same {kind} goes on from there" if to.allow_partial else (
+            f"the same {kind}, or one with {to.partial_option}, goes on from there")  # fmt: skip
+        told = f"Complete and kept: {', '.join(writer.pools)} ({size / 1e6:,.1f} MB in {writer.folder}); {again}"
+        told += "" if force else f", {anew} starts anew"
+        if isinstance(error, UserError):
+            raise type(error)(f"{error}. {told}") from error
+        to.reporter.warn(told)
+        raise
+
+
+def _say_speed(dataset: Dataset, to: Import, complete: Container[str], seconds: float) -> None:
+    """The speed of what this run did; pools that an unfinished one had completed do not count."""
+    entries = [entry for pool, entry in dataset.manifest["pools"].items() if pool not in complete]
+    images = sum(entry["shape"][0] for entry in entries)
+    written = sum(entry["images"]["bytes"] for entry in entries) / 1e6
+    speed = f"{images / seconds:,.0f} images/s, {written / seconds:,.1f} MB/s written"
+    if to.bytes_read:
+        speed += f", {to.bytes_read / 1e6 / seconds:,.1f} MB/s read"
+    mark = ", partial" if dataset.partial else ""
+    to.reporter.say(f"{dataset.name}{mark}: {images:,} images, {written:,.1f} MB, in {seconds:.1f} s ({speed})")

@@ -1,0 +1,125 @@
+"""docs/data.md, for someone who has the files: every data set and task is in it, its numbers and commands are right."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from importlib.metadata import distribution
+from pathlib import Path
+
+import click
+import pytest
+
+from ifsl_bench import cli, registry
+from ifsl_bench.data import mini, tiered
+from ifsl_bench.task_files import packaged
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+OURS = sorted(p.name for p in distribution("ifsl_bench").entry_points if p.group == registry.DATASETS)
+COMMANDS = re.findall(r"^    ifsl-bench (.*)$", DOCUMENT, re.M)
+HAS_FORMS = [name for name in OURS if registry.dataset_source(name).forms]
+
+
+def ticked(text: str) -> set[str]:
+    """What is between backticks."""
+    return set(re.findall(r"`([^`\n]+)`", text))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_registered_data_set_is_in_the_document(name):
+    assert name in ticked(DOCUMENT)
+
+
+@pytest.mark.parametrize("name", sorted(packaged()))
+def test_every_packaged_task_and_its_data_set_are_in_the_document(name):
+    assert {name, packaged()[name].dataset.name} <= ticked(DOCUMENT)
+
+
+@pytest.mark.parametrize("name", HAS_FORMS)
+def test_every_importer_has_its_command(name):
+    assert any(command.startswith(f"data prepare {name} --from ") for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_ones_that_there_are(command):
+    words = shlex.split(command)
+    group: click.Command = cli.cli
+    while isinstance(group, click.Group):
+        assert words[0] in group.commands, command
+        group = group.commands[words.pop(0)]
+    # Parsed as typed, but for the files, which are the reader's.
+    given = ["." if before == "--from" else word for before, word in zip(["", *words], words, strict=False)]
+    context = group.make_context(group.name, given)
+    own = re.search(r"data prepare (\w+) --from photos", DOCUMENT)
+    assert own
+    if group.name == "prepare":
+        assert context.params["name"] in {*OURS, own[1]}
+    else:
+        (task,) = context.params["tasks"]
+        assert task in {*packaged(), f"{own[1]}-1shot", f"{own[1]}-5shot"}
+
+
+def section(title: str) -> str:
+    """What is below the heading that begins so, up to the next one of its level."""
+    level = len(title.partition(" ")[0])
+    _, text = DOCUMENT.split(f"\n{title}")  # once
+    return re.split(rf"\n#{{2,{level}}} ", text)[0]
+
+
+def counts_in(title: str, column: int) -> dict[str, tuple[int, int]]:
+    """Pool -> classes and images, from the section's table; ``column`` is that of the images."""
+    found = {}
+    for line in section(title).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if re.match(r"\| (base|novel)/", line):
+            numbers = [int(n.replace(",", "")) for n in re.findall(r"[\d,]*\d", cells[column].partition("(")[0])]
+            classes = int(next(cell for cell in cells[1:] if cell.isdigit()))
+            pools = re.findall(r"(?:base|novel)/\w+", cells[0])
+            found |= {pool: (classes, images) for pool, images in zip(pools, numbers, strict=True)}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "column"),
+    [
+        ("mini-imagenet", "## mini-ImageNet", 3),
+        ("mini-imagenet-ilsvrc", "## mini-ImageNet", 3),
+        ("mini-imagenet-held-out", "## mini-ImageNet", 4),
+        ("tiered-imagenet", "## tiered-ImageNet", 3),
+        ("tiered-imagenet-2018", "## tiered-ImageNet", 3),
+        ("tiny", "## Tiny-ImageNet", 2),
+        ("tiny-pack", "## Tiny-ImageNet", 3),
+    ],
+)
+def test_counts_are_those_that_imports_are_held_against(name, title, column):
+    _, counts = registry.dataset_source(name).outline()
+    assert counts_in(title, column) == {pool: (count.classes, count.images) for pool, count in counts.items()}
+
+
+@pytest.mark.parametrize(
+    ("title", "files"),
+    [
+        ("### `mini-imagenet`: LwoF's", set(mini.LwofPickles.files.values())),
+        ("### `mini-imagenet-held-out`", {names[0] for names in mini.Caches.files.values()}),
+        ("### `tiered-imagenet`: the paper's", {*tiered.AttractorFiles.prefixes, "class_names.txt", "synsets.txt"}),
+        (
+            "### `tiered-imagenet-2018`",
+            {f"{prefix}_{part}.pkl" for prefix in tiered.Files2018.prefixes for part in ("images_png", "labels")}
+            | {"class_names.txt", "synsets.txt"},
+        ),
+    ],
+)
+def test_all_files_of_a_form_are_named_in_its_section(title, files):
+    assert files <= ticked(section(title))
+
+
+def test_the_readme_lists_the_tasks_of_every_data_set():
+    table = ticked(README[README.index("| task | data | protocol |") :].partition("\n\n")[0])
+    assert {task.dataset.name for name, task in packaged().items() if name in table} == set(OURS)
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", DOCUMENT):
+        assert (ROOT / "docs" / target).exists(), target
