@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 import time
 import zipfile
 
@@ -96,6 +98,41 @@ def test_pretraining(benchmark, photos, tmp_path):
         synchronised(trainer.head.weight.detach())
 
     ratio(benchmark, ours, bare, steps * spec.batch)
+
+
+STEPS = """
+import sys, time
+import torch, torch.nn.functional as F
+from ifsl_bench.backbones import channels_last, make_backbone, make_head
+from ifsl_bench.device import choose_precision, keep_freed_memory
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+steps, batch, cpu = int(sys.argv[2]), int(sys.argv[3]), torch.device("cpu")
+network = channels_last(make_backbone("resnet10-stempool", (64, 64, 3)), cpu)
+head, precision = make_head("linear", network.features, 95), choose_precision(cpu)
+images, labels = torch.randn(batch, 64, 64, 3).permute(0, 3, 1, 2), torch.zeros(batch, dtype=torch.int64)
+for i in range(steps + 2):
+    if i == 2:
+        start = time.perf_counter()
+    with precision.autocast(cpu):
+        hidden = network(images)
+    F.cross_entropy(head(hidden.float()), labels).backward()
+print(time.perf_counter() - start)
+"""
+
+
+def test_freed_memory(benchmark):
+    """Training steps with an allocator that keeps freed memory, as in ``ifsl-bench run``, and one that returns it."""
+    steps, batch = (1, 4) if benchmark.disabled else (8, 128)
+    times: dict[str, list[float]] = {"keep": [], "return": []}
+    for which in ("keep", "return") * (1 if benchmark.disabled else ROUNDS):
+        command = [sys.executable, "-c", STEPS, which, str(steps), str(batch)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        times[which].append(float(done.stdout))
+    mine, peer = min(times["keep"]), min(times["return"])
+    benchmark.pedantic(lambda: None)
+    benchmark.extra_info.update(images_per_second=round(steps * batch / mine), ratio_to_default=round(peer / mine, 3))
 
 
 def test_features(benchmark, photos, tmp_path):
