@@ -40,9 +40,9 @@ def choose_device(name: str) -> torch.device:
 def keep_freed_memory() -> bool:
     """Has this process's allocator keep freed memory for the next step, where it can (glibc); says whether it does.
 
-    glibc gives every block beyond 32 MiB back to the kernel when it is freed, and gets zeroed pages for the next one: a
-    third of the processor time of a training step on images, whose activations are such blocks. What was set in the
-    environment stays.
+    glibc gives every block beyond 32 MiB back to the kernel when it is freed, and gets zeroed pages for the next one:
+    up to a third of the processor time of a training step on images, whose activations are such blocks. What was set in
+    the environment stays.
     """
     own = ("GLIBC_TUNABLES", "MALLOC_MMAP_MAX_", "MALLOC_TRIM_THRESHOLD_")
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc" or any(name in os.environ for name in own):

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/tiered_scale.py                 # 779,165 images; needs 30 GB of disk and about an hour
     python tests/benchmarks/tiered_scale.py --scale 0.02
+    python tests/benchmarks/tiered_scale.py --episodes      # seconds
 
 Writes the attractor release's files (lists of PNGs as Python 2 pickled them, labels, names) with made-up images of
 about the size of real ones, a thousand of them in memory at a time; imports them with the command line in a process of
@@ -145,11 +146,23 @@ def episodes_per_second(novel: np.ndarray, base: np.ndarray, count: int = 20_000
     return count / (time.perf_counter() - start)
 
 
+def compare_episodes(novel: np.ndarray, base: np.ndarray) -> None:
+    large = episodes_per_second(novel, base)
+    small = episodes_per_second(np.arange(21) * 600, np.arange(65) * 300)
+    rates = f"{large:,.0f} a second from these, {small:,.0f} from mini-ImageNet's (ratio {large / small:.2f})"
+    print(f"drawing episodes: {rates}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the images")
     parser.add_argument("--folder", type=Path, help="where the files go")
+    parser.add_argument("--episodes", action="store_true", help="only draw episodes, from the sizes of the classes")
     arguments = parser.parse_args()
+    if arguments.episodes:
+        sizes = class_sizes(arguments.scale)
+        compare_episodes(*(np.cumsum([0, *sizes[pool].values()]) for pool in ("novel/test", "base/test")))
+        return
     root = Path(tempfile.mkdtemp(prefix="tiered-scale-", dir=arguments.folder))
     try:
         files, home = root / "files", root / "home"
@@ -164,10 +177,7 @@ def main() -> None:
         speeds = f"{size / 1e6 / seconds:.1f} MB/s read, {written / 1e6 / seconds:.1f} MB/s written"
         print(f"{total / seconds:,.0f} images/s, {speeds}")
         dataset = open_dataset(dataset_folder(Home.locate(home), "tiered-imagenet"))
-        large = episodes_per_second(dataset.pool("novel/test").starts, dataset.pool("base/test").starts)
-        small = episodes_per_second(np.arange(21) * 600, np.arange(65) * 300)
-        rates = f"{large:,.0f} a second from these, {small:,.0f} from mini-ImageNet's (ratio {large / small:.2f})"
-        print(f"drawing episodes: {rates}")
+        compare_episodes(dataset.pool("novel/test").starts, dataset.pool("base/test").starts)
     finally:
         shutil.rmtree(root)
 
