@@ -1,30 +1,23 @@
-"""Encoded images to arrays of one size: RGB, uint8, several at a time.
+"""An encoded image, or a few, to arrays of one size: RGB, uint8. Decoding is Pillow's.
 
-Decoding is Pillow's; it leaves the interpreter's lock while it works, so threads use all cores and write straight into
-the data set's array.
+Imported by worker processes, so it is kept light: no PyTorch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
 import struct
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ifsl_bench.data.archive import Entry, Tree, what_is
 from ifsl_bench.data.cubic import resize_cubic
-from ifsl_bench.data.pools import release
 from ifsl_bench.data.room import Room
-from ifsl_bench.errors import UserError
+from ifsl_bench.data.tree import what_is
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -33,17 +26,15 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MOST_PIXELS = 1 << 26  # of a decoded image, at 4 to 12 bytes each
 PIXELS_IN_FLIGHT = 2 * MOST_PIXELS  # of the images that all threads together hold; ordinary ones never come near
-QUEUED = 1 << 28  # encoded bytes that wait for a thread, or are in one
-_RELEASE = 1 << 28  # bytes written between two releases of the array's pages
-_CHUNK, _CHUNK_BYTES = 32, 1 << 23  # images a thread takes at a time, fewer where they are large
 _STRIP = 1 << 20  # pixels that are laid on white at a time
-
-Content = bytes | Callable[[], bytes]
-Item = tuple[int, str, Content]  # row, how messages name the image, its encoded content or how to read it
 
 
 class BadImage(Exception):
     """A single image that cannot be used; says why."""
+
+
+class Large(Exception):
+    """An image of more pixels than the caller wants to hold."""
 
 
 _room = Room(PIXELS_IN_FLIGHT)
@@ -68,17 +59,21 @@ class ImageSpec:
     upright: bool = False
 
 
-def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
+def decode(content: bytes, spec: ImageSpec, most: int | None = None) -> np.ndarray:
     """An encoded image as RGB, uint8 [size, size, 3]. Greyscale, palette and CMYK images are converted; what is
     transparent is laid on white.
 
+    Args:
+        most: pixels that may be held at once; None for as many as all threads of a process together may hold.
+
     Raises:
         BadImage: it cannot be decoded, or has the wrong size.
+        Large: it would take more than ``most`` pixels; nothing has been decoded.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(content), formats=_formats()) as image:
+        with Image.open(io.BytesIO(content), formats=formats()) as image:
             whole = image.width * image.height
             if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
                 image.draft("RGB", (2 * spec.size, 2 * spec.size))
@@ -86,7 +81,10 @@ def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
             if pixels > MOST_PIXELS:
                 raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
             # A progressive JPEG is in memory at its full size, however small it comes out.
-            with _room.of(whole if image.info.get("progressive") else pixels):
+            held = whole if image.info.get("progressive") else pixels
+            if most is not None and held > most:
+                raise Large
+            with _room.of(held):
                 image.load()
                 turned = ImageOps.exif_transpose(image) if spec.upright else image
                 return _fitted(rgb(turned, image.format), spec)
@@ -99,7 +97,7 @@ def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
 
 
 @cache
-def _formats() -> tuple[str, ...]:
+def formats() -> tuple[str, ...]:
     """Those of :data:`FORMATS` that this build of Pillow knows. Called first while there is one thread."""
     from PIL import Image
 
@@ -167,134 +165,35 @@ def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
 
 
 @dataclass
-class Decoded:
-    """What came of decoding the images of a pool.
+class Batch:
+    """What came of decoding a few images.
 
     Attributes:
-        digests: uint64 [n], equal for images with equal pixels (and, by chance, for others in 2^64).
-        bad: row, name and reason of each image that could not be used; its row holds zeros.
-        bytes_read: encoded bytes.
+        digests: uint64 [n], equal for images with equal pixels (and, by chance, for others in 2^64); zero where there
+            is no image.
+        bad: index and reason of each image that could not be used.
+        large: index of each image that has more pixels than were allowed.
     """
 
     digests: np.ndarray
-    bad: list[tuple[int, str, str]] = field(default_factory=list)
-    bytes_read: int = 0
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    large: list[int] = field(default_factory=list)
 
 
-def cores() -> int:
-    """The cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _chunks(items: Iterable[Item]) -> Iterator[tuple[list[Item], int]]:
-    """Items for a thread to take together, and how many encoded bytes they hold already."""
-    chunk: list[Item] = []
-    size = 0
-    for item in items:
-        chunk.append(item)
-        size += len(item[2]) if isinstance(item[2], bytes) else 0
-        del item
-        if len(chunk) == _CHUNK or size >= _CHUNK_BYTES:
-            yield chunk, size
-            chunk, size = [], 0
-    if chunk:
-        yield chunk, size
-
-
-def decode_into(
-    out: np.ndarray, items: Iterable[Item], spec: ImageSpec, advance: Callable[[int], None] | None = None
-) -> Decoded:
-    """Decodes images into rows of an array, in as many threads as there are cores.
-
-    Args:
-        out: uint8 [n, size, size, 3], memory-mapped where it is large; its pages are handed back as they fill, so
-            that memory in use does not grow with n.
-        items: (row, name, content) of each image; content is read in the thread where it is a function, which may
-            raise :class:`BadImage`.
-        advance: called with a number of finished images now and then, from this thread.
-
-    Raises:
-        UserError: what the images come from, an archive that is read in one go, could not be read on.
-    """
-    result = Decoded(np.zeros(len(out), np.uint64))
-    written = queued = 0
-    _formats()
-
-    def work(chunk: list[Item]) -> tuple[int, int, list[tuple[int, str, str]]]:
-        size, bad = 0, []
-        for row, name, content in chunk:
-            try:
-                encoded = content if isinstance(content, bytes) else content()
-                size += len(encoded)
-                pixels = decode(encoded, spec)
-            except BadImage as error:
-                out[row] = 0
-                bad.append((row, name, str(error)))
-            else:
-                out[row] = pixels
-                digest = hashlib.sha256(pixels.tobytes()).digest()[:8]
-                result.digests[row] = int.from_bytes(digest, "little")
-        return len(chunk), size, bad
-
-    def collect(future: Future[tuple[int, int, list[tuple[int, str, str]]]], held: int) -> None:
-        nonlocal written, queued
-        count, size, bad = future.result()
-        queued -= held
-        result.bytes_read += size
-        result.bad += bad
-        written += count * out[0].nbytes
-        if written >= _RELEASE:
-            release(out)
-            written = 0
-        if advance:
-            advance(count)
-
-    with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as pool:
-        warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata
-        running: deque[tuple[Future[tuple[int, int, list[tuple[int, str, str]]]], int]] = deque()
+def decode_rows(
+    out: np.ndarray, rows: Sequence[int], contents: Sequence[bytes], spec: ImageSpec, most: int | None = None
+) -> Batch:
+    """Decodes a few images into rows of an array, uint8 [n, size, size, 3]; see :func:`decode`. Those of images that
+    cannot be used stay as they are."""
+    batch = Batch(np.zeros(len(contents), np.uint64))
+    for i, (row, content) in enumerate(zip(rows, contents, strict=True)):
         try:
-            for chunk, held in _chunks(items):
-                running.append((pool.submit(work, chunk), held))
-                queued += held
-                while running and (len(running) >= 4 * cores() or queued > QUEUED - 2 * _CHUNK_BYTES):
-                    collect(*running.popleft())
-            while running:
-                collect(*running.popleft())
-        except BaseException:
-            for future, _ in running:
-                future.cancel()
-            raise
-    result.bad.sort()
-    return result
-
-
-def tree_items(tree: Tree, paths: Sequence[str]) -> Iterator[Item]:
-    """Items for :func:`decode_into`: row i is the file ``paths[i]`` of the tree."""
-    entries = [tree.by_path[path] for path in paths]
-    if tree.random:
-        for row, entry in enumerate(entries):
-            yield row, tree.where(entry), partial(_read, tree, entry)
-    else:
-        for row, content in tree.scan(entries):
-            yield row, tree.where(entries[row]), content
-
-
-def _read(tree: Tree, entry: Entry) -> bytes:
-    """A file that lies by itself; one that cannot be read spoils no other."""
-    try:
-        return tree.read(entry)
-    except UserError as error:
-        name = tree.where(entry)
-        raise BadImage(str(error).removeprefix(f"cannot read {name}: ").replace(name, "it", 1)) from error
-
-
-def refuse_bad(bad: Sequence[tuple[int, str, str]], total: int, option: str = "--allow-partial") -> UserError:
-    """The error for images that could not be used: how many, and the first of them by name."""
-    shown = "; ".join(f"{name}: {reason}" for _, name, reason in bad[:3])
-    more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
-    return UserError(
-        f"{len(bad):,} of {total:,} images cannot be used: {shown}{more}. Get these files again, or add "
-        f"{option} to leave them out and mark the data set partial"
-    )
+            pixels = decode(content, spec, most)
+        except BadImage as error:
+            batch.bad.append((i, str(error)))
+        except Large:
+            batch.large.append(i)
+        else:
+            out[row] = pixels
+            batch.digests[i] = int.from_bytes(hashlib.sha256(pixels.tobytes()).digest()[:8], "little")
+    return batch

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from ifsl_bench.data.counts import Count
-from ifsl_bench.data.decode import Decoded, ImageSpec, Item, decode_into, refuse_bad, tree_items
+from ifsl_bench.data.decode import ImageSpec
+from ifsl_bench.data.decode_many import Bad, Decoded, Item, decode_into, refuse_bad, tree_items
+from ifsl_bench.data.decode_workers import Workers, decode_workers
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.source import Import
 from ifsl_bench.errors import UserError
@@ -55,11 +57,18 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
     counts = count_files(pools)
     total = sum(count.images for count in counts.values())
     done = sum(count.images for name, count in counts.items() if to.writer.has(name))
-    refused: list[tuple[int, str, str]] = []
-    with to.reporter.stage(f"importing {total:,} images", total, done) as stage:
+    refused: list[Bad] = []
+    with (
+        decode_workers(total - done) as workers,
+        to.reporter.stage(f"importing {total:,} images", total, done) as stage,
+    ):
         for name, files in pools.items():
             if not to.writer.has(name):
-                refused += _import_pool(to, name, files, spec, stage.advance, read or _files(to))
+                refused += _import_pool(to, name, files, spec, stage.advance, read or _files(to), workers)
+    if workers and workers.lost:
+        to.reporter.warn(
+            "a process that decoded images died (out of memory?); the import went on without such processes"
+        )
     if refused:
         raise refuse_bad(refused, total, to.partial_option)
     for name in pools:
@@ -80,15 +89,21 @@ class _Bad(Exception):
 
 
 def _import_pool(
-    to: Import, name: str, files: ImageFiles, spec: ImageSpec, advance: Callable[[int], None], read: Read
-) -> list[tuple[int, str, str]]:
+    to: Import,
+    name: str,
+    files: ImageFiles,
+    spec: ImageSpec,
+    advance: Callable[[int], None],
+    read: Read,
+    workers: Workers | None,
+) -> list[Bad]:
     """Writes a pool and returns the images that cannot be used, if the user has not allowed them to be left out."""
     paths = [path for group in files.values() for path in group]
     labels = np.repeat(np.arange(len(files)), [len(group) for group in files.values()])
     shape = (spec.size, spec.size, 3)
     try:
         with to.writer.pool(name, labels, tuple(files), shape) as images:
-            done = decode_into(images, read(name, paths), spec, advance)
+            done = decode_into(images, read(name, paths), spec, advance, workers)
             to.bytes_read += done.bytes_read
             if done.bad:
                 raise _Bad(done)
@@ -107,7 +122,7 @@ def _import_pool(
     facts = {"skipped": {"images": len(done.bad), "first": listed}}
     # Once more without them: rare, and simpler than moving the rows that follow.
     with to.writer.pool(name, labels[good], tuple(files), shape, facts=facts) as images:
-        decode_into(images, read(name, [paths[row] for row in good]), spec)
+        decode_into(images, read(name, [paths[row] for row in good]), spec, None, workers)
         np.save(to.writer.side_file(name), done.digests)  # of all paths, zero where left out
     return []
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ifsl_bench.data.archive import Entry, Tree
 from ifsl_bench.data.counts import Count
-from ifsl_bench.data.decode import Item
+from ifsl_bench.data.decode_many import Item
 from ifsl_bench.data.pools import release
 from ifsl_bench.data.source import Import
 from ifsl_bench.data.stored import StoredArray

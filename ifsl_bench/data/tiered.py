@@ -18,7 +18,8 @@ import numpy as np
 from ifsl_bench.data import ilsvrc
 from ifsl_bench.data.archive import Tree, open_tree
 from ifsl_bench.data.counts import Count, Counts
-from ifsl_bench.data.decode import ImageSpec, Item
+from ifsl_bench.data.decode import ImageSpec
+from ifsl_bench.data.decode_many import Item
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.objects import as_array, attribute, reading
 from ifsl_bench.data.pickled import SHAPE, SIZE, Rows, list_items, listed, required, row_of

@@ -6,6 +6,7 @@ The form on disk is described in :mod:`ifsl_bench.data.pools`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -111,15 +112,17 @@ class Writer:
         images.flush()
         np.save(self.folder / labels_file, labels)
         release(images)
-        entry = {
-            **(facts or {}),
-            "shape": list(images.shape),
-            "dtype": dtype,
-            "classes": list(classes),
-            "statistics": _statistics(images, labels),
-            "images": _describe(self.folder / images_file),
-            "labels": _describe(self.folder / labels_file),
-        }
+        with ThreadPoolExecutor(1) as beside:
+            described = beside.submit(_describe, self.folder / images_file)
+            entry = {
+                **(facts or {}),
+                "shape": list(images.shape),
+                "dtype": dtype,
+                "classes": list(classes),
+                "statistics": _statistics(images, labels),
+                "images": described.result(),
+                "labels": _describe(self.folder / labels_file),
+            }
         del images
         made = [self.keys[0] if self.keys else "", self._checksum(self.side_file(name).name)]
         self._record({**self.pools, name: entry}, {**self._made, name: made})

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import re
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,10 +11,8 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.data import decode as decode_module
-from ifsl_bench.data.archive import open_tree
 from ifsl_bench.data.cubic import resize_cubic
-from ifsl_bench.data.decode import BadImage, ImageSpec, decode, decode_into, refuse_bad, tree_items
-from ifsl_bench.data.room import Room
+from ifsl_bench.data.decode import BadImage, ImageSpec, decode
 
 
 def picture(height: int = 24, width: int = 24, seed: int = 0) -> np.ndarray:
@@ -197,71 +194,6 @@ def test_what_cannot_be_decoded_says_why(content, reason):
         decode(content, ImageSpec(24, "stretch"))
 
 
-def test_many_images_into_rows_in_any_order():
-    pictures = [picture(seed=i) for i in range(150)]
-    pictures[77] = pictures[12]
-    rows = np.random.default_rng(0).permutation(150)
-    out = np.full((150, 24, 24, 3), 7, np.uint8)
-    done = []
-    items = [(int(row), f"image {row}", encoded(pictures[row])) for row in rows]
-    items[3] = (int(rows[3]), f"image {rows[3]}", lambda content=items[3][2]: content)
-    result = decode_into(out, iter(items), EXACT, done.append)
-    np.testing.assert_array_equal(out, np.stack(pictures))
-    assert sum(done) == 150
-    assert result.bytes_read == sum(len(encoded(p)) for p in pictures)
-    same = {(i, j) for i in range(150) for j in range(i) if result.digests[i] == result.digests[j]}
-    assert same == {(77, 12)}
-
-
-@pytest.mark.parametrize("cores", [2, 64])
-def test_encoded_images_in_memory_are_bounded_in_bytes(monkeypatch, cores):
-    """300 images of 4 MB each (a picture with something behind it); those given out and not yet done are counted."""
-    monkeypatch.setattr(decode_module, "cores", lambda: cores)
-    content = encoded(picture()) + bytes(1 << 22)
-    out, given, done, most = np.zeros((300, 24, 24, 3), np.uint8), 0, 0, 0
-
-    def images():
-        nonlocal given, most
-        for row in range(len(out)):
-            given += 1
-            most = max(most, given - done)
-            yield row, f"image {row}", content
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-
-    result = decode_into(out, images(), EXACT, advance)
-    assert (done, result.bad) == (300, [])
-    assert (out == picture()).all()
-    assert most * len(content) <= 1 << 28
-
-
-def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
-    class Watched(Room):
-        most_held = 0
-
-        @contextmanager
-        def of(self, count):
-            with super().of(count):
-                self.most_held = max(self.most_held, self.most - self.left)
-                yield
-
-    room = Watched(2_000)
-    monkeypatch.setattr(decode_module, "_room", room)
-    monkeypatch.setattr(decode_module, "cores", lambda: 8)
-    monkeypatch.setattr(decode_module, "_CHUNK", 1)
-    sizes = [(30, 30), (24, 24), (60, 60), (40, 20)] * 40  # of which one is larger than the room
-    contents = [encoded(picture(*size, seed=i)) for i, size in enumerate(sizes)]
-    out = np.zeros((len(sizes), 24, 24, 3), np.uint8)
-    result = decode_into(out, [(i, "", content) for i, content in enumerate(contents)], ImageSpec(24, "stretch"))
-    assert result.bad == []
-    assert 900 < room.most_held <= 2_000
-    assert room.left == 2_000
-    for row, content in enumerate(contents):
-        np.testing.assert_array_equal(out[row], decode(content, ImageSpec(24, "stretch")))
-
-
 @pytest.mark.parametrize(("progressive", "held"), [(False, 100 * 75), (True, 800 * 600)])
 def test_a_progressive_jpeg_counts_at_its_full_size(monkeypatch, progressive, held):
     """It is decoded as small as any other, but all of its coefficients are read first."""
@@ -294,45 +226,3 @@ def test_transparency_in_strips_gives_the_pixels_of_the_whole(monkeypatch, kind)
     )
     with Image.open(io.BytesIO(content)) as found:
         np.testing.assert_array_equal(np.asarray(decode_module.rgb(found)), expected)
-
-
-def test_bad_images_are_listed_by_row_and_name():
-    items = [(i, f"image {i}", encoded(picture(seed=i)) if i % 40 else b"<html>") for i in range(100)]
-    out = np.full((100, 24, 24, 3), 7, np.uint8)
-    result = decode_into(out, items, EXACT)
-    assert [(row, name) for row, name, _ in result.bad] == [(0, "image 0"), (40, "image 40"), (80, "image 80")]
-    assert not out[[0, 40, 80]].any()
-    assert not result.digests[[0, 40, 80]].any()
-    text = str(refuse_bad([(i, f"image {i}", "why") for i in range(5)], 1000))
-    assert text.startswith("5 of 1,000 images cannot be used: image 0: why; image 1: why; image 2: why; and 2 more.")
-
-
-def test_a_file_that_cannot_be_read_is_a_bad_image(tmp_path):
-    """One is cut, one removed, after they were listed."""
-    for i in range(4):
-        (tmp_path / f"{i}.png").write_bytes(encoded(picture(seed=i)))
-    with open_tree(tmp_path) as tree:
-        paths = [entry.path for entry in tree.entries]
-        (tmp_path / "1.png").write_bytes(b"half")
-        (tmp_path / "2.png").unlink()
-        out = np.full((4, 24, 24, 3), 7, np.uint8)
-        result = decode_into(out, tree_items(tree, paths), EXACT)
-    cut, gone = result.bad
-    assert cut[:2] == (1, str(tmp_path / "1.png"))
-    assert re.fullmatch(r"it is cut short: 4 of [\d,]+ bytes are there", cut[2])
-    assert gone == (2, str(tmp_path / "2.png"), "No such file or directory")
-    assert not out[1:3].any()
-    np.testing.assert_array_equal(out[[0, 3]], [picture(seed=0), picture(seed=3)])
-
-
-def test_an_error_in_reading_stops_at_once():
-    def fail() -> bytes:
-        raise OSError("gone")
-
-    def endless():
-        yield 0, "image 0", fail
-        while True:
-            yield 1, "image 1", encoded(picture())
-
-    with pytest.raises(OSError, match="gone"):
-        decode_into(np.zeros((2, 24, 24, 3), np.uint8), endless(), EXACT)

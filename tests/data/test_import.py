@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from ifsl_bench import data_commands, registry
-from ifsl_bench.data import feature_files, image_pools
+from ifsl_bench.data import decode_workers, feature_files, image_pools
 from ifsl_bench.data.archive import Tree
 from ifsl_bench.data.counts import Count, differences
 from ifsl_bench.data.decode import ImageSpec
@@ -137,6 +137,35 @@ def test_partial_data_say_so_everywhere(toy, tmp_path):
     log = io.StringIO()
     prepare(home, "toy", toy, False, LogReporter(log), allow_partial=True)
     assert "toy is prepared already (partial)" in log.getvalue()
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_processes_that_decode_change_nothing(toy, tmp_path, monkeypatch, dead):
+    """With processes the import is the same to the byte; that one died is said."""
+    monkeypatch.setattr(decode_workers, "WORTH", 1)
+    monkeypatch.setattr(decode_workers, "cores", lambda: 2)
+    started: list[decode_workers.Workers] = []
+
+    @contextlib.contextmanager
+    def watched(images):
+        with decode_workers.decode_workers(images) as workers:
+            started.append(workers)
+            for worker in workers.started[:dead]:
+                worker.process.kill()
+            yield workers
+
+    log = io.StringIO()
+    (toy / "novel/test/e/2.png").write_bytes(b"<html>")
+    with monkeypatch.context() as patch:
+        patch.setattr(image_pools, "decode_workers", watched)
+        reporter = LogReporter(log)
+        made = prepare(Home.locate(tmp_path / "home"), "toy", toy, False, reporter, allow_partial=True)
+    monkeypatch.setattr(decode_workers, "cores", lambda: 1)
+    alone = prepare(Home.locate(tmp_path / "alone"), "toy", toy, False, Reporter(), allow_partial=True)
+    assert made.fingerprint == alone.fingerprint
+    assert made.manifest["pools"] == alone.manifest["pools"]
+    assert [workers.lost for workers in started] == [bool(dead)]
+    assert ("a process that decoded images died" in log.getvalue()) == bool(dead)
 
 
 def _interrupted_once(monkeypatch, at: int) -> list[int]:
@@ -574,25 +603,31 @@ def test_left_out_images_survive_an_interruption(toy, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is known on Linux only")
-def test_memory_does_not_grow_with_the_data(tmp_path):
-    """A pool of 500 MB, its images made on the fly, takes a small part of that in memory."""
+@pytest.mark.parametrize("processes", [0, 2])
+def test_memory_does_not_grow_with_the_data(tmp_path, processes):
+    """A pool of 500 MB, its images made on the fly, takes a small part of that in memory, in each process."""
     script = f"""
 import io
 import numpy as np
 from pathlib import Path
 from PIL import Image
-from ifsl_bench.data import decode
+from ifsl_bench.data import decode_many
+from ifsl_bench.data.decode import ImageSpec
+from ifsl_bench.data.decode_workers import Workers
 from ifsl_bench.data.writer import Writer
 out = io.BytesIO()
 Image.fromarray(np.arange(12288, dtype=np.uint8).reshape(64, 64, 3)).save(out, "PNG", compress_level=0)
 content, count = out.getvalue(), 40_000
-decode._RELEASE = 1 << 25
-def peak():  # of this program; getrusage would count the one that started it
-    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+decode_many._RELEASE = 1 << 25
+def peak(process="self"):  # getrusage would count the one that started it
+    return int(Path(f"/proc/{{process}}/status").read_text().split("VmHWM:")[1].split()[0]) / 1024
+workers = Workers({processes}) if {processes} else None
 before = peak()
 with Writer(Path({str(tmp_path)!r})).pool("base/train", np.zeros(count, np.int64), ("a",), (64, 64, 3)) as images:
-    decode.decode_into(images, ((i, "", content) for i in range(count)), decode.ImageSpec(64))
-print(peak() - before)
+    decode_many.decode_into(images, ((i, "", content) for i in range(count)), ImageSpec(64), None, workers)
+print(peak() - before, *(peak(worker.process.pid) for worker in workers.started) if workers else ())
+if workers:
+    workers.end()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
-    assert float(done.stdout) < 150
+    assert all(megabytes < 150 for megabytes in map(float, done.stdout.split()))

@@ -247,10 +247,10 @@ def test_an_interrupted_import_goes_on_where_it_stopped(home, tmp_path, python2,
 
 def test_a_large_array_is_never_in_memory(home, tmp_path, python2, monkeypatch):
     values = lwof_values()
-    values["train_phase_train"]["labels"] *= 100
-    values["train_phase_train"]["data"] = images_of(2100, 0)  # 44 MB
+    values["train_phase_train"]["labels"] *= 140
+    values["train_phase_train"]["data"] = images_of(2940, 0)  # 62 MB
     folder = write_lwof(tmp_path / "files", python2, values)
-    monkeypatch.setattr(mini, "COUNTS", COUNTS | {"base/train": Count(3, 2100)})
+    monkeypatch.setattr(mini, "COUNTS", COUNTS | {"base/train": Count(3, 2940)})
     del values
     tracemalloc.start()
     try:
@@ -258,7 +258,7 @@ def test_a_large_array_is_never_in_memory(home, tmp_path, python2, monkeypatch):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 24e6  # a few blocks of 256 images
+    assert peak < 36e6  # a few blocks of 256 images, and of a file
 
 
 # -- learn2learn's caches

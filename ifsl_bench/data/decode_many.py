@@ -1,0 +1,183 @@
+"""Many encoded images into the rows of a data set's array, on all cores.
+
+Threads read the encoded images, have them decoded and write them into the array. Pillow leaves the interpreter's lock
+while it decodes, so threads can do that too; but where images are small they hand the lock to and fro more than they
+work, and processes do it faster.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from ifsl_bench.data.archive import Entry, Tree
+from ifsl_bench.data.decode import BadImage, ImageSpec, decode_rows, formats
+from ifsl_bench.data.decode_workers import Workers, cores
+from ifsl_bench.data.pools import release
+from ifsl_bench.errors import UserError
+
+QUEUED = 1 << 28  # bytes of images, encoded or decoded, that wait for a thread or are in one
+_RELEASE = 1 << 28  # bytes written between two releases of the array's pages
+_CHUNK, _CHUNK_BYTES = 128, 1 << 23  # images a thread takes at a time, fewer where they are large
+_BATCH_BYTES = 1 << 20  # encoded bytes after which a thread has decoded what it read
+
+Content = bytes | Callable[[], bytes]
+Item = tuple[int, str, Content]  # row, how messages name the image, its encoded content or how to read it
+Bad = tuple[int, str, str]  # row, name, reason
+
+
+@dataclass
+class Decoded:
+    """What came of decoding the images of a pool.
+
+    Attributes:
+        digests: uint64 [n], equal for images with equal pixels (and, by chance, for others in 2^64).
+        bad: row, name and reason of each image that could not be used; its row holds zeros.
+        bytes_read: encoded bytes.
+    """
+
+    digests: np.ndarray
+    bad: list[Bad] = field(default_factory=list)
+    bytes_read: int = 0
+
+
+def decode_into(
+    out: np.ndarray,
+    items: Iterable[Item],
+    spec: ImageSpec,
+    advance: Callable[[int], None] | None = None,
+    workers: Workers | None = None,
+) -> Decoded:
+    """Decodes images into rows of an array, on all cores.
+
+    Args:
+        out: uint8 [n, size, size, 3], memory-mapped where it is large; its pages are handed back as they fill, so
+            that memory in use does not grow with n.
+        items: (row, name, content) of each image; content is read in a thread where it is a function, which may
+            raise :class:`BadImage`.
+        advance: called with a number of finished images now and then, from this thread.
+        workers: processes that decode; without them the threads do.
+
+    Raises:
+        UserError: what the images come from, an archive that is read in one go, could not be read on.
+    """
+    result = Decoded(np.zeros(len(out), np.uint64))
+    written = queued = 0
+    image_bytes = 3 * spec.size**2
+    threads = 2 * workers.count if workers else cores()
+    formats()
+
+    def work(chunk: list[Item]) -> tuple[int, int, list[Bad]]:
+        size, bad = 0, list[Bad]()
+        for rows, names, contents in _batches(chunk, bad):
+            batch = (workers.decode_rows if workers else decode_rows)(out, rows, contents, spec)
+            result.digests[rows] = batch.digests
+            bad += [(rows[i], names[i], reason) for i, reason in batch.bad]
+            size += sum(map(len, contents))
+        return len(chunk), size, bad
+
+    def collect(future: Future[tuple[int, int, list[Bad]]], held: int) -> None:
+        nonlocal written, queued
+        count, size, bad = future.result()
+        queued -= held
+        result.bytes_read += size
+        result.bad += bad
+        for row, _, _ in bad:
+            out[row] = 0
+        written += count * image_bytes
+        if written >= _RELEASE:
+            release(out)
+            written = 0
+        if advance:
+            advance(count)
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
+        warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata
+        running: deque[tuple[Future[tuple[int, int, list[Bad]]], int]] = deque()
+        try:
+            for chunk, held in _chunks(items, image_bytes):
+                running.append((pool.submit(work, chunk), held))
+                queued += held
+                while running and (len(running) >= 4 * threads or queued > QUEUED - 2 * _CHUNK_BYTES):
+                    collect(*running.popleft())
+            while running:
+                collect(*running.popleft())
+        except BaseException:
+            for future, _ in running:
+                future.cancel()
+            raise
+    result.bad.sort()
+    return result
+
+
+def _chunks(items: Iterable[Item], image_bytes: int) -> Iterator[tuple[list[Item], int]]:
+    """Items for a thread to take together, and how many bytes they hold, or will hold when they are decoded."""
+    chunk: list[Item] = []
+    size = 0
+    for item in items:
+        chunk.append(item)
+        size += image_bytes + (len(item[2]) if isinstance(item[2], bytes) else 0)
+        del item
+        if len(chunk) == _CHUNK or size >= _CHUNK_BYTES:
+            yield chunk, size
+            chunk, size = [], 0
+    if chunk:
+        yield chunk, size
+
+
+def _batches(chunk: list[Item], bad: list[Bad]) -> Iterator[tuple[list[int], list[str], list[bytes]]]:
+    """Rows, names and contents of images to decode together. What cannot be read is added to ``bad``."""
+    rows, names, contents = list[int](), list[str](), list[bytes]()
+    size = 0
+    for row, name, content in chunk:
+        try:
+            encoded = content if isinstance(content, bytes) else content()
+        except BadImage as error:
+            bad.append((row, name, str(error)))
+            continue
+        rows.append(row)
+        names.append(name)
+        contents.append(encoded)
+        size += len(encoded)
+        del content, encoded
+        if size >= _BATCH_BYTES:
+            yield rows, names, contents
+            rows, names, contents, size = [], [], [], 0
+    if rows:
+        yield rows, names, contents
+
+
+def tree_items(tree: Tree, paths: Sequence[str]) -> Iterator[Item]:
+    """Items for :func:`decode_into`: row i is the file ``paths[i]`` of the tree."""
+    entries = [tree.by_path[path] for path in paths]
+    if tree.random:
+        for row, entry in enumerate(entries):
+            yield row, tree.where(entry), partial(_read, tree, entry)
+    else:
+        for row, content in tree.scan(entries):
+            yield row, tree.where(entries[row]), content
+
+
+def _read(tree: Tree, entry: Entry) -> bytes:
+    """A file that lies by itself; one that cannot be read spoils no other."""
+    try:
+        return tree.read(entry)
+    except UserError as error:
+        name = tree.where(entry)
+        raise BadImage(str(error).removeprefix(f"cannot read {name}: ").replace(name, "it", 1)) from error
+
+
+def refuse_bad(bad: Sequence[Bad], total: int, option: str = "--allow-partial") -> UserError:
+    """The error for images that could not be used: how many, and the first of them by name."""
+    shown = "; ".join(f"{name}: {reason}" for _, name, reason in bad[:3])
+    more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
+    return UserError(
+        f"{len(bad):,} of {total:,} images cannot be used: {shown}{more}. Get these files again, or add "
+        f"{option} to leave them out and mark the data set partial"
+    )
