@@ -39,7 +39,7 @@ def listing(home: Home) -> list[dict[str, str]]:
     for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
         state = "not prepared"
         if name in unfinished:
-            state = "being imported" if is_locked(dataset_folder(home, name)) else "import interrupted"
+            state = "being imported" if is_locked(dataset_folder(home, name)) else "import unfinished"
         row = {"data set": name, "state": state, "fingerprint": "", "size": "", "what": ""}
         plugin = registry.load(registry.DATASETS, name) if name in registered else None
         if plugin:

@@ -49,12 +49,8 @@ class _Worker:
     """
 
     def __init__(self) -> None:
-        command = [
-            sys.executable,
-            "-c",
-            _SERVE,
-            *map(str, sys.path),
-        ]  # not -m, which would let the current folder hide modules
+        # Not -m, which would let the current folder hide modules.
+        command = [sys.executable, "-c", _SERVE, *map(str, sys.path)]
         # In a session of its own Ctrl-C in the terminal does not reach it.
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=os.name == "posix"

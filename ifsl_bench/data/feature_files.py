@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from ifsl_bench.data.archive import Entry, Tree, what_is
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.source import Form, Import
+from ifsl_bench.data.stored import BAD_HEADER, BROKEN
 from ifsl_bench.errors import UserError
 
 
@@ -78,8 +78,8 @@ def _read_npz(tree: Tree, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
                     f"{path} lacks {', '.join(sorted(missing))}; it has {', '.join(file.files) or 'nothing'}"
                 )
             features, labels = file["features"], file["labels"]
-    except (ValueError, zipfile.BadZipFile, EOFError, OSError) as error:
-        raise UserError(f"{path} is no readable .npz file ({error})") from error
+    except (*BROKEN, *BAD_HEADER, NotImplementedError, RuntimeError) as error:
+        raise UserError(f"{path} is no readable .npz file ({type(error).__name__}: {str(error)[:100]})") from error
     if features.ndim != 2 or labels.shape != (len(features),) or features.dtype.kind != "f":
         found = f"features {features.dtype}{list(features.shape)}, labels {labels.dtype}{list(labels.shape)}"
         raise UserError(f"{path}: expected floating features [n, D] and labels [n], found {found}")

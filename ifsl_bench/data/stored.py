@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 import math
+import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from tokenize import TokenError
 from typing import BinaryIO, Literal
 from zipfile import BadZipFile
 
@@ -19,6 +21,8 @@ CHUNK = 1 << 20
 _AXES = 32  # as many as every NumPy allows
 # What reading can raise on a damaged file or archive; the standard library has no common class for them.
 BROKEN = (EOFError, OSError, BadZipFile, zlib.error)
+# And on the header of an .npy file, which NumPy reads by Python's parser.
+BAD_HEADER = (ValueError, KeyError, SyntaxError, TokenError, RecursionError, MemoryError, struct.error)
 Kind = Literal["bytes", "utf-8", "quoted", "unicode-escape"]
 
 

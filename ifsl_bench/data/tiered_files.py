@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
 import zipfile
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
@@ -13,7 +12,7 @@ import numpy as np
 from ifsl_bench.data.archive import Entry, Tree, what_is
 from ifsl_bench.data.pickled import copy_rows, images_array, integers, load_dict, opened, required, text
 from ifsl_bench.data.source import Import
-from ifsl_bench.data.stored import BROKEN, Span, StoredArray
+from ifsl_bench.data.stored import BAD_HEADER, BROKEN, Span, StoredArray
 from ifsl_bench.errors import UserError
 
 NAMES, SYNSETS = "class_names.txt", "synsets.txt"
@@ -114,6 +113,8 @@ def npz_array(file: BinaryIO, key: str, where: str) -> StoredArray:
         array = StoredArray(member, where, {})
         size = archive.getinfo(f"{key}.npy").file_size - member.tell()
         array.define(dtype, shape, "F" if by_columns else "C", Span(member.tell(), size, "bytes"))
-    except (*BROKEN, ValueError, KeyError, struct.error, NotImplementedError) as error:
-        raise UserError(f"{where} is damaged ({type(error).__name__}: {error}); download or copy it again") from error
+    except (*BROKEN, *BAD_HEADER, NotImplementedError) as error:
+        raise UserError(
+            f"{where} is damaged ({type(error).__name__}: {str(error)[:100]}); download or copy it again"
+        ) from error
     return array

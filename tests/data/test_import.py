@@ -191,7 +191,7 @@ def test_an_interrupted_import_goes_on(toy, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter())
     assert not (home.data / "toy").exists()
-    assert next(row for row in data_commands.listing(home) if row["data set"] == "toy")["state"] == "import interrupted"
+    assert next(row for row in data_commands.listing(home) if row["data set"] == "toy")["state"] == "import unfinished"
     log = io.StringIO()
     dataset = prepare(home, "toy", toy, False, LogReporter(log))
     assert len(decoded) == 3 + 4
@@ -308,7 +308,7 @@ def test_a_running_import_is_no_interrupted_one(toy, tmp_path):
     def state() -> str:
         return next(row for row in data_commands.listing(home) if row["data set"] == "toy")["state"]
 
-    assert state() == "import interrupted"
+    assert state() == "import unfinished"
     script = f"""
 import sys
 from pathlib import Path
@@ -321,7 +321,7 @@ with locked(Path({str(home.data / "toy")!r})):
     assert other.stdout.readline() == b"held\n"
     assert state() == "being imported"
     other.communicate(timeout=60)
-    assert state() == "import interrupted"
+    assert state() == "import unfinished"
 
 
 def test_a_killed_import_leaves_nothing_half_made(toy, tmp_path):

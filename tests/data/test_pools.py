@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import struct
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -188,9 +192,26 @@ def test_features_of_ones_own(features_folder, tmp_path):
         np.testing.assert_array_equal(pool.images[pool.starts[c] : pool.starts[c + 1]], features[labels == int(name)])
 
 
+def save_header(path: Path, text: str) -> None:
+    """Features of any description, in an .npz file."""
+    np.save(labels := io.BytesIO(), np.arange(3))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("labels.npy", labels.getvalue())
+        header = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text.encode() + b"\n"
+        archive.writestr("features.npy", header)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        *[
+            (lambda f, text=text: save_header(f / "base-val.npz", text), "no readable .npz")
+            for text in (
+                "-" * 9000 + "1",
+                "(" * 9000,
+                "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999, 9)}",
+            )
+        ],
         (lambda f: (f / "base-val.npz").unlink(), "base-val.npz is missing"),
         (lambda f: (f / "base-val.npz").write_bytes(b"<html>"), "it is an HTML page"),
         (lambda f: np.save(open(f / "base-val.npz", "wb"), np.zeros(3)), "no readable .npz"),  # noqa: SIM115

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import io
 import pickle
+import struct
 import tarfile
 import tracemalloc
 import zipfile
@@ -268,9 +269,19 @@ def test_unreadable_images_are_named_and_can_be_left_out(home, tmp_path, python2
         np.testing.assert_array_equal(pool.images[pool.starts[c] : pool.starts[c + 1]], mine)
 
 
+def save_header(path: Path, key: str, text: str) -> None:
+    """An .npz file with an array of any description."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{key}.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text) + 1) + text.encode() + b"\n")
+
+
 @pytest.mark.parametrize(
     ("write", "message"),
     [
+        *[
+            (lambda path, text=text: save_header(path, "images", text), "is damaged")
+            for text in ("-" * 9000 + "1", "(" * 9000, "[" * 300 + "]" * 300, "{'descr': " + "-" * 5000 + "1}")
+        ],
         (lambda path: path.write_bytes(b"<!doctype html><html>"), r"no \.npz file but an HTML page"),
         (lambda path: path.write_bytes(path.read_bytes()[:-50_000]), "is damaged"),
         (lambda path: np.savez(path, pictures=np.zeros(3)), "lacks 'images'; it has pictures.npy"),
