@@ -70,7 +70,7 @@ def decode_into(
     result = Decoded(np.zeros(len(out), np.uint64))
     written = queued = 0
     image_bytes = 3 * spec.size**2
-    threads = 2 * workers.count if workers else cores()
+    threads = max(cores(), 2 * workers.count) if workers else cores()
     formats()
 
     def work(chunk: list[Item]) -> tuple[int, int, list[Bad]]:
@@ -104,7 +104,7 @@ def decode_into(
             for chunk, held in _chunks(items, image_bytes):
                 running.append((pool.submit(work, chunk), held))
                 queued += held
-                while running and (len(running) >= 4 * threads or queued > QUEUED - 2 * _CHUNK_BYTES):
+                while running and (len(running) >= 2 * threads or queued > QUEUED - 2 * _CHUNK_BYTES):
                     collect(*running.popleft())
             while running:
                 collect(*running.popleft())

@@ -22,7 +22,8 @@ _AXES = 32  # as many as every NumPy allows
 # What reading can raise on a damaged file or archive; the standard library has no common class for them.
 BROKEN = (EOFError, OSError, BadZipFile, zlib.error)
 # And on the header of an .npy file, which NumPy reads by Python's parser.
-BAD_HEADER = (ValueError, KeyError, SyntaxError, TokenError, RecursionError, MemoryError, struct.error)
+BAD_HEADER = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, TokenError, RecursionError, MemoryError,
+              struct.error)  # fmt: skip
 Kind = Literal["bytes", "utf-8", "quoted", "unicode-escape"]
 
 

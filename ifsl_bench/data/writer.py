@@ -112,7 +112,7 @@ class Writer:
         images.flush()
         np.save(self.folder / labels_file, labels)
         release(images)
-        with ThreadPoolExecutor(1) as beside:
+        with ThreadPoolExecutor(1) as beside:  # a checksum leaves Python's lock, and so do sums over arrays
             described = beside.submit(_describe, self.folder / images_file)
             entry = {
                 **(facts or {}),

@@ -11,6 +11,7 @@ import sys
 import time
 import tracemalloc
 from contextlib import contextmanager
+from multiprocessing import spawn
 from pathlib import Path
 
 import numpy as np
@@ -233,11 +234,11 @@ def test_processes_leave_large_images_to_threads(monkeypatch, array, together, e
 
 def test_what_libraries_print_is_no_answer(monkeypatch, array, capfd):
     noisy = """
-import os, sys; sys.path[:] = sys.argv[1:]
+import os, sys; sys.path[:] = sys.argv[2:]
 from ifsl_bench.data import decode_workers as module
 quiet = module.decode_rows
 module.decode_rows = lambda *arguments: (print("noise"), os.write(1, b"noise"), quiet(*arguments))[-1]
-module.serve()
+module.serve(sys.argv[1])
 """
     monkeypatch.setattr(workers_module, "_SERVE", noisy)
     workers, out = Workers(1), array(3)
@@ -247,6 +248,89 @@ module.serve()
     assert not workers.lost
     np.testing.assert_array_equal(out, np.stack([picture(seed=i) for i in range(3)]))
     assert "noise" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("noise", ["hello", "Initialised", "N."])
+def test_a_process_that_talks_nonsense_is_ended(monkeypatch, array, noise):
+    """What an interpreter prints at its start comes before any answer. It must not write once it is given up."""
+    start = f"import sys; sys.stdout.write('{noise}'); sys.stdout.flush(); "
+    monkeypatch.setattr(workers_module, "_SERVE", start + workers_module._SERVE)
+    contents = [encoded(np.full((1100, 1000, 3), 200, np.uint8)), *(encoded(picture(seed=i)) for i in range(1, 21))]
+    workers, out, spec = Workers(2), array(21), ImageSpec(24, "stretch")
+    decode_into(out, [(i, f"image {i}", content) for i, content in enumerate(contents)], spec, workers=workers)
+    assert workers.lost
+    assert any(worker.process.returncode is not None for worker in workers.started)
+    workers.end()
+    np.testing.assert_array_equal(out, np.stack([decode(content, spec) for content in contents]))
+
+
+def test_what_a_process_raises_is_raised_here(array):
+    """As in threads: here the file of the array is gone."""
+    workers, out = Workers(1), array(3)
+    Path(out.filename).unlink()
+    with pytest.raises(FileNotFoundError, match=r"3\.npy"):
+        decode_into(out, [(i, f"image {i}", encoded(picture())) for i in range(3)], EXACT, workers=workers)
+    assert not workers.lost
+    workers.end()
+
+
+def test_a_process_without_memory_is_replaced_by_this_one(monkeypatch, array):
+    poor = """
+import sys; sys.path[:] = sys.argv[2:]
+from ifsl_bench.data import decode_workers as module
+def decode_rows(*_):
+    raise MemoryError
+module.decode_rows = decode_rows
+module.serve(sys.argv[1])
+"""
+    monkeypatch.setattr(workers_module, "_SERVE", poor)
+    workers, out = Workers(2), array(300)
+    decode_into(out, [(i, f"image {i}", encoded(picture(seed=i))) for i in range(300)], EXACT, workers=workers)
+    workers.end()
+    assert workers.lost
+    np.testing.assert_array_equal(out, np.stack([picture(seed=i) for i in range(300)]))
+
+
+def test_a_part_of_an_array(workers, array):
+    out = array(8)
+    items = [(i, f"image {i}", encoded(picture(seed=i))) for i in range(3)]
+    decode_into(out[5:], items, EXACT, workers=workers)
+    np.testing.assert_array_equal(out[5:], np.stack([picture(seed=i) for i in range(3)]))
+    assert (out[:5] == 7).all()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="elsewhere a process does not learn that its parent is gone")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
+def test_an_orphan_does_not_write_into_the_next_import(tmp_path, name):
+    """Killed in the middle of a batch that takes seconds; another file of the same name must stay as it is."""
+    script = """
+import numpy as np
+from pathlib import Path
+from ifsl_bench.data.decode import ImageSpec
+from ifsl_bench.data.decode_many import decode_into
+from ifsl_bench.data.decode_workers import Workers
+from ifsl_bench.store import create_array
+out, content, workers = create_array(Path("out.npy"), (256, 24, 24, 3), "uint8"), Path("i.png").read_bytes(), Workers(2)
+print(*(worker.process.pid for worker in workers.started), flush=True)
+decode_into(out, [(i, "", content) for i in range(256)], ImageSpec(24, "stretch"), workers=workers)
+"""
+    (tmp_path / "i.png").write_bytes(encoded(np.full((1000, 1000, 3), 9, np.uint8)))
+    parent = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    orphans = [int(pid) for pid in parent.stdout.readline().split()]
+    time.sleep(1)
+    assert parent.poll() is None
+    parent.send_signal(getattr(signal, name))
+    parent.communicate()
+    assert all(map(alive, orphans)), "in the middle of a batch"
+    (tmp_path / "out.npy").unlink()
+    other = create_array(tmp_path / "out.npy", (100, 24, 24, 3), "uint8")
+    size = (tmp_path / "out.npy").stat().st_size
+    until = time.monotonic() + 30
+    while any(map(alive, orphans)) and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not any(map(alive, orphans))
+    assert not other.any()
+    assert (tmp_path / "out.npy").stat().st_size == size
 
 
 @pytest.mark.parametrize("which", [1, 2])
@@ -283,9 +367,12 @@ def test_processes_are_started_where_they_pay(monkeypatch):
     with decode_workers(1 << 20) as alone:
         assert alone is None
     monkeypatch.setattr(workers_module, "cores", lambda: 2)
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(spawn, "get_executable", lambda: "/nowhere/python")
     with decode_workers(1 << 20) as impossible:
         assert impossible is None
+    monkeypatch.setattr(spawn, "get_executable", lambda: None)  # a program with Python inside
+    with decode_workers(1 << 20) as unknown:
+        assert unknown is None
 
 
 SCRIPT = """
@@ -337,21 +424,24 @@ def test_a_script_without_a_main_block(folder):
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="processes are looked up in /proc")
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
 @pytest.mark.parametrize("after", [0.0, 1.0])
-def test_processes_end_with_the_one_that_started_them(folder, signal_number, after):
+def test_processes_end_with_the_one_that_started_them(folder, name, after):
     """However it ends, Ctrl-C going to all that belongs to the terminal; at once or in the middle of the work."""
     parent = start(folder, "endless")
-    workers = [int(pid) for pid in parent.stdout.readline().split()]
-    time.sleep(after)
-    assert all(map(alive, workers))
-    (os.killpg if signal_number == signal.SIGINT else os.kill)(parent.pid, signal_number)
-    _, errors = parent.communicate(timeout=20)
+    try:
+        workers = [int(pid) for pid in parent.stdout.readline().split()]
+        time.sleep(after)
+        assert all(map(alive, workers))
+        (os.killpg if name == "SIGINT" else os.kill)(parent.pid, getattr(signal, name))
+        _, errors = parent.communicate(timeout=20)
+    finally:
+        parent.kill()
     until = time.monotonic() + 20
     while any(map(alive, workers)) and time.monotonic() < until:
         time.sleep(0.02)
     assert not any(map(alive, workers))
-    if signal_number == signal.SIGINT:
+    if name == "SIGINT":
         assert "KeyboardInterrupt" in errors  # of the script
         assert 'File "<string>"' not in errors  # which would be a process
     else:

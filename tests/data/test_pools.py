@@ -209,6 +209,9 @@ def save_header(path: Path, text: str) -> None:
             for text in (
                 "-" * 9000 + "1",
                 "(" * 9000,
+                "{1: 2, 'a': 3}",
+                "{'descr': (), 'fortran_order': False, 'shape': (3, 2)}",
+                f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**30}, 2)}}",
                 "{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999, 9)}",
             )
         ],

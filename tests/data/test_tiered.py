@@ -280,7 +280,14 @@ def save_header(path: Path, key: str, text: str) -> None:
     [
         *[
             (lambda path, text=text: save_header(path, "images", text), "is damaged")
-            for text in ("-" * 9000 + "1", "(" * 9000, "[" * 300 + "]" * 300, "{'descr': " + "-" * 5000 + "1}")
+            for text in (
+                "-" * 9000 + "1",
+                "(" * 9000,
+                "[" * 300 + "]" * 300,
+                "{'descr': " + "-" * 5000 + "1}",
+                "{1: 2, 'a': 3}",
+                "{'descr': (), 'fortran_order': False, 'shape': (3, 2)}",
+            )
         ],
         (lambda path: path.write_bytes(b"<!doctype html><html>"), r"no \.npz file but an HTML page"),
         (lambda path: path.write_bytes(path.read_bytes()[:-50_000]), "is damaged"),
@@ -341,7 +348,7 @@ def test_a_long_list_is_never_in_memory(home, tmp_path, python2, monkeypatch):
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 32e6  # of the list, of its decoded images (64 MB), and of all that is queued in between
+    assert peak < 40e6  # of the list, of its decoded images (64 MB), and of all that is queued in between
     np.testing.assert_array_equal(dataset.pool("novel/val").images[2999], images[2999 % 50])
 
 
