@@ -376,7 +376,7 @@ def test_processes_are_started_where_they_pay(monkeypatch):
 
 
 SCRIPT = """
-import sys
+import signal, sys
 import numpy as np
 from pathlib import Path
 from ifsl_bench.data import decode_workers as module
@@ -384,6 +384,7 @@ from ifsl_bench.data.decode import ImageSpec
 from ifsl_bench.data.decode_many import decode_into
 from ifsl_bench.store import create_array
 content = Path("image.png").read_bytes()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 module.cores = lambda: 2
 out = create_array(Path("out.npy"), (100, 24, 24, 3), "uint8")
 def items():
