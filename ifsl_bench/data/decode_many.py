@@ -1,8 +1,7 @@
 """Many encoded images into the rows of a data set's array, on all cores.
 
-Threads read the encoded images, have them decoded and write them into the array. Pillow leaves the interpreter's lock
-while it decodes, so threads can do that too; but where images are small they hand the lock to and fro more than they
-work, and processes do it faster.
+Threads read the encoded images, and decode them into the array or have a process do it. Pillow leaves the interpreter's
+lock while it decodes; but where images are small, threads hand the lock to and fro more than they work.
 """
 
 from __future__ import annotations
