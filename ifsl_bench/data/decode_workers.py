@@ -22,7 +22,9 @@ import numpy as np
 from ifsl_bench.data.decode import Batch, ImageSpec, decode_rows, formats
 
 WORTH = 3_000  # images for which starting processes, a third of a second, pays
-SENT = 1 << 21  # encoded bytes sent to another process at a time; a large image is decoded where it is
+SENT = (
+    1 << 15
+)  # encoded bytes of an image, on average, up to which sending pays; larger ones are decoded where they are
 PIXELS = 1 << 20  # of an image decoded by a worker; larger ones, by threads that keep a bound on all they hold together
 _MOST = 16  # each has an interpreter with NumPy and Pillow in memory
 _SERVE = "import sys; sys.path[:] = sys.argv[2:]; from ifsl_bench.data.decode_workers import serve; serve(sys.argv[1])"
@@ -130,7 +132,7 @@ class Workers:
         Args:
             out: decoded by workers where it is a whole :class:`numpy.memmap`, whose file they write.
         """
-        if self.lost or not _is_whole_map(out) or sum(map(len, contents)) > SENT:
+        if self.lost or not _is_whole_map(out) or sum(map(len, contents)) > SENT * len(contents):
             return decode_rows(out, rows, contents, spec)
         place = str(cast(np.memmap, out).filename), cast(np.memmap, out).offset
         worker = self.free.get()
