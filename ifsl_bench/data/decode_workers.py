@@ -22,9 +22,7 @@ import numpy as np
 from ifsl_bench.data.decode import Batch, ImageSpec, decode_rows, formats
 
 WORTH = 3_000  # images for which starting processes, a third of a second, pays
-SENT = (
-    1 << 15
-)  # encoded bytes of an image, on average, up to which sending pays; larger ones are decoded where they are
+SENT = 1 << 15  # encoded bytes of an image, on average, up to which sending it costs less than Python's lock
 PIXELS = 1 << 20  # of an image decoded by a worker; larger ones, by threads that keep a bound on all they hold together
 _MOST = 16  # each has an interpreter with NumPy and Pillow in memory
 _SERVE = "import sys; sys.path[:] = sys.argv[2:]; from ifsl_bench.data.decode_workers import serve; serve(sys.argv[1])"
