@@ -21,7 +21,7 @@ import numpy as np
 
 from ifsl_bench.data.decode import Batch, ImageSpec, decode_rows, formats
 
-WORTH = 3_000  # images for which starting processes, a third of a second, pays
+WORTH = 3_000  # images for which starting processes pays
 SENT = 1 << 15  # encoded bytes of an image, on average, up to which sending it costs less than Python's lock
 PIXELS = 1 << 20  # of an image decoded by a worker; larger ones, by threads that keep a bound on all they hold together
 _MOST = 16  # each has an interpreter with NumPy and Pillow in memory
