@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ifsl_bench.api import evaluate_checkpoint as evaluate_checkpoint
     from ifsl_bench.api import run as run
     from ifsl_bench.api import workspace as workspace
-    from ifsl_bench.errors import UserError as UserError
+    from ifsl_bench.common.errors import UserError as UserError
     from ifsl_bench.interop import from_learn2learn as from_learn2learn
     from ifsl_bench.interop import to_learn2learn as to_learn2learn
     from ifsl_bench.method import Base as Base
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ifsl_bench.api": ("run", "evaluate_checkpoint", "workspace"),
-    "ifsl_bench.errors": ("UserError",),
+    "ifsl_bench.common.errors": ("UserError",),
     "ifsl_bench.interop": ("from_learn2learn", "to_learn2learn"),
     "ifsl_bench.method": ("Base", "Method", "Prediction", "Query", "Support"),
     "ifsl_bench.task": ("MetaTraining", "Schedule", "Task"),

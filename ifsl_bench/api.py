@@ -10,17 +10,17 @@ from typing import Any
 
 from ifsl_bench import result as result_files
 from ifsl_bench.bench import Bench, Workspace
-from ifsl_bench.checkpoint import CheckpointFolder
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import Home, locked
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.prepare import dataset_folder, is_prepared
 from ifsl_bench.device import choose_device
-from ifsl_bench.errors import CorruptFile, UserError
 from ifsl_bench.job import Job, make_jobs
 from ifsl_bench.pipeline import run_job
 from ifsl_bench.pretrain import pretrained_sha256, pretraining_key
-from ifsl_bench.reporter import Reporter
 from ifsl_bench.result import Result
-from ifsl_bench.store import Home, locked
 from ifsl_bench.training import Training
 from ifsl_bench.variants import make_change
 
@@ -31,7 +31,7 @@ def workspace(
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> Workspace:
-    """Where things are kept and computed; see :meth:`ifsl_bench.store.Home.locate` for the defaults."""
+    """Where things are kept and computed; see :meth:`ifsl_bench.common.files.Home.locate` for the defaults."""
     return Workspace(Home.locate(home, results), choose_device(device), reporter or Reporter())
 
 

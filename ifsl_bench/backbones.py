@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.task import NO_BACKBONE
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.compare import PARTIAL, Row, mismatch, rows_of
-from ifsl_bench.errors import UserError
 from ifsl_bench.result import PublishedRow, Result, packaged_root, published, stored
 from ifsl_bench.task import Task
 from ifsl_bench.task_files import packaged

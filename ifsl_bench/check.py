@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ifsl_bench import registry
 from ifsl_bench.check_values import odd_values
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home, read_json
 from ifsl_bench.result import Result, file_name, inconsistency, parse
-from ifsl_bench.store import Home, read_json
 from ifsl_bench.task import Task
 from ifsl_bench.task_files import find, is_plain
 

@@ -31,7 +31,7 @@ from ifsl_bench.cli_options import (
     verbose_option,
 )
 from ifsl_bench.cli_results import check, compare, show, table
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
     from ifsl_bench.variants import Change

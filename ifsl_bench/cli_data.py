@@ -15,7 +15,7 @@ from ifsl_bench.cli_options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 
 
 @click.group(cls=Group)

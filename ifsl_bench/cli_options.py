@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
-    from ifsl_bench.reporter import Reporter
-    from ifsl_bench.store import Home
+    from ifsl_bench.common.files import Home
+    from ifsl_bench.common.progress import Reporter
 
 
 class Group(click.Group):
@@ -21,7 +21,7 @@ class Group(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            from ifsl_bench.errors import unknown
+            from ifsl_bench.common.errors import unknown
 
             raise unknown("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
@@ -43,7 +43,7 @@ def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -
 
 
 def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
-    from ifsl_bench.errors import unknown
+    from ifsl_bench.common.errors import unknown
     from ifsl_bench.report import FORMATS
 
     if value not in FORMATS:
@@ -87,13 +87,13 @@ device_option = click.option("--device", default="auto", show_default=True, help
 
 
 def folders_of(home: str | None, results_dir: str | None = None) -> Home:
-    from ifsl_bench.store import Home
+    from ifsl_bench.common.files import Home
 
     return Home.locate(home, results_dir)
 
 
 def reporter_for(quiet: bool, verbose: bool = False) -> Reporter:
-    from ifsl_bench.reporter import LogReporter, RichReporter
+    from ifsl_bench.common.progress import LogReporter, RichReporter
 
     if quiet:
         return LogReporter(verbose=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ifsl_bench.cli_options import folders_of, home_option, names, results_option, style_option
-from ifsl_bench.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError, unknown
 
 
 @click.command()

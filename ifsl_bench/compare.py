@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.metrics import Estimate, Paired, paired, student_quantile, summarise
 from ifsl_bench.result import Result
 

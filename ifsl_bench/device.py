@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 
 
 def choose_device(name: str) -> torch.device:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.errors import UserError
-from ifsl_bench.seeds import seed_of
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.task import EpisodeSpec
 
 # Finaliser constants of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit integers: products wrap.

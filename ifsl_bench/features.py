@@ -12,14 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.data.pools import Dataset, Pool
-from ifsl_bench.errors import CorruptFile
-from ifsl_bench.images import batches, crop_and_flip
-from ifsl_bench.method import Base
-from ifsl_bench.pretrain import Pretrained
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.seeds import seed_of
-from ifsl_bench.store import (
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.files import (
     Home,
     building,
     create_array,
@@ -29,6 +23,12 @@ from ifsl_bench.store import (
     sha256_json,
     write_json,
 )
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.seeds import seed_of
+from ifsl_bench.data.pools import Dataset, Pool
+from ifsl_bench.images import batches, crop_and_flip
+from ifsl_bench.method import Base
+from ifsl_bench.pretrain import Pretrained
 from ifsl_bench.task import Task
 
 FORMAT = 1

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ifsl_bench.api import workspace
 from ifsl_bench.bench import Bench, Workspace
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.prepare import prepare_objects
-from ifsl_bench.errors import UserError
 from ifsl_bench.images import Normalise
 from ifsl_bench.learn2learn import load
 from ifsl_bench.task import Side

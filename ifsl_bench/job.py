@@ -15,11 +15,11 @@ import msgspec
 
 from ifsl_bench import registry
 from ifsl_bench._version import __version__
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.method import Method
 from ifsl_bench.options import options_of, resolve_options, trains
 from ifsl_bench.result import file_name
-from ifsl_bench.store import Home, sha256_json
 from ifsl_bench.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.task_files import find
 from ifsl_bench.training import Training

@@ -12,7 +12,7 @@ import sys
 from types import ModuleType
 from typing import TextIO
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.registry import is_installed
 
 # What is on PyPI holds C sources that no longer compile; the option has them made again from the Cython ones.

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.solve.linear import AdjointReport
 from ifsl_bench.task import MetaTraining, Task
 

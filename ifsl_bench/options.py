@@ -11,7 +11,7 @@ from typing import Any, Literal, Union
 
 import torch
 
-from ifsl_bench.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.method import Base, Method
 from ifsl_bench.task import Task
 

@@ -12,16 +12,16 @@ import torch
 
 from ifsl_bench import evaluation
 from ifsl_bench.bench import Bench
-from ifsl_bench.checkpoint import CheckpointFolder
-from ifsl_bench.errors import CorruptFile, UserError
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import locked
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.job import Job, short
 from ifsl_bench.method import Method
 from ifsl_bench.metrics import estimate, summarise
 from ifsl_bench.provenance import provenance
-from ifsl_bench.reporter import Reporter
 from ifsl_bench.result import SCHEMA, Result, counts_entry, summary_entry
-from ifsl_bench.seeds import seed_of
-from ifsl_bench.store import locked
 from ifsl_bench.training import Trained, meta_train
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves did not converge

@@ -15,13 +15,13 @@ from ifsl_bench import registry
 from ifsl_bench.api import stored_result
 from ifsl_bench.backbones import channels_last, make_backbone, make_head
 from ifsl_bench.bench import Bench, Workspace
-from ifsl_bench.checkpoint import CheckpointFolder
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.prepare import dataset_folder, is_prepared, not_prepared
 from ifsl_bench.data.subset import check_fewer, some_base_classes
 from ifsl_bench.device import choose_precision
-from ifsl_bench.errors import CorruptFile, UserError
 from ifsl_bench.features import bank_folder, is_computed
 from ifsl_bench.job import Job
 from ifsl_bench.method import Base, Method, Query, Support

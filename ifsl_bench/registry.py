@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from ifsl_bench.data.source import DatasetSource

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ifsl_bench.board import Board
+from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.compare import PARTIAL, Comparison, Row, compare
-from ifsl_bench.errors import UserError, unknown
 from ifsl_bench.metrics import METRICS, REGULAR, Estimate
 from ifsl_bench.result import PublishedRow, Result
 

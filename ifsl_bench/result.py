@@ -16,9 +16,9 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from ifsl_bench.errors import CorruptFile, UserError
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import read_json, write_json
 from ifsl_bench.metrics import COUNTS, Counts, Estimate, summarise
-from ifsl_bench.store import read_json, write_json
 
 SCHEMA = 1
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ifsl_bench.store import sha256_json
+from ifsl_bench.common.files import sha256_json
 from ifsl_bench.task_check import NAME as NAME
 
 Side = Literal["train", "val", "test"]

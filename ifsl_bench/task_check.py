@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
     from ifsl_bench.task import Task

@@ -18,8 +18,8 @@ from typing import Literal
 
 import msgspec
 
-from ifsl_bench.errors import UserError, unknown
-from ifsl_bench.store import Home
+from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.files import Home
 from ifsl_bench.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
 from ifsl_bench.task_check import NAME, check_name, check_task
 from ifsl_bench.variants import Change, Variant, changed, derived, merged

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.episodes import Episodes, Sampler
-from ifsl_bench.errors import UserError
 from ifsl_bench.learn2learn import load
 
 Taskset: Any = load().data.Taskset

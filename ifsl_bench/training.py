@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.checkpoint import CheckpointFolder
-from ifsl_bench.errors import CorruptFile, UserError, unknown
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import CorruptFile, UserError, unknown
+from ifsl_bench.common.files import set_aside
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.evaluation import predict
 from ifsl_bench.loader import EpisodeLoader
 from ifsl_bench.method import Method, NonFinite, Prediction, masked_logits
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.seeds import seed_of
-from ifsl_bench.store import set_aside
 from ifsl_bench.task import MetaTraining
 
 BLOCK = 64  # episodes whose features are gathered at once

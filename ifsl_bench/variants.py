@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ifsl_bench.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from ifsl_bench.task import Task

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.solve import fold
 from ifsl_bench.solve.episodic import WEIGHT_DECAY, LinearLearner, NetworkLearner, fixed_class, meta

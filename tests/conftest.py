@@ -127,9 +127,9 @@ def features_folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def clusters_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with the data set ``clusters`` prepared; copied by :func:`clusters`."""
+    from ifsl_bench.common.files import Home
+    from ifsl_bench.common.progress import Reporter
     from ifsl_bench.data.prepare import prepare
-    from ifsl_bench.reporter import Reporter
-    from ifsl_bench.store import Home
 
     root = tmp_path_factory.mktemp("clusters")
     _write_features(root / "features")
@@ -183,9 +183,9 @@ protocol = "shared"
 @pytest.fixture(scope="session")
 def glyphs_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with the real glyphs, rendered once for all tests."""
+    from ifsl_bench.common.files import Home
+    from ifsl_bench.common.progress import Reporter
     from ifsl_bench.data.prepare import prepare
-    from ifsl_bench.reporter import Reporter
-    from ifsl_bench.store import Home
 
     root = tmp_path_factory.mktemp("glyphs")
     prepare(Home.locate(root / "home"), "glyphs", None, False, Reporter())

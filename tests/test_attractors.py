@@ -16,7 +16,7 @@ from ifsl_bench.methods.mlp import MLP
 from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.job import make_jobs
 from ifsl_bench.method import Base, Query, Support, masked_logits
 from ifsl_bench.options import check_method

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ifsl_bench.backbones import BACKBONES, CosineHead, _same_padding, make_backbone, unit
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 
 
 @pytest.mark.parametrize(("name", "count"), [("resnet10", 2_572_032), ("resnet18-gn", 10_998_080)])

@@ -288,7 +288,7 @@ def write_plugin(folder: Path, entries: str, code: str) -> None:
 PLUGIN = '''
 import torch
 from ifsl_bench import Method, Prediction
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 
 class Wrong(Method):
     """Returns one logit too few."""

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy import stats
 
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.episodes import Sampler
-from ifsl_bench.errors import UserError
-from ifsl_bench.seeds import seed_of
 from ifsl_bench.task import EpisodeSpec
 
 MASK = (1 << 64) - 1

@@ -255,7 +255,7 @@ def test_implicit_gradients_are_finite_differences(example):
 
 
 def test_mistaken_options_are_told(example):
-    from ifsl_bench.errors import UserError
+    from ifsl_bench.common.errors import UserError
 
     base, _, _ = episodes()
     with pytest.raises(UserError, match="precision must be positive and finite, not 0"):

@@ -16,8 +16,8 @@ from scipy import stats
 from ifsl_bench import board as boards
 from ifsl_bench import cli
 from ifsl_bench.board import load_board, load_variants
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.compare import Row, compare
-from ifsl_bench.errors import UserError
 from ifsl_bench.leaderboard import leaderboard
 from ifsl_bench.metrics import Counts, summarise
 from ifsl_bench.paper import escaped, paper_tables

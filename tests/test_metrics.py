@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
+from ifsl_bench.common.progress import Stage
 from ifsl_bench.evaluation import evaluate
 from ifsl_bench.loader import Batch
 from ifsl_bench.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.metrics import METRICS, Counts, estimate, paired, student_cdf, student_quantile, summarise
-from ifsl_bench.reporter import Stage
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 9, 1999])

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 
 from ifsl_bench import pretrain as module
-from ifsl_bench.checkpoint import CheckpointFolder
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.prepare import ensure
-from ifsl_bench.errors import UserError
 from ifsl_bench.pretrain import pretrain, pretraining_key
-from ifsl_bench.reporter import LogReporter, Reporter
-from ifsl_bench.store import Home
 from ifsl_bench.task_files import find
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ifsl_bench
-from ifsl_bench.reporter import LogReporter, Reporter
+from ifsl_bench.common.progress import LogReporter, Reporter
 
 
 def test_in_a_notebook_warnings_are_those_of_python(tmp_path):

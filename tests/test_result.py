@@ -14,8 +14,8 @@ from scipy import stats
 
 from ifsl_bench import board as boards
 from ifsl_bench import report
+from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.compare import Row, compare, rows_of
-from ifsl_bench.errors import CorruptFile, UserError
 from ifsl_bench.metrics import METRICS, Counts, summarise
 from ifsl_bench.result import (
     SCHEMA,

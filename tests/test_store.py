@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from ifsl_bench.errors import CorruptFile, UserError
-from ifsl_bench.store import (
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import (
     Home,
     building,
     disk_errors,
@@ -84,7 +84,7 @@ def test_permission_is_said_plainly(tmp_path):
 
 def test_lock_excludes_other_processes_and_dies_with_them(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from ifsl_bench.store import locked\n"
+        "import sys, time; from pathlib import Path; from ifsl_bench.common.files import locked\n"
         "with locked(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     )
     target = tmp_path / "thing"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.task import Schedule
 from ifsl_bench.task_files import find, packaged, parse
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from ifsl_bench import api, pipeline, registry
 from ifsl_bench.bench import Bench
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.job import Job
 from ifsl_bench.method import Method, Prediction
-from ifsl_bench.reporter import LogReporter
 from ifsl_bench.task import MetaTraining, Schedule
 from ifsl_bench.task_files import find
 from ifsl_bench.training import Training

@@ -14,13 +14,13 @@ import torch
 
 from ifsl_bench import api, cli
 from ifsl_bench.bench import Bench
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.subset import chosen_classes, some_base_classes
-from ifsl_bench.errors import UserError
 from ifsl_bench.pretrain import pretraining_key
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home
 from ifsl_bench.task_files import find, packaged, parse
 from ifsl_bench.variants import Change, changed, make_change, merged, split
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.tarball import COMPRESSIONS, CompressedTar, Tar
 from ifsl_bench.data.tree import Entry, Tree, inside, is_hidden, is_tar, natural, nfc, printable, some, what_is
-from ifsl_bench.errors import UserError
-from ifsl_bench.store import sha256_json
 
 __all__ = ["Entry", "Tree", "natural", "nfc", "open_tree", "printable", "some", "what_is"]
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
+from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.archive import Entry, Tree, natural, nfc, some
 from ifsl_bench.data.decode import SUFFIXES, ImageSpec
 from ifsl_bench.data.image_pools import divide, import_images
 from ifsl_bench.data.source import Form, Import
-from ifsl_bench.errors import UserError, unknown
-from ifsl_bench.store import sha256_json
 
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet
 WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own

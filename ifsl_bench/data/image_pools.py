@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.decode import ImageSpec
 from ifsl_bench.data.decode_many import Bad, Decoded, Item, decode_into, refuse_bad, tree_items
 from ifsl_bench.data.decode_workers import Workers, decode_workers
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.source import Import
-from ifsl_bench.errors import UserError
 
 ImageFiles = Mapping[str, Sequence[str]]  # class -> paths in the tree, in the order they are to have
 Read = Callable[[str, Sequence[str]], Iterator[Item]]  # pool, names of images -> the images

@@ -13,6 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import sha256_json
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.archive import natural, printable
 from ifsl_bench.data.decode import BadImage, rgb
 from ifsl_bench.data.folder import check_sides, large_enough
@@ -21,9 +24,6 @@ from ifsl_bench.data.objects import as_array, is_exactly, kind_of, reading
 from ifsl_bench.data.pickled import listed, row_of
 from ifsl_bench.data.pools import release
 from ifsl_bench.data.source import Import, ObjectForm
-from ifsl_bench.errors import UserError
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import sha256_json
 
 POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # an object's side -> that of its classes
 _RELEASE = 1 << 28  # bytes written between two releases of the pool's pages

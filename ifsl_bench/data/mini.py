@@ -14,6 +14,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import sha256_json
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import ilsvrc
 from ifsl_bench.data.archive import Tree
 from ifsl_bench.data.counts import Count, Counts
@@ -35,9 +38,6 @@ from ifsl_bench.data.pickled import (
 from ifsl_bench.data.published import check_pools, columns, digest, held_out, shuffled
 from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
 from ifsl_bench.data.stored import StoredArray
-from ifsl_bench.errors import UserError
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import sha256_json
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"

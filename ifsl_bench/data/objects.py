@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pickled import SHAPE
-from ifsl_bench.errors import UserError
 
 
 def is_exactly(value: Any, library: str, *names: str) -> bool:

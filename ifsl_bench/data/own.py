@@ -7,13 +7,13 @@ import os
 import re
 from typing import ClassVar
 
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home, sha256_json, write_bytes
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.feature_files import FeatureFiles
 from ifsl_bench.data.folder import SHOTS, WAYS, ImageFolder, OwnOptions
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.source import DatasetSource, Form, Import
-from ifsl_bench.errors import UserError
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home, sha256_json, write_bytes
 from ifsl_bench.task_files import packaged, parse
 
 TASK_FILE = """\

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.archive import Entry, Tree
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.decode_many import Item
@@ -18,7 +19,6 @@ from ifsl_bench.data.source import Import
 from ifsl_bench.data.stored import StoredArray
 from ifsl_bench.data.unpickle import items, load
 from ifsl_bench.data.unpickle_machine import described
-from ifsl_bench.errors import UserError
 
 SIZE = 84
 SHAPE = (SIZE, SIZE, 3)

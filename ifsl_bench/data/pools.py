@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.errors import CorruptFile, UserError
-from ifsl_bench.store import read_json, sha256_file
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import read_json, sha256_file
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
 FORMAT = 1

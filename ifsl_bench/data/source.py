@@ -11,12 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.archive import Tree, printable
 from ifsl_bench.data.counts import Counts, differences
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.writer import Writer
-from ifsl_bench.errors import UserError
-from ifsl_bench.reporter import Reporter
 
 
 class Import:

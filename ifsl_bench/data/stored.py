@@ -15,7 +15,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 
 CHUNK = 1 << 20
 _AXES = 32  # as many as every NumPy allows

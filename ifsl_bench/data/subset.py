@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
-from ifsl_bench.errors import UserError
-from ifsl_bench.seeds import seed_of
 
 BASE_POOLS = ("base/train", "base/val", "base/test")
 

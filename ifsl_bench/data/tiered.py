@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import sha256_json
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import ilsvrc
 from ifsl_bench.data.archive import Tree, open_tree
 from ifsl_bench.data.counts import Count, Counts
@@ -26,9 +29,6 @@ from ifsl_bench.data.pickled import SHAPE, SIZE, Rows, list_items, listed, requi
 from ifsl_bench.data.published import check_pools, columns, digest, held_out
 from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
 from ifsl_bench.data.tiered_files import class_names, copy_npz, images_entry, is_npz, read_labels
-from ifsl_bench.errors import UserError
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import sha256_json
 
 CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"

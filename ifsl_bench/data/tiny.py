@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import ClassVar
 
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.archive import Tree
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.decode import ImageSpec
@@ -19,8 +21,6 @@ from ifsl_bench.data.image_pools import count_files, divide, import_images
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.published import check_pools, columns
 from ifsl_bench.data.source import DatasetSource, Form, Import
-from ifsl_bench.errors import UserError
-from ifsl_bench.store import sha256_json
 
 SIZE, PER_CLASS = 64, 500
 _SIDES = {"train_a": "base", "train_b": "novel/train", "val": "novel/val", "test": "novel/test"}

@@ -18,8 +18,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
-from ifsl_bench.errors import UserError
-from ifsl_bench.store import sha256_json
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import sha256_json
 
 # What systems and their archivers leave among people's files, beside what is hidden by a dot.
 _CLUTTER = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"}

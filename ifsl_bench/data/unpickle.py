@@ -17,11 +17,11 @@ import struct
 from collections.abc import Generator, Iterator
 from typing import Any, BinaryIO
 
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.archive import what_is
 from ifsl_bench.data.stored import BROKEN, StoredArray
 from ifsl_bench.data.unpickle_machine import Machine, Refused, described
 from ifsl_bench.data.unpickle_operations import OPERATIONS
-from ifsl_bench.errors import UserError
 
 INLINE = 1 << 16  # bytes; longer strings stay in the file
 

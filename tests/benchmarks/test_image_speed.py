@@ -18,6 +18,8 @@ from PIL import Image
 
 from ifsl_bench import pretrain as module
 from ifsl_bench.backbones import channels_last, make_backbone, make_head
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.decode_workers import cores
 from ifsl_bench.data.folder import OwnOptions
 from ifsl_bench.data.pools import Dataset
@@ -25,8 +27,6 @@ from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.writer import build
 from ifsl_bench.device import choose_device, choose_precision
 from ifsl_bench.features import compute_features
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home
 from ifsl_bench.task_files import packaged
 
 DEVICE = choose_device("auto")

@@ -32,12 +32,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from ifsl_bench.common.files import Home
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.prepare import dataset_folder
 from ifsl_bench.data.published import held_out, rows
 from ifsl_bench.data.tiered import COUNTS
 from ifsl_bench.episodes import Sampler
-from ifsl_bench.store import Home
 from ifsl_bench.task import EpisodeSpec
 
 PREFIXES = {

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
 
 
 def _python2(value: Any) -> bytes:

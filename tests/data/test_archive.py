@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.archive import Entry, natural, open_tree, what_is
-from ifsl_bench.errors import UserError
 
 FILES = {
     "top/wnids.txt": b"a\nb\n",

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from ifsl_bench.common.files import create_array
 from ifsl_bench.data import decode as one_module
 from ifsl_bench.data import decode_many as module
 from ifsl_bench.data import decode_workers as workers_module
@@ -26,7 +27,6 @@ from ifsl_bench.data.decode import ImageSpec, decode
 from ifsl_bench.data.decode_many import decode_into, refuse_bad, tree_items
 from ifsl_bench.data.decode_workers import Workers, cores, decode_workers
 from ifsl_bench.data.room import Room
-from ifsl_bench.store import create_array
 
 EXACT = ImageSpec(24)
 
@@ -309,7 +309,7 @@ from pathlib import Path
 from ifsl_bench.data.decode import ImageSpec
 from ifsl_bench.data.decode_many import decode_into
 from ifsl_bench.data.decode_workers import Workers
-from ifsl_bench.store import create_array
+from ifsl_bench.common.files import create_array
 out, content, workers = create_array(Path("out.npy"), (256, 24, 24, 3), "uint8"), Path("i.png").read_bytes(), Workers(2)
 print(*(worker.process.pid for worker in workers.started), flush=True)
 decode_into(out, [(i, "", content) for i in range(256)], ImageSpec(24, "stretch"), workers=workers)
@@ -382,7 +382,7 @@ from pathlib import Path
 from ifsl_bench.data import decode_workers as module
 from ifsl_bench.data.decode import ImageSpec
 from ifsl_bench.data.decode_many import decode_into
-from ifsl_bench.store import create_array
+from ifsl_bench.common.files import create_array
 content = Path("image.png").read_bytes()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 module.cores = lambda: 2

@@ -14,13 +14,13 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.cli import _guarded, cli
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import image_pools
 from ifsl_bench.data.folder import OwnOptions, read_sides, seeded_sides
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.prepare import prepare
-from ifsl_bench.errors import UserError
-from ifsl_bench.reporter import LogReporter, Reporter
-from ifsl_bench.store import Home
 from ifsl_bench.task_files import find, own
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"

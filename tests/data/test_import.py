@@ -19,6 +19,9 @@ import pytest
 from PIL import Image
 
 from ifsl_bench import data_commands, registry
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import decode_workers, feature_files, image_pools
 from ifsl_bench.data.archive import Tree
 from ifsl_bench.data.counts import Count, differences
@@ -27,9 +30,6 @@ from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.source import DatasetSource, Form, Import
 from ifsl_bench.data.writer import Writer
-from ifsl_bench.errors import UserError
-from ifsl_bench.reporter import LogReporter, Reporter
-from ifsl_bench.store import Home
 
 SIDES = {"base": ("a", "b"), "novel/train": ("c",), "novel/val": ("d",), "novel/test": ("e",)}
 PER_CLASS = 4
@@ -312,7 +312,7 @@ def test_a_running_import_is_no_interrupted_one(toy, tmp_path):
     script = f"""
 import sys
 from pathlib import Path
-from ifsl_bench.store import locked
+from ifsl_bench.common.files import locked
 with locked(Path({str(home.data / "toy")!r})):
     print("held", flush=True)
     sys.stdin.read()
@@ -334,8 +334,8 @@ from pathlib import Path
 from test_import import ToySource
 from ifsl_bench import registry
 from ifsl_bench.data import image_pools, prepare as module
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.files import Home
 registry.names = lambda group: {{"toy": None}}
 registry.dataset_source = lambda name: ToySource()
 original, calls = image_pools.decode_into, []
@@ -495,9 +495,9 @@ from pathlib import Path
 from test_import import ToySource
 from ifsl_bench import registry
 from ifsl_bench.data.prepare import prepare
-from ifsl_bench.errors import UserError
-from ifsl_bench.reporter import LogReporter
-from ifsl_bench.store import Home
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import LogReporter
+from ifsl_bench.common.files import Home
 registry.names = lambda group: {{"toy": None}}
 registry.dataset_source = lambda name: ToySource()
 for most in (12_000, resource.RLIM_INFINITY):

@@ -11,10 +11,10 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import ifsl_bench
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.prepare import prepare
-from ifsl_bench.errors import UserError
-from ifsl_bench.reporter import Reporter
 from ifsl_bench.task_files import find
 
 CLASSES, EACH, SIZE = {"train": 12, "val": 5, "test": 6}, 30, 10

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import POOLS, open_dataset, verify
 from ifsl_bench.data.prepare import dataset_folder, ensure, prepare
 from ifsl_bench.data.writer import build
-from ifsl_bench.errors import CorruptFile, UserError
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home
 from ifsl_bench.task import DataSpec
 
 
@@ -145,7 +145,7 @@ def test_bad_pools_are_refused(tmp_path, labels, classes, message):
 def test_embedded_data_are_rebuilt_when_damaged_or_outdated(glyph_home, tmp_path):
     import io
 
-    from ifsl_bench.reporter import LogReporter
+    from ifsl_bench.common.progress import LogReporter
 
     home = Home.locate(glyph_home)
     spec = DataSpec(name="glyphs")

@@ -17,15 +17,15 @@ from PIL import Image
 
 import ifsl_bench
 from ifsl_bench import registry
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import tiered
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.decode import ImageSpec, decode
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.published import held_out, rows
-from ifsl_bench.errors import UserError
-from ifsl_bench.reporter import Reporter
-from ifsl_bench.store import Home
 from ifsl_bench.task_files import packaged
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"

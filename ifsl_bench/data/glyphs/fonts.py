@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ifsl_bench.errors import UserError
+from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
     from fontTools.ttLib import TTFont

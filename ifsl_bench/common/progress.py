@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from ifsl_bench.errors import one_line
+from ifsl_bench.common.errors import one_line
 
 
 class Stage:

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ifsl_bench.errors import CorruptFile
-from ifsl_bench.store import PARTIAL, disk_errors, read_json, sha256_file, write_bytes, write_json
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.files import PARTIAL, disk_errors, read_json, sha256_file, write_bytes, write_json
 
 FORMAT = 1
 

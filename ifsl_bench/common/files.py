@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.errors import CorruptFile, UserError
+from ifsl_bench.common.errors import CorruptFile, UserError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,0 +1,1 @@
+"""What every room needs: errors, files on disk, progress, seeds and training states."""
