@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from ifsl_bench.method import Prediction as Prediction
     from ifsl_bench.method import Query as Query
     from ifsl_bench.method import Support as Support
-    from ifsl_bench.task import MetaTraining as MetaTraining
-    from ifsl_bench.task import Schedule as Schedule
-    from ifsl_bench.task import Task as Task
+    from ifsl_bench.protocol.task import MetaTraining as MetaTraining
+    from ifsl_bench.protocol.task import Schedule as Schedule
+    from ifsl_bench.protocol.task import Task as Task
 
 _HOMES = {
     "ifsl_bench.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.common.errors": ("UserError",),
     "ifsl_bench.interop": ("from_learn2learn", "to_learn2learn"),
     "ifsl_bench.method": ("Base", "Method", "Prediction", "Query", "Support"),
-    "ifsl_bench.task": ("MetaTraining", "Schedule", "Task"),
+    "ifsl_bench.protocol.task": ("MetaTraining", "Schedule", "Task"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -20,9 +20,9 @@ from ifsl_bench.device import choose_device
 from ifsl_bench.job import Job, make_jobs
 from ifsl_bench.pipeline import run_job
 from ifsl_bench.pretrain import pretrained_sha256, pretraining_key
+from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.result import Result
 from ifsl_bench.training import Training
-from ifsl_bench.variants import make_change
 
 
 def workspace(
@@ -57,7 +57,7 @@ def run(
         train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.training.Training`.
         seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
         episodes: the first so many test episodes; all of the task's by default.
-        change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see :mod:`ifsl_bench.variants`.
+        change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see :mod:`ifsl_bench.protocol.variants`.
         rerun: evaluate again even if the same result is stored.
         work: folders, device and progress display; see :func:`workspace`.
 

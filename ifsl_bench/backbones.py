@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.task import NO_BACKBONE
+from ifsl_bench.protocol.task import NO_BACKBONE
 
 
 class _Block10(nn.Module):

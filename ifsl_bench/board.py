@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.compare import PARTIAL, Row, mismatch, rows_of
+from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task_files import packaged
+from ifsl_bench.protocol.variants import changed, split
 from ifsl_bench.result import PublishedRow, Result, packaged_root, published, stored
-from ifsl_bench.task import Task
-from ifsl_bench.task_files import packaged
-from ifsl_bench.variants import changed, split
 
 STORED = "stored"  # the origin of rows that come with the package
 

@@ -14,9 +14,9 @@ from ifsl_bench import registry
 from ifsl_bench.check_values import odd_values
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, read_json
+from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task_files import find, is_plain
 from ifsl_bench.result import Result, file_name, inconsistency, parse
-from ifsl_bench.task import Task
-from ifsl_bench.task_files import find, is_plain
 
 if TYPE_CHECKING:
     from ifsl_bench.data.pools import Dataset

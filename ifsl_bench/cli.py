@@ -34,7 +34,7 @@ from ifsl_bench.cli_results import check, compare, show, table
 from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
-    from ifsl_bench.variants import Change
+    from ifsl_bench.protocol.variants import Change
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -88,7 +88,7 @@ def run(
     """Train and evaluate methods on tasks, and show them among the stored rows."""
     if not tasks or (not methods and not checkpoint):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
-    from ifsl_bench.task_files import find
+    from ifsl_bench.protocol.task_files import find
 
     # A wrong name is told before torch is imported.
     found = [task for name in tasks for task in find(name, change, folders_of(home))]

@@ -71,7 +71,7 @@ def change_options(command: Any) -> Any:
 
     @functools.wraps(command)
     def with_change(**given: Any) -> Any:
-        from ifsl_bench.variants import make_change
+        from ifsl_bench.protocol.variants import make_change
 
         change = make_change({key: given.pop(key.replace("-", "_")) for key in helps})
         return command(change=change, **given)

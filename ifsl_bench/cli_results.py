@@ -36,7 +36,7 @@ def table(
 ) -> None:
     """Print the stored and published rows of tasks (of every task that has any, where none is named)."""
     from ifsl_bench.board import load_board
-    from ifsl_bench.task_files import find, own, packaged
+    from ifsl_bench.protocol.task_files import find, own, packaged
 
     folders = folders_of(home, results_dir)
     chosen = [task for name in tasks for task in find(name, home=folders)]
@@ -76,7 +76,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 
     rows = []
     if task:
-        from ifsl_bench.task_files import find
+        from ifsl_bench.protocol.task_files import find
 
         folders = folders_of(home, results_dir)
         (found, *more) = find(task, home=folders)
@@ -120,7 +120,7 @@ def show(file: str, style: str) -> None:
 def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None) -> None:
     """Verify result files before they are contributed: a line each, status 2 if one of them fails."""
     from ifsl_bench.check import check_file
-    from ifsl_bench.task_files import find
+    from ifsl_bench.protocol.task_files import find
 
     folders = folders_of(home)
     own = {task.name: task for name in task_files for task in find(name, home=folders)}

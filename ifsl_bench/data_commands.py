@@ -13,8 +13,8 @@ from ifsl_bench.common.files import PARTIAL, Home, disk_errors, is_locked, write
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
 from ifsl_bench.data.prepare import command, dataset_folder, is_prepared, not_prepared, prepare
-from ifsl_bench.task import DataSpec
-from ifsl_bench.task_files import own, packaged
+from ifsl_bench.protocol.task import DataSpec
+from ifsl_bench.protocol.task_files import own, packaged
 
 
 def prepared_names(home: Home) -> list[str]:

@@ -11,7 +11,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Stage
 from ifsl_bench.loader import Batch, EpisodeLoader
 from ifsl_bench.method import Method, Prediction, check_prediction, masked_logits
-from ifsl_bench.metrics import COUNTS, Counts
+from ifsl_bench.protocol.metrics import COUNTS, Counts
 
 BATCH_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}
 

@@ -29,7 +29,7 @@ from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.images import batches, crop_and_flip
 from ifsl_bench.method import Base
 from ifsl_bench.pretrain import Pretrained
-from ifsl_bench.task import Task
+from ifsl_bench.protocol.task import Task
 
 FORMAT = 1
 BATCH = 256

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ifsl_bench.task import DataSpec
+from ifsl_bench.protocol.task import DataSpec
 
 
 def gather(images: np.ndarray, rows: np.ndarray, device: torch.device) -> Tensor:

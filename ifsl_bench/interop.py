@@ -18,9 +18,9 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.prepare import prepare_objects
 from ifsl_bench.images import Normalise
 from ifsl_bench.learn2learn import load
-from ifsl_bench.task import Side
-from ifsl_bench.task_files import find
-from ifsl_bench.variants import make_change
+from ifsl_bench.protocol.task import Side
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.variants import make_change
 
 Order = Literal["interleaved", "support-first"]
 MOST_TASKS = (1 << 31) - 1  # learn2learn counts them in a C int

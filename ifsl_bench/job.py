@@ -19,11 +19,11 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.method import Method
 from ifsl_bench.options import options_of, resolve_options, trains
+from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.variants import Change
 from ifsl_bench.result import file_name
-from ifsl_bench.task import NO_BACKBONE, MetaTraining, Side, Task
-from ifsl_bench.task_files import find
 from ifsl_bench.training import Training
-from ifsl_bench.variants import Change
 
 MOST_BEYOND = 40  # values tried beyond the end of a grid
 
@@ -152,7 +152,7 @@ def make_jobs(
     """The jobs of a command, by task, then seed, then method; every name and option is checked before any work.
 
     Args:
-        change: of every task, beside what their names say; see :mod:`ifsl_bench.variants`.
+        change: of every task, beside what their names say; see :mod:`ifsl_bench.protocol.variants`.
         home: where the user's own tasks are.
 
     Raises:

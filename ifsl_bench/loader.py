@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ifsl_bench.episodes import Episodes, Sampler
 from ifsl_bench.features import FeaturePool
 from ifsl_bench.method import Query, Support
+from ifsl_bench.protocol.episodes import Episodes, Sampler
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.protocol.task import MetaTraining, Task
 from ifsl_bench.solve.linear import AdjointReport
-from ifsl_bench.task import MetaTraining, Task
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.method import Base, Method
-from ifsl_bench.task import Task
+from ifsl_bench.protocol.task import Task
 
 
 @dataclass(frozen=True)

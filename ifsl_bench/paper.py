@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ifsl_bench.board import Board
-from ifsl_bench.metrics import Estimate
+from ifsl_bench.protocol.metrics import Estimate
+from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.variants import split
 from ifsl_bench.ranking import ranked
 from ifsl_bench.report import notes_of
-from ifsl_bench.task import Task
-from ifsl_bench.variants import split
 
 HEADS = {"acc": r"Acc. $\uparrow$", "delta": r"$\Delta \downarrow$", "delta_a": r"$\Delta_a \downarrow$",
          "delta_b": r"$\Delta_b \downarrow$"}  # fmt: skip

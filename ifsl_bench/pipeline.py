@@ -19,7 +19,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.job import Job, short
 from ifsl_bench.method import Method
-from ifsl_bench.metrics import estimate, summarise
+from ifsl_bench.protocol.metrics import estimate, summarise
 from ifsl_bench.provenance import provenance
 from ifsl_bench.result import SCHEMA, Result, counts_entry, summary_entry
 from ifsl_bench.training import Trained, meta_train

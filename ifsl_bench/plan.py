@@ -26,7 +26,7 @@ from ifsl_bench.features import bank_folder, is_computed
 from ifsl_bench.job import Job
 from ifsl_bench.method import Base, Method, Query, Support
 from ifsl_bench.pretrain import pretrained_sha256, pretraining_key
-from ifsl_bench.task import NO_BACKBONE, Side, Task
+from ifsl_bench.protocol.task import NO_BACKBONE, Side, Task
 
 ENOUGH = 1.0  # seconds of timing after which an estimate is good enough
 SOME = 64  # images of a step or forward pass that is timed

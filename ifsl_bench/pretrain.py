@@ -23,7 +23,7 @@ from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.device import Precision, choose_precision, describe_device
 from ifsl_bench.images import Normalise, batches, crop_and_flip, gather
-from ifsl_bench.task import DataSpec, Task
+from ifsl_bench.protocol.task import DataSpec, Task
 
 HeadKind = Literal["linear", "cosine"]
 RECIPE = 1  # raise it when the code below starts to give other weights from equal settings

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ifsl_bench.compare import Row, compare
-from ifsl_bench.metrics import Estimate
+from ifsl_bench.protocol.metrics import Estimate
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from ifsl_bench.board import Board
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.compare import PARTIAL, Comparison, Row, compare
-from ifsl_bench.metrics import METRICS, REGULAR, Estimate
+from ifsl_bench.protocol.metrics import METRICS, REGULAR, Estimate
 from ifsl_bench.result import PublishedRow, Result
 
 FORMATS = {"text": "simple", "markdown": "github", "latex": "latex_booktabs", "csv": "", "json": ""}

@@ -18,7 +18,7 @@ import numpy as np
 
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import read_json, write_json
-from ifsl_bench.metrics import COUNTS, Counts, Estimate, summarise
+from ifsl_bench.protocol.metrics import COUNTS, Counts, Estimate, summarise
 
 SCHEMA = 1
 
@@ -28,7 +28,7 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class EpisodeCounts(_Part, frozen=True):
-    """Integer hits of each episode; see :class:`ifsl_bench.metrics.Counts`."""
+    """Integer hits of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`."""
 
     base_queries: int
     novel_queries: int

@@ -16,8 +16,8 @@ from torch.utils.data import Dataset as TorchDataset
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.episodes import Episodes, Sampler
 from ifsl_bench.learn2learn import load
+from ifsl_bench.protocol.episodes import Episodes, Sampler
 
 Taskset: Any = load().data.Taskset
 BLOCK = 64  # episodes drawn at a time, in the time of one

@@ -23,7 +23,7 @@ from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.evaluation import predict
 from ifsl_bench.loader import EpisodeLoader
 from ifsl_bench.method import Method, NonFinite, Prediction, masked_logits
-from ifsl_bench.task import MetaTraining
+from ifsl_bench.protocol.task import MetaTraining
 
 BLOCK = 64  # episodes whose features are gathered at once
 SHARED_FROM = 8  # episodes a step from which several threads pay

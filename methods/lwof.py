@@ -10,7 +10,7 @@ from torch import nn
 
 from ifsl_bench.backbones import unit
 from ifsl_bench.method import Base, Method, Prediction, Query, Support
-from ifsl_bench.task import MetaTraining, Schedule
+from ifsl_bench.protocol.task import MetaTraining, Schedule
 
 
 class LwoF(Method):

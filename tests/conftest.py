@@ -215,7 +215,7 @@ def glyph_features_source(glyphs_source: Path, tmp_path_factory: pytest.TempPath
     """The same with a pretraining of six steps and the features under it."""
     from ifsl_bench.api import workspace
     from ifsl_bench.bench import Bench
-    from ifsl_bench.task_files import find
+    from ifsl_bench.protocol.task_files import find
 
     root = tmp_path_factory.mktemp("glyph-features")
     home = _copy_home(glyphs_source, root).rename(root / "home")

@@ -20,11 +20,11 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.job import make_jobs
 from ifsl_bench.method import Base, Query, Support, masked_logits
 from ifsl_bench.options import check_method
+from ifsl_bench.protocol.task_files import find
 from ifsl_bench.solve import LBFGS, Network, fold, measured
 from ifsl_bench.solve.episodic import NetworkLearner
 from ifsl_bench.solve.network import activations
 from ifsl_bench.solve.tree import tree_map
-from ifsl_bench.task_files import find
 from ifsl_bench.training import Training
 
 _spec = importlib.util.spec_from_file_location("contract", Path(__file__).parent / "test_methods_contract.py")

@@ -11,8 +11,8 @@ from scipy import stats
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.seeds import seed_of
-from ifsl_bench.episodes import Sampler
-from ifsl_bench.task import EpisodeSpec
+from ifsl_bench.protocol.episodes import Sampler
+from ifsl_bench.protocol.task import EpisodeSpec
 
 MASK = (1 << 64) - 1
 SIZES_NOVEL = np.concatenate([[0], np.cumsum([13, 20, 11, 40, 17, 12, 30])])

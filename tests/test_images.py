@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.images import Normalise, crop_and_flip, gather
-from ifsl_bench.task import DataSpec
+from ifsl_bench.protocol.task import DataSpec
 
 
 def test_crop_and_flip_is_pad_crop_mirror():

@@ -19,12 +19,12 @@ from ifsl_bench.board import load_board, load_variants
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.compare import Row, compare
 from ifsl_bench.leaderboard import leaderboard
-from ifsl_bench.metrics import Counts, summarise
 from ifsl_bench.paper import escaped, paper_tables
+from ifsl_bench.protocol.metrics import Counts, summarise
+from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.ranking import ranked
 from ifsl_bench.report import FORMATS
 from ifsl_bench.result import SCHEMA, Result, counts_entry, packaged_root, published, summary_entry, write
-from ifsl_bench.task_files import find, packaged
 
 
 def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **changes) -> Result:

@@ -27,7 +27,7 @@ from ifsl_bench.bench import Bench
 from ifsl_bench.check import check_file
 from ifsl_bench.learn2learn import INSTALL, load
 from ifsl_bench.method import Base, Query, Support
-from ifsl_bench.task_files import find
+from ifsl_bench.protocol.task_files import find
 
 ROOT = Path(__file__).parents[1]
 REGULAR = '\n[variants.clusters-regular-5shot]\nof = "clusters-5shot"\nregular = true\n'

@@ -11,7 +11,7 @@ from ifsl_bench.common.progress import Stage
 from ifsl_bench.evaluation import evaluate
 from ifsl_bench.loader import Batch
 from ifsl_bench.method import Base, Method, Prediction, Query, Support
-from ifsl_bench.metrics import METRICS, Counts, estimate, paired, student_cdf, student_quantile, summarise
+from ifsl_bench.protocol.metrics import METRICS, Counts, estimate, paired, student_cdf, student_quantile, summarise
 
 
 @pytest.mark.parametrize("degrees", [1, 2, 3, 4, 9, 1999])
@@ -85,7 +85,7 @@ class _Loader:
 
 def test_hits_are_those_of_a_plain_loop(monkeypatch):
     from ifsl_bench import evaluation
-    from ifsl_bench.task import EpisodeSpec
+    from ifsl_bench.protocol.task import EpisodeSpec
 
     spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
     loader = _Loader(50, 7, 3, spec)

@@ -49,7 +49,7 @@ def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
     code = (
         "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import ifsl_bench; "
         "from ifsl_bench.board import load_board; from ifsl_bench.report import task_table; "
-        "from ifsl_bench.task_files import packaged; "
+        "from ifsl_bench.protocol.task_files import packaged; "
         "assert ifsl_bench.__file__.startswith(sys.argv[1]); "
         "print(len(packaged())); "
         "print(task_table(load_board(packaged()['mini-5shot'], pathlib.Path('none'))))"

@@ -17,7 +17,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.prepare import ensure
 from ifsl_bench.pretrain import pretrain, pretraining_key
-from ifsl_bench.task_files import find
+from ifsl_bench.protocol.task_files import find
 
 CPU = torch.device("cpu")
 

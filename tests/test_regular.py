@@ -18,8 +18,8 @@ from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.compare import Row, compare
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.method import Base, Query, Support, check_prediction, masked_logits
+from ifsl_bench.protocol.task_files import find
 from ifsl_bench.result import read
-from ifsl_bench.task_files import find
 
 E, N, SHOTS, Q, D, K = 3, 5, 2, 6, 16, 7
 VARIANTS = """

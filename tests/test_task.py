@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.task import Schedule
-from ifsl_bench.task_files import find, packaged, parse
+from ifsl_bench.protocol.task import Schedule
+from ifsl_bench.protocol.task_files import find, packaged, parse
 
 MINIMAL = """
 [dataset]

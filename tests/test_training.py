@@ -15,8 +15,8 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.job import Job
 from ifsl_bench.method import Method, Prediction
-from ifsl_bench.task import MetaTraining, Schedule
-from ifsl_bench.task_files import find
+from ifsl_bench.protocol.task import MetaTraining, Schedule
+from ifsl_bench.protocol.task_files import find
 from ifsl_bench.training import Training
 
 

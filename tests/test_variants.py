@@ -21,8 +21,8 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.subset import chosen_classes, some_base_classes
 from ifsl_bench.pretrain import pretraining_key
-from ifsl_bench.task_files import find, packaged, parse
-from ifsl_bench.variants import Change, changed, make_change, merged, split
+from ifsl_bench.protocol.task_files import find, packaged, parse
+from ifsl_bench.protocol.variants import Change, changed, make_change, merged, split
 
 # Stored results name these; a field that a task gains later must not change them.
 HASHES = {

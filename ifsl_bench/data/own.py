@@ -14,7 +14,7 @@ from ifsl_bench.data.feature_files import FeatureFiles
 from ifsl_bench.data.folder import SHOTS, WAYS, ImageFolder, OwnOptions
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.source import DatasetSource, Form, Import
-from ifsl_bench.task_files import packaged, parse
+from ifsl_bench.protocol.task_files import packaged, parse
 
 TASK_FILE = """\
 # Written when {name} was prepared, for you to change; a changed task is a new task. It is left as it is until there

@@ -20,7 +20,7 @@ from ifsl_bench.data.own import OwnData, OwnObjects
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.recognise import check_form
 from ifsl_bench.data.source import DatasetSource, Import
-from ifsl_bench.task import NAME, DataSpec
+from ifsl_bench.protocol.task import NAME, DataSpec
 
 
 def dataset_folder(home: Home, name: str) -> Path:

@@ -27,7 +27,7 @@ from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.writer import build
 from ifsl_bench.device import choose_device, choose_precision
 from ifsl_bench.features import compute_features
-from ifsl_bench.task_files import packaged
+from ifsl_bench.protocol.task_files import packaged
 
 DEVICE = choose_device("auto")
 TASK = packaged()["tiny-pack-5shot"]

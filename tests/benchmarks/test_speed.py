@@ -16,12 +16,12 @@ from ifsl_bench.backbones import channels_last, make_backbone
 from ifsl_bench.common.progress import Stage
 from ifsl_bench.data import glyphs
 from ifsl_bench.device import choose_precision
-from ifsl_bench.episodes import Sampler
 from ifsl_bench.evaluation import evaluate
 from ifsl_bench.features import FeaturePool
 from ifsl_bench.loader import EpisodeLoader
 from ifsl_bench.method import Base
-from ifsl_bench.task import EpisodeSpec, Schedule
+from ifsl_bench.protocol.episodes import Sampler
+from ifsl_bench.protocol.task import EpisodeSpec, Schedule
 
 D = 512
 
@@ -95,7 +95,7 @@ def test_evaluation(benchmark, name):
 def test_lwof_meta_training(benchmark, tmp_path):
     """Goal 150 steps a second at D 512, K 64, one episode a step; the peer is the bare forward-backward-Adam step."""
     from ifsl_bench.common.progress import Reporter
-    from ifsl_bench.task import MetaTraining
+    from ifsl_bench.protocol.task import MetaTraining
     from ifsl_bench.training import Training, meta_train
 
     loader, base = make_loader(64, 64, 5, hide=True)

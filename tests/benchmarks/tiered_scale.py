@@ -37,8 +37,8 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.prepare import dataset_folder
 from ifsl_bench.data.published import held_out, rows
 from ifsl_bench.data.tiered import COUNTS
-from ifsl_bench.episodes import Sampler
-from ifsl_bench.task import EpisodeSpec
+from ifsl_bench.protocol.episodes import Sampler
+from ifsl_bench.protocol.task import EpisodeSpec
 
 PREFIXES = {
     "base/train": "train_a_train_a_phase_train",

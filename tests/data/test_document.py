@@ -12,7 +12,7 @@ import pytest
 
 from ifsl_bench import cli, registry
 from ifsl_bench.data import mini, tiered
-from ifsl_bench.task_files import packaged
+from ifsl_bench.protocol.task_files import packaged
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from ifsl_bench.data import image_pools
 from ifsl_bench.data.folder import OwnOptions, read_sides, seeded_sides
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.prepare import prepare
-from ifsl_bench.task_files import find, own
+from ifsl_bench.protocol.task_files import find, own
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
 BIRDS = [f"bird {i}" for i in range(1, 25)]

@@ -15,7 +15,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.prepare import prepare
-from ifsl_bench.task_files import find
+from ifsl_bench.protocol.task_files import find
 
 CLASSES, EACH, SIZE = {"train": 12, "val": 5, "test": 6}, 30, 10
 UNIT, WHOLE = (lambda image: image.float() / 255), (lambda image: image.float())

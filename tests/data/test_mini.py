@@ -25,7 +25,7 @@ from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.published import columns, held_out, rows, shuffled
-from ifsl_bench.task_files import packaged
+from ifsl_bench.protocol.task_files import packaged
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
 SIDES = {row["wnid"]: row["split"] for row in rows("mini-imagenet.csv")}

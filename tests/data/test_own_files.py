@@ -19,7 +19,7 @@ from ifsl_bench.data.archive import open_tree
 from ifsl_bench.data.folder import OwnOptions, find_classes, read_sides, seeded_sides, tell_ignored
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.source import Import
-from ifsl_bench.task_files import find, own
+from ifsl_bench.protocol.task_files import find, own
 
 CLASSES = [f"class {i}" for i in range(24)]
 SMALL = OwnOptions(size=16)

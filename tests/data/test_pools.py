@@ -17,7 +17,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import POOLS, open_dataset, verify
 from ifsl_bench.data.prepare import dataset_folder, ensure, prepare
 from ifsl_bench.data.writer import build
-from ifsl_bench.task import DataSpec
+from ifsl_bench.protocol.task import DataSpec
 
 
 def make(folder, seed=0, sides=("a", "n", "v", "t"), shape=(4, 5, 3)):
@@ -174,7 +174,7 @@ def test_pinned_fingerprint_is_enforced(glyph_home):
 
 def test_packaged_glyphs_have_the_expected_content(glyph_home):
     """The same bytes on every machine: the fingerprint in the task file is the one built here."""
-    from ifsl_bench.task_files import packaged
+    from ifsl_bench.protocol.task_files import packaged
 
     dataset = ensure(Home.locate(glyph_home), packaged()["glyphs-1shot"].dataset, Reporter())
     verify(dataset)

@@ -26,7 +26,7 @@ from ifsl_bench.data.decode import ImageSpec, decode
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.published import held_out, rows
-from ifsl_bench.task_files import packaged
+from ifsl_bench.protocol.task_files import packaged
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
 SIDES = {row["wnid"]: row["split"] for row in rows("tiered-imagenet.csv")}

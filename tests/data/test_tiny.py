@@ -21,7 +21,7 @@ from ifsl_bench.data import tiny
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.prepare import prepare
-from ifsl_bench.task_files import packaged
+from ifsl_bench.protocol.task_files import packaged
 
 TASKS = Path(__file__).parents[2] / "tasks"
 PACK = Path(__file__).parents[3] / "shared" / "data" / "tiny-imagenet-subset.zip"

@@ -1,4 +1,4 @@
-"""Tasks: what is measured, on which data, after which training. Read and found by :mod:`ifsl_bench.task_files`.
+"""Tasks: what is measured, on which data, after which training. Read and found by :mod:`ifsl_bench.protocol.task_files`.
 
 This module imports no torch.
 """
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ifsl_bench.common.files import sha256_json
-from ifsl_bench.task_check import NAME as NAME
+from ifsl_bench.protocol.limits import NAME as NAME
 
 Side = Literal["train", "val", "test"]
 NO_BACKBONE = "none"  # the backbone of data that are features already

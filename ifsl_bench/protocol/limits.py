@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
-    from ifsl_bench.task import Task
+    from ifsl_bench.protocol.task import Task
 
 NAME = r"[a-z0-9][a-z0-9._-]*"  # of a task or data set: it names folders
 RULE = "a name is lower-case letters, digits, '.', '_', '-'"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.seeds import seed_of
-from ifsl_bench.task import EpisodeSpec
+from ifsl_bench.protocol.task import EpisodeSpec
 
 # Finaliser constants of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit integers: products wrap.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)

@@ -2,7 +2,7 @@
 
 One file holds one data set and the tasks on it; packaged files are in ``ifsl_bench.tasks`` and a user's own file works
 as ``path/to/my.toml`` (all of its tasks) or ``path/to/my.toml:name`` (one of them). A name may go on with changes, as
-in ``glyphs-5shot+ways=10``; see :mod:`ifsl_bench.variants`. This module imports no torch.
+in ``glyphs-5shot+ways=10``; see :mod:`ifsl_bench.protocol.variants`. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
-from ifsl_bench.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
-from ifsl_bench.task_check import NAME, check_name, check_task
-from ifsl_bench.variants import Change, Variant, changed, derived, merged
+from ifsl_bench.protocol.limits import NAME, check_name, check_task
+from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
+from ifsl_bench.protocol.variants import Change, Variant, changed, derived, merged
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,7 +15,7 @@ import msgspec
 from ifsl_bench.common.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from ifsl_bench.task import Task
+    from ifsl_bench.protocol.task import Task
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):

@@ -1,0 +1,1 @@
+"""What is measured: tasks, their files and variants, episodes and metrics."""
