@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from ifsl_bench.common.errors import UserError as UserError
     from ifsl_bench.interop import from_learn2learn as from_learn2learn
     from ifsl_bench.interop import to_learn2learn as to_learn2learn
-    from ifsl_bench.method import Base as Base
-    from ifsl_bench.method import Method as Method
-    from ifsl_bench.method import Prediction as Prediction
-    from ifsl_bench.method import Query as Query
-    from ifsl_bench.method import Support as Support
+    from ifsl_bench.plugin.method import Base as Base
+    from ifsl_bench.plugin.method import Method as Method
+    from ifsl_bench.plugin.method import Prediction as Prediction
+    from ifsl_bench.plugin.method import Query as Query
+    from ifsl_bench.plugin.method import Support as Support
     from ifsl_bench.protocol.task import MetaTraining as MetaTraining
     from ifsl_bench.protocol.task import Schedule as Schedule
     from ifsl_bench.protocol.task import Task as Task
@@ -32,7 +32,7 @@ _HOMES = {
     "ifsl_bench.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.common.errors": ("UserError",),
     "ifsl_bench.interop": ("from_learn2learn", "to_learn2learn"),
-    "ifsl_bench.method": ("Base", "Method", "Prediction", "Query", "Support"),
+    "ifsl_bench.plugin.method": ("Base", "Method", "Prediction", "Query", "Support"),
     "ifsl_bench.protocol.task": ("MetaTraining", "Schedule", "Task"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

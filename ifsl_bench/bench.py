@@ -17,7 +17,7 @@ from ifsl_bench.data.subset import some_base_classes
 from ifsl_bench.device import choose_device
 from ifsl_bench.features import FeaturePool, base_classifier, compute_features, feature_pool
 from ifsl_bench.loader import EpisodeLoader
-from ifsl_bench.method import Base
+from ifsl_bench.plugin.method import Base
 from ifsl_bench.pretrain import HeadKind, Pretrained, pretrain
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.task import Side, Task

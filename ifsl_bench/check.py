@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ifsl_bench import registry
 from ifsl_bench.check_values import odd_values
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, read_json
+from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
 from ifsl_bench.result import Result, file_name, inconsistency, parse
@@ -209,7 +209,7 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield from _unknown_method(result, task)
         raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
     from ifsl_bench.job import Job
-    from ifsl_bench.options import resolve_options
+    from ifsl_bench.plugin.options import resolve_options
     from ifsl_bench.pretrain import pretraining_key
     from ifsl_bench.training import Training
 

@@ -133,8 +133,9 @@ def run(
 @style_option
 def methods(style: str) -> None:
     """List the methods, with their options and where they come from."""
-    from ifsl_bench import registry, report
-    from ifsl_bench.options import options_of
+    from ifsl_bench import report
+    from ifsl_bench.plugin import registry
+    from ifsl_bench.plugin.options import options_of
 
     rows = []
     for name in registry.names(registry.METHODS):

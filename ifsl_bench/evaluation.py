@@ -10,7 +10,7 @@ import torch
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Stage
 from ifsl_bench.loader import Batch, EpisodeLoader
-from ifsl_bench.method import Method, Prediction, check_prediction, masked_logits
+from ifsl_bench.plugin.method import Method, Prediction, check_prediction, masked_logits
 from ifsl_bench.protocol.metrics import COUNTS, Counts
 
 BATCH_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}

@@ -27,7 +27,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.images import batches, crop_and_flip
-from ifsl_bench.method import Base
+from ifsl_bench.plugin.method import Base
 from ifsl_bench.pretrain import Pretrained
 from ifsl_bench.protocol.task import Task
 

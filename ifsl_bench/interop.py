@@ -17,7 +17,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.prepare import prepare_objects
 from ifsl_bench.images import Normalise
-from ifsl_bench.learn2learn import load
+from ifsl_bench.plugin.learn2learn import load
 from ifsl_bench.protocol.task import Side
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import make_change

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
-from ifsl_bench import registry
 from ifsl_bench._version import __version__
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
-from ifsl_bench.method import Method
-from ifsl_bench.options import options_of, resolve_options, trains
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.options import options_of, resolve_options, trains
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import Change

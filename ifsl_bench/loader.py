@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.features import FeaturePool
-from ifsl_bench.method import Query, Support
+from ifsl_bench.plugin.method import Query, Support
 from ifsl_bench.protocol.episodes import Episodes, Sampler
 
 

@@ -18,7 +18,7 @@ from ifsl_bench.common.files import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.job import Job, short
-from ifsl_bench.method import Method
+from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.metrics import estimate, summarise
 from ifsl_bench.provenance import provenance
 from ifsl_bench.result import SCHEMA, Result, counts_entry, summary_entry

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench import registry
 from ifsl_bench.api import stored_result
 from ifsl_bench.backbones import channels_last, make_backbone, make_head
 from ifsl_bench.bench import Bench, Workspace
@@ -24,7 +23,8 @@ from ifsl_bench.data.subset import check_fewer, some_base_classes
 from ifsl_bench.device import choose_precision
 from ifsl_bench.features import bank_folder, is_computed
 from ifsl_bench.job import Job
-from ifsl_bench.method import Base, Method, Query, Support
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Base, Method, Query, Support
 from ifsl_bench.pretrain import pretrained_sha256, pretraining_key
 from ifsl_bench.protocol.task import NO_BACKBONE, Side, Task
 

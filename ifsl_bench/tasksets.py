@@ -16,7 +16,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.learn2learn import load
+from ifsl_bench.plugin.learn2learn import load
 from ifsl_bench.protocol.episodes import Episodes, Sampler
 
 Taskset: Any = load().data.Taskset

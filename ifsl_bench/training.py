@@ -22,7 +22,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.evaluation import predict
 from ifsl_bench.loader import EpisodeLoader
-from ifsl_bench.method import Method, NonFinite, Prediction, masked_logits
+from ifsl_bench.plugin.method import Method, NonFinite, Prediction, masked_logits
 from ifsl_bench.protocol.task import MetaTraining
 
 BLOCK = 64  # episodes whose features are gathered at once

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.learn2learn import REQUIRES, load
-from ifsl_bench.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.learn2learn import REQUIRES, load
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.solve.episodic import fixed_class
 
 

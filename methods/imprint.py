@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ifsl_bench.backbones import unit
-from ifsl_bench.method import Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Method, Prediction, Query, Support
 
 
 class Imprint(Method):

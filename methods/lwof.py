@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ifsl_bench.backbones import unit
-from ifsl_bench.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.solve import ridge
 from ifsl_bench.solve.episodic import WEIGHT_DECAYS, Converged, NetworkLearner, fixed_class
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ifsl_bench.method import Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Method, Prediction, Query, Support
 
 
 class ProtoNet(Method):

@@ -44,8 +44,8 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def learn2learn() -> ModuleType:
     """The real package; tests that ask for it are skipped where it is not installed."""
-    from ifsl_bench.learn2learn import INSTALL, load
-    from ifsl_bench.registry import is_installed
+    from ifsl_bench.plugin.learn2learn import INSTALL, load
+    from ifsl_bench.plugin.registry import is_installed
 
     if not is_installed("learn2learn"):
         pytest.skip(f"learn2learn is not installed: {INSTALL}")

@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, special
 
-from ifsl_bench import cli, registry
-from ifsl_bench.method import Base, Query, Support
+from ifsl_bench import cli
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Base, Query, Support
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "docs" / "example-method"

@@ -38,8 +38,8 @@ def top(names: set[str]) -> set[str]:
 def test_methods_know_the_contract_and_the_solvers_only(path):
     names = imports(path)
     assert top(names) <= {"ifsl_bench", "torch"}
-    allowed = ("ifsl_bench.method", "ifsl_bench.solve", "ifsl_bench.protocol.task", "ifsl_bench.backbones", "ifsl_bench.common.errors",
-               "ifsl_bench.learn2learn")  # fmt: skip
+    allowed = ("ifsl_bench.plugin.method", "ifsl_bench.solve", "ifsl_bench.protocol.task", "ifsl_bench.backbones", "ifsl_bench.common.errors",
+               "ifsl_bench.plugin.learn2learn")  # fmt: skip
     for name in names:
         if name.startswith("ifsl_bench"):
             assert name.startswith(allowed), f"{path.name} imports {name}"
@@ -71,7 +71,7 @@ def test_the_library_names_no_method_and_no_task(path):
 def test_optional_packages_are_imported_when_they_are_used_and_not_before():
     """Listing the methods imports every one of them; an optional package takes seconds, and says things."""
     lines = [
-        "import sys, ifsl_bench.cli, ifsl_bench.learn2learn, ifsl_bench.interop",
+        "import sys, ifsl_bench.cli, ifsl_bench.plugin.learn2learn, ifsl_bench.interop",
         "sys.argv = ['ifsl-bench', 'methods']",
         "try: ifsl_bench.cli.main()",
         "except SystemExit as end: assert not end.code",

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench import registry
-from ifsl_bench.method import Base, Query, Support, check_prediction, masked_logits
-from ifsl_bench.options import options_of
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
+from ifsl_bench.plugin.options import options_of
 
 METHODS = sorted(registry.names(registry.METHODS))
 E, N, SHOTS, Q, D, K = 4, 5, 3, 8, 24, 9

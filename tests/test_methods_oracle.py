@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench import registry
-from ifsl_bench.method import Base, Query, Support
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Base, Query, Support
 
 LWOF = {
     "weight": "w_class_a",

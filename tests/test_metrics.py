@@ -10,7 +10,7 @@ from scipy import stats
 from ifsl_bench.common.progress import Stage
 from ifsl_bench.evaluation import evaluate
 from ifsl_bench.loader import Batch
-from ifsl_bench.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.protocol.metrics import METRICS, Counts, estimate, paired, student_cdf, student_quantile, summarise
 
 

@@ -11,13 +11,14 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, special
 
-from ifsl_bench import api, cli, registry, report
+from ifsl_bench import api, cli, report
 from ifsl_bench.bench import Bench
 from ifsl_bench.board import load_board
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.compare import Row, compare
 from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.method import Base, Query, Support, check_prediction, masked_logits
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.result import read
 

@@ -132,7 +132,7 @@ def test_every_packaged_task_is_complete(name):
     task = packaged()[name]
     assert task.title
     assert task.evaluation.episodes == 2000
-    from ifsl_bench import registry
+    from ifsl_bench.plugin import registry
 
     embedded = task.dataset.name in registry.names(registry.DATASETS)
     if embedded and not registry.dataset_source(task.dataset.name).needs_source:

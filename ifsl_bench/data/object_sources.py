@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ifsl_bench import registry
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.labelled import LabelledObjects
 from ifsl_bench.data.objects import is_exactly, kind_of
 from ifsl_bench.data.own import OwnObjects
 from ifsl_bench.data.source import DatasetSource, ObjectForm
+from ifsl_bench.plugin import registry
 
 MODES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
 SIDES = ("train", "val", "test")

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench import registry
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import Home, locked, set_aside
 from ifsl_bench.common.progress import Reporter
@@ -20,6 +19,7 @@ from ifsl_bench.data.own import OwnData, OwnObjects
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.recognise import check_form
 from ifsl_bench.data.source import DatasetSource, Import
+from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import NAME, DataSpec
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ifsl_bench import registry
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.archive import Tree
 from ifsl_bench.data.folder import ImageFolder
 from ifsl_bench.data.own import OwnData
 from ifsl_bench.data.source import DatasetSource, Form
+from ifsl_bench.plugin import registry
 
 
 def check_form(source: DatasetSource, tree: Tree, reporter: Reporter) -> None:

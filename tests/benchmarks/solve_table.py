@@ -28,8 +28,8 @@ from paper_shapes import D, Episodes, H, K, N, Q
 from tabulate import tabulate
 from torch import Tensor
 
-from ifsl_bench import registry
-from ifsl_bench.method import Method, Query, Support
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Method, Query, Support
 
 SUPPORT_5 = 25  # support rows at five shots
 

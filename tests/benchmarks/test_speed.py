@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench import registry
 from ifsl_bench.backbones import channels_last, make_backbone
 from ifsl_bench.common.progress import Stage
 from ifsl_bench.data import glyphs
@@ -19,7 +18,8 @@ from ifsl_bench.device import choose_precision
 from ifsl_bench.evaluation import evaluate
 from ifsl_bench.features import FeaturePool
 from ifsl_bench.loader import EpisodeLoader
-from ifsl_bench.method import Base
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.task import EpisodeSpec, Schedule
 

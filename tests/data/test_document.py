@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 import pytest
 
-from ifsl_bench import cli, registry
+from ifsl_bench import cli
 from ifsl_bench.data import mini, tiered
+from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged
 
 ROOT = Path(__file__).parents[2]

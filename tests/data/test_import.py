@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench import data_commands, registry
+from ifsl_bench import data_commands
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
@@ -30,6 +30,7 @@ from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.source import DatasetSource, Form, Import
 from ifsl_bench.data.writer import Writer
+from ifsl_bench.plugin import registry
 
 SIDES = {"base": ("a", "b"), "novel/train": ("c",), "novel/val": ("d",), "novel/test": ("e",)}
 PER_CLASS = 4
@@ -332,7 +333,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 from pathlib import Path
 from test_import import ToySource
-from ifsl_bench import registry
+from ifsl_bench.plugin import registry
 from ifsl_bench.data import image_pools, prepare as module
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.files import Home
@@ -493,7 +494,7 @@ import resource, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from test_import import ToySource
-from ifsl_bench import registry
+from ifsl_bench.plugin import registry
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter

@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 
 import ifsl_bench
-from ifsl_bench import registry
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -25,6 +24,7 @@ from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.published import columns, held_out, rows, shuffled
+from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"

@@ -16,7 +16,6 @@ import pytest
 from PIL import Image
 
 import ifsl_bench
-from ifsl_bench import registry
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -26,6 +25,7 @@ from ifsl_bench.data.decode import ImageSpec, decode
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.published import held_out, rows
+from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TextIO
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.registry import is_installed
+from ifsl_bench.plugin.registry import is_installed
 
 # What is on PyPI holds C sources that no longer compile; the option has them made again from the Cython ones.
 INSTALL = 'pip install "learn2learn==0.2.0" --config-settings "--build-option=build_ext"'

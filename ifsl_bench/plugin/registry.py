@@ -16,7 +16,7 @@ from ifsl_bench.common.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from ifsl_bench.data.source import DatasetSource
-    from ifsl_bench.method import Method
+    from ifsl_bench.plugin.method import Method
 
 METHODS = "ifsl_bench.methods"
 DATASETS = "ifsl_bench.datasets"
@@ -88,8 +88,8 @@ def method(name: str) -> type[Method]:
     Raises:
         UserError: unknown name (with the nearest ones), a broken plugin, or one that is no :class:`Method`.
     """
-    from ifsl_bench.method import Method
-    from ifsl_bench.options import check_method
+    from ifsl_bench.plugin.method import Method
+    from ifsl_bench.plugin.options import check_method
 
     value = _get(METHODS, "method", name)
     if not (isinstance(value, type) and issubclass(value, Method)):

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union
 import torch
 
 from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.method import Base, Method
+from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.protocol.task import Task
 
 
