@@ -7,10 +7,10 @@ from typing import ClassVar
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.archive import Entry, Tree, what_is
 from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.read.archive import Entry, Tree, what_is
+from ifsl_bench.data.read.stored import BAD_HEADER, BROKEN
 from ifsl_bench.data.source import Form, Import
-from ifsl_bench.data.stored import BAD_HEADER, BROKEN
 
 
 class FeatureFiles(Form):

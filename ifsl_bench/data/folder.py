@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import sha256_json
-from ifsl_bench.data.archive import Entry, Tree, natural, nfc, some
-from ifsl_bench.data.decode import SUFFIXES, ImageSpec
 from ifsl_bench.data.image_pools import divide, import_images
+from ifsl_bench.data.read.archive import Entry, Tree, natural, nfc, some
+from ifsl_bench.data.read.decode import SUFFIXES, ImageSpec
 from ifsl_bench.data.source import Form, Import
 
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet

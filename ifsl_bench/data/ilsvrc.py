@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.archive import Tree
+from ifsl_bench.data.read.archive import Tree
 
 TITLE = "the training images of ILSVRC-2012 (<wnid>/<wnid>_<number>.JPEG)"
 _IMAGE = re.compile(r"(?:.*/)?(n[0-9]{8})/(\1_([0-9]+)\.jpe?g)", re.IGNORECASE)

@@ -8,10 +8,10 @@ import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.counts import Count
-from ifsl_bench.data.decode import ImageSpec
-from ifsl_bench.data.decode_many import Bad, Decoded, Item, decode_into, refuse_bad, tree_items
-from ifsl_bench.data.decode_workers import Workers, decode_workers
 from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, refuse_bad, tree_items
+from ifsl_bench.data.read.decode_workers import Workers, decode_workers
 from ifsl_bench.data.source import Import
 
 ImageFiles = Mapping[str, Sequence[str]]  # class -> paths in the tree, in the order they are to have

@@ -18,9 +18,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import ilsvrc
-from ifsl_bench.data.archive import Tree
 from ifsl_bench.data.counts import Count, Counts
-from ifsl_bench.data.decode import ImageSpec
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.objects import LoadedImages, attribute, rows_by_name
 from ifsl_bench.data.pickled import (
@@ -36,8 +34,10 @@ from ifsl_bench.data.pickled import (
     text,
 )
 from ifsl_bench.data.published import check_pools, columns, digest, held_out, shuffled
+from ifsl_bench.data.read.archive import Tree
+from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.read.stored import StoredArray
 from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
-from ifsl_bench.data.stored import StoredArray
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"

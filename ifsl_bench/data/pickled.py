@@ -11,14 +11,14 @@ from typing import Any, BinaryIO, Protocol, cast
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.archive import Entry, Tree
 from ifsl_bench.data.counts import Count
-from ifsl_bench.data.decode_many import Item
 from ifsl_bench.data.pools import release
+from ifsl_bench.data.read.archive import Entry, Tree
+from ifsl_bench.data.read.decode_many import Item
+from ifsl_bench.data.read.stored import StoredArray
+from ifsl_bench.data.read.unpickle import items, load
+from ifsl_bench.data.read.unpickle_machine import described
 from ifsl_bench.data.source import Import
-from ifsl_bench.data.stored import StoredArray
-from ifsl_bench.data.unpickle import items, load
-from ifsl_bench.data.unpickle_machine import described
 
 SIZE = 84
 SHAPE = (SIZE, SIZE, 3)

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.archive import Tree, printable
 from ifsl_bench.data.counts import Counts, differences
 from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.read.archive import Tree, printable
 from ifsl_bench.data.writer import Writer
 
 

@@ -10,10 +10,10 @@ from typing import BinaryIO
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.archive import Entry, Tree, what_is
 from ifsl_bench.data.pickled import copy_rows, images_array, integers, load_dict, opened, required, text
+from ifsl_bench.data.read.archive import Entry, Tree, what_is
+from ifsl_bench.data.read.stored import BAD_HEADER, BROKEN, Span, StoredArray
 from ifsl_bench.data.source import Import
-from ifsl_bench.data.stored import BAD_HEADER, BROKEN, Span, StoredArray
 
 NAMES, SYNSETS = "class_names.txt", "synsets.txt"
 

@@ -19,14 +19,14 @@ import pytest
 from PIL import Image
 
 from ifsl_bench.common.files import create_array
-from ifsl_bench.data import decode as one_module
-from ifsl_bench.data import decode_many as module
-from ifsl_bench.data import decode_workers as workers_module
-from ifsl_bench.data.archive import open_tree
-from ifsl_bench.data.decode import ImageSpec, decode
-from ifsl_bench.data.decode_many import decode_into, refuse_bad, tree_items
-from ifsl_bench.data.decode_workers import Workers, cores, decode_workers
-from ifsl_bench.data.room import Room
+from ifsl_bench.data.read import decode as one_module
+from ifsl_bench.data.read import decode_many as module
+from ifsl_bench.data.read import decode_workers as workers_module
+from ifsl_bench.data.read.archive import open_tree
+from ifsl_bench.data.read.decode import ImageSpec, decode
+from ifsl_bench.data.read.decode_many import decode_into, refuse_bad, tree_items
+from ifsl_bench.data.read.decode_workers import Workers, cores, decode_workers
+from ifsl_bench.data.read.room import Room
 
 EXACT = ImageSpec(24)
 
@@ -235,7 +235,7 @@ def test_processes_leave_large_images_to_threads(monkeypatch, array, together, e
 def test_what_libraries_print_is_no_answer(monkeypatch, array, capfd):
     noisy = """
 import os, sys; sys.path[:] = sys.argv[2:]
-from ifsl_bench.data import decode_workers as module
+from ifsl_bench.data.read import decode_workers as module
 quiet = module.decode_rows
 module.decode_rows = lambda *arguments: (print("noise"), os.write(1, b"noise"), quiet(*arguments))[-1]
 module.serve(sys.argv[1])
@@ -277,7 +277,7 @@ def test_what_a_process_raises_is_raised_here(array):
 def test_a_process_without_memory_is_replaced_by_this_one(monkeypatch, array):
     poor = """
 import sys; sys.path[:] = sys.argv[2:]
-from ifsl_bench.data import decode_workers as module
+from ifsl_bench.data.read import decode_workers as module
 def decode_rows(*_):
     raise MemoryError
 module.decode_rows = decode_rows
@@ -306,9 +306,9 @@ def test_an_orphan_does_not_write_into_the_next_import(tmp_path, name):
     script = """
 import numpy as np
 from pathlib import Path
-from ifsl_bench.data.decode import ImageSpec
-from ifsl_bench.data.decode_many import decode_into
-from ifsl_bench.data.decode_workers import Workers
+from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.read.decode_many import decode_into
+from ifsl_bench.data.read.decode_workers import Workers
 from ifsl_bench.common.files import create_array
 out, content, workers = create_array(Path("out.npy"), (256, 24, 24, 3), "uint8"), Path("i.png").read_bytes(), Workers(2)
 print(*(worker.process.pid for worker in workers.started), flush=True)
@@ -379,9 +379,9 @@ SCRIPT = """
 import signal, sys
 import numpy as np
 from pathlib import Path
-from ifsl_bench.data import decode_workers as module
-from ifsl_bench.data.decode import ImageSpec
-from ifsl_bench.data.decode_many import decode_into
+from ifsl_bench.data.read import decode_workers as module
+from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.read.decode_many import decode_into
 from ifsl_bench.common.files import create_array
 content = Path("image.png").read_bytes()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background

@@ -22,12 +22,13 @@ from ifsl_bench import data_commands
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data import decode_workers, feature_files, image_pools
-from ifsl_bench.data.archive import Tree
+from ifsl_bench.data import feature_files, image_pools
 from ifsl_bench.data.counts import Count, differences
-from ifsl_bench.data.decode import ImageSpec
 from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.read import decode_workers
+from ifsl_bench.data.read.archive import Tree
+from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.source import DatasetSource, Form, Import
 from ifsl_bench.data.writer import Writer
 from ifsl_bench.plugin import registry
@@ -612,9 +613,9 @@ import io
 import numpy as np
 from pathlib import Path
 from PIL import Image
-from ifsl_bench.data import decode_many
-from ifsl_bench.data.decode import ImageSpec
-from ifsl_bench.data.decode_workers import Workers
+from ifsl_bench.data.read import decode_many
+from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.read.decode_workers import Workers
 from ifsl_bench.data.writer import Writer
 out = io.BytesIO()
 Image.fromarray(np.arange(12288, dtype=np.uint8).reshape(64, 64, 3)).save(out, "PNG", compress_level=0)

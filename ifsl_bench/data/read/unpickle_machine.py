@@ -1,4 +1,4 @@
-"""The stack machine behind :mod:`ifsl_bench.data.unpickle`: its state, its strings, and the names it knows."""
+"""The stack machine behind :mod:`ifsl_bench.data.read.unpickle`: its state, its strings, and the names it knows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ifsl_bench.data.stored import CHUNK, Kind, Span, StoredArray, decoder
+from ifsl_bench.data.read.stored import CHUNK, Kind, Span, StoredArray, decoder
 
 
 class Refused(Exception):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.tree import Entry, Tree, inside, is_tar, what_is
+from ifsl_bench.data.read.tree import Entry, Tree, inside, is_tar, what_is
 
 BLOCK = 512
 HELD = 1 << 26  # bytes of a file in a compressed archive that are kept in memory; a larger one goes to the disk

@@ -19,13 +19,15 @@ from typing import IO, cast
 
 import numpy as np
 
-from ifsl_bench.data.decode import Batch, ImageSpec, decode_rows, formats
+from ifsl_bench.data.read.decode import Batch, ImageSpec, decode_rows, formats
 
 WORTH = 3_000  # images for which starting processes pays
 SENT = 1 << 15  # encoded bytes of an image, on average, up to which sending it costs less than Python's lock
 PIXELS = 1 << 20  # of an image decoded by a worker; larger ones, by threads that keep a bound on all they hold together
 _MOST = 16  # each has an interpreter with NumPy and Pillow in memory
-_SERVE = "import sys; sys.path[:] = sys.argv[2:]; from ifsl_bench.data.decode_workers import serve; serve(sys.argv[1])"
+_SERVE = (
+    "import sys; sys.path[:] = sys.argv[2:]; from ifsl_bench.data.read.decode_workers import serve; serve(sys.argv[1])"
+)
 
 Place = tuple[str, int]  # of an array: its file, and where in it the array begins
 Request = tuple[Place, Sequence[int], Sequence[bytes], ImageSpec]

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ifsl_bench.data.cubic import resize_cubic
-from ifsl_bench.data.room import Room
-from ifsl_bench.data.tree import what_is
+from ifsl_bench.data.read.cubic import resize_cubic
+from ifsl_bench.data.read.room import Room
+from ifsl_bench.data.read.tree import what_is
 
 if TYPE_CHECKING:
     from PIL import Image

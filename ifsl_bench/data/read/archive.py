@@ -18,8 +18,8 @@ from typing import BinaryIO, cast
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
-from ifsl_bench.data.tarball import COMPRESSIONS, CompressedTar, Tar
-from ifsl_bench.data.tree import Entry, Tree, inside, is_hidden, is_tar, natural, nfc, printable, some, what_is
+from ifsl_bench.data.read.tarball import COMPRESSIONS, CompressedTar, Tar
+from ifsl_bench.data.read.tree import Entry, Tree, inside, is_hidden, is_tar, natural, nfc, printable, some, what_is
 
 __all__ = ["Entry", "Tree", "natural", "nfc", "open_tree", "printable", "some", "what_is"]
 

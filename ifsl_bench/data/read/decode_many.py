@@ -16,10 +16,10 @@ from functools import partial
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.archive import Entry, Tree
-from ifsl_bench.data.decode import BadImage, ImageSpec, decode_rows, formats
-from ifsl_bench.data.decode_workers import Workers, cores
 from ifsl_bench.data.pools import release
+from ifsl_bench.data.read.archive import Entry, Tree
+from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode_rows, formats
+from ifsl_bench.data.read.decode_workers import Workers, cores
 
 QUEUED = 1 << 28  # bytes of images, encoded or decoded, that wait for a thread or are in one
 _RELEASE = 1 << 28  # bytes written between two releases of the array's pages

@@ -1,4 +1,4 @@
-"""What each operation of a pickle does to :class:`~ifsl_bench.data.unpickle_machine.Machine`, protocols 0 to 5."""
+"""What each operation of a pickle does to :class:`~ifsl_bench.data.read.unpickle_machine.Machine`, protocols 0 to 5."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ifsl_bench.data.unpickle_machine import Machine, Refused, latin, plain, quoted, utf8
+from ifsl_bench.data.read.unpickle_machine import Machine, Refused, latin, plain, quoted, utf8
 
 Operation = Callable[[Machine], object]
 
