@@ -61,8 +61,8 @@ def data_prepare(
     Your own is a folder or archive of images, <root>/<class>/<image>, for which tasks NAME-1shot and NAME-5shot are
     written too; or six .npz files of frozen features.
     """
-    from ifsl_bench.data.folder import OwnOptions
     from ifsl_bench.data.prepare import prepare
+    from ifsl_bench.data.sets.folder import OwnOptions
 
     if split and split_seed is not None:
         raise UserError("--split says which class is on which side, and so does --split-seed; leave one of them out")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.labelled import LabelledObjects
 from ifsl_bench.data.objects import is_exactly, kind_of
-from ifsl_bench.data.own import OwnObjects
+from ifsl_bench.data.sets.labelled import LabelledObjects
+from ifsl_bench.data.sets.own import OwnObjects
 from ifsl_bench.data.source import DatasetSource, ObjectForm
 from ifsl_bench.plugin import registry
 

@@ -11,13 +11,13 @@ from typing import Any
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import Home, locked, set_aside
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.folder import OwnOptions
 from ifsl_bench.data.importing import run
 from ifsl_bench.data.object_sources import find_form
-from ifsl_bench.data.own import OwnData, OwnObjects
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.recognise import check_form
+from ifsl_bench.data.sets.folder import OwnOptions
+from ifsl_bench.data.sets.own import OwnData, OwnObjects
 from ifsl_bench.data.source import DatasetSource, Import
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import NAME, DataSpec
@@ -99,7 +99,7 @@ def prepare(
     """``ifsl-bench data prepare``: builds a data set, from ``path`` where it needs one.
 
     A name that no plugin has makes a data set of the user's own: of images in folders, with tasks on them, or of
-    frozen features; see :mod:`ifsl_bench.data.own`.
+    frozen features; see :mod:`ifsl_bench.data.sets.own`.
 
     Args:
         path: the folder or archive that the data are made from.

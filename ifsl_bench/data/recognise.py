@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.folder import ImageFolder
-from ifsl_bench.data.own import OwnData
 from ifsl_bench.data.read.archive import Tree
+from ifsl_bench.data.sets.folder import ImageFolder
+from ifsl_bench.data.sets.own import OwnData
 from ifsl_bench.data.source import DatasetSource, Form
 from ifsl_bench.plugin import registry
 

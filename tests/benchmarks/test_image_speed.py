@@ -20,10 +20,10 @@ from ifsl_bench import pretrain as module
 from ifsl_bench.backbones import channels_last, make_backbone, make_head
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.folder import OwnOptions
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.read.decode_workers import cores
+from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.writer import build
 from ifsl_bench.device import choose_device, choose_precision
 from ifsl_bench.features import compute_features

@@ -13,7 +13,7 @@ import torch
 
 from ifsl_bench.backbones import channels_last, make_backbone
 from ifsl_bench.common.progress import Stage
-from ifsl_bench.data import glyphs
+from ifsl_bench.data.sets import glyphs
 from ifsl_bench.device import choose_precision
 from ifsl_bench.evaluation import evaluate
 from ifsl_bench.features import FeaturePool

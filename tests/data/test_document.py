@@ -11,7 +11,7 @@ import click
 import pytest
 
 from ifsl_bench import cli
-from ifsl_bench.data import mini, tiered
+from ifsl_bench.data.sets import mini, tiered
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged
 

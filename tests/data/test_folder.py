@@ -18,9 +18,9 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import image_pools
-from ifsl_bench.data.folder import OwnOptions, read_sides, seeded_sides
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides
 from ifsl_bench.protocol.task_files import find, own
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ifsl_bench.data import glyphs
-from ifsl_bench.data.glyphs import GlyphPool, fonts, style
+from ifsl_bench.data.sets import glyphs
+from ifsl_bench.data.sets.glyphs import GlyphPool, fonts, style
 
 LETTERS = glyphs.letters()
 SAMPLE = LETTERS[::7]
@@ -77,7 +77,7 @@ def test_pool_is_sorted_by_class_then_index() -> None:
 PROCESS = """
 import hashlib, sys
 import numpy as np
-from ifsl_bench.data import glyphs
+from ifsl_bench.data.sets import glyphs
 
 pool = glyphs.GlyphPool("small", glyphs.letters()[::150], 40, 300)
 out = np.zeros((len(pool.letters) * 300, 32, 32, 1), np.uint8)

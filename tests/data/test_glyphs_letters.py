@@ -6,8 +6,8 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 
-from ifsl_bench.data import glyphs
-from ifsl_bench.data.glyphs import SIDES, derive, fonts
+from ifsl_bench.data.sets import glyphs
+from ifsl_bench.data.sets.glyphs import SIDES, derive, fonts
 
 LETTERS = glyphs.letters()
 

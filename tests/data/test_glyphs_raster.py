@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ifsl_bench.data.glyphs import fonts, raster, rng
-from ifsl_bench.data.glyphs.fonts import UNIT, FontError, Outline
+from ifsl_bench.data.sets.glyphs import fonts, raster, rng
+from ifsl_bench.data.sets.glyphs.fonts import UNIT, FontError, Outline
 
 IDENTITY = np.array([[[1 << 14, 0], [0, 1 << 14]]])
 CENTRE = np.zeros((1, 2), np.int64)

@@ -22,13 +22,14 @@ from ifsl_bench import data_commands
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data import feature_files, image_pools
+from ifsl_bench.data import image_pools
 from ifsl_bench.data.counts import Count, differences
 from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.read import decode_workers
 from ifsl_bench.data.read.archive import Tree
 from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.sets import feature_files
 from ifsl_bench.data.source import DatasetSource, Form, Import
 from ifsl_bench.data.writer import Writer
 from ifsl_bench.plugin import registry

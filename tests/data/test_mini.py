@@ -19,11 +19,11 @@ import ifsl_bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import mini
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.prepare import prepare
 from ifsl_bench.data.published import columns, held_out, rows, shuffled
+from ifsl_bench.data.sets import mini
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged
 

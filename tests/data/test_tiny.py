@@ -16,10 +16,10 @@ from PIL import Image
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data import tiny
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.sets import tiny
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ifsl_bench.data.glyphs import raster, rng
-from ifsl_bench.data.glyphs.fonts import Outline
+from ifsl_bench.data.sets.glyphs import raster, rng
+from ifsl_bench.data.sets.glyphs.fonts import Outline
 
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ifsl_bench.data.glyphs.fonts import Outline
+from ifsl_bench.data.sets.glyphs.fonts import Outline
 
 I64 = npt.NDArray[np.int64]
 

@@ -18,7 +18,6 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import ilsvrc
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.objects import as_array, attribute, reading
@@ -27,8 +26,9 @@ from ifsl_bench.data.published import check_pools, columns, digest, held_out
 from ifsl_bench.data.read.archive import Tree, open_tree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import Item
+from ifsl_bench.data.sets import ilsvrc
+from ifsl_bench.data.sets.tiered_files import class_names, copy_npz, images_entry, is_npz, read_labels
 from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
-from ifsl_bench.data.tiered_files import class_names, copy_npz, images_entry, is_npz, read_labels
 
 CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"

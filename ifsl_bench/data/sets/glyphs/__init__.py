@@ -82,8 +82,8 @@ def letters() -> tuple[Letter, ...]:
 @cache
 def recipe() -> str:
     """SHA-256, in hex, of all that determines the images: code version, seed, style, letters, font files."""
-    from ifsl_bench.data.glyphs.fonts import FONT_SHA256
-    from ifsl_bench.data.glyphs.style import STYLE
+    from ifsl_bench.data.sets.glyphs.fonts import FONT_SHA256
+    from ifsl_bench.data.sets.glyphs.style import STYLE
 
     parts = {
         "version": VERSION,
@@ -115,7 +115,7 @@ def render(letters: Sequence[Letter], indices: npt.NDArray[np.int64], seed: int)
     """
     import numpy as np
 
-    from ifsl_bench.data.glyphs import fonts, rng, style
+    from ifsl_bench.data.sets.glyphs import fonts, rng, style
 
     if len(letters) != len(indices):
         raise ValueError(f"{len(letters)} letters but {len(indices)} indices: give one index for each letter")

@@ -17,7 +17,6 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import ilsvrc
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.objects import LoadedImages, attribute, rows_by_name
@@ -37,6 +36,7 @@ from ifsl_bench.data.published import check_pools, columns, digest, held_out, sh
 from ifsl_bench.data.read.archive import Tree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.stored import StoredArray
+from ifsl_bench.data.sets import ilsvrc
 from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"

@@ -10,9 +10,9 @@ from typing import ClassVar
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json, write_bytes
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.feature_files import FeatureFiles
-from ifsl_bench.data.folder import SHOTS, WAYS, ImageFolder, OwnOptions
 from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.sets.feature_files import FeatureFiles
+from ifsl_bench.data.sets.folder import SHOTS, WAYS, ImageFolder, OwnOptions
 from ifsl_bench.data.source import DatasetSource, Form, Import
 from ifsl_bench.protocol.task_files import packaged, parse
 

@@ -1,4 +1,4 @@
-"""How the letters of the data set were chosen; `python -m ifsl_bench.data.glyphs.derive` writes letters.tsv anew.
+"""How the letters of the data set were chosen; `python -m ifsl_bench.data.sets.glyphs.derive` writes letters.tsv anew.
 
 A candidate is a letter or syllable of one of the eight scripts that is not composed: its Unicode name lacks WITH, it
 has no decomposition, and at least one face draws it in one piece rather than from other glyphs (which drops the
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ifsl_bench.data.glyphs import SIDES, Letter, fonts, raster
+from ifsl_bench.data.sets.glyphs import SIDES, Letter, fonts, raster
 
 SCRIPT_STAGE = {
     "LATIN": "train",
