@@ -15,7 +15,7 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.data.prepare import dataset_folder, is_prepared
+from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 from ifsl_bench.device import choose_device
 from ifsl_bench.job import Job, make_jobs
 from ifsl_bench.pipeline import run_job

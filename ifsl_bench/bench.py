@@ -12,7 +12,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, read_json, write_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.prepare import ensure
+from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.subset import some_base_classes
 from ifsl_bench.device import choose_device
 from ifsl_bench.features import FeaturePool, base_classifier, compute_features, feature_pool

@@ -172,7 +172,7 @@ def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
 def _prepared(result: Result, task: Task, home: Home) -> Dataset:
     """The very data that a result was measured on."""
     from ifsl_bench.data.pools import open_dataset
-    from ifsl_bench.data.prepare import dataset_folder, is_prepared
+    from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 
     name = task.dataset.name
     if not is_prepared(home, name):

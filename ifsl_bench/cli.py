@@ -163,7 +163,8 @@ def _plain(value: Any) -> str:
 @style_option
 def tasks(home: str | None, style: str) -> None:
     """List the tasks, and whether their data are there."""
-    from ifsl_bench import data_commands, report
+    from ifsl_bench import report
+    from ifsl_bench.data.preparing import catalogue as data_commands
 
     click.echo(report.render(data_commands.task_listing(folders_of(home)), style))
 

@@ -28,7 +28,8 @@ def data() -> None:
 @style_option
 def data_list(home: str | None, style: str) -> None:
     """List known and prepared data sets."""
-    from ifsl_bench import data_commands, report
+    from ifsl_bench import report
+    from ifsl_bench.data.preparing import catalogue as data_commands
 
     click.echo(report.render(data_commands.listing(folders_of(home)), style))
 
@@ -61,7 +62,7 @@ def data_prepare(
     Your own is a folder or archive of images, <root>/<class>/<image>, for which tasks NAME-1shot and NAME-5shot are
     written too; or six .npz files of frozen features.
     """
-    from ifsl_bench.data.prepare import prepare
+    from ifsl_bench.data.preparing.prepare import prepare
     from ifsl_bench.data.sets.folder import OwnOptions
 
     if split and split_seed is not None:
@@ -80,7 +81,7 @@ def data_prepare(
 @verbose_option
 def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: bool) -> None:
     """Compare the full checksums of prepared data sets (all where none is named)."""
-    from ifsl_bench import data_commands
+    from ifsl_bench.data.preparing import catalogue as data_commands
 
     for line in data_commands.verify_all(folders_of(home), names, reporter_for(quiet, verbose)):
         click.echo(line)
@@ -93,7 +94,8 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
 @quiet_option
 def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     """Print the data set's pools as in the paper's table, and what else it has to say."""
-    from ifsl_bench import data_commands, report
+    from ifsl_bench import report
+    from ifsl_bench.data.preparing import catalogue as data_commands
 
     tables = data_commands.statistics(folders_of(home), name, reporter_for(quiet))
     if style in report.DATA:
@@ -112,7 +114,7 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
 @quiet_option
 def data_show(name: str, out: str | None, classes: int, images: int, home: str | None, quiet: bool) -> None:
     """Write a contact sheet of a data set as a PNG."""
-    from ifsl_bench import data_commands
+    from ifsl_bench.data.preparing import catalogue as data_commands
 
     path = Path(out or f"{name}.png")
     data_commands.contact_sheet(folders_of(home), name, path, classes, images, reporter_for(quiet))

@@ -18,7 +18,7 @@ from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.pools import Dataset, open_dataset
-from ifsl_bench.data.prepare import dataset_folder, is_prepared, not_prepared
+from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared, not_prepared
 from ifsl_bench.data.subset import check_fewer, some_base_classes
 from ifsl_bench.device import choose_precision
 from ifsl_bench.features import bank_folder, is_computed

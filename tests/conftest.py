@@ -129,7 +129,7 @@ def clusters_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with the data set ``clusters`` prepared; copied by :func:`clusters`."""
     from ifsl_bench.common.files import Home
     from ifsl_bench.common.progress import Reporter
-    from ifsl_bench.data.prepare import prepare
+    from ifsl_bench.data.preparing.prepare import prepare
 
     root = tmp_path_factory.mktemp("clusters")
     _write_features(root / "features")
@@ -185,7 +185,7 @@ def glyphs_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A home with the real glyphs, rendered once for all tests."""
     from ifsl_bench.common.files import Home
     from ifsl_bench.common.progress import Reporter
-    from ifsl_bench.data.prepare import prepare
+    from ifsl_bench.data.preparing.prepare import prepare
 
     root = tmp_path_factory.mktemp("glyphs")
     prepare(Home.locate(root / "home"), "glyphs", None, False, Reporter())

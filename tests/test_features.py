@@ -10,7 +10,7 @@ import torch
 
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data.prepare import ensure
+from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.features import base_classifier, compute_features, feature_pool
 from ifsl_bench.loader import EpisodeLoader
 from ifsl_bench.pretrain import pretrain

@@ -15,7 +15,7 @@ from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data.prepare import ensure
+from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.pretrain import pretrain, pretraining_key
 from ifsl_bench.protocol.task_files import find
 

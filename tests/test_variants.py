@@ -18,7 +18,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.subset import chosen_classes, some_base_classes
 from ifsl_bench.pretrain import pretraining_key
 from ifsl_bench.protocol.task_files import find, packaged, parse

@@ -21,7 +21,7 @@ from ifsl_bench.backbones import channels_last, make_backbone, make_head
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.decode_workers import cores
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.writer import build

@@ -19,7 +19,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import image_pools
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides
 from ifsl_bench.protocol.task_files import find, own
 

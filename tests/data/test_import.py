@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench import data_commands
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import image_pools
 from ifsl_bench.data.counts import Count, differences
 from ifsl_bench.data.pools import POOLS, verify
-from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.preparing import catalogue as data_commands
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read import decode_workers
 from ifsl_bench.data.read.archive import Tree
 from ifsl_bench.data.read.decode import ImageSpec
@@ -299,7 +299,9 @@ def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, m
     home = Home.locate(tmp_path / "home")
     mine = write_features(tmp_path / "features")
     made = {"toy": prepare(home, "toy", toy, False, Reporter()), "mine": prepare(home, "mine", mine, False, Reporter())}
-    monkeypatch.setattr("ifsl_bench.data.prepare.locked", lambda *_: pytest.fail("a read-only folder grants no lock"))
+    monkeypatch.setattr(
+        "ifsl_bench.data.preparing.prepare.locked", lambda *_: pytest.fail("a read-only folder grants no lock")
+    )
     assert prepare(home, "toy", toy, False, Reporter()).fingerprint == made["toy"].fingerprint
     assert prepare(home, "mine", mine, False, Reporter()).fingerprint == made["mine"].fingerprint
 
@@ -336,7 +338,8 @@ import numpy as np
 from pathlib import Path
 from test_import import ToySource
 from ifsl_bench.plugin import registry
-from ifsl_bench.data import image_pools, prepare as module
+from ifsl_bench.data import image_pools as module
+from ifsl_bench.data.preparing import prepare as module
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.files import Home
 registry.names = lambda group: {{"toy": None}}
@@ -497,7 +500,7 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from test_import import ToySource
 from ifsl_bench.plugin import registry
-from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.common.files import Home

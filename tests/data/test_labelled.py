@@ -14,7 +14,7 @@ import ifsl_bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import verify
-from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.protocol.task_files import find
 
 CLASSES, EACH, SIZE = {"train": 12, "val": 5, "test": 6}, 30, 10

@@ -15,7 +15,7 @@ from PIL import Image
 from ifsl_bench.cli import _guarded, cli
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions, find_classes, read_sides, seeded_sides, tell_ignored
 from ifsl_bench.data.source import Import

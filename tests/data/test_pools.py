@@ -15,7 +15,7 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import POOLS, open_dataset, verify
-from ifsl_bench.data.prepare import dataset_folder, ensure, prepare
+from ifsl_bench.data.preparing.prepare import dataset_folder, ensure, prepare
 from ifsl_bench.data.writer import build
 from ifsl_bench.protocol.task import DataSpec
 

@@ -21,7 +21,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import verify
-from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published import held_out, rows
 from ifsl_bench.data.read.decode import ImageSpec, decode
 from ifsl_bench.data.sets import tiered

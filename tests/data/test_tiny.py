@@ -18,7 +18,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.prepare import prepare
+from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import tiny
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged

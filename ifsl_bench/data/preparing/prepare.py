@@ -11,11 +11,11 @@ from typing import Any
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import Home, locked, set_aside
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.importing import run
-from ifsl_bench.data.object_sources import find_form
 from ifsl_bench.data.pools import Dataset, open_dataset
+from ifsl_bench.data.preparing.importing import run
+from ifsl_bench.data.preparing.object_sources import find_form
+from ifsl_bench.data.preparing.recognise import check_form
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.recognise import check_form
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.sets.own import OwnData, OwnObjects
 from ifsl_bench.data.source import DatasetSource, Import

@@ -11,7 +11,7 @@ from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import PARTIAL, Home, disk_errors, is_locked, write_bytes
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
-from ifsl_bench.data.prepare import command, dataset_folder, is_prepared, not_prepared, prepare
+from ifsl_bench.data.preparing.prepare import command, dataset_folder, is_prepared, not_prepared, prepare
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec
 from ifsl_bench.protocol.task_files import own, packaged

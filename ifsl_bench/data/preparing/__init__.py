@@ -1,0 +1,1 @@
+"""From a name and a path to a prepared data set, and what commands say of data sets."""
