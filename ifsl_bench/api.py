@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench import result as result_files
+from ifsl_bench.backbone.device import choose_device
+from ifsl_bench.backbone.pretrain import pretrained_sha256, pretraining_key
 from ifsl_bench.bench import Bench, Workspace
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -16,10 +18,8 @@ from ifsl_bench.common.files import Home, locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
-from ifsl_bench.device import choose_device
 from ifsl_bench.job import Job, make_jobs
 from ifsl_bench.pipeline import run_job
-from ifsl_bench.pretrain import pretrained_sha256, pretraining_key
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.result import Result
 from ifsl_bench.training import Training

@@ -8,17 +8,17 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from ifsl_bench.backbone.device import choose_device
+from ifsl_bench.backbone.features import FeaturePool, base_classifier, compute_features, feature_pool
+from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, read_json, write_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.subset import some_base_classes
-from ifsl_bench.device import choose_device
-from ifsl_bench.features import FeaturePool, base_classifier, compute_features, feature_pool
 from ifsl_bench.loader import EpisodeLoader
 from ifsl_bench.plugin.method import Base
-from ifsl_bench.pretrain import HeadKind, Pretrained, pretrain
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.task import Side, Task
 

@@ -208,9 +208,9 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     if lacks := registry.load(registry.METHODS, result.method).lacks:
         yield from _unknown_method(result, task)
         raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
+    from ifsl_bench.backbone.pretrain import pretraining_key
     from ifsl_bench.job import Job
     from ifsl_bench.plugin.options import resolve_options
-    from ifsl_bench.pretrain import pretraining_key
     from ifsl_bench.training import Training
 
     try:
@@ -246,8 +246,8 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     The label is a name, options, changes of the training, the number of episodes. The name is the method's or a
     shorthand that only the method knows; of the options those that the shorthand says may be missing.
     """
+    from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
     from ifsl_bench.job import short
-    from ifsl_bench.pretrain import HeadKind, pretraining_key
     from ifsl_bench.training import Training
 
     try:

@@ -93,8 +93,8 @@ def run(
     # A wrong name is told before torch is imported.
     found = [task for name in tasks for task in find(name, change, folders_of(home))]
     from ifsl_bench import api, job, report
+    from ifsl_bench.backbone.device import keep_freed_memory
     from ifsl_bench.board import load_board
-    from ifsl_bench.device import keep_freed_memory
     from ifsl_bench.training import Training
 
     keep_freed_memory()

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.api import workspace
+from ifsl_bench.backbone.images import Normalise
 from ifsl_bench.bench import Bench, Workspace
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare_objects
-from ifsl_bench.images import Normalise
 from ifsl_bench.plugin.learn2learn import load
 from ifsl_bench.protocol.task import Side
 from ifsl_bench.protocol.task_files import find

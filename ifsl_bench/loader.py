@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ifsl_bench.features import FeaturePool
+from ifsl_bench.backbone.features import FeaturePool
 from ifsl_bench.plugin.method import Query, Support
 from ifsl_bench.protocol.episodes import Episodes, Sampler
 

@@ -12,7 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from ifsl_bench.api import stored_result
-from ifsl_bench.backbones import channels_last, make_backbone, make_head
+from ifsl_bench.backbone.device import choose_precision
+from ifsl_bench.backbone.features import bank_folder, is_computed
+from ifsl_bench.backbone.networks import channels_last, make_backbone, make_head
+from ifsl_bench.backbone.pretrain import pretrained_sha256, pretraining_key
 from ifsl_bench.bench import Bench, Workspace
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -20,12 +23,9 @@ from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared, not_prepared
 from ifsl_bench.data.subset import check_fewer, some_base_classes
-from ifsl_bench.device import choose_precision
-from ifsl_bench.features import bank_folder, is_computed
 from ifsl_bench.job import Job
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Method, Query, Support
-from ifsl_bench.pretrain import pretrained_sha256, pretraining_key
 from ifsl_bench.protocol.task import NO_BACKBONE, Side, Task
 
 ENOUGH = 1.0  # seconds of timing after which an estimate is good enough

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ifsl_bench._version import __version__
-from ifsl_bench.device import describe_device
+from ifsl_bench.backbone.device import describe_device
 
 LIBRARIES = ("torch", "torchvision", "numpy")
 

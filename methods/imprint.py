@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench.backbones import unit
+from ifsl_bench.backbone.networks import unit
 from ifsl_bench.plugin.method import Method, Prediction, Query, Support
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ifsl_bench.backbones import unit
+from ifsl_bench.backbone.networks import unit
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 

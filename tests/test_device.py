@@ -13,7 +13,7 @@ BLOCK = 64  # MiB, as the activations of a batch of images
 CODE = f"""
 import json, resource, sys
 import torch
-from ifsl_bench.device import keep_freed_memory
+from ifsl_bench.backbone.device import keep_freed_memory
 
 kept = keep_freed_memory() if sys.argv[1] == "keep" else False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ifsl_bench.images import Normalise, crop_and_flip, gather
+from ifsl_bench.backbone.images import Normalise, crop_and_flip, gather
 from ifsl_bench.protocol.task import DataSpec
 
 

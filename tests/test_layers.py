@@ -38,7 +38,7 @@ def top(names: set[str]) -> set[str]:
 def test_methods_know_the_contract_and_the_solvers_only(path):
     names = imports(path)
     assert top(names) <= {"ifsl_bench", "torch"}
-    allowed = ("ifsl_bench.plugin.method", "ifsl_bench.solve", "ifsl_bench.protocol.task", "ifsl_bench.backbones", "ifsl_bench.common.errors",
+    allowed = ("ifsl_bench.plugin.method", "ifsl_bench.solve", "ifsl_bench.protocol.task", "ifsl_bench.backbone.networks", "ifsl_bench.common.errors",
                "ifsl_bench.plugin.learn2learn")  # fmt: skip
     for name in names:
         if name.startswith("ifsl_bench"):

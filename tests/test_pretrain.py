@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench import pretrain as module
+from ifsl_bench.backbone import pretrain as module
+from ifsl_bench.backbone.pretrain import pretrain, pretraining_key
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.preparing.prepare import ensure
-from ifsl_bench.pretrain import pretrain, pretraining_key
 from ifsl_bench.protocol.task_files import find
 
 CPU = torch.device("cpu")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ifsl_bench import api, cli
+from ifsl_bench.backbone.pretrain import pretraining_key
 from ifsl_bench.bench import Bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -20,7 +21,6 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.subset import chosen_classes, some_base_classes
-from ifsl_bench.pretrain import pretraining_key
 from ifsl_bench.protocol.task_files import find, packaged, parse
 from ifsl_bench.protocol.variants import Change, changed, make_change, merged, split
 

@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from ifsl_bench import pretrain as module
-from ifsl_bench.backbones import channels_last, make_backbone, make_head
+from ifsl_bench.backbone import pretrain as module
+from ifsl_bench.backbone.device import choose_device, choose_precision
+from ifsl_bench.backbone.features import compute_features
+from ifsl_bench.backbone.networks import channels_last, make_backbone, make_head
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
@@ -25,8 +27,6 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.decode_workers import cores
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.writer import build
-from ifsl_bench.device import choose_device, choose_precision
-from ifsl_bench.features import compute_features
 from ifsl_bench.protocol.task_files import packaged
 
 DEVICE = choose_device("auto")
@@ -105,8 +105,8 @@ def test_pretraining(benchmark, photos, tmp_path):
 STEPS = """
 import sys, time
 import torch, torch.nn.functional as F
-from ifsl_bench.backbones import channels_last, make_backbone, make_head
-from ifsl_bench.device import choose_precision, keep_freed_memory
+from ifsl_bench.backbone.networks import channels_last, make_backbone, make_head
+from ifsl_bench.backbone.device import choose_precision, keep_freed_memory
 
 if sys.argv[1] == "keep":
     keep_freed_memory()

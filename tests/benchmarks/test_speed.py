@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbones import channels_last, make_backbone
+from ifsl_bench.backbone.device import choose_precision
+from ifsl_bench.backbone.features import FeaturePool
+from ifsl_bench.backbone.networks import channels_last, make_backbone
 from ifsl_bench.common.progress import Stage
 from ifsl_bench.data.sets import glyphs
-from ifsl_bench.device import choose_precision
 from ifsl_bench.evaluation import evaluate
-from ifsl_bench.features import FeaturePool
 from ifsl_bench.loader import EpisodeLoader
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base

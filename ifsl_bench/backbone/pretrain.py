@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.backbones import Backbone, CosineHead, LinearHead, channels_last, make_backbone, make_head
+from ifsl_bench.backbone.device import Precision, choose_precision, describe_device
+from ifsl_bench.backbone.images import Normalise, batches, crop_and_flip, gather
+from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead, channels_last, make_backbone, make_head
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, locked, set_aside, sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
-from ifsl_bench.device import Precision, choose_precision, describe_device
-from ifsl_bench.images import Normalise, batches, crop_and_flip, gather
 from ifsl_bench.protocol.task import DataSpec, Task
 
 HeadKind = Literal["linear", "cosine"]

@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ifsl_bench.backbone.images import batches, crop_and_flip
+from ifsl_bench.backbone.pretrain import Pretrained
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import (
     Home,
@@ -26,9 +28,7 @@ from ifsl_bench.common.files import (
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
-from ifsl_bench.images import batches, crop_and_flip
 from ifsl_bench.plugin.method import Base
-from ifsl_bench.pretrain import Pretrained
 from ifsl_bench.protocol.task import Task
 
 FORMAT = 1

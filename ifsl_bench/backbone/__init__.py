@@ -1,0 +1,1 @@
+"""From images to features: networks, pretraining, feature banks, devices."""
