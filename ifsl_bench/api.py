@@ -18,11 +18,11 @@ from ifsl_bench.common.files import Home, locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
+from ifsl_bench.episodic.meta_training import Training
 from ifsl_bench.job import Job, make_jobs
 from ifsl_bench.pipeline import run_job
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.result import Result
-from ifsl_bench.training import Training
 
 
 def workspace(
@@ -54,7 +54,7 @@ def run(
         task: a task's name, or ``path/to/my.toml`` (with ``:name`` if it defines several); it may go on with changes,
             as in ``glyphs-5shot+ways=10``.
         options: the method's own, e.g. ``{"normalise": True}``.
-        train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.training.Training`.
+        train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.episodic.meta_training.Training`.
         seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
         episodes: the first so many test episodes; all of the task's by default.
         change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see :mod:`ifsl_bench.protocol.variants`.

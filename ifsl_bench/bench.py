@@ -17,7 +17,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.subset import some_base_classes
-from ifsl_bench.loader import EpisodeLoader
+from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.task import Side, Task

@@ -209,9 +209,9 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield from _unknown_method(result, task)
         raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
     from ifsl_bench.backbone.pretrain import pretraining_key
+    from ifsl_bench.episodic.meta_training import Training
     from ifsl_bench.job import Job
     from ifsl_bench.plugin.options import resolve_options
-    from ifsl_bench.training import Training
 
     try:
         name, method, _ = registry.resolve(result.method)
@@ -247,8 +247,8 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     shorthand that only the method knows; of the options those that the shorthand says may be missing.
     """
     from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
+    from ifsl_bench.episodic.meta_training import Training
     from ifsl_bench.job import short
-    from ifsl_bench.training import Training
 
     try:
         said = Training.parse(result.train).changes()

@@ -95,7 +95,7 @@ def run(
     from ifsl_bench import api, job, report
     from ifsl_bench.backbone.device import keep_freed_memory
     from ifsl_bench.board import load_board
-    from ifsl_bench.training import Training
+    from ifsl_bench.episodic.meta_training import Training
 
     keep_freed_memory()
     reporter = reporter_for(quiet, verbose)

@@ -16,6 +16,7 @@ import msgspec
 from ifsl_bench._version import __version__
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
+from ifsl_bench.episodic.meta_training import Training
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import options_of, resolve_options, trains
@@ -23,7 +24,6 @@ from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import Change
 from ifsl_bench.result import file_name
-from ifsl_bench.training import Training
 
 MOST_BEYOND = 40  # values tried beyond the end of a grid
 

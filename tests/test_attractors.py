@@ -17,6 +17,7 @@ from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.episodic.meta_training import Training
 from ifsl_bench.job import make_jobs
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
 from ifsl_bench.plugin.options import check_method
@@ -25,7 +26,6 @@ from ifsl_bench.solve import LBFGS, Network, fold, measured
 from ifsl_bench.solve.episodic import NetworkLearner
 from ifsl_bench.solve.network import activations
 from ifsl_bench.solve.tree import tree_map
-from ifsl_bench.training import Training
 
 _spec = importlib.util.spec_from_file_location("contract", Path(__file__).parent / "test_methods_contract.py")
 assert _spec is not None

@@ -13,7 +13,7 @@ from ifsl_bench.backbone.pretrain import pretrain
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.preparing.prepare import ensure
-from ifsl_bench.loader import EpisodeLoader
+from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.task_files import find
 

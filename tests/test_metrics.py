@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 from ifsl_bench.common.progress import Stage
-from ifsl_bench.evaluation import evaluate
-from ifsl_bench.loader import Batch
+from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.episodic.loader import Batch
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.protocol.metrics import METRICS, Counts, estimate, paired, student_cdf, student_quantile, summarise
 
@@ -84,7 +84,7 @@ class _Loader:
 
 
 def test_hits_are_those_of_a_plain_loop(monkeypatch):
-    from ifsl_bench import evaluation
+    from ifsl_bench.episodic import evaluation
     from ifsl_bench.protocol.task import EpisodeSpec
 
     spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)

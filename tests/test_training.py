@@ -13,12 +13,12 @@ from ifsl_bench import api, pipeline
 from ifsl_bench.bench import Bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
+from ifsl_bench.episodic.meta_training import Training
 from ifsl_bench.job import Job
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.training import Training
 
 
 class Scale(Method):

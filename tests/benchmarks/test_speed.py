@@ -16,8 +16,8 @@ from ifsl_bench.backbone.features import FeaturePool
 from ifsl_bench.backbone.networks import channels_last, make_backbone
 from ifsl_bench.common.progress import Stage
 from ifsl_bench.data.sets import glyphs
-from ifsl_bench.evaluation import evaluate
-from ifsl_bench.loader import EpisodeLoader
+from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocol.episodes import Sampler
@@ -95,8 +95,8 @@ def test_evaluation(benchmark, name):
 def test_lwof_meta_training(benchmark, tmp_path):
     """Goal 150 steps a second at D 512, K 64, one episode a step; the peer is the bare forward-backward-Adam step."""
     from ifsl_bench.common.progress import Reporter
+    from ifsl_bench.episodic.meta_training import Training, meta_train
     from ifsl_bench.protocol.task import MetaTraining
-    from ifsl_bench.training import Training, meta_train
 
     loader, base = make_loader(64, 64, 5, hide=True)
     kind = registry.method("lwof")

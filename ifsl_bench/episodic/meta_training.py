@@ -20,8 +20,8 @@ from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import set_aside
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
-from ifsl_bench.evaluation import predict
-from ifsl_bench.loader import EpisodeLoader
+from ifsl_bench.episodic.evaluation import predict
+from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.plugin.method import Method, NonFinite, Prediction, masked_logits
 from ifsl_bench.protocol.task import MetaTraining
 

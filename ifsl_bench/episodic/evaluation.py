@@ -9,7 +9,7 @@ import torch
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Stage
-from ifsl_bench.loader import Batch, EpisodeLoader
+from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.plugin.method import Method, Prediction, check_prediction, masked_logits
 from ifsl_bench.protocol.metrics import COUNTS, Counts
 

@@ -1,0 +1,1 @@
+"""What happens with episodes: loading, meta-training, evaluation."""
