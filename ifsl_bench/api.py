@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench import result as result_files
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.backbone.pretrain import pretrained_sha256, pretraining_key
 from ifsl_bench.bench import Bench, Workspace
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.board.rows import result_file as result_files
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, locked
@@ -22,7 +23,6 @@ from ifsl_bench.episodic.meta_training import Training
 from ifsl_bench.job import Job, make_jobs
 from ifsl_bench.pipeline import run_job
 from ifsl_bench.protocol.variants import make_change
-from ifsl_bench.result import Result
 
 
 def workspace(

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse
 from ifsl_bench.check_values import odd_values
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, read_json
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
-from ifsl_bench.result import Result, file_name, inconsistency, parse
 
 if TYPE_CHECKING:
     from ifsl_bench.data.pools import Dataset

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ifsl_bench._version import __version__
-from ifsl_bench.result import Result
+from ifsl_bench.board.result_file import Result
 
 TEXTS = ("command", "version", "time", "device", "python", "method_source")
 PROVENANCE = (*TEXTS, "libraries")

@@ -92,9 +92,10 @@ def run(
 
     # A wrong name is told before torch is imported.
     found = [task for name in tasks for task in find(name, change, folders_of(home))]
-    from ifsl_bench import api, job, report
+    from ifsl_bench import api, job
     from ifsl_bench.backbone.device import keep_freed_memory
-    from ifsl_bench.board import load_board
+    from ifsl_bench.board.rows import load_board
+    from ifsl_bench.board.rows import text as report
     from ifsl_bench.episodic.meta_training import Training
 
     keep_freed_memory()
@@ -133,7 +134,7 @@ def run(
 @style_option
 def methods(style: str) -> None:
     """List the methods, with their options and where they come from."""
-    from ifsl_bench import report
+    from ifsl_bench.board.rows import text as report
     from ifsl_bench.plugin import registry
     from ifsl_bench.plugin.options import options_of
 
@@ -163,7 +164,7 @@ def _plain(value: Any) -> str:
 @style_option
 def tasks(home: str | None, style: str) -> None:
     """List the tasks, and whether their data are there."""
-    from ifsl_bench import report
+    from ifsl_bench.board.rows import text as report
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     click.echo(report.render(data_commands.task_listing(folders_of(home)), style))

@@ -43,8 +43,8 @@ def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -
 
 
 def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
+    from ifsl_bench.board.text import FORMATS
     from ifsl_bench.common.errors import unknown
-    from ifsl_bench.report import FORMATS
 
     if value not in FORMATS:
         raise unknown("format", value, FORMATS)

@@ -35,7 +35,7 @@ def table(
     style: str,
 ) -> None:
     """Print the stored and published rows of tasks (of every task that has any, where none is named)."""
-    from ifsl_bench.board import load_board
+    from ifsl_bench.board.rows import load_board
     from ifsl_bench.protocol.task_files import find, own, packaged
 
     folders = folders_of(home, results_dir)
@@ -50,11 +50,11 @@ def table(
     if not tasks:
         boards = [board for board in boards if not board.empty]
     if rank:
-        from ifsl_bench.leaderboard import leaderboard
+        from ifsl_bench.board.ranked import leaderboard
 
         click.echo(leaderboard(boards, folders.results, style, full, labels))
     else:
-        from ifsl_bench.report import task_tables
+        from ifsl_bench.board.text import task_tables
 
         click.echo(task_tables(boards, style, full))
 
@@ -68,11 +68,11 @@ def table(
 @style_option
 def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str | None, style: str) -> None:
     """Paired difference A - B: two labels of a task, or two result files."""
-    from ifsl_bench.board import load_board
-    from ifsl_bench.compare import Row
-    from ifsl_bench.compare import compare as compare_rows
-    from ifsl_bench.report import comparison_table
-    from ifsl_bench.result import read
+    from ifsl_bench.board.comparison import Row
+    from ifsl_bench.board.comparison import compare as compare_rows
+    from ifsl_bench.board.result_file import read
+    from ifsl_bench.board.rows import load_board
+    from ifsl_bench.board.text import comparison_table
 
     rows = []
     if task:
@@ -104,8 +104,8 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 @style_option
 def show(file: str, style: str) -> None:
     """Print one result file in full."""
-    from ifsl_bench import report
-    from ifsl_bench.result import read
+    from ifsl_bench.board.result_file import read
+    from ifsl_bench.board.rows import text as report
 
     result = read(Path(file))
     click.echo(report.result_table(result, style))

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ifsl_bench._version import __version__
+from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.episodic.meta_training import Training
@@ -23,7 +24,6 @@ from ifsl_bench.plugin.options import options_of, resolve_options, trains
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import Change
-from ifsl_bench.result import file_name
 
 MOST_BEYOND = 40  # values tried beyond the end of a grid
 

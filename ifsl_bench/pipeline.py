@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.bench import Bench
+from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, summary_entry
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import locked
@@ -22,7 +23,6 @@ from ifsl_bench.job import Job, short
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.metrics import estimate, summarise
 from ifsl_bench.provenance import provenance
-from ifsl_bench.result import SCHEMA, Result, counts_entry, summary_entry
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves did not converge
 

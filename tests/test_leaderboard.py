@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench import board as boards
 from ifsl_bench import cli
-from ifsl_bench.board import load_board, load_variants
+from ifsl_bench.board.comparison import Row, compare
+from ifsl_bench.board.latex import escaped, paper_tables
+from ifsl_bench.board.ranked import leaderboard
+from ifsl_bench.board.ranking import ranked
+from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, packaged_root, published, summary_entry, write
+from ifsl_bench.board.rows import load_board, load_variants
+from ifsl_bench.board.rows import rows as boards
+from ifsl_bench.board.text import FORMATS
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.compare import Row, compare
-from ifsl_bench.leaderboard import leaderboard
-from ifsl_bench.paper import escaped, paper_tables
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged
-from ifsl_bench.ranking import ranked
-from ifsl_bench.report import FORMATS
-from ifsl_bench.result import SCHEMA, Result, counts_entry, packaged_root, published, summary_entry, write
 
 
 def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **changes) -> Result:

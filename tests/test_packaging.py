@@ -48,7 +48,7 @@ def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
     assert sorted(p.name for p in site.iterdir() if p.suffix != ".dist-info" and p.name != "bin") == ["ifsl_bench"]
     code = (
         "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import ifsl_bench; "
-        "from ifsl_bench.board import load_board; from ifsl_bench.report import task_table; "
+        "from ifsl_bench.board.rows import load_board; from ifsl_bench.board.text import task_table; "
         "from ifsl_bench.protocol.task_files import packaged; "
         "assert ifsl_bench.__file__.startswith(sys.argv[1]); "
         "print(len(packaged())); "

@@ -12,13 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench import board as boards
-from ifsl_bench import report
-from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.compare import Row, compare, rows_of
-from ifsl_bench.protocol.metrics import METRICS, Counts, summarise
-from ifsl_bench.protocol.task_files import packaged
-from ifsl_bench.result import (
+from ifsl_bench.board.comparison import Row, compare, rows_of
+from ifsl_bench.board.result_file import (
     SCHEMA,
     Result,
     counts_entry,
@@ -29,6 +24,11 @@ from ifsl_bench.result import (
     summary_entry,
     write,
 )
+from ifsl_bench.board.rows import rows as boards
+from ifsl_bench.board.rows import text as report
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.protocol.metrics import METRICS, Counts, summarise
+from ifsl_bench.protocol.task_files import packaged
 
 
 def make(label="m", seed=0, task="toy", n=50, base=0.8, novel=0.6, noise=0, **changes) -> Result:

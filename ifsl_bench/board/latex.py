@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ifsl_bench.board import Board
+from ifsl_bench.board.ranking import ranked
+from ifsl_bench.board.rows import Board
+from ifsl_bench.board.text import notes_of
 from ifsl_bench.protocol.metrics import Estimate
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
-from ifsl_bench.ranking import ranked
-from ifsl_bench.report import notes_of
 
 HEADS = {"acc": r"Acc. $\uparrow$", "delta": r"$\Delta \downarrow$", "delta_a": r"$\Delta_a \downarrow$",
          "delta_b": r"$\Delta_b \downarrow$"}  # fmt: skip
@@ -37,7 +37,7 @@ def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
     episodes, or on a part of the data) are in a block of their own, without bold.
 
     In bold are the measured numbers that share the top of their column by the rule of
-    :func:`ifsl_bench.ranking.ranked`; and of each paper the highest of several, as papers do, which is no statement on
+    :func:`ifsl_bench.board.ranking.ranked`; and of each paper the highest of several, as papers do, which is no statement on
     significance. Published +- are as printed.
 
     Args:

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ifsl_bench.board import Board
+from ifsl_bench.board.comparison import PARTIAL, Comparison, Row, compare
+from ifsl_bench.board.result_file import PublishedRow, Result
+from ifsl_bench.board.rows import Board
 from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.compare import PARTIAL, Comparison, Row, compare
 from ifsl_bench.protocol.metrics import METRICS, REGULAR, Estimate
-from ifsl_bench.result import PublishedRow, Result
 
 FORMATS = {"text": "simple", "markdown": "github", "latex": "latex_booktabs", "csv": "", "json": ""}
 DATA = ("csv", "json")  # formats for programs: plain numbers, one table, no remarks

@@ -6,12 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ifsl_bench.board.comparison import PARTIAL, Row, mismatch, rows_of
+from ifsl_bench.board.result_file import PublishedRow, Result, packaged_root, published, stored
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.compare import PARTIAL, Row, mismatch, rows_of
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged
 from ifsl_bench.protocol.variants import changed, split
-from ifsl_bench.result import PublishedRow, Result, packaged_root, published, stored
 
 STORED = "stored"  # the origin of rows that come with the package
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ifsl_bench.compare import Row, compare
+from ifsl_bench.board.comparison import Row, compare
 from ifsl_bench.protocol.metrics import Estimate
 
 
@@ -16,7 +16,7 @@ class Ranked:
     Attributes:
         rank: 1 for every row that shares the top, else one more than the number of rows with a higher mean.
         gap: this row minus the best one, in percentage points, with the interval of
-            :meth:`ifsl_bench.compare.Comparison.overall`; None for the best.
+            :meth:`ifsl_bench.board.comparison.Comparison.overall`; None for the best.
         common_seeds: training seeds that this row and the best one both have.
     """
 
@@ -36,7 +36,7 @@ def ranked(rows: Sequence[Row], metric: str = "acc") -> list[Ranked]:
     *Not distinguishable* from the best, and so sharing the top, is a row whose paired difference to the row with the
     highest mean has a 95% interval that reaches zero. The difference is paired episode by episode, since all rows have
     seen the same ones, and seed by seed where both have at least two seeds in common; the interval accounts for both,
-    see :meth:`ifsl_bench.compare.Comparison.overall`. So a row leaves the top only if it is behind on the episodes
+    see :meth:`ifsl_bench.board.comparison.Comparison.overall`. So a row leaves the top only if it is behind on the episodes
     *and* from one training to the next. With fewer common seeds the claim is on these trained models alone, and
     intervals are narrower for that, not surer.
 
@@ -45,7 +45,7 @@ def ranked(rows: Sequence[Row], metric: str = "acc") -> list[Ranked]:
     are in truth as good as the best, more than one in twenty may be ranked below it by chance.
 
     Args:
-        rows: comparable rows, see :class:`ifsl_bench.board.Board`.
+        rows: comparable rows, see :class:`ifsl_bench.board.rows.Board`.
         metric: where more is better, as it is for every metric here (Delta is negative where joint prediction hurts).
     """
     if not rows:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.metrics import Estimate, Paired, paired, student_quantile, summarise
-from ifsl_bench.result import Result
 
 PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
 

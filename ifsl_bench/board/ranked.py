@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.board import Board, load_variants
-from ifsl_bench.paper import paper_tables
-from ifsl_bench.ranking import Ranked, ranked
-from ifsl_bench.report import (
+from ifsl_bench.board.latex import paper_tables
+from ifsl_bench.board.ranking import Ranked, ranked
+from ifsl_bench.board.rows import Board, load_variants
+from ifsl_bench.board.text import (
     DATA,
     TITLES,
     columns_of,
@@ -33,9 +33,9 @@ def leaderboard(
     """The ranked view of tasks, each followed by the tasks whose protocol departs from its own, ranked by themselves.
 
     Args:
-        boards: of the tasks to show, see :func:`ifsl_bench.board.load_board`.
+        boards: of the tasks to show, see :func:`ifsl_bench.board.rows.load_board`.
         results: the folder of results, where variants are looked for.
-        style: one of :data:`ifsl_bench.report.FORMATS`. LaTeX has the layout of the tables of Ren et al. (2019): tasks
+        style: one of :data:`ifsl_bench.board.text.FORMATS`. LaTeX has the layout of the tables of Ren et al. (2019): tasks
             that differ in shots alone side by side, the numbers that share the top in bold.
         full: more columns.
         labels: of the only rows to show of the variants, as ``boards`` may be of some rows alone; all if empty.

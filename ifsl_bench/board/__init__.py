@@ -1,0 +1,1 @@
+"""From result files to tables: rows, comparisons, ranks, text and LaTeX."""
