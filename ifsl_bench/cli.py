@@ -92,11 +92,11 @@ def run(
 
     # A wrong name is told before torch is imported.
     found = [task for name in tasks for task in find(name, change, folders_of(home))]
-    from ifsl_bench import api, job
     from ifsl_bench.backbone.device import keep_freed_memory
     from ifsl_bench.board.rows import load_board
     from ifsl_bench.board.rows import text as report
     from ifsl_bench.episodic.meta_training import Training
+    from ifsl_bench.running import api, job
 
     keep_freed_memory()
     reporter = reporter_for(quiet, verbose)
@@ -113,7 +113,7 @@ def run(
     training = Training.parse(train)
     jobs = job.make_jobs(methods, tasks, options, training, range(seed, seed + seeds), episodes, change, work.home)
     if dry_run:
-        from ifsl_bench.plan import plan
+        from ifsl_bench.running.dry_run import plan
 
         click.echo(report.render(plan(jobs, work, rerun), style))
         return

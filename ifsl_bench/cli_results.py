@@ -119,8 +119,8 @@ def show(file: str, style: str) -> None:
 @home_option
 def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None) -> None:
     """Verify result files before they are contributed: a line each, status 2 if one of them fails."""
-    from ifsl_bench.check import check_file
     from ifsl_bench.protocol.task_files import find
+    from ifsl_bench.running.check import check_file
 
     folders = folders_of(home)
     own = {task.name: task for name in task_files for task in find(name, home=folders)}

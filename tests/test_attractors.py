@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.meta_training import Training
-from ifsl_bench.job import make_jobs
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
 from ifsl_bench.plugin.options import check_method
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running.job import make_jobs
 from ifsl_bench.solve import LBFGS, Network, fold, measured
 from ifsl_bench.solve.episodic import NetworkLearner
 from ifsl_bench.solve.network import activations

@@ -13,12 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ifsl_bench import api, cli
+from ifsl_bench import cli
 from ifsl_bench.board.result_file import Result, file_name, packaged_root, stored, summary_entry
-from ifsl_bench.check import check_file
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running import api
+from ifsl_bench.running.check import check_file
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 STORED = sorted(packaged_root().glob("*/*.seed-*.json"))

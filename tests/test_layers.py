@@ -71,7 +71,7 @@ def test_the_library_names_no_method_and_no_task(path):
 def test_optional_packages_are_imported_when_they_are_used_and_not_before():
     """Listing the methods imports every one of them; an optional package takes seconds, and says things."""
     lines = [
-        "import sys, ifsl_bench.cli, ifsl_bench.plugin.learn2learn, ifsl_bench.interop",
+        "import sys, ifsl_bench.cli, ifsl_bench.plugin.learn2learn, ifsl_bench.running.interop",
         "sys.argv = ['ifsl-bench', 'methods']",
         "try: ifsl_bench.cli.main()",
         "except SystemExit as end: assert not end.code",

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench import api, cli
+from ifsl_bench import cli
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.running import api
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

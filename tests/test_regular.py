@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, special
 
-from ifsl_bench import api, cli
-from ifsl_bench.bench import Bench
+from ifsl_bench import cli
 from ifsl_bench.board.comparison import Row, compare
 from ifsl_bench.board.result_file import read
 from ifsl_bench.board.rows import load_board
@@ -22,6 +21,8 @@ from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running import api
+from ifsl_bench.running.workbench import Bench
 
 E, N, SHOTS, Q, D, K = 3, 5, 2, 6, 16, 7
 VARIANTS = """

@@ -9,16 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ifsl_bench import api, pipeline
-from ifsl_bench.bench import Bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.episodic.meta_training import Training
-from ifsl_bench.job import Job
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running import api, pipeline
+from ifsl_bench.running.job import Job
+from ifsl_bench.running.workbench import Bench
 
 
 class Scale(Method):

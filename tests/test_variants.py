@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench import api, cli
+from ifsl_bench import cli
 from ifsl_bench.backbone.pretrain import pretraining_key
-from ifsl_bench.bench import Bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -23,6 +22,8 @@ from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.subset import chosen_classes, some_base_classes
 from ifsl_bench.protocol.task_files import find, packaged, parse
 from ifsl_bench.protocol.variants import Change, changed, make_change, merged, split
+from ifsl_bench.running import api
+from ifsl_bench.running.workbench import Bench
 
 # Stored results name these; a field that a task gains later must not change them.
 HASHES = {

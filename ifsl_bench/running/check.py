@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse
-from ifsl_bench.check_values import odd_values
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, read_json
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
+from ifsl_bench.running.check_values import odd_values
 
 if TYPE_CHECKING:
     from ifsl_bench.data.pools import Dataset
@@ -162,7 +162,7 @@ def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
 def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
     try:
         _prepared(result, task, home)
-        from ifsl_bench.bench import Bench, Workspace
+        from ifsl_bench.running.workbench import Bench, Workspace
 
         return Bench(task, "linear", result.seed, 1, Workspace(home)).sampler("test").digest(count)
     except (UserError, _Unverified) as error:
@@ -210,8 +210,8 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
     from ifsl_bench.backbone.pretrain import pretraining_key
     from ifsl_bench.episodic.meta_training import Training
-    from ifsl_bench.job import Job
     from ifsl_bench.plugin.options import resolve_options
+    from ifsl_bench.running.job import Job
 
     try:
         name, method, _ = registry.resolve(result.method)
@@ -248,7 +248,7 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     """
     from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
     from ifsl_bench.episodic.meta_training import Training
-    from ifsl_bench.job import short
+    from ifsl_bench.running.job import short
 
     try:
         said = Training.parse(result.train).changes()

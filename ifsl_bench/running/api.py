@@ -10,7 +10,6 @@ from typing import Any
 
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.backbone.pretrain import pretrained_sha256, pretraining_key
-from ifsl_bench.bench import Bench, Workspace
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.rows import result_file as result_files
 from ifsl_bench.common.checkpoint import CheckpointFolder
@@ -20,9 +19,10 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 from ifsl_bench.episodic.meta_training import Training
-from ifsl_bench.job import Job, make_jobs
-from ifsl_bench.pipeline import run_job
 from ifsl_bench.protocol.variants import make_change
+from ifsl_bench.running.job import Job, make_jobs
+from ifsl_bench.running.pipeline import run_job
+from ifsl_bench.running.workbench import Bench, Workspace
 
 
 def workspace(

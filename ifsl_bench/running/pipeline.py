@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ifsl_bench.bench import Bench
 from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, summary_entry
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -19,10 +18,11 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.episodic import evaluation
 from ifsl_bench.episodic.meta_training import Trained, meta_train
-from ifsl_bench.job import Job, short
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.metrics import estimate, summarise
-from ifsl_bench.provenance import provenance
+from ifsl_bench.running.job import Job, short
+from ifsl_bench.running.provenance import provenance
+from ifsl_bench.running.workbench import Bench
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves did not converge
 

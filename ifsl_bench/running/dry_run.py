@@ -11,22 +11,22 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench.api import stored_result
 from ifsl_bench.backbone.device import choose_precision
 from ifsl_bench.backbone.features import bank_folder, is_computed
 from ifsl_bench.backbone.networks import channels_last, make_backbone, make_head
 from ifsl_bench.backbone.pretrain import pretrained_sha256, pretraining_key
-from ifsl_bench.bench import Bench, Workspace
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared, not_prepared
 from ifsl_bench.data.subset import check_fewer, some_base_classes
-from ifsl_bench.job import Job
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Method, Query, Support
 from ifsl_bench.protocol.task import NO_BACKBONE, Side, Task
+from ifsl_bench.running.api import stored_result
+from ifsl_bench.running.job import Job
+from ifsl_bench.running.workbench import Bench, Workspace
 
 ENOUGH = 1.0  # seconds of timing after which an estimate is good enough
 SOME = 64  # images of a step or forward pass that is timed

@@ -11,9 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ifsl_bench.api import workspace
 from ifsl_bench.backbone.images import Normalise
-from ifsl_bench.bench import Bench, Workspace
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare_objects
@@ -21,6 +19,8 @@ from ifsl_bench.plugin.learn2learn import load
 from ifsl_bench.protocol.task import Side
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import make_change
+from ifsl_bench.running.api import workspace
+from ifsl_bench.running.workbench import Bench, Workspace
 
 Order = Literal["interleaved", "support-first"]
 MOST_TASKS = (1 << 31) - 1  # learn2learn counts them in a C int
@@ -136,7 +136,7 @@ def to_learn2learn(
             makes no sense, or more support than can be interleaved with the query.
     """
     learn2learn = load()
-    from ifsl_bench.tasksets import EpisodeTasks, Images
+    from ifsl_bench.running.tasksets import EpisodeTasks, Images
 
     seed = _whole("seed", seed, 0)
     num_tasks = None if num_tasks is None else _whole("num_tasks", num_tasks, 1, MOST_TASKS)

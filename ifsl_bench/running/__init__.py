@@ -1,0 +1,1 @@
+"""From a command to stored results: jobs, stages, provenance, checks."""
