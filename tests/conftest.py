@@ -29,7 +29,7 @@ def _private_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
     """Runs a command line in this process; returns (status, standard output, standard error)."""
-    from ifsl_bench import cli
+    from ifsl_bench.cli import main as cli
 
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ifsl-bench", *arguments])

@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ifsl_bench import cli
 from ifsl_bench.board.result_file import Result, file_name, packaged_root, stored, summary_entry
+from ifsl_bench.cli import main as cli
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task_files import find

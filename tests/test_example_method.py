@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, special
 
-from ifsl_bench import cli
+from ifsl_bench.cli import main as cli
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support
 
@@ -74,7 +74,7 @@ def example(site, monkeypatch):
 
 LOOP = """
 import json, sys
-from ifsl_bench import cli
+from ifsl_bench.cli import main as cli
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["ifsl-bench", *arguments]
     try:

@@ -1,8 +1,10 @@
-"""Who may import whom."""
+"""Who may import whom; docs/architecture.md draws it."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +12,37 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LIBRARY = sorted((ROOT / "ifsl_bench").rglob("*.py"))
+PACKAGE = ROOT / "ifsl_bench"
+LIBRARY = sorted(PACKAGE.rglob("*.py"))
 PLUGINS = sorted((ROOT / "methods").glob("*.py"))
 STANDARD = sys.stdlib_module_names
-OPTIONAL = ROOT / "ifsl_bench" / "learn2learn.py"  # the one place that imports the package of that name
+OPTIONAL = PACKAGE / "plugin" / "learn2learn.py"  # the one place that imports the package of that name
+
+# From the ground up: a room imports from itself and from rooms above it in this list, that is, from lower floors.
+FLOORS = [
+    "common",
+    "solve",
+    "learners",
+    "protocol",
+    "plugin",
+    "data/read",
+    "data",
+    "data/sets",
+    "data/preparing",
+    "backbone",
+    "episodic",
+    "board",
+    "running",
+    "cli",
+]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imports(path: Path) -> set[str]:
-    """Names of all modules that a file imports, at any depth."""
+    """Names of all modules that a file imports, at any depth, for types alone too."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -30,6 +55,76 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+MODULES = {module_of(path): path for path in LIBRARY}
+ARROWS = {name: (imports(path) & MODULES.keys()) - {name} for name, path in MODULES.items()}
+
+
+def room(path: Path) -> str:
+    """The longest entry of FLOORS that the file lies in; "" for the three files at the root."""
+    folder = path.relative_to(PACKAGE).parent.as_posix()
+    return max((floor for floor in FLOORS if f"{folder}/".startswith(f"{floor}/")), key=len, default="")
+
+
+def test_every_room_has_a_floor_and_every_floor_a_room():
+    assert {room(path) for path in LIBRARY} == {"", *FLOORS}
+    assert {path.name for path in LIBRARY if not room(path)} == {"__init__.py", "__main__.py", "_version.py"}
+    at_root = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert len(at_root) <= 16, sorted(at_root)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_no_arrow_runs_upwards(name):
+    mine = room(MODULES[name])
+    if not mine:
+        return  # the package itself hands out what others hold, and __main__ is the command
+    for other in ARROWS[name]:
+        theirs = room(MODULES[other])
+        if theirs:
+            assert FLOORS.index(theirs) <= FLOORS.index(mine), f"{name} imports {other}, of a higher floor"
+
+
+def test_no_module_imports_itself_through_others():
+    # A package's __init__ is no stop on the way: whoever imports ifsl_bench.a.b runs it, but takes nothing from it.
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, f"a circle of imports: {' -> '.join([*way[way.index(name) :], name])}"
+        if name not in done:
+            for other in sorted(ARROWS[name]):
+                visit(other, (*way, name))
+            done.add(name)
+
+    for name in sorted(MODULES.keys() - {"ifsl_bench"}):
+        visit(name, ())
+
+
+def test_no_room_takes_the_name_of_a_public_function():
+    """Importing ifsl_bench.run, were it a folder, would put it in the place of the function for good."""
+    code = "\n".join(
+        [
+            "import importlib, sys, ifsl_bench",
+            *(
+                f"importlib.import_module({name!r})"
+                for name in MODULES
+                if importlib.util.find_spec(name) and usable(name)
+            ),
+            "for name in ifsl_bench.__all__[1:]:",
+            "    value = getattr(ifsl_bench, name)",
+            "    assert callable(value), name",
+            "    assert value.__module__.startswith('ifsl_bench.'), name",
+        ]
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    planned = {"run", "table", "leaderboard", "compare", "load", "load_all", "methods", "tasks", "plot", "report"}
+    rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
+    assert not rooms & (planned | set(importlib.import_module("ifsl_bench").__all__) - {"__version__"})
+
+
+def usable(name: str) -> bool:
+    """Whether a module can be imported without an extra."""
+    return name not in ("ifsl_bench.__main__", "ifsl_bench.running.tasksets")
+
+
 def top(names: set[str]) -> set[str]:
     return {name.split(".")[0] for name in names} - STANDARD
 
@@ -38,15 +133,15 @@ def top(names: set[str]) -> set[str]:
 def test_methods_know_the_contract_and_the_solvers_only(path):
     names = imports(path)
     assert top(names) <= {"ifsl_bench", "torch"}
-    allowed = ("ifsl_bench.plugin.method", "ifsl_bench.solve", "ifsl_bench.protocol.task", "ifsl_bench.backbone.networks", "ifsl_bench.common.errors",
-               "ifsl_bench.plugin.learn2learn")  # fmt: skip
+    allowed = ("ifsl_bench.plugin", "ifsl_bench.solve", "ifsl_bench.learners", "ifsl_bench.protocol.task",
+               "ifsl_bench.backbone.networks", "ifsl_bench.common.errors")  # fmt: skip
     for name in names:
         if name.startswith("ifsl_bench"):
             assert name.startswith(allowed), f"{path.name} imports {name}"
             assert not name.startswith("ifsl_bench.methods"), f"{path.name} imports another plugin"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "ifsl_bench" / "solve").glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((PACKAGE / "solve").glob("*.py")), ids=lambda p: p.name)
 def test_solvers_import_torch_and_numpy_only(path):
     names = imports(path)
     assert top(names) <= {"torch", "numpy", "ifsl_bench"}
@@ -71,9 +166,9 @@ def test_the_library_names_no_method_and_no_task(path):
 def test_optional_packages_are_imported_when_they_are_used_and_not_before():
     """Listing the methods imports every one of them; an optional package takes seconds, and says things."""
     lines = [
-        "import sys, ifsl_bench.cli, ifsl_bench.plugin.learn2learn, ifsl_bench.running.interop",
+        "import sys, ifsl_bench.cli.main, ifsl_bench.plugin.learn2learn, ifsl_bench.running.interop",
         "sys.argv = ['ifsl-bench', 'methods']",
-        "try: ifsl_bench.cli.main()",
+        "try: ifsl_bench.cli.main.main()",
         "except SystemExit as end: assert not end.code",
         "assert 'learn2learn' not in sys.modules",
     ]
@@ -90,9 +185,13 @@ def test_files_are_of_a_readable_length():
     "arguments", [None, ["--help"], ["tasks"], ["table", "mini-5shot"], ["table", "--rank", "mini-5shot"]]
 )
 def test_quick_commands_do_without_torch(arguments):
-    lines = ["import sys, ifsl_bench, ifsl_bench.cli"]
+    lines = ["import sys, ifsl_bench, ifsl_bench.cli.main"]
     if arguments is not None:
-        lines += [f"sys.argv = {['ifsl-bench', *arguments]}", "try: ifsl_bench.cli.main()", "except SystemExit: pass"]
+        lines += [
+            f"sys.argv = {['ifsl-bench', *arguments]}",
+            "try: ifsl_bench.cli.main.main()",
+            "except SystemExit: pass",
+        ]
     lines += [
         "heavy = {'torch', 'matplotlib', 'torchvision', 'fontTools'} & set(sys.modules)",
         "assert not heavy, heavy",

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench import cli
+from ifsl_bench.board import rows as boards
 from ifsl_bench.board.comparison import Row, compare
 from ifsl_bench.board.latex import escaped, paper_tables
 from ifsl_bench.board.ranked import leaderboard
 from ifsl_bench.board.ranking import ranked
 from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, packaged_root, published, summary_entry, write
 from ifsl_bench.board.rows import load_board, load_variants
-from ifsl_bench.board.rows import rows as boards
 from ifsl_bench.board.text import FORMATS
+from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged

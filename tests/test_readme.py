@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench import cli
+from ifsl_bench.cli import main as cli
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, special
 
-from ifsl_bench import cli
+from ifsl_bench.board import text as report
 from ifsl_bench.board.comparison import Row, compare
 from ifsl_bench.board.result_file import read
 from ifsl_bench.board.rows import load_board
-from ifsl_bench.board.rows import text as report
+from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.plugin import registry

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ifsl_bench.board import rows as boards
+from ifsl_bench.board import text as report
 from ifsl_bench.board.comparison import Row, compare, rows_of
 from ifsl_bench.board.result_file import (
     SCHEMA,
@@ -24,8 +26,6 @@ from ifsl_bench.board.result_file import (
     summary_entry,
     write,
 )
-from ifsl_bench.board.rows import rows as boards
-from ifsl_bench.board.rows import text as report
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.protocol.metrics import METRICS, Counts, summarise
 from ifsl_bench.protocol.task_files import packaged

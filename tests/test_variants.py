@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench import cli
 from ifsl_bench.backbone.pretrain import pretraining_key
+from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter

@@ -37,8 +37,8 @@ def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
     episodes, or on a part of the data) are in a block of their own, without bold.
 
     In bold are the measured numbers that share the top of their column by the rule of
-    :func:`ifsl_bench.board.ranking.ranked`; and of each paper the highest of several, as papers do, which is no statement on
-    significance. Published +- are as printed.
+    :func:`ifsl_bench.board.ranking.ranked`; and of each paper the highest of several, as papers do, which is no
+    statement on significance. Published +- are as printed.
 
     Args:
         full: the columns of the paper's full ablation tables, with Delta_a and Delta_b.

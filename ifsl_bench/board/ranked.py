@@ -35,8 +35,8 @@ def leaderboard(
     Args:
         boards: of the tasks to show, see :func:`ifsl_bench.board.rows.load_board`.
         results: the folder of results, where variants are looked for.
-        style: one of :data:`ifsl_bench.board.text.FORMATS`. LaTeX has the layout of the tables of Ren et al. (2019): tasks
-            that differ in shots alone side by side, the numbers that share the top in bold.
+        style: one of :data:`ifsl_bench.board.text.FORMATS`. LaTeX has the layout of the tables of Ren et al. (2019):
+            tasks that differ in shots alone side by side, the numbers that share the top in bold.
         full: more columns.
         labels: of the only rows to show of the variants, as ``boards`` may be of some rows alone; all if empty.
 

@@ -36,9 +36,9 @@ def ranked(rows: Sequence[Row], metric: str = "acc") -> list[Ranked]:
     *Not distinguishable* from the best, and so sharing the top, is a row whose paired difference to the row with the
     highest mean has a 95% interval that reaches zero. The difference is paired episode by episode, since all rows have
     seen the same ones, and seed by seed where both have at least two seeds in common; the interval accounts for both,
-    see :meth:`ifsl_bench.board.comparison.Comparison.overall`. So a row leaves the top only if it is behind on the episodes
-    *and* from one training to the next. With fewer common seeds the claim is on these trained models alone, and
-    intervals are narrower for that, not surer.
+    see :meth:`ifsl_bench.board.comparison.Comparison.overall`. So a row leaves the top only if it is behind on the
+    episodes *and* from one training to the next. With fewer common seeds the claim is on these trained models alone,
+    and intervals are narrower for that, not surer.
 
     Each row is held against the best by itself, at 95%: nothing is corrected for their number. Sharing the top does not
     say that rows are equal, it says that these episodes and seeds do not tell which is better; and of many rows that

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import math
+import mmap
 import os
 import re
 import shutil
@@ -260,6 +261,16 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array
+
+
+def release(array: np.ndarray) -> None:
+    """Hands the memory of a memory-mapped array back to the system; its content stays, in the file.
+
+    Pages of a map count as memory in use until they are handed back, so a long sequential pass calls this now and then.
+    """
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None and hasattr(mapped, "madvise"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str:

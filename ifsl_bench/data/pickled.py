@@ -11,8 +11,8 @@ from typing import Any, BinaryIO, Protocol, cast
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import release
 from ifsl_bench.data.counts import Count
-from ifsl_bench.data.pools import release
 from ifsl_bench.data.read.archive import Entry, Tree
 from ifsl_bench.data.read.decode_many import Item
 from ifsl_bench.data.read.stored import StoredArray

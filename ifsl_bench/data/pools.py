@@ -13,7 +13,6 @@ two copies with equal fingerprints give equal results, however they were made.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,16 +104,6 @@ def _open(path: Path, entry: dict[str, Any], shape: tuple[int, ...], dtype: str)
         found = f"{array.dtype}{list(array.shape)}"
         raise CorruptFile(f"{path} holds {found}, the manifest says {dtype}{list(shape)}")
     return array
-
-
-def release(array: np.ndarray) -> None:
-    """Hands the memory of a memory-mapped array back to the system; its content stays, in the file.
-
-    Pages of a map count as memory in use until they are handed back, so a long sequential pass calls this now and then.
-    """
-    mapped = getattr(array, "_mmap", None)
-    if mapped is not None and hasattr(mapped, "madvise"):
-        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def open_dataset(folder: Path) -> Dataset:

@@ -14,8 +14,17 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import building, create_array, disk_errors, read_json, sha256_file, sha256_json, write_json
-from ifsl_bench.data.pools import FORMAT, POOLS, Dataset, open_dataset, release
+from ifsl_bench.common.files import (
+    building,
+    create_array,
+    disk_errors,
+    read_json,
+    release,
+    sha256_file,
+    sha256_json,
+    write_json,
+)
+from ifsl_bench.data.pools import FORMAT, POOLS, Dataset, open_dataset
 
 PROGRESS = "progress.json"  # in the folder of an unfinished build: the pools that are complete
 

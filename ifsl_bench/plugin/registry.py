@@ -7,7 +7,6 @@ an extra, and takes nobody else down.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from ifsl_bench.common.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from ifsl_bench.data.source import DatasetSource
     from ifsl_bench.plugin.method import Method
 
 METHODS = "ifsl_bench.methods"
@@ -73,7 +71,12 @@ def _lacking(name: str, package: str, module: str, install: str) -> Plugin:
     return Plugin(name, package, problem=f"needs an extra ({module} is not installed): {install}", lacks=module)
 
 
-def _get(group: str, kind: str, name: str) -> Any:
+def get(group: str, kind: str, name: str) -> Any:
+    """What is registered under ``name``; ``kind`` is how errors call it.
+
+    Raises:
+        UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
+    """
     if name not in names(group):
         raise unknown(kind, name, names(group))
     plugin = load(group, name)
@@ -91,7 +94,7 @@ def method(name: str) -> type[Method]:
     from ifsl_bench.plugin.method import Method
     from ifsl_bench.plugin.options import check_method
 
-    value = _get(METHODS, "method", name)
+    value = get(METHODS, "method", name)
     if not (isinstance(value, type) and issubclass(value, Method)):
         raise UserError(f"method {name!r} is {value!r}, which is not a subclass of ifsl_bench.Method")
     check_method(value)
@@ -117,14 +120,3 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
     if name not in shorthands:
         raise unknown("method", name, [*names(METHODS), *shorthands])
     return shorthands[name]
-
-
-@cache
-def dataset_source(name: str) -> DatasetSource:
-    """The data set plugin registered under ``name``."""
-    from ifsl_bench.data.source import DatasetSource
-
-    value = _get(DATASETS, "data set", name)
-    if not (isinstance(value, type) and issubclass(value, DatasetSource)):
-        raise UserError(f"data set {name!r} is {value!r}, not a subclass of ifsl_bench.data.source.DatasetSource")
-    return value()

@@ -1,6 +1,6 @@
-"""Tasks: what is measured, on which data, after which training. Read and found by :mod:`ifsl_bench.protocol.task_files`.
+"""Tasks: what is measured, on which data, after which training.
 
-This module imports no torch.
+:mod:`ifsl_bench.protocol.task_files` reads and finds them. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any, Literal
 import msgspec
 
 from ifsl_bench.common.files import sha256_json
-from ifsl_bench.protocol.limits import NAME as NAME
 
 Side = Literal["train", "val", "test"]
 NO_BACKBONE = "none"  # the backbone of data that are features already

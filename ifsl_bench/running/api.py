@@ -10,8 +10,8 @@ from typing import Any
 
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.backbone.pretrain import pretrained_sha256, pretraining_key
+from ifsl_bench.board import result_file as result_files
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.board.rows import result_file as result_files
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, locked
@@ -57,7 +57,8 @@ def run(
         train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.episodic.meta_training.Training`.
         seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
         episodes: the first so many test episodes; all of the task's by default.
-        change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see :mod:`ifsl_bench.protocol.variants`.
+        change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see
+            :mod:`ifsl_bench.protocol.variants`.
         rerun: evaluate again even if the same result is stored.
         work: folders, device and progress display; see :func:`workspace`.
 

@@ -17,6 +17,7 @@ from ifsl_bench.backbone.networks import channels_last, make_backbone, make_head
 from ifsl_bench.backbone.pretrain import pretrained_sha256, pretraining_key
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.data import registered
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared, not_prepared
@@ -90,7 +91,7 @@ def _known(task: Task, work: Workspace) -> _Known:
         images = {pool: entry["shape"][0] for pool, entry in pools.items()}
         counts = {pool: Count(len(entry["classes"]), images[pool]) for pool, entry in pools.items()}
         return _Known(dataset.fingerprint, dataset.shape, images, counts["base/train"].classes, counts, dataset)
-    source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
+    source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or source.needs_source:
         raise UserError(not_prepared(work.home, task.dataset))
     shape, known = source.outline() or ((), {})
@@ -134,7 +135,7 @@ def _stages(job: Job, work: Workspace) -> Iterator[tuple[str, bool, Callable[[],
             bench.dataset = known.dataset  # as it is: a plan makes nothing anew
             bench.sampler(side)
     name = task.dataset.name
-    source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
+    source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     yield f"data set {name}", known.dataset is not None, lambda: source.rough_seconds() if source else None, ()
     key = pretraining_key(task, known.fingerprint or "?", job.method.head, job.seed)
     title = f"pretraining {task.pretraining.backbone}, {job.method.head} head, seed {task.pretraining_seed(job.seed)}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from ifsl_bench._version import __version__
 from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
@@ -24,6 +21,7 @@ from ifsl_bench.plugin.options import options_of, resolve_options, trains
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import Change
+from ifsl_bench.running.provenance import method_source
 
 MOST_BEYOND = 40  # values tried beyond the end of a grid
 
@@ -109,18 +107,8 @@ class Job:
 
     @property
     def source(self) -> str:
-        """Identity of the method's code: its own module, those of its base classes, and the solvers if it uses them."""
-        sha = hashlib.sha256(__version__.encode())
-        for kind in self.method.__mro__:
-            module = sys.modules.get(kind.__module__)
-            path = getattr(module, "__file__", None)
-            if issubclass(kind, Method) and kind is not Method and path:
-                sha.update(Path(path).read_bytes())
-                used = (getattr(value, "__module__", None) or "" for value in vars(module).values())
-                if any(name.startswith("ifsl_bench.solve") for name in used):
-                    for file in sorted((Path(__file__).parent / "solve").glob("*.py")):
-                        sha.update(file.read_bytes())
-        return sha.hexdigest()[:16]
+        """Identity of the method's code, see :func:`ifsl_bench.running.provenance.method_source`."""
+        return method_source(self.method)
 
 
 def _ratio(grid: Sequence[Any]) -> float | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 import pytest
 
-from ifsl_bench import cli
+from ifsl_bench.cli import main as cli
+from ifsl_bench.data import registered
 from ifsl_bench.data.sets import mini, tiered
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged
@@ -20,7 +21,7 @@ DOCUMENT = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OURS = sorted(p.name for p in distribution("ifsl_bench").entry_points if p.group == registry.DATASETS)
 COMMANDS = re.findall(r"^    ifsl-bench (.*)$", DOCUMENT, re.M)
-HAS_FORMS = [name for name in OURS if registry.dataset_source(name).forms]
+HAS_FORMS = [name for name in OURS if registered.dataset_source(name).forms]
 
 
 def ticked(text: str) -> set[str]:
@@ -95,7 +96,7 @@ def counts_in(title: str, column: int) -> dict[str, tuple[int, int]]:
     ],
 )
 def test_counts_are_those_that_imports_are_held_against(name, title, column):
-    _, counts = registry.dataset_source(name).outline()
+    _, counts = registered.dataset_source(name).outline()
     assert counts_in(title, column) == {pool: (count.classes, count.images) for pool, count in counts.items()}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.cli import _guarded, cli
+from ifsl_bench.cli.main import _guarded, cli
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter

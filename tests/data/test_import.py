@@ -21,7 +21,7 @@ from PIL import Image
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.data import image_pools
+from ifsl_bench.data import image_pools, registered
 from ifsl_bench.data.counts import Count, differences
 from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.preparing import catalogue as data_commands
@@ -84,7 +84,7 @@ def toy(tmp_path, monkeypatch) -> Path:
     sources = {"toy": ToySource, "other-toy": OtherSource}
     monkeypatch.setattr(registry, "names", lambda group: dict.fromkeys(sources))
     monkeypatch.setattr(registry, "load", lambda group, name: registry.Plugin(name, "tests", sources[name]))
-    monkeypatch.setattr(registry, "dataset_source", lambda name: sources[name]())
+    monkeypatch.setattr(registered, "dataset_source", lambda name: sources[name]())
     return tmp_path / "toys"
 
 
@@ -337,13 +337,14 @@ sys.path.insert(0, {str(Path(__file__).parent)!r})
 import numpy as np
 from pathlib import Path
 from test_import import ToySource
+from ifsl_bench.data import registered
 from ifsl_bench.plugin import registry
-from ifsl_bench.data import image_pools as module
+from ifsl_bench.data import image_pools
 from ifsl_bench.data.preparing import prepare as module
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.files import Home
 registry.names = lambda group: {{"toy": None}}
-registry.dataset_source = lambda name: ToySource()
+registered.dataset_source = lambda name: ToySource()
 original, calls = image_pools.decode_into, []
 def killing(out, *arguments):
     calls.append(1)
@@ -499,13 +500,14 @@ import resource, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from pathlib import Path
 from test_import import ToySource
+from ifsl_bench.data import registered
 from ifsl_bench.plugin import registry
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.common.files import Home
 registry.names = lambda group: {{"toy": None}}
-registry.dataset_source = lambda name: ToySource()
+registered.dataset_source = lambda name: ToySource()
 for most in (12_000, resource.RLIM_INFINITY):
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
     try:

@@ -19,12 +19,12 @@ import ifsl_bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data import registered
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published import columns, held_out, rows, shuffled
 from ifsl_bench.data.sets import mini
-from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
@@ -565,5 +565,5 @@ def test_variants_have_names_and_tasks_of_their_own():
         assert (task.pretraining, task.episode, task.evaluation) == (exact.pretraining, exact.episode, exact.evaluation)
         assert task.dataset.mean == exact.dataset.mean
     for name in ("mini-imagenet", "mini-imagenet-ilsvrc", "mini-imagenet-held-out"):
-        shape, counts = registry.dataset_source(name).outline()
+        shape, counts = registered.dataset_source(name).outline()
         assert (shape, counts["base/train"].classes, counts["novel/test"].images) == ((84, 84, 3), 64, 12000)

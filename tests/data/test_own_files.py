@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ifsl_bench.cli import _guarded, cli
+from ifsl_bench.cli.main import _guarded, cli
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.preparing.prepare import prepare

@@ -19,13 +19,13 @@ import ifsl_bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data import registered
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published import held_out, rows
 from ifsl_bench.data.read.decode import ImageSpec, decode
 from ifsl_bench.data.sets import tiered
-from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import packaged
 
 FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
@@ -499,6 +499,6 @@ def test_the_variant_has_a_name_and_tasks_of_its_own():
     assert variant.hash != exact.hash
     assert (variant.pretraining, variant.episode) == (exact.pretraining, exact.episode)
     for name in (exact.dataset.name, variant.dataset.name):
-        shape, counts = registry.dataset_source(name).outline()
+        shape, counts = registered.dataset_source(name).outline()
         assert (shape, counts["base/train"].classes) == ((84, 84, 3), 200)
         assert sum(count.images for count in counts.values()) == 779165

@@ -10,6 +10,7 @@ import numpy as np
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import PARTIAL, Home, disk_errors, is_locked, write_bytes
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data import registered
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import command, dataset_folder, is_prepared, not_prepared, prepare
 from ifsl_bench.plugin import registry
@@ -92,7 +93,7 @@ def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
     """A prepared data set; one that needs no source is made now."""
     if is_prepared(home, name):
         return open_dataset(dataset_folder(home, name))
-    if name in registry.names(registry.DATASETS) and not registry.dataset_source(name).needs_source:
+    if name in registry.names(registry.DATASETS) and not registered.dataset_source(name).needs_source:
         return prepare(home, name, None, False, reporter)
     specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}
     known = {*registry.names(registry.DATASETS), *prepared_names(home), *specs}
@@ -157,7 +158,7 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
     mark = ", partial" if dataset.partial else ""
     tables = [(f"{name}: {'x'.join(map(str, dataset.shape))}, fingerprint {dataset.fingerprint[:12]}{mark}", rows)]
     if name in registry.names(registry.DATASETS):
-        tables += registry.dataset_source(name).details(dataset)
+        tables += registered.dataset_source(name).details(dataset)
     return tables
 
 

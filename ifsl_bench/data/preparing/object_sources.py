@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.data import registered
 from ifsl_bench.data.objects import is_exactly, kind_of
 from ifsl_bench.data.sets.labelled import LabelledObjects
 from ifsl_bench.data.sets.own import OwnObjects
@@ -89,4 +90,4 @@ def _known(given: list[Any] | tuple[Any, ...]) -> tuple[DatasetSource, ObjectFor
 def _sources() -> Iterator[DatasetSource]:
     for name in registry.names(registry.DATASETS):
         if not registry.load(registry.DATASETS, name).problem:
-            yield registry.dataset_source(name)
+            yield registered.dataset_source(name)

@@ -11,6 +11,7 @@ from typing import Any
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import Home, locked, set_aside
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data import registered
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.importing import run
 from ifsl_bench.data.preparing.object_sources import find_form
@@ -20,7 +21,8 @@ from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.sets.own import OwnData, OwnObjects
 from ifsl_bench.data.source import DatasetSource, Import
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task import NAME, DataSpec
+from ifsl_bench.protocol.limits import NAME
+from ifsl_bench.protocol.task import DataSpec
 
 
 def dataset_folder(home: Home, name: str) -> Path:
@@ -50,7 +52,7 @@ def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
 
 def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
     name, folder = spec.name, dataset_folder(home, spec.name)
-    source = registry.dataset_source(name) if name in registry.names(registry.DATASETS) else None
+    source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or source.needs_source:
         if is_prepared(home, name):
             return open_dataset(folder)
@@ -118,7 +120,7 @@ def prepare(
         raise unknown("data set", name, known, where="(for images or features of your own, add --from FOLDER)")
     if name in known and own is not None and own.given():
         raise UserError(f"{', '.join(own.given())}: for data sets of your own; {name!r} is divided as it is published")
-    source = registry.dataset_source(name) if name in known else OwnData(name, own or OwnOptions())
+    source = registered.dataset_source(name) if name in known else OwnData(name, own or OwnOptions())
     if not source.needs_source and path is not None:
         raise UserError(f"data set {name!r} is made from nothing; leave --from out")
     if source.needs_source and path is None:

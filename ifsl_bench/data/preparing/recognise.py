@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data import registered
 from ifsl_bench.data.read.archive import Tree
 from ifsl_bench.data.sets.folder import ImageFolder
 from ifsl_bench.data.sets.own import OwnData
@@ -48,6 +49,6 @@ def _others(source: DatasetSource, tree: Tree) -> Iterator[tuple[DatasetSource, 
     for name in registry.names(registry.DATASETS):
         if name == source.name or registry.load(registry.DATASETS, name).problem:
             continue
-        other = registry.dataset_source(name)
+        other = registered.dataset_source(name)
         if (form := other.form(tree)) is not None:
             yield other, form

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ifsl_bench.cli_options import folders_of, home_option, names, results_option, style_option
+from ifsl_bench.cli.options import folders_of, home_option, names, results_option, style_option
 from ifsl_bench.common.errors import UserError, unknown
 
 
@@ -104,8 +104,8 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 @style_option
 def show(file: str, style: str) -> None:
     """Print one result file in full."""
+    from ifsl_bench.board import text as report
     from ifsl_bench.board.result_file import read
-    from ifsl_bench.board.rows import text as report
 
     result = read(Path(file))
     click.echo(report.result_table(result, style))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ifsl_bench.cli_options import (
+from ifsl_bench.cli.options import (
     Group,
     folders_of,
     home_option,
@@ -28,7 +28,7 @@ def data() -> None:
 @style_option
 def data_list(home: str | None, style: str) -> None:
     """List known and prepared data sets."""
-    from ifsl_bench.board.rows import text as report
+    from ifsl_bench.board import text as report
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     click.echo(report.render(data_commands.listing(folders_of(home)), style))
@@ -94,7 +94,7 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
 @quiet_option
 def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     """Print the data set's pools as in the paper's table, and what else it has to say."""
-    from ifsl_bench.board.rows import text as report
+    from ifsl_bench.board import text as report
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     tables = data_commands.statistics(folders_of(home), name, reporter_for(quiet))

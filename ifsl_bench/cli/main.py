@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ifsl_bench._version import __version__
-from ifsl_bench.cli_data import data
-from ifsl_bench.cli_options import (
+from ifsl_bench.cli.data import data
+from ifsl_bench.cli.options import (
     Group,
     change_options,
     device_option,
@@ -30,7 +30,7 @@ from ifsl_bench.cli_options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli_results import check, compare, show, table
+from ifsl_bench.cli.results import check, compare, show, table
 from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ def run(
     # A wrong name is told before torch is imported.
     found = [task for name in tasks for task in find(name, change, folders_of(home))]
     from ifsl_bench.backbone.device import keep_freed_memory
+    from ifsl_bench.board import text as report
     from ifsl_bench.board.rows import load_board
-    from ifsl_bench.board.rows import text as report
     from ifsl_bench.episodic.meta_training import Training
     from ifsl_bench.running import api, job
 
@@ -134,7 +134,7 @@ def run(
 @style_option
 def methods(style: str) -> None:
     """List the methods, with their options and where they come from."""
-    from ifsl_bench.board.rows import text as report
+    from ifsl_bench.board import text as report
     from ifsl_bench.plugin import registry
     from ifsl_bench.plugin.options import options_of
 
@@ -164,7 +164,7 @@ def _plain(value: Any) -> str:
 @style_option
 def tasks(home: str | None, style: str) -> None:
     """List the tasks, and whether their data are there."""
-    from ifsl_bench.board.rows import text as report
+    from ifsl_bench.board import text as report
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     click.echo(report.render(data_commands.task_listing(folders_of(home)), style))

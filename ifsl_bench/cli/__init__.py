@@ -1,0 +1,1 @@
+"""The command line: parses and prints; each command is one call of the library."""
