@@ -215,11 +215,11 @@ def glyph_features_source(glyphs_source: Path, tmp_path_factory: pytest.TempPath
     """The same with a pretraining of six steps and the features under it."""
     from ifsl_bench.protocol.task_files import find
     from ifsl_bench.running.api import workspace
-    from ifsl_bench.running.workbench import Bench
+    from ifsl_bench.running.prepared import PreparedTask
 
     root = tmp_path_factory.mktemp("glyph-features")
     home = _copy_home(glyphs_source, root).rename(root / "home")
-    bench = Bench(find(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, 1, workspace(home, device="cpu"))
+    bench = PreparedTask(find(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, 1, workspace(home, device="cpu"))
     for pool in ("base/train", "base/val", "base/test", "novel/test"):
         bench.pool(pool)
     return root

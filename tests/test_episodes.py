@@ -169,7 +169,7 @@ def test_known_digest():
     [
         ({"novel": np.arange(0, 49, 12)}, "need 5 novel classes, the pool has 4"),
         ({"novel": np.arange(0, 64, 9)}, "need 10 images of a novel class"),
-        ({"base": np.array([0, 10, 20])}, "need 25 base queries, the pool has 20"),
+        ({"base": np.array([0, 10, 20])}, "need 25 base queries, the pool has 20 images for them"),
         ({"hide": True, "base": np.arange(0, 100, 10)}, "same"),
     ],
 )

@@ -13,12 +13,12 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.episodic.meta_training import Training
 from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running import api, pipeline
+from ifsl_bench.running import api, stages
 from ifsl_bench.running.job import Job
-from ifsl_bench.running.workbench import Bench
 
 
 class Scale(Method):
@@ -46,7 +46,7 @@ class NoisyScale(Scale):
 
 def job(clusters, method=Scale, task="clusters-5shot", train=None, options=None, seed=0):
     found = find(f"{clusters / 'clusters.toml'}:{task}")[0]
-    return Job("scale", method, options or {}, found, Training.parse(train or {}), seed, 60)
+    return Job(Chosen("scale", method), options or {}, found, Training.parse(train or {}), seed, 60)
 
 
 def work(clusters, reporter=None, home="home"):
@@ -54,9 +54,10 @@ def work(clusters, reporter=None, home="home"):
 
 
 def train(clusters, job, reporter=None):
-    bench = Bench(job.task, job.method.head, job.seed, job.training.views, work(clusters, reporter))
-    method, trained, folder = pipeline._model(job, bench, job.options)
-    return method, trained, folder, bench
+    place = work(clusters, reporter)
+    stages.PrepareData(job.task, job.sides).run(place)
+    stage = stages.MetaTrain(job, job.options)
+    return *stage.run(place), stage.prepared(place)
 
 
 @pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
@@ -86,7 +87,7 @@ def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
     assert trained.history[trained.kept_step] == max(trained.history.values())
 
     def accuracy(model):
-        return pipeline._accuracy(pipeline._validate("scale", bench, model))
+        return stages.MetaTrain(made, made.options).validate(bench.work, model).accuracy
 
     assert accuracy(method) == pytest.approx(trained.history[trained.kept_step])
     assert accuracy(method) > accuracy(Scale(bench.base, 5, offset=-3.0)) + 10
@@ -111,7 +112,7 @@ def test_interrupted_training_ends_with_the_same_parameters(clusters, method, mo
     made = job(clusters, method, train={"select": "last"})
     whole, plain, _, _ = train(clusters, made)
     calls = {"n": 0}
-    original = pipeline._validate
+    original = stages.MetaTrain.validate
 
     def validate(*arguments):
         calls["n"] += 1
@@ -119,7 +120,7 @@ def test_interrupted_training_ends_with_the_same_parameters(clusters, method, mo
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(pipeline, "_validate", validate)
+    monkeypatch.setattr(stages.MetaTrain, "validate", validate)
     (clusters / "home" / "trained").rename(clusters / "home" / "elsewhere")
     while True:
         try:
@@ -138,9 +139,9 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     task = find(f"{clusters / 'clusters.toml'}:clusters-5shot")[0]
     # A step size at which every Neumann series grows; the counts do not depend on where training stopped.
     options = {"learner": "lr", "rate": 1e3, "steps": 5}
-    made = Job("attractor", registry.method("attractor"), options, task, Training(episodes_per_step=2), 0, 60)
+    made = Job(Chosen("attractor", registry.method("attractor")), options, task, Training(episodes_per_step=2), 0, 60)
     calls = {"n": 0}
-    original = pipeline._validate
+    original = stages.MetaTrain.validate
 
     def validate(*arguments):
         calls["n"] += 1
@@ -148,19 +149,19 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(pipeline, "_validate", validate)
+    monkeypatch.setattr(stages.MetaTrain, "validate", validate)
     log = io.StringIO()
-    bench = Bench(task, "linear", 0, 1, work(clusters, LogReporter(log)))
+    place = work(clusters, LogReporter(log))
     with pytest.raises(KeyboardInterrupt):
-        pipeline.run_job(made, bench, "test")
-    result = pipeline.run_job(made, bench, "test")
+        api.run_job(made, place)
+    result = api.run_job(made, place)
     assert result.training["solves"] == {
         "episodes": 80, "unconverged": 0, "adjoint_episodes": 80, "adjoint_diverged": 80, "adjoint_failed": 0,
     }  # fmt: skip
     assert "seed 0: in 80 of 80 episodes of meta-training the Neumann series grew" in log.getvalue()
-    exact = Job("attractor", registry.method("attractor"), {"learner": "lr", "gradient": "implicit"}, task,
+    exact = Job(Chosen("attractor", registry.method("attractor")), {"learner": "lr", "gradient": "implicit"}, task,
                 Training(), 0, 60)  # fmt: skip
-    solves = pipeline.run_job(exact, bench, "test").training["solves"]
+    solves = api.run_job(exact, place).training["solves"]
     assert (solves["adjoint_episodes"], solves["adjoint_diverged"], solves["adjoint_failed"]) == (40, 0, 0)
 
 
@@ -215,9 +216,6 @@ def test_training_options_are_checked(given, message):
 
 def test_initial_parameters_depend_on_seed_and_name_only(clusters):
     lwof = registry.method("lwof")
-    a, b, c = (
-        pipeline._fresh(job(clusters, lwof, seed=s), Bench(job(clusters).task, "cosine", 0, 1, work(clusters)), {})
-        for s in (0, 0, 1)
-    )
+    a, b, c = (stages.MetaTrain(job(clusters, lwof, seed=s), {}).fresh(work(clusters)) for s in (0, 0, 1))
     assert torch.equal(a.to_query, b.to_query)
     assert not torch.equal(a.to_query, c.to_query)

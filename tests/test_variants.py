@@ -23,7 +23,7 @@ from ifsl_bench.data.subset import chosen_classes, some_base_classes
 from ifsl_bench.protocol.task_files import find, packaged, parse
 from ifsl_bench.protocol.variants import Change, changed, make_change, merged, split
 from ifsl_bench.running import api
-from ifsl_bench.running.workbench import Bench
+from ifsl_bench.running.prepared import PreparedTask
 
 # Stored results name these; a field that a task gains later must not change them.
 HASHES = {
@@ -231,7 +231,7 @@ def test_a_run_with_fewer_base_classes(clusters, task):
     keys = [pretraining_key(t, result.fingerprint, "cosine", 0) for t in (whole, cut)]
     assert len(set(keys)) == 2
     assert result.pretraining["key"] == keys[1]
-    bench = Bench(cut, "cosine", 0, 1, work)
+    bench = PreparedTask(cut, "cosine", 0, 1, work)
     assert bench.base.weight.shape[0] == bench.base.prototypes.shape[0] == 6
     batch = bench.loader("test").batch(0, 20)
     assert batch.labels.max() == 9
@@ -252,7 +252,7 @@ def test_changed_ways_shots_and_queries_reach_the_episodes(clusters):
     result = api.run("protonet", f"{name}+ways=3", change={"shots": 2, "queries": 4}, work=work)
     assert result.task == "clusters-5shot+ways=3+shots=2+queries=4"
     assert (result.episodes.base_queries, result.episodes.novel_queries) == (12, 12)
-    batch = Bench(find(f"{name}+ways=3+shots=2+queries=4")[0], "linear", 0, 1, work).loader("test").batch(0, 5)
+    batch = PreparedTask(find(f"{name}+ways=3+shots=2+queries=4")[0], "linear", 0, 1, work).loader("test").batch(0, 5)
     assert batch.support.features.shape[:2] == (5, 6)
     assert batch.labels.shape == (5, 24)
     assert [(batch.labels[0] == label).sum().item() for label in (8, 9, 10)] == [4, 4, 4]
@@ -289,7 +289,7 @@ def test_the_command_line(clusters, call, monkeypatch):
     for arguments, message in (
         (["--ways", "0"], "ways must be a whole number from 1, not 0"),
         (["--ways", "ten"], "not a valid integer"),
-        (["--ways", "100"], "need 100 novel classes, the pool has 7"),
+        (["--ways", "100"], "need 100 novel classes, novel/test has 7"),
         (["--shots", "12"], "need 17 images of a novel class (12 shots + 5 queries)"),
         (["--base-classes", "8"], "that is the task without base-classes"),
     ):
@@ -322,7 +322,10 @@ def test_a_plan_refuses_what_cannot_be_drawn(monkeypatch, capsys):
     for arguments, message in (
         (["--ways", "99999999999999999999"], "ways must be 1,000,000 at most"),
         (["--ways", "1000"], "need 1,000 novel classes, novel/test has"),
-        (["--queries", "1000"], "need 1,005 images of a novel class, novel/test has 60 of some"),
+        (
+            ["--queries", "1000"],
+            "need 1,005 images of a novel class (5 shots + 1,000 queries), class number 0 of novel/test has 60",
+        ),
         (["--base-classes", "1000"], "a task of 1000 cannot be made of it"),
     ):
         words = ["ifsl-bench", "run", "--method", "imprint", "--task", "glyphs-5shot", "--dry-run", *arguments]
@@ -354,7 +357,7 @@ def test_classes_of_unequal_size_keep_their_images(tmp_path):
 def test_the_backbone_is_trained_on_the_chosen_classes_alone(glyph_home):
     """From images: the view goes through pretraining and features like a data set of its own."""
     (task,) = find(f"{glyph_home.parent / 'few.toml'}:few-1shot+base-classes=10")
-    bench = Bench(task, "linear", 0, 1, api.workspace(glyph_home, device="cpu"))
+    bench = PreparedTask(task, "linear", 0, 1, api.workspace(glyph_home, device="cpu"))
     assert bench.pretrained.head.weight.shape[0] == 10
     assert "+base-classes=10" in bench.pretrained.key
     features = bench.pool("base/test").features

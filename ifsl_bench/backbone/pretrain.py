@@ -51,6 +51,12 @@ class Pretrained:
         """Checksum of the weights: a pretraining that is repeated elsewhere has the same key but other weights."""
         return str(self.info["tensors"]["sha256"])
 
+    def entry(self) -> dict[str, Any]:
+        """What a result says of the pretraining; accuracies in percent."""
+        accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
+        said = {name: self.info[name] for name in ("precision", "device")}
+        return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **said}
+
 
 def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
     """What a pretraining is called on disk: readable, and different whenever the weights could differ.

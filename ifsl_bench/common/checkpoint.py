@@ -85,3 +85,12 @@ class CheckpointFolder:
         if sha256_file(path) != info["tensors"]["sha256"]:
             raise CorruptFile(f"{path} is not what was written: its checksum differs")
         return State(load_file(path), info)
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the folder holds a training that ran to its end; a damaged one counts as none."""
+    try:
+        info = CheckpointFolder(folder).info()
+    except CorruptFile:
+        return False
+    return bool(info and info.get("finished"))

@@ -11,8 +11,9 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Stage
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.plugin.method import Method, Prediction, check_prediction, masked_logits
-from ifsl_bench.protocol.metrics import COUNTS, Counts
+from ifsl_bench.protocol.metrics import COUNTS, Counts, estimate
 
+MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
 BATCH_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}
 
 
@@ -22,6 +23,33 @@ class Evaluated:
 
     counts: Counts
     statistics: dict[str, np.ndarray]
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over episodes, in percent."""
+        return estimate(self.counts.per_episode()["acc"]).mean
+
+    def unconverged(self, episodes: str) -> str:
+        """A remark where more than ``MOST_UNCONVERGED`` of the inner solves did not converge; else ""."""
+        found = self.statistics.get("solver_unconverged")
+        if found is None or found.mean() <= MOST_UNCONVERGED:
+            return ""
+        return f"the inner solve of {int(found.sum())} of {len(found)} {episodes} did not converge"
+
+    def described(self) -> dict[str, dict[str, float]]:
+        """Statistic -> mean, maximum and sum over the episodes where it is finite, and in how many it is not."""
+        return {name: _describe(values) for name, values in self.statistics.items()}
+
+
+def _describe(values: np.ndarray) -> dict[str, float]:
+    finite = values[np.isfinite(values)].astype(np.float64)
+    return {
+        "mean": float(finite.mean()) if len(finite) else 0.0,
+        "max": float(finite.max()) if len(finite) else 0.0,
+        "total": float(finite.sum()),
+        "episodes": len(values),
+        "not_finite": len(values) - len(finite),
+    }
 
 
 def batch_size(loader: EpisodeLoader, queries: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.seeds import seed_of
-from ifsl_bench.protocol.task import EpisodeSpec
+from ifsl_bench.protocol.task import EpisodeSpec, Side, Task
 
 # Finaliser constants of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit integers: products wrap.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -74,6 +75,7 @@ class Sampler:
         hide: whether the novel classes are base classes and hidden as such (the two pools' labels agree).
         parity: base queries take only images of even or odd index within their class.
         device: where the indices are made.
+        pools: what errors call the pools of novel classes and of base queries.
 
     Raises:
         UserError: too few classes, or too few images in a class.
@@ -89,17 +91,18 @@ class Sampler:
         hide: bool = False,
         parity: str | None = None,
         device: torch.device | str = "cpu",
+        pools: tuple[str, str] = ("the pool", "the pool"),
     ) -> None:
         self.shape, self.shots, self.hide, self.device = shape, shots, hide, torch.device(device)
         self.key = seed_of("episodes", *stream) - (1 << 62)
         counts = np.diff(novel)
         need = shots + shape.novel_queries
         if len(counts) < shape.ways:
-            raise UserError(f"episodes of {stream[0]} need {shape.ways} novel classes, the pool has {len(counts)}")
+            raise UserError(f"episodes of {stream[0]} need {shape.ways:,} novel classes, {pools[0]} has {len(counts)}")
         if counts.min() < need:
             raise UserError(
-                f"episodes of {stream[0]} need {need} images of a novel class ({shots} shots + "
-                f"{shape.novel_queries} queries), class number {counts.argmin()} has {counts.min()}"
+                f"episodes of {stream[0]} need {need:,} images of a novel class ({shots:,} shots + "
+                f"{shape.novel_queries:,} queries), class number {counts.argmin()} of {pools[0]} has {counts.min()}"
             )
         if hide and len(novel) != len(base):
             raise UserError("classes can be hidden only where novel and base classes are the same")
@@ -110,7 +113,8 @@ class Sampler:
         allowed = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
         worst = np.sort(np.diff(allowed))[: len(rows) - (shape.ways if hide else 0)].sum()
         if worst < shape.base_queries:
-            raise UserError(f"episodes of {stream[0]} need {shape.base_queries} base queries, the pool has {worst}")
+            lack = f"{shape.base_queries:,} base queries, {pools[1]} has {worst} images for them"
+            raise UserError(f"episodes of {stream[0]} need {lack}")
 
         def table(values: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
@@ -208,3 +212,29 @@ class Sampler:
             rows = torch.cat(parts, 1).to("cpu", torch.int64).numpy()
             sha.update(rows.astype("<i8").tobytes())
         return sha.hexdigest()
+
+
+def task_sampler(
+    task: Task, side: Side, seed: int, starts: Callable[[str], np.ndarray], device: torch.device | str = "cpu"
+) -> Sampler:
+    """The episodes of a task's side: training episodes follow the training seed, the others are the task's own.
+
+    Args:
+        starts: of a pool by name, int64 [C + 1]: images of class c are ``starts[c]:starts[c + 1]``.
+
+    Raises:
+        UserError: the pools have too few classes or images.
+    """
+    novel = task.pool(side, "novel")
+    base = "base/train" if task.regular else task.pool(side, "base")  # there, for the number of base classes alone
+    return Sampler(
+        (task.name, side, seed if side == "train" else task.evaluation.seed),
+        task.episode,
+        task.shots,
+        novel=starts(novel),
+        base=starts(base),
+        hide=task.hides(side),
+        parity=task.base_parity(side),
+        device=device,
+        pools=(novel, base),
+    )

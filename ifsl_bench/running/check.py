@@ -162,9 +162,9 @@ def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
 def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
     try:
         _prepared(result, task, home)
-        from ifsl_bench.running.workbench import Bench, Workspace
+        from ifsl_bench.running.prepared import Workspace
 
-        return Bench(task, "linear", result.seed, 1, Workspace(home)).sampler("test").digest(count)
+        return Workspace(home).prepared(task, "linear", result.seed).sampler("test").digest(count)
     except (UserError, _Unverified) as error:
         raise _Unverified(f"digest, since {error}") from error
 
@@ -210,6 +210,7 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
     from ifsl_bench.backbone.pretrain import pretraining_key
     from ifsl_bench.episodic.meta_training import Training
+    from ifsl_bench.plugin.find_method import Chosen
     from ifsl_bench.plugin.options import resolve_options
     from ifsl_bench.running.job import Job
 
@@ -221,7 +222,7 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         return
     if others := sorted(_tuned(result) - set(method.tune)):  # they would be missing in the label
         yield f"tuned: {others[0]} is no option that method {name} tunes"
-    job = Job(name, method, options, task, training, result.seed, len(result.episodes.base_joint))
+    job = Job(Chosen(name, method), options, task, training, result.seed, len(result.episodes.base_joint))
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
     key = pretraining_key(task, result.fingerprint, method.head, result.seed)
@@ -248,7 +249,7 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     """
     from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
     from ifsl_bench.episodic.meta_training import Training
-    from ifsl_bench.running.job import short
+    from ifsl_bench.plugin.settings import short
 
     try:
         said = Training.parse(result.train).changes()

@@ -20,7 +20,7 @@ from ifsl_bench.protocol.task import Side
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.api import workspace
-from ifsl_bench.running.workbench import Bench, Workspace
+from ifsl_bench.running.prepared import PreparedTask, Workspace
 
 Order = Literal["interleaved", "support-first"]
 MOST_TASKS = (1 << 31) - 1  # learn2learn counts them in a C int
@@ -147,22 +147,22 @@ def to_learn2learn(
     found = find(task, make_change(change or {}), work.home)
     if len(found) != 1:
         raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-    bench = Bench(found[0], "linear", seed, 1, work)  # episodes do not depend on the head
-    bench.check_digest()
-    spec = bench.task
-    places = _places(spec.name, spec.episode.ways * spec.shots, _queries(bench), order)
+    prepared = work.prepared(found[0], "linear", seed)  # episodes do not depend on the head
+    prepared.check_digest()
+    spec = prepared.task
+    places = _places(spec.name, spec.episode.ways * spec.shots, _queries(prepared), order)
     counts: dict[Side, int] = {
         "train": num_tasks or spec.meta_training.steps,
         "val": spec.evaluation.validation_episodes,
         "test": spec.evaluation.episodes,
     }
-    normalise = Normalise(spec.dataset, bench.dataset.shape[-1], work.device)
+    normalise = Normalise(spec.dataset, prepared.dataset.shape[-1], work.device)
     convert = partial(_each, transform) if transform else partial(_normalised, normalise)
 
     def tasks(side: Side) -> Any:
-        images = Images(bench.dataset, spec.pools(side), convert)
+        images = Images(prepared.dataset, spec.pools(side), convert)
         wrapped = learn2learn.data.MetaDataset(images, labels_to_indices=images.by_label())
-        return EpisodeTasks(wrapped, bench.sampler(side), places, counts[side])
+        return EpisodeTasks(wrapped, prepared.sampler(side), places, counts[side])
 
     return Tasksets(tasks("train"), tasks("val"), tasks("test"))
 
@@ -179,8 +179,8 @@ def _whole(name: str, value: Any, least: int, most: int | None = None) -> int:
     return number
 
 
-def _queries(bench: Bench) -> int:
-    return bench.task.episode.base_queries + bench.task.episode.ways * bench.task.episode.novel_queries
+def _queries(prepared: PreparedTask) -> int:
+    return prepared.task.episode.base_queries + prepared.task.episode.ways * prepared.task.episode.novel_queries
 
 
 def _places(name: str, support: int, queries: int, order: Order) -> Tensor:

@@ -71,6 +71,11 @@ def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
         return _build(home, source, None, reporter)
 
 
+def rough_seconds(name: str) -> float | None:
+    """About how long a data set takes to make here; None where nobody knows."""
+    return registered.dataset_source(name).rough_seconds() if name in registry.names(registry.DATASETS) else None
+
+
 def command(name: str) -> str:
     """What to type to prepare a data set."""
     plugin = registry.load(registry.DATASETS, name) if name in registry.names(registry.DATASETS) else None

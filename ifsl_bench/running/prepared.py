@@ -1,4 +1,4 @@
-"""What a run works with: its folders and device, and a task's features, episodes and base classifier."""
+"""What stages work with: folders, a device, and a task with its features, episodes and base classifier."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.subset import some_base_classes
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.plugin.method import Base
-from ifsl_bench.protocol.episodes import Sampler
+from ifsl_bench.protocol.episodes import Sampler, task_sampler
 from ifsl_bench.protocol.task import Side, Task
 
 
@@ -30,14 +30,31 @@ class Workspace:
     home: Home = field(default_factory=Home.locate)
     device: torch.device = field(default_factory=lambda: choose_device("auto"))
     reporter: Reporter = field(default_factory=Reporter)
+    _open: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def prepared(self, task: Task, head: HeadKind, seed: int, views: int = 1) -> PreparedTask:
+        """The task with this pretraining; the last one asked for stays open, its features in memory."""
+        wanted = (task, head, seed, views)
+        if not self._open or self._open[0].made_of != wanted:
+            self._open[:] = [PreparedTask(*wanted, self)]
+        return self._open[0]
 
 
-class Bench:
-    """A task with one pretraining: features, episodes and the base classifier, each made when first needed."""
+class PreparedTask:
+    """A task with one pretraining: features, episodes and the base classifier, each made when first needed.
+
+    Args:
+        seed: of training; a task may have one pretraining for all of them.
+        views: augmented views of each meta-training image.
+    """
 
     def __init__(self, task: Task, head: HeadKind, seed: int, views: int, work: Workspace) -> None:
         self.task, self.head, self.seed, self.views, self.work = task, head, seed, views, work
         self._pools: dict[tuple[str, int], FeaturePool] = {}
+
+    @property
+    def made_of(self) -> tuple[Task, HeadKind, int, int]:
+        return self.task, self.head, self.seed, self.views
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -49,38 +66,25 @@ class Bench:
         home, reporter = self.work.home, self.work.reporter
         return pretrain(home, self.task, self.dataset, self.head, self.seed, self.work.device, reporter)
 
-    def _features(self, pool: str, views: int = 1) -> np.ndarray:
-        work = self.work
-        return compute_features(
-            work.home, self.task, self.dataset, self.pretrained, pool, work.device, work.reporter, views
-        )
+    def features(self, pool: str, views: int = 1) -> np.ndarray:
+        """Of a pool, float32 [views * n, D]."""
+        work, made = self.work, self.pretrained
+        return compute_features(work.home, self.task, self.dataset, made, pool, work.device, work.reporter, views)
 
     @cached_property
     def base(self) -> Base:
         """The base classifier, on the CPU."""
-        return base_classifier(self.pretrained, self._features("base/train"), self.dataset.pool("base/train"))
+        return base_classifier(self.pretrained, self.features("base/train"), self.dataset.pool("base/train"))
 
     def pool(self, name: str, views: int = 1) -> FeaturePool:
         if (name, views) not in self._pools:
-            features = self._features(name, views)
+            features = self.features(name, views)
             self._pools[name, views] = feature_pool(features, self.dataset.pool(name), self.base, self.work.device)
         return self._pools[name, views]
 
     def sampler(self, side: Side) -> Sampler:
-        """The episodes of a side: training episodes follow the training seed, the others are the task's own."""
-        task = self.task
-        base = "base/train" if task.regular else task.pool(side, "base")  # there, for the number of base classes alone
-        stream_seed = self.seed if side == "train" else task.evaluation.seed
-        return Sampler(
-            (task.name, side, stream_seed),
-            task.episode,
-            task.shots,
-            novel=self.dataset.pool(task.pool(side, "novel")).starts,
-            base=self.dataset.pool(base).starts,
-            hide=task.hides(side),
-            parity=task.base_parity(side),
-            device=self.work.device,
-        )
+        """The episodes of a side; raises :class:`UserError` where they cannot be drawn."""
+        return task_sampler(self.task, side, self.seed, lambda pool: self.dataset.pool(pool).starts, self.work.device)
 
     def loader(self, side: Side) -> EpisodeLoader:
         views = self.views if side == "train" else 1

@@ -1,0 +1,74 @@
+"""What can be said of a data set before it is made, or once it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.data import registered
+from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared, not_prepared
+from ifsl_bench.data.subset import BASE_POOLS, check_fewer, some_base_classes
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocol.task import Task
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A task's data set, as far as it is known.
+
+    Attributes:
+        fingerprint: None where it is not prepared and not pinned.
+        shape: of an image [H, W, C] or of features [D]; empty where nobody knows.
+        starts: pool -> int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``. Of a data set that is not
+            prepared, as if all classes of a pool had equally many; empty where nobody knows.
+        prepared: whether it is there.
+    """
+
+    fingerprint: str | None
+    shape: tuple[int, ...]
+    starts: Mapping[str, np.ndarray]
+    prepared: bool
+
+    def images(self, pool: str) -> int:
+        return int(self.starts[pool][-1]) if pool in self.starts else 0
+
+    @property
+    def base_classes(self) -> int:
+        return len(self.starts["base/train"]) - 1 if self.starts else 0
+
+
+def fingerprint_of(task: Task, home: Home) -> str | None:
+    """Of the prepared data set, or the one that the task is pinned to."""
+    name = task.dataset.name
+    return open_dataset(dataset_folder(home, name)).fingerprint if is_prepared(home, name) else task.dataset.fingerprint
+
+
+def outline_of(task: Task, home: Home) -> Outline:
+    """Reads what is prepared, asks the data set's plugin otherwise; makes nothing.
+
+    Raises:
+        UserError: the data have to be obtained first, or have fewer base classes than the task wants.
+    """
+    name, base_classes = task.dataset.name, task.base_classes
+    if is_prepared(home, name):
+        dataset = open_dataset(dataset_folder(home, name))
+        if base_classes is not None:
+            dataset = some_base_classes(dataset, base_classes)
+        starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
+        return Outline(dataset.fingerprint, dataset.shape, starts, True)
+    source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
+    if source is None or source.needs_source:
+        raise UserError(not_prepared(home, task.dataset))
+    shape, counts = source.outline() or ((), {})
+    if counts and base_classes is not None:
+        check_fewer(name, base_classes, counts["base/train"].classes)
+    starts = {}
+    for pool, count in counts.items():
+        kept = base_classes if base_classes is not None and pool in BASE_POOLS else count.classes
+        starts[pool] = np.arange(kept + 1, dtype=np.int64) * count.images // count.classes
+    return Outline(task.dataset.fingerprint, shape, starts, False)

@@ -1,0 +1,118 @@
+"""From what a user calls a method to its class: a registered name, a shorthand, a file, or the class itself."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.options import check_method
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A method that somebody asked for.
+
+    Attributes:
+        name: what results call it: the registered name, or the class's own.
+        file: ``/path/to/file.py:Class`` where the class comes from a file that is in no package; "" elsewhere.
+    """
+
+    name: str
+    method: type[Method]
+    file: str = ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A class from a file cannot be imported by its name elsewhere: the file is read there.
+        return (_reopen, (self.file,)) if self.file else (type(self), (self.name, self.method))
+
+
+def _reopen(file: str) -> Chosen:
+    return find_method(file)[0]
+
+
+def find_method(said: str | type[Method]) -> tuple[Chosen, Mapping[str, Any]]:
+    """The method that ``said`` means, with the options that a shorthand stands for.
+
+    Args:
+        said: a registered name (``protonet``), a shorthand (``lr+a``), ``path/to/file.py:Class`` (the class may be
+            left out where the file defines one method), or a subclass of :class:`Method`.
+
+    Raises:
+        UserError: there is no such method (with the nearest names), its file cannot be run, or its class breaks the
+            contract.
+    """
+    if isinstance(said, type):
+        return Chosen(_name_of(said), _checked(said, repr(said))), {}
+    if not isinstance(said, str):
+        raise UserError(f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {said!r}")
+    path, _, wanted = said.rpartition(".py:") if ".py:" in said else (said.removesuffix(".py"), "", "")
+    if path == said:  # no file
+        name, method, meant = registry.resolve(said)
+        return Chosen(name, method), meant
+    file = Path(f"{path}.py").expanduser().absolute()
+    method = _class_in(file, wanted)
+    return Chosen(_name_of(method), method, f"{file}:{method.__qualname__}"), {}
+
+
+def _name_of(method: type) -> str:
+    """The registered name of a class, or the class's own where it has none and nobody else has it."""
+    points = registry.names(registry.METHODS)
+    for name, point in points.items():
+        if point.value.partition(" ")[0] == f"{method.__module__}:{method.__qualname__}":
+            return name
+    if method.__name__ in points:
+        raise UserError(f"class {method.__qualname__} has the name of another, registered method; rename the class")
+    return method.__name__
+
+
+def _checked(kind: Any, where: str) -> type[Method]:
+    if not (isinstance(kind, type) and issubclass(kind, Method)) or kind is Method:
+        raise UserError(f"{where} is not a subclass of ifsl_bench.Method")
+    check_method(kind)
+    return kind
+
+
+def _class_in(file: Path, wanted: str) -> type[Method]:
+    module = _run(file)
+    ours = {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
+    }
+    if not wanted and len(ours) != 1:
+        raise UserError(f"{file} defines {len(ours)} methods; say which one: {file.name}:CLASS" +
+                        (f", one of {', '.join(ours)}" if ours else ""))  # fmt: skip
+    if wanted and not hasattr(module, wanted):
+        raise unknown("class", wanted, ours, where=f"in {file}")
+    return _checked(getattr(module, wanted) if wanted else next(iter(ours.values())), f"{wanted} in {file}")
+
+
+def _run(file: Path) -> ModuleType:
+    """The file as a module; run again when its content has changed."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the method in {file}: {error.strerror}") from error
+    name = f"{file.stem}_{hashlib.sha256(str(file).encode() + content).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    module = ModuleType(name)
+    module.__file__ = str(file)
+    sys.modules[name] = module
+    try:
+        exec(compile(content, str(file), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        line = next((f.lineno for f in reversed(inspect.trace()) if f.filename == str(file)), None)
+        at = f"line {getattr(error, 'lineno', None) or line}" if line or isinstance(error, SyntaxError) else "it"
+        raise UserError(f"{file} cannot be run: {at}: {type(error).__name__}: {error}") from error
+    return module

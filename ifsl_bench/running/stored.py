@@ -1,0 +1,73 @@
+"""Results in the results folder: whether a job's is there and current, and how a new one takes an old one's place."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+from ifsl_bench.backbone.pretrain import pretrained_sha256
+from ifsl_bench.board import result_file
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.files import locked
+from ifsl_bench.data.preparing.outline import fingerprint_of
+from ifsl_bench.running.job import Job
+from ifsl_bench.running.prepared import Workspace
+from ifsl_bench.running.stages import Pretrain
+
+
+def stored_result(job: Job, work: Workspace) -> Result | None:
+    """The job's stored result, if it is what the job would make now.
+
+    Task definition, data, method code, options, training, episodes and the backbone's weights must be the same, as far
+    as data and backbone are in the cache to compare with.
+    """
+    path = job.result_path(work.home)
+    if not path.exists():
+        return None
+    try:
+        result = result_file.read(path)
+    except CorruptFile as error:
+        work.reporter.warn(f"{error}; it is made again")
+        return None
+    fingerprint = fingerprint_of(job.task, work.home)
+    key = Pretrain(job.task, job.method.head, job.seed).key(work.home, result.fingerprint)
+    weights, tuned = pretrained_sha256(work.home, key), job.tuned
+    wanted = {
+        "task": (result.task_hash, job.task.hash),
+        "data": (result.fingerprint, fingerprint or result.fingerprint),
+        "method's code": (result.provenance.get("method_source"), job.source),
+        "options": tuple({k: v for k, v in o.items() if k not in tuned} for o in (result.options, job.settings()[0])),
+        "training": (result.train, job.training.changes()),
+        "seed": (result.seed, job.seed),
+        "number of episodes": (len(result.episodes.base_joint), job.episodes),
+        "backbone": (result.pretraining.get("key"), key),
+        "backbone's weights": (result.pretraining.get("sha256"), weights or result.pretraining.get("sha256")),
+    }
+    changed = [name for name, (stored, now) in wanted.items() if stored != now]
+    if changed:
+        work.reporter.say(f"{path.name} is out of date (changed: {', '.join(changed)})")
+        return None
+    return result
+
+
+def store(job: Job, work: Workspace, result: Result) -> None:
+    """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost."""
+    path = job.result_path(work.home)
+    with locked(work.home.cache / "results"):
+        if path.exists():
+            _keep_old(path, result, work)
+        result_file.write(work.home.results, result)
+    work.reporter.say(f"result: {path}")
+
+
+def _keep_old(path: Path, result: Result, work: Workspace) -> None:
+    try:
+        if result_file.read(path).episodes == result.episodes:
+            return
+    except CorruptFile:
+        pass
+    kept = next(k for n in itertools.count() if not (k := path.with_name(f"{path.name}.old-{n}")).exists())
+    os.replace(path, kept)
+    work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
