@@ -213,9 +213,9 @@ def glyph_home(glyphs_source: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def glyph_features_source(glyphs_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a pretraining of six steps and the features under it."""
+    from ifsl_bench.episodic.prepared import PreparedTask
     from ifsl_bench.protocol.task_files import find
     from ifsl_bench.running.api import workspace
-    from ifsl_bench.running.prepared import PreparedTask
 
     root = tmp_path_factory.mktemp("glyph-features")
     home = _copy_home(glyphs_source, root).rename(root / "home")

@@ -18,11 +18,11 @@ from ifsl_bench.board.rows import load_board
 from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.running import api
-from ifsl_bench.running.prepared import PreparedTask
 
 E, N, SHOTS, Q, D, K = 3, 5, 2, 6, 16, 7
 VARIANTS = """

@@ -193,10 +193,10 @@ def test_divergence_is_said(clusters):
 
 def test_schedule_of_the_method_wins_and_steps_stretch_it():
     lwof = registry.method("lwof")
-    plan = Training().plan(lwof.schedule)
+    plan = Training().stretched(lwof.schedule)
     assert [plan.schedule.at(s, plan.steps) for s in (5999, 6000, 8000)] == pytest.approx([1e-3, 1e-4, 1e-5])
     assert plan.steps == 10_000
-    short = Training(steps=100).plan(lwof.schedule)
+    short = Training(steps=100).stretched(lwof.schedule)
     assert (short.steps, short.schedule.drops, short.validate_every) == (100, (60, 80), 10)
 
 

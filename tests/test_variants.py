@@ -20,10 +20,10 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.subset import chosen_classes, some_base_classes
+from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.protocol.task_files import find, packaged, parse
 from ifsl_bench.protocol.variants import Change, changed, make_change, merged, split
 from ifsl_bench.running import api
-from ifsl_bench.running.prepared import PreparedTask
 
 # Stored results name these; a field that a task gains later must not change them.
 HASHES = {

@@ -69,7 +69,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             f.name: getattr(self, f.name) for f in msgspec.structs.fields(self) if getattr(self, f.name) != f.default
         }
 
-    def plan(self, spec: MetaTraining) -> MetaTraining:
+    def stretched(self, spec: MetaTraining) -> MetaTraining:
         """The schedule with ``steps`` applied."""
         if not self.steps:
             return spec
@@ -153,7 +153,7 @@ def meta_train(
     name: str,
     loader: EpisodeLoader,
     validate: Callable[[Method], float],
-    plan: MetaTraining,
+    spec: MetaTraining,
     training: Training,
     seed: int,
     facts: Mapping[str, Any],
@@ -175,7 +175,7 @@ def meta_train(
     store = CheckpointFolder(folder)
     parameters = dict(method.named_parameters())
     device = next(iter(parameters.values())).device
-    optimiser = torch.optim.Adam(parameters.values(), lr=plan.schedule.rate, fused=True)
+    optimiser = torch.optim.Adam(parameters.values(), lr=spec.schedule.rate, fused=True)
     best = {key: value.detach().clone() for key, value in parameters.items()}
     info: dict[str, Any] = {
         **facts,
@@ -201,15 +201,15 @@ def meta_train(
 
     start, spent = time.perf_counter(), info["seconds"]
     if not info["finished"]:
-        with reporter.stage(f"meta-training {name}, seed {seed}", plan.steps, info["step"]) as stage:
-            while (first := info["step"]) < plan.steps:
-                last = min(first + plan.validate_every, plan.steps)
+        with reporter.stage(f"meta-training {name}, seed {seed}", spec.steps, info["step"]) as stage:
+            while (first := info["step"]) < spec.steps:
+                last = min(first + spec.validate_every, spec.steps)
                 solves = Solves(dict(info["solves"]))
                 devices = [device] if device.type == "cuda" else []
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(seed_of("meta-training noise", seed, first))
                     with _few_threads(device, training.episodes_per_step):
-                        for _, loss in _steps(method, name, loader, optimiser, plan, training, first, last, solves):
+                        for _, loss in _steps(method, name, loader, optimiser, spec, training, first, last, solves):
                             stage.advance(1, **({"loss": loss} if loss is not None else {}))
                 accuracy = validate(method)
                 stage.advance(0, validation=accuracy)
@@ -219,14 +219,14 @@ def meta_train(
                     info["best"] = last
                     best = {key: value.detach().clone() for key, value in parameters.items()}
                 info["seconds"] = spent + time.perf_counter() - start
-                info["finished"] = last == plan.steps
+                info["finished"] = last == spec.steps
                 _save(store, info, parameters, best, optimiser)
     if training.select == "best":
         with torch.no_grad():
             for key, value in parameters.items():
                 value.copy_(best[key])
     method.eval()
-    kept = info["best"] if training.select == "best" else plan.steps
+    kept = info["best"] if training.select == "best" else spec.steps
     return Trained({int(k): v for k, v in info["history"].items()}, kept, info["seconds"], info["solves"])
 
 
@@ -287,7 +287,7 @@ def _steps(
     name: str,
     loader: EpisodeLoader,
     optimiser: torch.optim.Adam,
-    plan: MetaTraining,
+    spec: MetaTraining,
     training: Training,
     first: int,
     last: int,
@@ -306,11 +306,11 @@ def _steps(
         for step in range(begin, end):
             batch = block.part((step - begin) * per_step, (step - begin + 1) * per_step)
             for entry in optimiser.param_groups:
-                entry["lr"] = plan.schedule.at(step, plan.steps)
+                entry["lr"] = spec.schedule.at(step, spec.steps)
             try:
                 prediction = predict(method, name, batch)
             except NonFinite as error:
-                raise _diverged(name, str(error), step, plan) from error
+                raise _diverged(name, str(error), step, spec) from error
             logits = masked_logits(prediction, batch.masked)
             loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
             if not loss.requires_grad:
@@ -323,14 +323,14 @@ def _steps(
             if step % 10 == 9 or step == last - 1:
                 value = loss.item()
                 if not np.isfinite(value):
-                    raise _diverged(name, f"the loss is {value}", step, plan)
+                    raise _diverged(name, f"the loss is {value}", step, spec)
             yield step, value
 
 
-def _diverged(name: str, what: str, step: int, plan: MetaTraining) -> UserError:
+def _diverged(name: str, what: str, step: int, spec: MetaTraining) -> UserError:
     return UserError(
-        f"meta-training of {name!r} diverged: {what} at step {step + 1} of {plan.steps}; "
-        f"a lower learning rate (now {plan.schedule.rate}) or another option may help"
+        f"meta-training of {name!r} diverged: {what} at step {step + 1} of {spec.steps}; "
+        f"a lower learning rate (now {spec.schedule.rate}) or another option may help"
     )
 
 

@@ -14,10 +14,10 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.outline import outline_of
 from ifsl_bench.episodic.meta_training import Training, trained_facts
+from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.job import Job, make_jobs
-from ifsl_bench.running.prepared import Workspace
 from ifsl_bench.running.stages import Evaluate, PrepareData, Pretrain, stages_of
 from ifsl_bench.running.stored import store, stored_result
 

@@ -162,7 +162,7 @@ def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
 def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
     try:
         _prepared(result, task, home)
-        from ifsl_bench.running.prepared import Workspace
+        from ifsl_bench.episodic.prepared import Workspace
 
         return Workspace(home).prepared(task, "linear", result.seed).sampler("test").digest(count)
     except (UserError, _Unverified) as error:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ifsl_bench.data.preparing.outline import outline_of
+from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
-from ifsl_bench.running.prepared import Workspace
 from ifsl_bench.running.stages import stages_of
 from ifsl_bench.running.stored import stored_result
 

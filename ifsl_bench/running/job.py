@@ -83,7 +83,7 @@ class Job:
     @property
     def schedule(self) -> MetaTraining:
         """The meta-training schedule: the method's or the task's, stretched where the user says so."""
-        return self.training.plan(self.method.schedule or self.task.meta_training)
+        return self.training.stretched(self.method.schedule or self.task.meta_training)
 
     @property
     def source(self) -> str:

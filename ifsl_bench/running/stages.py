@@ -31,6 +31,7 @@ from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.episodic.choosing import Choice, choose
 from ifsl_bench.episodic.evaluation import Evaluated, evaluate
 from ifsl_bench.episodic.meta_training import Model, load_trained, meta_train
+from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.method import Method
@@ -38,7 +39,6 @@ from ifsl_bench.protocol.episodes import task_sampler
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task import NO_BACKBONE, Side, Task
 from ifsl_bench.running.job import Job
-from ifsl_bench.running.prepared import PreparedTask, Workspace
 from ifsl_bench.running.provenance import provenance
 
 

@@ -12,8 +12,8 @@ from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import locked
 from ifsl_bench.data.preparing.outline import fingerprint_of
+from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
-from ifsl_bench.running.prepared import Workspace
 from ifsl_bench.running.stages import Pretrain
 
 

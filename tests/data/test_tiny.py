@@ -277,7 +277,7 @@ def test_outline_is_what_is_built():
 @pytest.mark.skipif(not PACK.exists(), reason="the pack of real photographs is not here")
 def test_the_real_pack(tmp_path):
     """All 55,125 images; some of them compared with Pillow, and the digests with those of the task file."""
-    from ifsl_bench.running.prepared import PreparedTask, Workspace
+    from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 
     dataset = prepare(Home.locate(tmp_path), "tiny-pack", PACK, False, Reporter(), allow_partial=True)
     task = packaged()["tiny-pack-1shot"]
