@@ -160,7 +160,7 @@ def test_a_key_that_is_there_twice_and_a_number_beyond_all_bounds(file):
 
 @pytest.mark.parametrize(("hours", "future"), [(20, False), (30, True)])
 def test_a_clock_may_be_a_day_ahead(file, hours, future):
-    then = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=hours)
+    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
     altered(file, lambda v: v["provenance"].update(time=then.isoformat(timespec="seconds")))
     assert ["is in the future" in failure for failure in check_file(file).failures] == [True] * future
 

@@ -4,12 +4,43 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+BESIDE = SETUPTOOLS["package-dir"]  # packages whose folder lies elsewhere
+
+
+def folder_of(package: str) -> Path:
+    return ROOT / BESIDE.get(package, package.replace(".", "/"))
+
+
+def test_the_package_list_names_every_package_and_nothing_else():
+    inside = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "ifsl_bench").rglob("__init__.py")}
+    listed = SETUPTOOLS["packages"]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == inside | {"ifsl_bench.methods", "ifsl_bench.tasks", "ifsl_bench.results"}
+    assert all((folder_of(package) / "__init__.py").is_file() for package in listed)
+    modules = [*(ROOT / "ifsl_bench").rglob("*.py"), *(ROOT / "methods").rglob("*.py")]
+    assert {path.parent for path in modules} <= {folder_of(package) for package in listed}, "a folder lacks __init__.py"
+
+
+def test_package_data_patterns_match_files_and_every_data_file_is_matched():
+    patterns = SETUPTOOLS["package-data"]
+    matched = {
+        (package, pattern): set(folder_of(package).glob(pattern))
+        for package, listed in patterns.items()
+        for pattern in listed
+    }
+    assert patterns.keys() <= set(SETUPTOOLS["packages"])
+    assert not [key for key, files in matched.items() if not files]
+    data = {p for package in ("ifsl_bench", *BESIDE) for p in folder_of(package).rglob("*")
+            if p.is_file() and p.suffix not in (".py", ".pyc")}  # fmt: skip
+    assert data == set().union(*matched.values())
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +61,7 @@ def test_wheel_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"ifsl_bench"}
     for needed in ("ifsl_bench/py.typed", "ifsl_bench/methods/imprint.py", "ifsl_bench/tasks/mini.toml",
-                   "ifsl_bench/results/published/ren2019.json", "ifsl_bench/data/glyphs/letters.tsv"):  # fmt: skip
+                   "ifsl_bench/results/published/ren2019.json", "ifsl_bench/data/sets/glyphs/letters.tsv"):  # fmt: skip
         assert needed in names
     for package in ("ifsl_bench", "methods"):
         for path in (ROOT / package).rglob("*.py"):

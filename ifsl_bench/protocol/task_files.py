@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
+import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
@@ -23,11 +23,6 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.limits import NAME, check_name, check_task
 from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
 from ifsl_bench.protocol.variants import Change, Variant, changed, derived, merged
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class _TaskEntry(Strict, frozen=True):

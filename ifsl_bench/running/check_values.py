@@ -98,5 +98,5 @@ def _time(value: Any) -> Iterator[str]:
     except ValueError:
         yield f"provenance.time: {reprlib.repr(value)} is no time as a run writes it, such as 2026-01-31T12:00:00+00:00"
         return
-    if when > datetime.datetime.now(datetime.timezone.utc) + AHEAD:
+    if when > datetime.datetime.now(datetime.UTC) + AHEAD:
         yield f"provenance.time: {value} is in the future"

@@ -42,7 +42,7 @@ def provenance(command: str, device: torch.device, requires: Iterable[str] = ())
         "device": describe_device(device),
         "python": platform.python_version(),
         "libraries": libraries,
-        "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 
 
