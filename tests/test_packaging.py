@@ -48,11 +48,12 @@ def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
     assert sorted(p.name for p in site.iterdir() if p.suffix != ".dist-info" and p.name != "bin") == ["ifsl_bench"]
     code = (
         "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import ifsl_bench; "
-        "from ifsl_bench.board.rows import load_board; from ifsl_bench.board.text import task_table; "
+        "from ifsl_bench.board.boards import load_board; from ifsl_bench.board.leaderboard import task_table; "
+        "from ifsl_bench.board.render import render; "
         "from ifsl_bench.protocol.task_files import packaged; "
         "assert ifsl_bench.__file__.startswith(sys.argv[1]); "
         "print(len(packaged())); "
-        "print(task_table(load_board(packaged()['mini-5shot'], pathlib.Path('none'))))"
+        "print(render([task_table(load_board(packaged()['mini-5shot'], pathlib.Path('none')))]))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(site)], check=True, capture_output=True, text=True, cwd=tmp_path
