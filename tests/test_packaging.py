@@ -8,8 +8,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from setuptools.config.pyprojecttoml import read_configuration
 
 ROOT = Path(__file__).parents[1]
+
+
+def test_every_folder_of_modules_is_listed():
+    listed = read_configuration(ROOT / "pyproject.toml", expand=False)["tool"]["setuptools"]["packages"]
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "ifsl_bench").rglob("*.py")}
+    outside = {"ifsl_bench.methods", "ifsl_bench.tasks", "ifsl_bench.results"}
+    assert set(listed) == {".".join(folder.parts) for folder in folders} | outside
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,7 @@ def test_wheel_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
         names = archive.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"ifsl_bench"}
     for needed in ("ifsl_bench/py.typed", "ifsl_bench/methods/imprint.py", "ifsl_bench/tasks/mini.toml",
-                   "ifsl_bench/results/published/ren2019.json", "ifsl_bench/data/glyphs/letters.tsv"):  # fmt: skip
+                   "ifsl_bench/results/published/ren2019.json", "ifsl_bench/data/sets/glyphs/letters.tsv"):  # fmt: skip
         assert needed in names
     for package in ("ifsl_bench", "methods"):
         for path in (ROOT / package).rglob("*.py"):
@@ -51,9 +59,10 @@ def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
         "from ifsl_bench.board.boards import load_board; from ifsl_bench.board.leaderboard import task_table; "
         "from ifsl_bench.board.render import render; "
         "from ifsl_bench.protocol.task_files import packaged; "
-        "assert ifsl_bench.__file__.startswith(sys.argv[1]); "
-        "print(len(packaged())); "
-        "print(render([task_table(load_board(packaged()['mini-5shot'], pathlib.Path('none')))]))"
+        "print(render([task_table(load_board(packaged()['mini-5shot'], pathlib.Path('none')))])); "
+        # An editable installation beside it would lend what the wheel lacks.
+        "files = [module.__file__ for name, module in sys.modules.items() if name.startswith('ifsl_bench')]; "
+        "assert all(file.startswith(sys.argv[1]) for file in files), files"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(site)], check=True, capture_output=True, text=True, cwd=tmp_path
