@@ -13,14 +13,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.board import rows as boards
-from ifsl_bench.board.comparison import Row, compare
+from ifsl_bench.board import boards
+from ifsl_bench.board.boards import load_board, load_variants
+from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.latex import escaped, paper_tables
-from ifsl_bench.board.ranked import leaderboard
+from ifsl_bench.board.leaderboard import leaderboard
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.published import published
 from ifsl_bench.board.ranking import ranked
-from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, packaged_root, published, summary_entry, write
-from ifsl_bench.board.rows import load_board, load_variants
-from ifsl_bench.board.text import FORMATS
+from ifsl_bench.board.render import FORMATS
+from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, packaged_root, summary_entry, write
 from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.metrics import Counts, summarise

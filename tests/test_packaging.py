@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from setuptools.config.pyprojecttoml import read_configuration
 
 ROOT = Path(__file__).parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -41,6 +42,13 @@ def test_package_data_patterns_match_files_and_every_data_file_is_matched():
     data = {p for package in ("ifsl_bench", *BESIDE) for p in folder_of(package).rglob("*")
             if p.is_file() and p.suffix not in (".py", ".pyc")}  # fmt: skip
     assert data == set().union(*matched.values())
+
+
+def test_every_folder_of_modules_is_listed():
+    listed = read_configuration(ROOT / "pyproject.toml", expand=False)["tool"]["setuptools"]["packages"]
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "ifsl_bench").rglob("*.py")}
+    outside = {"ifsl_bench.methods", "ifsl_bench.tasks", "ifsl_bench.results"}
+    assert set(listed) == {".".join(folder.parts) for folder in folders} | outside
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +87,13 @@ def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
     assert sorted(p.name for p in site.iterdir() if p.suffix != ".dist-info" and p.name != "bin") == ["ifsl_bench"]
     code = (
         "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import ifsl_bench; "
-        "from ifsl_bench.board.rows import load_board; from ifsl_bench.board.text import task_table; "
+        "from ifsl_bench.board.boards import load_board; from ifsl_bench.board.leaderboard import task_table; "
+        "from ifsl_bench.board.render import render; "
         "from ifsl_bench.protocol.task_files import packaged; "
-        "assert ifsl_bench.__file__.startswith(sys.argv[1]); "
-        "print(len(packaged())); "
-        "print(task_table(load_board(packaged()['mini-5shot'], pathlib.Path('none'))))"
+        "print(render([task_table(load_board(packaged()['mini-5shot'], pathlib.Path('none')))])); "
+        # An editable installation beside it would lend what the wheel lacks.
+        "files = [module.__file__ for name, module in sys.modules.items() if name.startswith('ifsl_bench')]; "
+        "assert all(file.startswith(sys.argv[1]) for file in files), files"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(site)], check=True, capture_output=True, text=True, cwd=tmp_path

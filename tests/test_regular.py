@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, special
 
-from ifsl_bench.board import text as report
-from ifsl_bench.board.comparison import Row, compare
+from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.leaderboard import task_table
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.render import FORMATS, PROGRAMS, render
 from ifsl_bench.board.result_file import read
-from ifsl_bench.board.rows import load_board
 from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.data.pools import open_dataset
@@ -223,12 +225,12 @@ def test_a_run_from_training_to_the_table(clusters, task, name, method):
     path = next((work.home.results / name).glob("*.json"))
     assert read(path) == result
     board = load_board(find(task(name))[0], work.home.results)
-    for style in report.FORMATS:
-        text = report.task_table(board, style, full=True)
+    for style in FORMATS:
+        text = render([task_table(board, full=True)], style)
         mean = result.summary["acc"]["mean"]
-        assert (f"{round(mean, 4)}" if style in report.DATA else f"{mean:.2f}") in text
+        assert (f"{round(mean, 4)}" if style in PROGRAMS else f"{mean:.2f}") in text
         assert "nan" not in text.lower()
-        assert "elta" not in text or style in report.DATA
+        assert "elta" not in text or style in PROGRAMS
 
 
 def test_accuracy_is_that_of_a_plain_loop(clusters, task):

@@ -12,15 +12,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.board import rows as boards
-from ifsl_bench.board import text as report
-from ifsl_bench.board.comparison import Row, compare, rows_of
+from ifsl_bench.board import boards
+from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.leaderboard import task_table
+from ifsl_bench.board.measured import Row, rows_of
+from ifsl_bench.board.notes import standing
+from ifsl_bench.board.published import published
+from ifsl_bench.board.render import FORMATS, PROGRAMS, render
 from ifsl_bench.board.result_file import (
     SCHEMA,
     Result,
     counts_entry,
     packaged_root,
-    published,
     read,
     stored,
     summary_entry,
@@ -180,15 +183,15 @@ def board(tmp_path, monkeypatch, *results, task="mini-5shot"):
     return boards.load_board(found, tmp_path / "r")
 
 
-@pytest.mark.parametrize("style", list(report.FORMATS))
+@pytest.mark.parametrize("style", list(FORMATS))
 def test_tables_hold_measured_and_published_rows(style, tmp_path, monkeypatch):
-    text = report.task_table(board(tmp_path, monkeypatch, make("mine")), style)
+    text = render([task_table(board(tmp_path, monkeypatch, make("mine")))], style)
     assert "mine" in text
     assert "published: ren2019" in text
     assert "63.04" in text
     assert "-8.77" in text
     assert "-10.66" in text
-    if style in report.DATA:
+    if style in PROGRAMS:
         table = list(csv.DictReader(io.StringIO(text))) if style == "csv" else json.loads(text)
         accuracies = [float(r["acc"]) for r in table]
         assert accuracies == sorted(accuracies, reverse=True)
@@ -212,29 +215,29 @@ def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(t
     )  # fmt: skip
     assert [row.label for row in made.rows] == ["a"]
     assert [row.label for row in made.others] == ["few.episodes=50"]
-    text = report.task_table(made)
+    text = render([task_table(made)])
     assert text.index("few.episodes=50") > text.index("protonet")
     assert "few.episodes=50 (yours) is not comparable with the rows above: the episodes differ" in text
     assert "old, seed 0 (yours) is of another definition of the task" in text
-    assert report.standing(made, "few.episodes=50") == ["few.episodes=50 is not comparable with the stored rows."]
+    assert standing(made, "few.episodes=50") == ["few.episodes=50 is not comparable with the stored rows."]
 
 
 def test_unknown_format_and_empty_task(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="did you mean 'markdown'"):
-        report.render([], "markdwn")
+        render([], "markdwn")
     with pytest.raises(UserError, match="no results of task 'glyphs-5shot' are stored"):
-        report.task_table(board(tmp_path, monkeypatch, task="glyphs-5shot"))
+        task_table(board(tmp_path, monkeypatch, task="glyphs-5shot"))
 
 
 def test_standing_ranks_and_compares(tmp_path, monkeypatch):
     rows = [make("a", base=0.9, noise=1), make("b", base=0.5, noise=2), make("c", base=0.7, noise=3)]
-    lines = report.standing(board(tmp_path, monkeypatch, *rows), "c")
+    lines = standing(board(tmp_path, monkeypatch, *rows), "c")
     assert "rank 2 of 3" in lines[0]
     assert "best other, a" in lines[1]
 
 
 def test_alone_in_its_standing(tmp_path, monkeypatch):
-    found = report.standing(board(tmp_path, monkeypatch, make("a")), "a")
+    found = standing(board(tmp_path, monkeypatch, make("a")), "a")
     assert found == ["a is the only measured row on these episodes."]
 
 
@@ -273,15 +276,15 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
         assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have
 
 
-@pytest.mark.parametrize("style", list(report.FORMATS))
+@pytest.mark.parametrize("style", list(FORMATS))
 def test_the_partial_mark_is_in_tables_facts_and_comparisons(style, tmp_path, monkeypatch, call):
     a, b = (make(label, noise=n, partial=True) for n, label in enumerate("ab"))
     for root, task in ((tmp_path / "whole", "mini-1shot"), (tmp_path / "part", "mini-5shot")):
         changes = {"task": task, "task_hash": packaged()[task].hash, "partial": task == "mini-5shot"}
         paths = [write(root, msgspec.structs.replace(result, **changes)) for result in (a, b)]
-        text = report.task_table(boards.load_board(packaged()[task], root), style)
+        text = render([task_table(boards.load_board(packaged()[task], root))], style)
         compared = call("compare", *map(str, paths), "--format", style)[1]
-        if style in report.DATA:
+        if style in PROGRAMS:
             load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
             mark = changes["partial"] if style == "json" else str(changes["partial"])
             table = load(text)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Mapping, Sequence
 
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.columns import HEADINGS
+from ifsl_bench.board.entries import Entry, entries_of
+from ifsl_bench.board.notes import notes_of
 from ifsl_bench.board.ranking import ranked
-from ifsl_bench.board.rows import Board
-from ifsl_bench.board.text import notes_of
-from ifsl_bench.protocol.metrics import Estimate
+from ifsl_bench.protocol.metrics import REGULAR
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
-HEADS = {"acc": r"Acc. $\uparrow$", "delta": r"$\Delta \downarrow$", "delta_a": r"$\Delta_a \downarrow$",
-         "delta_b": r"$\Delta_b \downarrow$"}  # fmt: skip
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"} | {
     character: f"\\{character}" for character in "&%$#_{}"
 }
@@ -56,23 +56,19 @@ def _kind(task: Task) -> str:
     return json.dumps([definition, bool(task.variant_of), change.shots and plain], sort_keys=True)
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A method on one task: the block of the table it belongs to, its accuracy to order by, and its cells."""
-
-    block: tuple[int, str]
-    label: str
-    accuracy: float
-    cells: tuple[str, ...]
-
-
 def _table(boards: Sequence[Board], full: bool) -> str:
-    columns: tuple[str, ...] = ("acc", "delta", "delta_a", "delta_b") if full else ("acc", "delta")
-    columns = ("acc",) if boards[0].task.regular else columns
-    blocks: dict[tuple[int, str], dict[str, dict[str, _Entry]]] = {}
+    columns = [name for name, heading in HEADINGS.items() if heading.paper and (full or heading.paper_short)]
+    if boards[0].task.regular:
+        columns = list(REGULAR)
+    # Rows of one label may come from two places, the package and the user; then labels say which.
+    origins = len({row.origin for board in boards for row in (*board.rows, *board.others)}) > 1
+    blocks: dict[tuple[int, str], dict[str, dict[str, Entry]]] = {}
+    bold: set[tuple[Entry, str]] = set()
     for board in boards:
-        for entry in (*_published(board, columns), *_measured(board, columns, _origins(boards))):
-            blocks.setdefault(entry.block, {}).setdefault(entry.label, {})[board.name] = entry
+        entries = entries_of(board)
+        bold |= _bold(entries, columns)
+        for entry in entries:
+            blocks.setdefault(_block(entry), {}).setdefault(_label(entry, origins), {})[board.name] = entry
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD}",
@@ -90,8 +86,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
             width = 1 + len(boards) * len(columns)
             lines.append(rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escaped(block[1])}}}}} \\")
         for label, found in sorted(blocks[block].items(), key=lambda item: _place(item[1]), reverse=True):
-            empty = ("",) * len(columns)
-            cells = [cell for b in boards for cell in (found[b.name].cells if b.name in found else empty)]
+            cells = [_cell(found.get(board.name), name, bold) for board in boards for name in columns]
             lines.append(" & ".join([escaped(label), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}", r"\end{table}"])
 
@@ -115,57 +110,47 @@ def _header(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
         return [" & ".join(["Model", *shots]) + r" \\"]
     sides = ["c|"] * (len(boards) - 1) + ["c"]
     spans = [rf"\multicolumn{{{len(columns)}}}{{{side}}}{{{name}}}" for side, name in zip(sides, shots, strict=True)]
-    heads = [HEADS[name] for _ in boards for name in columns]
+    heads = [HEADINGS[name].paper for _ in boards for name in columns]
     return [" & ".join([r"\multirow{2}{*}{Model}", *spans]) + r" \\", " & ".join([" ", *heads]) + r" \\"]
 
 
-def _origins(boards: Sequence[Board]) -> bool:
-    """Whether rows of one label may come from two places, the package and the user, so that labels must say which."""
-    return len({row.origin for board in boards for row in (*board.rows, *board.others)}) > 1
+def _place(found: Mapping[str, Entry]) -> tuple[int, float]:
+    """What lines are ordered by: on how many of the tasks they are, then their mean accuracy there."""
+    return len(found), sum(entry.values["acc"].mean for entry in found.values()) / len(found)
 
 
-def _place(found: Mapping[str, _Entry]) -> tuple[int, float]:
-    """What rows are ordered by: on how many of the tasks they are, then their mean accuracy there."""
-    return len(found), sum(entry.accuracy for entry in found.values()) / len(found)
+def _block(entry: Entry) -> tuple[int, str]:
+    """The block of a table that an entry is in: its place and its title."""
+    if entry.kind == "measured":
+        return (2, "Measured") if entry.comparable else APART
+    return (0, f"Published: {entry.source}") if entry.comparable else (1, f"Published, other protocol: {entry.source}")
 
 
-def _measured(board: Board, columns: Sequence[str], origins: bool) -> Iterator[_Entry]:
-    top = {name: [place.row for place in ranked(board.rows, name) if place.top] for name in columns}
-    for row in board.rows:
-        summary = row.summary()
-        cells = tuple(_cell(name, summary[name], any(row is other for other in top[name])) for name in columns)
-        label = f"{row.label} ({row.origin})" if origins else row.label
-        yield _Entry((2, "Measured"), label, summary["acc"].mean, cells)
-    for row in board.others:
-        summary = row.summary()
-        cells = tuple(_cell(name, summary[name], False) for name in columns)
-        label = f"{row.label} ({row.origin})" if origins else row.label
-        label += ", partial data" if row.partial else ""
-        yield _Entry(APART, label, summary["acc"].mean, cells)
+def _label(entry: Entry, origins: bool) -> str:
+    label = f"{entry.label} ({entry.source})" if origins and entry.kind == "measured" else entry.label
+    return f"{label}, partial data" if entry.partial and not entry.comparable else label
 
 
-def _published(board: Board, columns: Sequence[str]) -> Iterator[_Entry]:
-    printed: dict[tuple[str, str], list[float]] = {}
-    for paper in board.papers:
-        for name in set(columns) & paper.values.keys():
-            printed.setdefault((paper.source, name), []).append(paper.values[name])
-    best = {key: max(values) for key, values in printed.items() if len(values) > 1}
-    for paper in board.papers:
-        values = {name: Estimate(value, float("nan")) for name, value in paper.values.items()}
-        if "plus_minus_as_printed" in paper.values:
-            values["acc"] = Estimate(paper.values["acc"], paper.values["plus_minus_as_printed"])
-        cells = tuple(
-            _cell(name, values[name], values[name].mean == best.get((paper.source, name))) if name in values else ""
-            for name in columns
-        )
-        block = (
-            (1, f"Published, other protocol: {paper.source}") if paper.protocol else (0, f"Published: {paper.source}")
-        )
-        yield _Entry(block, paper.label, paper.values["acc"], cells)
+def _bold(entries: Sequence[Entry], columns: Sequence[str]) -> set[tuple[Entry, str]]:
+    """The entries and metrics that share the top of the measured ones, or are the highest of several of a paper."""
+    found = set()
+    for name in columns:
+        measured = [(entry, entry.measured) for entry in entries if entry.comparable and entry.measured]
+        tops = {id(place.row) for place in ranked([row for _, row in measured], name) if place.top}
+        found |= {(entry, name) for entry, row in measured if id(row) in tops}
+        printed = [entry for entry in entries if entry.kind == "published" and name in entry.values]
+        for source in {entry.source for entry in printed}:
+            values = {entry: entry.values[name].mean for entry in printed if entry.source == source}
+            if len(values) > 1:
+                found |= {(entry, name) for entry, value in values.items() if value == max(values.values())}
+    return found
 
 
-def _cell(name: str, value: Estimate, bold: bool) -> str:
+def _cell(entry: Entry | None, name: str, bold: Collection[tuple[Entry, str]]) -> str:
     """A number as the paper prints it: its +- beside an accuracy only."""
-    text = rf"\textbf{{{value.mean:.2f}}}" if bold else f"{value.mean:.2f}"
-    has_interval = name == "acc" and value.interval == value.interval  # not NaN
-    return rf"{text} $\pm$ {value.interval:.2f}" if has_interval else text
+    if entry is None or name not in entry.values:
+        return ""
+    value = entry.values[name]
+    text = rf"\textbf{{{value.mean:.2f}}}" if (entry, name) in bold else f"{value.mean:.2f}"
+    interval = value.interval if entry.printed is None else entry.printed
+    return rf"{text} $\pm$ {interval:.2f}" if name == "acc" and not math.isnan(interval) else text

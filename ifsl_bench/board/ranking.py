@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ifsl_bench.board.comparison import Row, compare
+from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.measured import Row
 from ifsl_bench.protocol.metrics import Estimate
 
 
@@ -45,7 +46,7 @@ def ranked(rows: Sequence[Row], metric: str = "acc") -> list[Ranked]:
     are in truth as good as the best, more than one in twenty may be ranked below it by chance.
 
     Args:
-        rows: comparable rows, see :class:`ifsl_bench.board.rows.Board`.
+        rows: comparable rows, see :class:`ifsl_bench.board.boards.Board`.
         metric: where more is better, as it is for every metric here (Delta is negative where joint prediction hurts).
     """
     if not rows:

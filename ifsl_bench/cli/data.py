@@ -28,10 +28,11 @@ def data() -> None:
 @style_option
 def data_list(home: str | None, style: str) -> None:
     """List known and prepared data sets."""
-    from ifsl_bench.board import text as report
+    from ifsl_bench.board.render import render
+    from ifsl_bench.board.table import listing
     from ifsl_bench.data.preparing import catalogue as data_commands
 
-    click.echo(report.render(data_commands.listing(folders_of(home)), style))
+    click.echo(render([listing(data_commands.listing(folders_of(home)))], style))
 
 
 @data.command("prepare")
@@ -94,15 +95,12 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
 @quiet_option
 def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     """Print the data set's pools as in the paper's table, and what else it has to say."""
-    from ifsl_bench.board import text as report
+    from ifsl_bench.board.render import render
+    from ifsl_bench.board.table import listing
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     tables = data_commands.statistics(folders_of(home), name, reporter_for(quiet))
-    if style in report.DATA:
-        click.echo(report.render([{"table": title, **row} for title, rows in tables for row in rows], style))
-        return
-    for title, rows in tables:
-        click.echo(f"{title}\n\n{report.render(rows, style)}\n")
+    click.echo(render([listing(rows, title) for title, rows in tables], style))
 
 
 @data.command("show")

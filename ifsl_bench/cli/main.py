@@ -93,8 +93,12 @@ def run(
     # A wrong name is told before torch is imported.
     found = [task for name in tasks for task in find(name, change, folders_of(home))]
     from ifsl_bench.backbone.device import keep_freed_memory
-    from ifsl_bench.board import text as report
-    from ifsl_bench.board.rows import load_board
+    from ifsl_bench.board.boards import load_board
+    from ifsl_bench.board.leaderboard import task_table
+    from ifsl_bench.board.notes import standing
+    from ifsl_bench.board.render import PROGRAMS, render
+    from ifsl_bench.board.show import result_table
+    from ifsl_bench.board.table import listing
     from ifsl_bench.episodic.meta_training import Training
     from ifsl_bench.running import api, job
 
@@ -108,33 +112,35 @@ def run(
         result = api.evaluate_checkpoint(
             Path(checkpoint), tasks[0], episodes=episodes, change=change.said(), work=work, command=command
         )
-        click.echo(f"{result.label} on {result.task}, seed {result.seed}\n\n{report.result_table(result, style)}")
+        title = f"{result.label} on {result.task}, seed {result.seed}"
+        click.echo(render([result_table(result, title)], style))
         return
     training = Training.parse(train)
     jobs = job.make_jobs(methods, tasks, options, training, range(seed, seed + seeds), episodes, change, work.home)
     if dry_run:
         from ifsl_bench.running.dry_run import dry_run as rows_of
 
-        click.echo(report.render(rows_of(jobs, work, rerun), style))
+        click.echo(render([listing(rows_of(jobs, work, rerun))], style))
         return
     made = api.run_jobs(jobs, work, rerun=rerun, command=command)
     boards = [load_board(task, work.home.results) for task in dict.fromkeys(found)]
-    if style in report.DATA:
-        click.echo(report.task_tables(boards, style, full))
+    if style in PROGRAMS:
+        click.echo(render([task_table(board, full) for board in boards], style))
         return
     for whole in boards:
         labels = dict.fromkeys(r.label for r in made if r.task == whole.name)
         board = whole.usual(labels)
-        click.echo("\n" + report.task_table(board, style, full))
+        click.echo("\n" + render([task_table(board, full)], style))
         for label in labels:
-            click.echo("\n" + "\n".join(report.standing(board, label)))
+            click.echo("\n" + "\n".join(standing(board, label)))
 
 
 @cli.command()
 @style_option
 def methods(style: str) -> None:
     """List the methods, with their options and where they come from."""
-    from ifsl_bench.board import text as report
+    from ifsl_bench.board.render import render
+    from ifsl_bench.board.table import listing
     from ifsl_bench.plugin import registry
     from ifsl_bench.plugin.options import options_of
 
@@ -152,7 +158,7 @@ def methods(style: str) -> None:
                 row |= {"head": kind.head, "options": ", ".join(shown)}
                 row["what"] = (kind.__doc__ or "").strip().split("\n")[0]
         rows.append(row)
-    click.echo(report.render(rows, style))
+    click.echo(render([listing(rows)], style))
 
 
 def _plain(value: Any) -> str:
@@ -164,10 +170,11 @@ def _plain(value: Any) -> str:
 @style_option
 def tasks(home: str | None, style: str) -> None:
     """List the tasks, and whether their data are there."""
-    from ifsl_bench.board import text as report
+    from ifsl_bench.board.render import render
+    from ifsl_bench.board.table import listing
     from ifsl_bench.data.preparing import catalogue as data_commands
 
-    click.echo(report.render(data_commands.task_listing(folders_of(home)), style))
+    click.echo(render([listing(data_commands.task_listing(folders_of(home)))], style))
 
 
 def _guarded(call: Callable[[], Any]) -> int:

@@ -43,7 +43,7 @@ def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -
 
 
 def check_format(_: click.Context, __: click.Parameter, value: str) -> str:
-    from ifsl_bench.board.text import FORMATS
+    from ifsl_bench.board.render import FORMATS
     from ifsl_bench.common.errors import unknown
 
     if value not in FORMATS:

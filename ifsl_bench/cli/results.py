@@ -35,7 +35,7 @@ def table(
     style: str,
 ) -> None:
     """Print the stored and published rows of tasks (of every task that has any, where none is named)."""
-    from ifsl_bench.board.rows import load_board
+    from ifsl_bench.board.boards import load_board
     from ifsl_bench.protocol.task_files import find, own, packaged
 
     folders = folders_of(home, results_dir)
@@ -50,13 +50,14 @@ def table(
     if not tasks:
         boards = [board for board in boards if not board.empty]
     if rank:
-        from ifsl_bench.board.ranked import leaderboard
+        from ifsl_bench.board.leaderboard import leaderboard
 
         click.echo(leaderboard(boards, folders.results, style, full, labels))
     else:
-        from ifsl_bench.board.text import task_tables
+        from ifsl_bench.board.leaderboard import task_table
+        from ifsl_bench.board.render import render
 
-        click.echo(task_tables(boards, style, full))
+        click.echo(render([task_table(board, full) for board in boards], style))
 
 
 @click.command()
@@ -68,11 +69,12 @@ def table(
 @style_option
 def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str | None, style: str) -> None:
     """Paired difference A - B: two labels of a task, or two result files."""
-    from ifsl_bench.board.comparison import Row
+    from ifsl_bench.board.boards import load_board
     from ifsl_bench.board.comparison import compare as compare_rows
+    from ifsl_bench.board.measured import Row
+    from ifsl_bench.board.render import render
     from ifsl_bench.board.result_file import read
-    from ifsl_bench.board.rows import load_board
-    from ifsl_bench.board.text import comparison_table
+    from ifsl_bench.board.show import comparison_table
 
     rows = []
     if task:
@@ -96,7 +98,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
                 raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
             result = read(path)
             rows.append(Row(f"{result.label}.seed-{result.seed}", "file", (result,)))
-    click.echo(comparison_table(compare_rows(*rows), style))
+    click.echo(render([comparison_table(compare_rows(*rows))], style))
 
 
 @click.command()
@@ -104,13 +106,14 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 @style_option
 def show(file: str, style: str) -> None:
     """Print one result file in full."""
-    from ifsl_bench.board import text as report
+    from ifsl_bench.board.render import render
     from ifsl_bench.board.result_file import read
+    from ifsl_bench.board.show import result_facts, result_table
 
     result = read(Path(file))
-    click.echo(report.result_table(result, style))
+    click.echo(render([result_table(result)], style))
     if style in ("text", "markdown"):
-        click.echo("\n" + report.result_facts(result))
+        click.echo("\n" + result_facts(result))
 
 
 @click.command()

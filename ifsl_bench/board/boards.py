@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ifsl_bench.board.comparison import PARTIAL, Row, mismatch, rows_of
-from ifsl_bench.board.result_file import PublishedRow, Result, packaged_root, published, stored
+from ifsl_bench.board.measured import PARTIAL, Row, mismatch, rows_of
+from ifsl_bench.board.published import PublishedRow, published
+from ifsl_bench.board.result_file import Result, packaged_root, stored
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged

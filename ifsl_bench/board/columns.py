@@ -1,0 +1,146 @@
+"""The columns of a task's table, for readers and for programs: a new one is a line here. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ifsl_bench.board.entries import Entry
+from ifsl_bench.board.table import Column
+from ifsl_bench.protocol.metrics import METRICS, REGULAR, Estimate, Paired
+from ifsl_bench.protocol.task import Task
+
+
+@dataclass(frozen=True)
+class Heading:
+    """How tables name a metric, and which of them have it.
+
+    Attributes:
+        text: in all formats but LaTeX in the layout of papers.
+        paper: there; "" where it has no such column.
+        short: whether tables without ``--full`` have it.
+        paper_short: the same for LaTeX in the layout of papers.
+    """
+
+    text: str
+    paper: str = ""
+    short: bool = False
+    paper_short: bool = False
+
+
+HEADINGS = {
+    "acc": Heading("Acc.", r"Acc. $\uparrow$", short=True, paper_short=True),
+    "delta": Heading("Delta", r"$\Delta \downarrow$", short=True, paper_short=True),
+    "delta_a": Heading("Delta_a", r"$\Delta_a \downarrow$", short=True),
+    "delta_b": Heading("Delta_b", r"$\Delta_b \downarrow$", short=True),
+    "base_joint": Heading("base joint"),
+    "base_alone": Heading("base alone"),
+    "novel_joint": Heading("novel joint"),
+    "novel_alone": Heading("novel alone"),
+}  # fmt: skip
+
+
+def task_columns(task: Task, full: bool = False, ranked: bool = False) -> list[Column[Entry]]:
+    """The columns of a task's table.
+
+    Args:
+        full: also the joint and alone accuracies of base and novel classes.
+        ranked: also the rank, and how far each row is from the best.
+    """
+    names = METRICS if full else [name for name, heading in HEADINGS.items() if heading.short]
+    metrics = [_metric(name, shown=name in REGULAR or not task.regular, bold=ranked) for name in names]
+    return [
+        TASK,
+        *((VARIANT, KIND, COMPARABLE, RANK) if ranked else ()),
+        METHOD,
+        *metrics,
+        *((TO_BEST,) if ranked else ()),
+        SEEDS,
+        SPREAD,
+        _source(ranked),
+        PARTIAL_DATA,
+        *((TO_BEST_FIELDS, PRINTED) if ranked else ()),
+    ]
+
+
+def plus_minus(value: Estimate | Paired, sign: str = "") -> str:
+    """Mean ± interval with two digits, or the mean alone where there is no interval; "+" shows a mean's sign too."""
+    mean = f"{value.mean:{sign}.2f}"
+    return mean if math.isnan(value.interval) else f"{mean} ± {value.interval:.2f}"
+
+
+def rounded(value: float, digits: int = 4) -> float | None:
+    """A number for programs, which know no NaN."""
+    return None if math.isnan(value) else round(value, digits)
+
+
+def _metric(name: str, shown: bool, bold: bool) -> Column[Entry]:
+    """A metric in percent. In regular few-shot learning readers see the accuracy alone, programs the same fields."""
+
+    def text(entry: Entry) -> str:
+        if name not in entry.values:
+            return ""
+        printed = f" ({entry.printed:.2f})" if name == "acc" and entry.printed is not None else ""
+        return plus_minus(entry.values[name]) + printed
+
+    def fields(entry: Entry) -> dict[str, float | None]:
+        value = entry.values.get(name, Estimate(math.nan, math.nan))
+        return {name: rounded(value.mean), f"{name}_interval": rounded(value.interval)}
+
+    def top(entry: Entry) -> bool:
+        return bold and name == "acc" and entry.place is not None and entry.place.top
+
+    return Column(HEADINGS[name].text if shown else None, text, fields, top)
+
+
+def _source(ranked: bool) -> Column[Entry]:
+    """Where a row is from, and whether it stands apart; programs have ``comparable`` for that where rows are ranked."""
+
+    def plain(entry: Entry) -> str:
+        return entry.source if entry.measured else f"published: {entry.source}"
+
+    def text(entry: Entry) -> str:
+        if entry.comparable or not (entry.measured or ranked):
+            return plain(entry)
+        return f"{plain(entry)}, {'not comparable' if entry.measured else 'other protocol'}"
+
+    return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)})
+
+
+def _to_best(entry: Entry) -> str:
+    return plus_minus(entry.place.gap, "+") if entry.place and entry.place.gap else ""
+
+
+def _to_best_fields(entry: Entry) -> dict[str, float | None]:
+    gap = entry.place.gap if entry.place else None
+    return {
+        "to_best": rounded(gap.mean) if gap else None,
+        "to_best_interval": rounded(gap.interval) if gap else None,
+        "common_seeds": entry.place.common_seeds if entry.place else None,
+    }
+
+
+def _printed(entry: Entry) -> dict[str, float | str | None]:
+    return {"plus_minus_as_printed": entry.printed, "note": entry.note or None} if entry.kind == "published" else {}
+
+
+TASK: Column[Entry] = Column(fields=lambda entry: {"task": entry.task.name})
+VARIANT: Column[Entry] = Column(fields=lambda entry: {"variant_of": entry.task.variant_of or None})
+KIND: Column[Entry] = Column(fields=lambda entry: {"kind": entry.kind})
+COMPARABLE: Column[Entry] = Column(fields=lambda entry: {"comparable": entry.comparable})
+RANK: Column[Entry] = Column(
+    "rank",
+    lambda entry: str(entry.place.rank) if entry.place else "",
+    lambda entry: {"rank": entry.place.rank if entry.place else None},
+)
+METHOD: Column[Entry] = Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label})
+TO_BEST: Column[Entry] = Column("to the best", _to_best)
+TO_BEST_FIELDS: Column[Entry] = Column(fields=_to_best_fields)
+SEEDS: Column[Entry] = Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds})
+SPREAD: Column[Entry] = Column(
+    "sd of seeds",
+    lambda entry: "" if math.isnan(entry.spread) else f"{entry.spread:.2f}",
+    lambda entry: {"sd_of_seeds": rounded(entry.spread)},
+)
+PARTIAL_DATA: Column[Entry] = Column(fields=lambda entry: {"partial_data": entry.partial})
+PRINTED: Column[Entry] = Column(fields=_printed)

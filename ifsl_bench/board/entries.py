@@ -1,0 +1,82 @@
+"""The rows of a task's table as numbers, measured and published alike. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.published import PublishedRow
+from ifsl_bench.board.ranking import Ranked, ranked
+from ifsl_bench.protocol.metrics import Estimate
+from ifsl_bench.protocol.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One row of a task's table.
+
+    Attributes:
+        comparable: whether it is of the task's own protocol, episodes and data.
+        values: metric -> mean and half-width of its 95% interval, in percent, unrounded; the interval of published
+            numbers is NaN.
+        source: "stored" or "yours" for measured rows, the key of the paper for published ones.
+        printed: the +- that a paper prints beside its accuracy, of unknown kind.
+        seeds: how many training seeds.
+        spread: standard deviation between the seeds' accuracies; NaN for fewer than two.
+        partial: whether it was measured on a part of the data; None for published rows.
+        place: rank and distance from the best, where rows were ranked and this one with them.
+        note: what a reader should know of a published row.
+        measured: the row that it was made from; None for published rows.
+    """
+
+    task: Task
+    comparable: bool
+    label: str
+    values: Mapping[str, Estimate]
+    source: str
+    printed: float | None = None
+    seeds: int | None = None
+    spread: float = math.nan
+    partial: bool | None = None
+    place: Ranked | None = None
+    note: str = ""
+    measured: Row | None = None
+
+    @property
+    def kind(self) -> str:
+        """ "measured" or "published"."""
+        return "measured" if self.measured else "published"
+
+
+def entries_of(board: Board, rank: bool = False) -> list[Entry]:
+    """Comparable measured rows (the best first, where they are ranked), other measured rows, published rows."""
+    if rank:
+        comparable = [_measured(board, place.row, True, place) for place in ranked(board.rows)]
+    else:
+        comparable = [_measured(board, row, True) for row in board.rows]
+    others = [_measured(board, row, False) for row in board.others]
+    return [*comparable, *others, *(_published(board, paper) for paper in board.papers)]
+
+
+def _measured(board: Board, row: Row, comparable: bool, place: Ranked | None = None) -> Entry:
+    return Entry(
+        board.task,
+        comparable,
+        row.label,
+        row.summary(),
+        row.origin,
+        seeds=len(row.results),
+        spread=row.spread(),
+        partial=row.partial,
+        place=place,
+        measured=row,
+    )
+
+
+def _published(board: Board, paper: PublishedRow) -> Entry:
+    values = {name: Estimate(value, math.nan) for name, value in paper.values.items()}
+    printed = paper.values.get("plus_minus_as_printed")
+    return Entry(board.task, not paper.protocol, paper.label, values, paper.source, printed=printed, note=paper.said)

@@ -1,0 +1,103 @@
+"""The tables of tasks: measured and published rows by accuracy, or ranked and with variants. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from ifsl_bench.board.boards import Board, load_variants
+from ifsl_bench.board.columns import task_columns
+from ifsl_bench.board.entries import Entry, entries_of
+from ifsl_bench.board.latex import paper_tables
+from ifsl_bench.board.notes import few_seeds, notes_of
+from ifsl_bench.board.render import render
+from ifsl_bench.board.table import Table
+from ifsl_bench.common.errors import UserError
+
+RULE = (
+    "Rank 1: the row with the highest Acc. and all that cannot be told from it at 95%, the paired difference over "
+    "episodes and over common seeds taken together; other ranks count the rows with a higher mean. Each row is held "
+    "against the best by itself, without correction for the number of rows."
+)
+
+
+def task_table(board: Board, full: bool = False) -> Table[Entry]:
+    """The table of one task: measured and published rows by accuracy, then rows that are not comparable.
+
+    Args:
+        full: also the joint and alone accuracies of base and novel classes.
+
+    Raises:
+        UserError: there is no row.
+    """
+    if board.empty:
+        raise _nothing_stored(board)
+
+    def order(entry: Entry) -> tuple[int, float]:
+        apart = entry.kind == "measured" and not entry.comparable
+        return (1, 0.0) if apart else (0, -entry.values["acc"].mean)
+
+    entries = sorted(entries_of(board), key=order)
+    return Table(task_columns(board.task, full), entries, board.name, notes_of(board))
+
+
+def leaderboard(
+    boards: Iterable[Board], results: Path, style: str = "text", full: bool = False, labels: Collection[str] = ()
+) -> str:
+    """The ranked view of tasks, each followed by the tasks whose protocol departs from its own, ranked by themselves.
+
+    Args:
+        boards: of the tasks to show, see :func:`ifsl_bench.board.boards.load_board`.
+        results: the folder of results, where variants are looked for.
+        style: one of :data:`ifsl_bench.board.render.FORMATS`. LaTeX has the layout of the tables of Ren et al. (2019):
+            tasks that differ in shots alone side by side, the numbers that share the top in bold.
+        full: more columns.
+        labels: of the only rows to show of the variants, as ``boards`` may be of some rows alone; all if empty.
+
+    Raises:
+        UserError: nothing is stored of a task, nor of a variant of it.
+    """
+    found = _with_variants(boards, results, labels)
+    if style == "latex":
+        return paper_tables(found, full)
+    closing = RULE if any(len(board.rows) > 1 for board in found) else ""
+    return render([ranked_table(board, full) for board in found], style, closing)
+
+
+def ranked_table(board: Board, full: bool = False) -> Table[Entry]:
+    """The table of one task with its measured rows ranked; rows of other protocols come last."""
+
+    def order(entry: Entry) -> tuple[int, float]:
+        if entry.comparable:
+            return 0, -entry.values["acc"].mean
+        return 1 if entry.kind == "measured" else 2, 0.0
+
+    title = board.name
+    if board.task.variant_of:
+        title += f", a variant of {board.task.variant_of}: not comparable with it"
+    entries = entries_of(board, rank=True)
+    notes = [*notes_of(board), *few_seeds([entry.place for entry in entries if entry.place])]
+    return Table(task_columns(board.task, full, ranked=True), entries, title, notes, order)
+
+
+def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> Sequence[Board]:
+    """Each board with rows, then its variants that are not named themselves."""
+    named = {board.name: board for board in boards}
+    found: dict[str, Board] = {}
+    for board in named.values():
+        variants = [other for other in load_variants(board.task, results) if other.name not in named]
+        if labels:
+            variants = [other.only(labels) for other in variants]
+        if board.empty and not variants:
+            raise _nothing_stored(board)
+        found |= {b.name: b for b in (board, *variants) if not b.empty}
+    return list(found.values())
+
+
+def _nothing_stored(board: Board) -> UserError:
+    """The error for a task without any row."""
+    remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
+    return UserError(
+        f"no results of task {board.name!r} are stored{remarks}; "
+        f"make one with: ifsl-bench run --method NAME --task {board.name}"
+    )

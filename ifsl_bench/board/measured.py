@@ -1,0 +1,104 @@
+"""Measured rows: one method on one task, over its seeds. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.protocol.metrics import Estimate, summarise
+
+PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one task, over its seeds.
+
+    Attributes:
+        origin: "stored" for the leaderboard that comes with the package, "yours" for the results folder.
+        results: by seed, ascending.
+    """
+
+    label: str
+    origin: str
+    results: tuple[Result, ...]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(r.seed for r in self.results)
+
+    @property
+    def partial(self) -> bool:
+        """Whether it was measured on a data set made from less than its source should hold."""
+        return any(r.partial for r in self.results)
+
+    @property
+    def one_pretraining(self) -> bool:
+        """Whether several seeds of meta-training start from one backbone: then what they share has no spread."""
+        return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
+
+    def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
+        """Each metric for each episode, [n], in percent, averaged over seeds."""
+        chosen = [r.counts().per_episode() for r in self.results if seeds is None or r.seed in seeds]
+        return {name: np.mean([values[name] for values in chosen], axis=0) for name in chosen[0]}
+
+    def summary(self) -> dict[str, Estimate]:
+        """Mean and 95% interval over episodes of the seeds' average."""
+        return summarise(self.per_episode())
+
+    def spread(self, metric: str = "acc") -> float:
+        """Standard deviation between the seeds' means (n - 1), NaN for one seed."""
+        means = [r.summary[metric]["mean"] for r in self.results]
+        return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
+
+
+def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str]]:
+    """Groups results of one task by label, and a remark on each seed that is left out.
+
+    The seeds of a row must come from the same method code, options, task, data and episodes as its newest result.
+    """
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.label, []).append(result)
+    rows, remarks = [], []
+    for label, group in groups.items():
+        newest = max(group, key=lambda r: str(r.provenance.get("time", "")))
+        kept = []
+        for result in sorted(group, key=lambda r: r.seed):
+            if reason := mismatch(newest, result) or _other_method(newest, result):
+                remarks.append(
+                    f"left out: seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
+                    f"which is newer: {reason}; run it again"
+                )
+            else:
+                kept.append(result)
+        rows.append(Row(label, origin, tuple(kept)))
+    return rows, remarks
+
+
+def _other_method(a: Result, b: Result) -> str:
+    """Why two results of one label are not of the same method; tuned options may differ between seeds."""
+    if a.provenance.get("method_source") != b.provenance.get("method_source"):
+        return "the method's code differs"
+    if a.train != b.train or a.options.keys() != b.options.keys() or (not a.tuned and a.options != b.options):
+        return "options or training differ"
+    return ""
+
+
+def mismatch(a: Result, b: Result) -> str:
+    """Why two results cannot be compared episode by episode; "" where they can."""
+    if a.task != b.task:
+        return f"the tasks differ ({a.task} and {b.task})"
+    if a.task_hash != b.task_hash:
+        return f"the task's definition differs (hash {a.task_hash} and {b.task_hash})"
+    if a.fingerprint != b.fingerprint:
+        return f"the data differ (fingerprint {a.fingerprint[:12]} and {b.fingerprint[:12]})"
+    if a.digest != b.digest:
+        n, m = len(a.episodes.base_joint), len(b.episodes.base_joint)
+        count = f", {n} and {m} of them" if n != m else ""
+        return f"the episodes differ (digest {a.digest[:12]} and {b.digest[:12]}{count})"
+    return ""

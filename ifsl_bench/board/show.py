@@ -1,0 +1,81 @@
+"""One result in full, and the comparison of two rows in full. Imports no torch."""
+
+from __future__ import annotations
+
+from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
+from ifsl_bench.board.comparison import Comparison, p_value
+from ifsl_bench.board.measured import PARTIAL
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.board.table import Column, Table
+
+
+def result_table(result: Result, title: str = "") -> Table[str]:
+    """A row for each metric of a result: the five accuracies and the three differences."""
+
+    def number(heading: str, part: str) -> Column[str]:
+        values = result.summary
+        return Column(heading, lambda name: f"{values[name][part]:.2f}", lambda name: {part: values[name][part]})
+
+    metric: Column[str] = Column("metric", lambda name: HEADINGS[name].text, lambda name: {"metric": name})
+    return Table([metric, number("mean", "mean"), number("95% interval", "interval")], result.counts().metrics, title)
+
+
+def result_facts(result: Result) -> str:
+    """Everything else a result says about itself, a line each."""
+    cost, training = result.cost, result.training
+    lines = [
+        f"method       {result.label}  options {result.options or 'default'}",
+        f"task         {result.task} (hash {result.task_hash}), seed {result.seed}",
+        f"episodes     {len(result.episodes.base_joint):,}, digest {result.digest}",
+        f"data         fingerprint {result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
+        f"pretraining  {result.pretraining.get('key')}, accuracy {result.pretraining.get('accuracy')}",
+        f"training     {training or 'none'}",
+        *(f"tuned        {key}: {values}" for key, values in result.tuned.items()),
+        *(f"solver       {key}: {values}" for key, values in result.solver.items()),
+        f"cost         {', '.join(f'{k} {v:g}' for k, v in cost.items())}",
+        *(f"{key:12} {value}" for key, value in result.provenance.items()),
+    ]
+    return "\n".join(lines)
+
+
+def comparison_table(found: Comparison) -> Table[str]:
+    """A row for each metric: A - B over episodes and, where there are common seeds, over these."""
+
+    def difference(name: str) -> dict[str, float | None]:
+        over = found.episodes[name]
+        return {"difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6)}
+
+    def difference_of_seeds(name: str) -> dict[str, float | None]:
+        over = found.by_seed_interval[name]
+        return {"difference_of_seeds": rounded(over.mean, 6), "interval_of_seeds": rounded(over.interval, 6)}
+
+    def each_seed(name: str) -> dict[str, list[float]]:
+        return {"each_seed": [round(float(value), 6) for value in found.by_seed[name]]}
+
+    columns: list[Column[str]] = [
+        Column("metric", lambda name: HEADINGS[name].text, lambda name: {"metric": name}),
+        Column("A - B", lambda name: plus_minus(found.episodes[name], "+"), difference),
+        Column(
+            "p (episodes)",
+            lambda name: p_value(found.episodes[name].p).removeprefix("= "),
+            lambda name: {"p": found.episodes[name].p},
+        ),
+        Column(
+            "A - B over seeds" if found.seeds else None,
+            lambda name: plus_minus(found.by_seed_interval[name], "+"),
+            difference_of_seeds,
+        ),
+        Column(
+            "each seed" if found.seeds else None,
+            lambda name: "  ".join(f"{value:+.2f}" for value in found.by_seed[name]),
+            each_seed,
+        ),
+        Column(fields=lambda name: {"seeds": list(found.seeds), "partial_data": found.partial}),
+    ]
+    title = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, seeds {list(found.seeds)}"
+    notes = [
+        "A - B: percentage points, 95% interval and paired t-test over episodes; trained models held fixed.",
+        "A - B over seeds: mean of the seed-paired differences, Student's 95% interval; for claims about methods.",
+        *(f"Note: {note}." for note in found.notes),
+    ]
+    return Table(columns, list(found.episodes), title, notes)

@@ -1,0 +1,95 @@
+"""A table before it is text: rows, and what its columns say of each to readers and to programs.
+
+:func:`ifsl_bench.board.render.render` turns tables into any format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+R = TypeVar("R")
+
+
+def _nothing(_: Any) -> dict[str, Any]:
+    return {}
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """What a table says of each of its rows.
+
+    Attributes:
+        heading: what readers see above it; None where the column is for programs alone.
+        text: the cell that readers see, of a row.
+        fields: names and plain values that programs get, of a row: a mean and its interval are two. A row may lack
+            names that others have. Nothing where the column is for readers alone.
+        bold: whether the cell of a row stands out, where the format has a way to say so.
+    """
+
+    heading: str | None = None
+    text: Callable[[R], str] = str
+    fields: Callable[[R], Mapping[str, Any]] = _nothing
+    bold: Callable[[R], bool] = _never
+
+
+@dataclass(frozen=True)
+class Cell:
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Table(Generic[R]):
+    """Rows and columns, with what stands above and below.
+
+    Attributes:
+        rows: what the columns speak of; in this order for programs.
+        title: for readers, as ``notes`` are; "" where the table needs none.
+        notes: lines below the table.
+        order: what readers' rows are sorted by; None where their order is that of ``rows``.
+    """
+
+    columns: Sequence[Column[R]]
+    rows: Sequence[R]
+    title: str = ""
+    notes: Sequence[str] = ()
+    order: Callable[[R], Any] | None = None
+
+    def records(self) -> list[dict[str, Any]]:
+        """A mapping for each row, for programs."""
+        return [{k: v for column in self.columns for k, v in column.fields(row).items()} for row in self.rows]
+
+    def headings(self) -> list[str]:
+        """The headings that readers see."""
+        return [column.heading for column in self.columns if column.heading is not None]
+
+    def cells(self) -> list[list[Cell]]:
+        """The rows that readers see, a cell for each of :meth:`headings`."""
+        shown = [column for column in self.columns if column.heading is not None]
+        rows = sorted(self.rows, key=self.order) if self.order else self.rows
+        return [[Cell(column.text(row), column.bold(row)) for column in shown] for row in rows]
+
+
+def listing(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table[Mapping[str, Any]]:
+    """A table whose columns are the keys of its rows.
+
+    Args:
+        title: programs get it too, in a first column ``table``, since they get several tables as one.
+    """
+
+    def column(name: str) -> Column[Mapping[str, Any]]:
+        def text(row: Mapping[str, Any]) -> str:
+            return "" if row.get(name) is None else str(row[name])
+
+        return Column(name, text, lambda row: {name: row.get(name)})
+
+    columns = [column(name) for name in dict.fromkeys(name for row in rows for name in row)]
+    if title:
+        columns.insert(0, Column(fields=lambda row: {"table": title}))
+    return Table(columns, rows, title)
