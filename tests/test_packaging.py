@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from setuptools.config.pyprojecttoml import read_configuration
 
 ROOT = Path(__file__).parents[1]
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -42,13 +41,6 @@ def test_package_data_patterns_match_files_and_every_data_file_is_matched():
     data = {p for package in ("ifsl_bench", *BESIDE) for p in folder_of(package).rglob("*")
             if p.is_file() and p.suffix not in (".py", ".pyc")}  # fmt: skip
     assert data == set().union(*matched.values())
-
-
-def test_every_folder_of_modules_is_listed():
-    listed = read_configuration(ROOT / "pyproject.toml", expand=False)["tool"]["setuptools"]["packages"]
-    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "ifsl_bench").rglob("*.py")}
-    outside = {"ifsl_bench.methods", "ifsl_bench.tasks", "ifsl_bench.results"}
-    assert set(listed) == {".".join(folder.parts) for folder in folders} | outside
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,10 @@ Imports no torch, so that tables come at once.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib import resources
@@ -114,6 +117,22 @@ def write(root: Path, result: Result) -> Path:
     path = path_of(root, result)
     write_json(path, msgspec.to_builtins(result))
     return path
+
+
+def keep_old(root: Path, result: Result) -> Path | None:
+    """Renames the file that ``result`` would overwrite if that says something else; the new name, None if nothing was.
+
+    The caller holds a lock on ``root``.
+    """
+    path = path_of(root, result)
+    if not path.exists():
+        return None
+    with contextlib.suppress(CorruptFile):
+        if read(path).episodes == result.episodes:
+            return None
+    kept = next(k for n in itertools.count() if not (k := path.with_name(f"{path.name}.old-{n}")).exists())
+    os.replace(path, kept)
+    return kept
 
 
 def read(path: Path) -> Result:

@@ -17,7 +17,7 @@ from ifsl_bench.episodic.meta_training import Training, trained_facts
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.variants import make_change
-from ifsl_bench.running.job import Job, make_jobs
+from ifsl_bench.running.job import Job, make_job
 from ifsl_bench.running.stages import Evaluate, PrepareData, Pretrain, stages_of
 from ifsl_bench.running.stored import store, stored_result
 
@@ -63,25 +63,9 @@ def run(
     Raises:
         UserError: whatever is wrong, in one line.
     """
-    work, training = work or workspace(), Training.parse(train or {})
-    job = _one_job(method, task, options or {}, training, seed, episodes, change or {}, work.home)
+    work, training, changes = work or workspace(), Training.parse(train or {}), make_change(change or {})
+    job = make_job(method, task, options or {}, training, seed, episodes, changes, work.home)
     return run_jobs([job], work, rerun=rerun, command="ifsl_bench.run(...)")[0]
-
-
-def _one_job(
-    method: str | type[Method],
-    task: str,
-    options: Mapping[str, Any],
-    training: Training,
-    seed: int,
-    episodes: int | None,
-    change: Mapping[str, int],
-    home: Home,
-) -> Job:
-    jobs = make_jobs([method], [task], options, training, [seed], episodes, make_change(change), home)
-    if len(jobs) != 1:
-        raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-    return jobs[0]
 
 
 def run_jobs(jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, command: str = "") -> list[Result]:
@@ -134,8 +118,8 @@ def evaluate_checkpoint(
     if not checkpoint.is_dir() and (work.home.trained / checkpoint.name).is_dir():
         checkpoint = work.home.trained / checkpoint.name
     info = trained_facts(checkpoint)
-    training, about = Training.parse(info["train"]), (episodes, change or {}, work.home)
-    job = _one_job(info["method"], task, info["options"], training, info["seed"], *about)
+    training, about = Training.parse(info["train"]), (episodes, make_change(change or {}), work.home)
+    job = make_job(info["method"], task, info["options"], training, info["seed"], *about)
     if info["method_source"] != job.source:
         work.reporter.warn(f"the code of {job.name} has changed since {checkpoint.name} was trained")
     PrepareData(job.task, ("test",)).run(work)

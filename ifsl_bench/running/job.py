@@ -134,3 +134,12 @@ def make_jobs(
             rows.append((chosen, given, training if trains(chosen.method, given) else Training()))
         jobs += [Job(chosen, given, task, own, seed, count) for seed in seeds for chosen, given, own in rows]
     return jobs
+
+
+def make_job(method: str | type[Method], task: str, options: Mapping[str, Any], training: Training, seed: int,
+             episodes: int | None, change: Change, home: Home) -> Job:  # fmt: skip
+    """The one job of :func:`make_jobs`; raises :class:`UserError` where a task file defines several tasks."""
+    jobs = make_jobs([method], [task], options, training, [seed], episodes, change, home)
+    if len(jobs) != 1:
+        raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
+    return jobs[0]

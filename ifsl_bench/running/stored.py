@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-from pathlib import Path
-
 from ifsl_bench.backbone.pretrain import pretrained_sha256
 from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
@@ -54,20 +50,8 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
 
 def store(job: Job, work: Workspace, result: Result) -> None:
     """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost."""
-    path = job.result_path(work.home)
     with locked(work.home.cache / "results"):
-        if path.exists():
-            _keep_old(path, result, work)
+        if kept := result_file.keep_old(work.home.results, result):
+            work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
         result_file.write(work.home.results, result)
-    work.reporter.say(f"result: {path}")
-
-
-def _keep_old(path: Path, result: Result, work: Workspace) -> None:
-    try:
-        if result_file.read(path).episodes == result.episodes:
-            return
-    except CorruptFile:
-        pass
-    kept = next(k for n in itertools.count() if not (k := path.with_name(f"{path.name}.old-{n}")).exists())
-    os.replace(path, kept)
-    work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
+    work.reporter.say(f"result: {job.result_path(work.home)}")
