@@ -181,6 +181,26 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
     assert sorted(bold) == ["mine", "other"]
 
 
+def test_numbers_of_a_ranked_table_follow_from_the_counts(stored_rows):
+    """For programs to four digits, for readers to two; the distance from the best is paired."""
+    made = {"a": row("a", [15.0, 15.3], noise=1), "b": row("b", [12.0, 12.1], noise=2)}
+    stored_rows(*made.values())
+    acc = {name: np.array([r.counts().per_episode()["acc"] for r in one.results]) for name, one in made.items()}
+    shown = [load_board(packaged()["mini-5shot"], stored_rows.root)]
+    text = leaderboard(shown, stored_rows.root).splitlines()
+    found = {r["method"]: r for r in document(leaderboard(shown, stored_rows.root, "json")) if r["kind"] == "measured"}
+    for name, values in acc.items():
+        mean, interval, spread = values.mean(), 1.96 * stats.sem(values.mean(0)), values.mean(1).std(ddof=1)
+        gap = (values - acc["a"]).mean()
+        numbers = [found[name][field] for field in ("acc", "acc_interval", "sd_of_seeds")]
+        assert numbers == pytest.approx([mean, interval, spread], abs=6e-5)
+        assert found[name]["to_best"] == (None if name == "a" else pytest.approx(gap, abs=6e-5))
+        (line,) = [line for line in text if f" {name} " in line and "yours" in line]
+        assert f"{mean:.2f} ± {interval:.2f}" in line
+        assert f"{spread:.2f}" in line
+        assert (f"{gap:+.2f} ± {found[name]['to_best_interval']:.2f}" in line) if name == "b" else "+" not in line
+
+
 def test_one_seed_is_said_to_be_about_models(stored_rows):
     stored_rows(row("a", [15.0], noise=1), row("b", [14.0], noise=2))
     text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
