@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import ifsl_bench
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ifsl_bench"
@@ -96,6 +99,29 @@ def test_no_module_imports_itself_through_others():
 
     for name in sorted(MODULES.keys() - {"ifsl_bench"}):
         visit(name, ())
+
+
+def test_the_architecture_page_maps_the_rooms_in_their_order_and_names_files_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    listed = re.findall(r"^\| `([a-z/]+)/` \|", text, re.M)
+    assert listed == FLOORS
+    for room_name, modules in re.findall(r"^\| `([a-z/]+)/` \|(.*)\|$", text, re.M):
+        for name in re.findall(r"`([a-z_0-9]+)`", modules):
+            assert (PACKAGE / room_name / f"{name}.py").exists(), f"{room_name}/{name}"
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "BENCHMARKS.md", *sorted((ROOT / "docs").glob("*.md"))],
+                         ids=lambda p: p.name)  # fmt: skip
+def test_no_document_names_a_module_that_is_not_there(path):
+    text = path.read_text()
+    for name in re.findall(r"`(?:ifsl_bench/)?((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)`", text):
+        assert any((folder / name).exists() for folder in (ROOT, PACKAGE)), name
+    for name in set(re.findall(r"\bifsl_bench((?:\.[a-z_0-9]+)+)", text)) - {".methods", ".datasets"}:
+        parts = name.strip(".").split(".")
+        inside = [PACKAGE.joinpath(*parts[:n]) for n in range(len(parts), 0, -1)]
+        assert parts[0] in ifsl_bench.__all__ or any(p.is_dir() or p.with_suffix(".py").exists() for p in inside[:2]), (
+            name
+        )
 
 
 def test_no_room_takes_the_name_of_a_public_function():
