@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.learners import WEIGHT_DECAY, LinearLearner, Memory, NetworkLearner, attention, fixed_class, fold, meta
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.protocol.task import Task
-from ifsl_bench.solve import Memory, attention, fold
-from ifsl_bench.solve.episodic import WEIGHT_DECAY, LinearLearner, NetworkLearner, fixed_class, meta
 
 
 class Attractor(Method):

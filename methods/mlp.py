@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import torch
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.learners import WEIGHT_DECAYS, Converged, NetworkLearner, fixed_class, ridge
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
-from ifsl_bench.solve import ridge
-from ifsl_bench.solve.episodic import WEIGHT_DECAYS, Converged, NetworkLearner, fixed_class
 
 
 class MLP(Method):

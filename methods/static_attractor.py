@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.learners import WEIGHT_DECAY, LinearLearner, NetworkLearner, fixed_class, fold, meta
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.protocol.task import Task
-from ifsl_bench.solve import fold
-from ifsl_bench.solve.episodic import WEIGHT_DECAY, LinearLearner, NetworkLearner, fixed_class, meta
 
 
 class StaticAttractor(Method):

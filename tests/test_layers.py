@@ -22,9 +22,9 @@ OPTIONAL = PACKAGE / "plugin" / "learn2learn.py"  # the one place that imports t
 FLOORS = [
     "common",
     "solve",
-    "learners",
     "protocol",
     "plugin",
+    "learners",
     "data/read",
     "data",
     "data/sets",
@@ -146,6 +146,20 @@ def test_solvers_import_torch_and_numpy_only(path):
     names = imports(path)
     assert top(names) <= {"torch", "numpy", "ifsl_bench"}
     assert all(n.startswith("ifsl_bench.solve") for n in names if n.startswith("ifsl_bench"))
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "learners").glob("*.py")), ids=lambda p: p.name)
+def test_learners_import_the_solvers_torch_and_numpy_only(path):
+    names = imports(path)
+    assert top(names) <= {"torch", "numpy", "ifsl_bench"}
+    allowed = (
+        "ifsl_bench.solve",
+        "ifsl_bench.learners",
+        "ifsl_bench.plugin",
+        "ifsl_bench.protocol",
+        "ifsl_bench.common",
+    )
+    assert all(n.startswith(allowed) for n in names if n.startswith("ifsl_bench"))
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))

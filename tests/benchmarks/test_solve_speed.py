@@ -24,25 +24,20 @@ import torch.nn.functional as F
 from paper_shapes import D, Episodes, H, K, N, Q
 from scipy.optimize import minimize
 
-from ifsl_bench.solve import (
-    LBFGS,
+from ifsl_bench.learners import (
     DualNewton,
-    GradientDescent,
-    Implicit,
     Memory,
     NetworkArgs,
-    Neumann,
     Regression,
     SoftmaxRegression,
     TanhNetwork,
-    Unroll,
     attention,
     fold,
-    minimise,
     prototypes,
 )
-from ifsl_bench.solve.network import activations
-from ifsl_bench.solve.softmax import scores
+from ifsl_bench.learners.network import activations
+from ifsl_bench.learners.softmax import scores
+from ifsl_bench.solve import LBFGS, GradientDescent, Implicit, Neumann, Unroll, minimise
 
 pytest.importorskip("pytest_benchmark")
 threadpoolctl = pytest.importorskip("threadpoolctl")

@@ -11,16 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ifsl_bench.solve import (
-    Network,
-    NetworkArgs,
-    Regression,
-    attention,
-    fold,
-    fold_offset,
-    prototypes,
-    ridge,
-)
+from ifsl_bench.learners import Network, NetworkArgs, Regression, attention, fold, fold_offset, prototypes, ridge
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 WAYS = 5

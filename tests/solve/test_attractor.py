@@ -1,16 +1,11 @@
-"""Attention, prototypes and the folding of attractor and ridge; and what this package may import."""
+"""Attention, prototypes and the folding of attractor and ridge."""
 
 from __future__ import annotations
-
-import ast
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-import ifsl_bench.solve
-from ifsl_bench.solve import Memory, attention, fold, fold_offset, prototypes, ridge, unit
+from ifsl_bench.learners import Memory, attention, fold, fold_offset, prototypes, ridge, unit
 
 
 @pytest.mark.parametrize("rows_of_u", [1, 7])
@@ -57,15 +52,3 @@ def test_memory_starts_small_and_has_one_output_for_each_size():
     assert float(weights.abs().max()) <= 0.02
     assert 0.007 < float(weights.std()) < 0.01
     assert all(bool((p == 0).all()) for name, p in memory.named_parameters() if name.endswith("bias"))
-
-
-def test_the_package_imports_torch_and_numpy_alone():
-    for path in Path(ifsl_bench.solve.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level:
-                assert node.level == 1, path
-                continue
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            for name in names:
-                assert name.split(".")[0] in {"torch", "numpy", *sys.stdlib_module_names}, path

@@ -19,17 +19,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ifsl_bench.solve.lbfgs import LBFGS
+from ifsl_bench.solve.linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
+from ifsl_bench.solve.minimise import Implicit, Solution, Unroll, minimise
+from ifsl_bench.solve.objective import Objective
+from ifsl_bench.solve.outcome import Solver
+from ifsl_bench.solve.solvers import GradientDescent, largest_curvature
+from ifsl_bench.solve.tree import Tree, dot, pack, tree_map
+
 from .dual import DualNewton
-from .lbfgs import LBFGS
-from .linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
-from .minimise import Implicit, Solution, Unroll, minimise
 from .network import TanhNetwork
 from .network_space import Network, NetworkArgs
-from .objective import Objective
-from .outcome import Solver
 from .softmax import Regression, SoftmaxRegression
-from .solvers import GradientDescent, largest_curvature
-from .tree import Tree, dot, pack, tree_map
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
 WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-12, -1))  # 1e-6 ... 1e-1, to choose from
