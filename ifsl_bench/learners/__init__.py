@@ -13,7 +13,9 @@ take:
 A `Learner` puts these together for the episodes of a method; see `episodic`.
 """
 
-from .attractor import Memory, attention, fold, fold_offset, prototypes, ridge, unit
+from ifsl_bench.common.cosine import unit
+
+from .attractor import Memory, attention, fold, ridge
 from .dual import DualNewton
 from .episodic import (
     WEIGHT_DECAY,
@@ -55,9 +57,7 @@ __all__ = [
     "attention",
     "fixed_class",
     "fold",
-    "fold_offset",
     "meta",
-    "prototypes",
     "ridge",
     "statistics",
     "unit",

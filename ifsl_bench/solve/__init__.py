@@ -52,7 +52,7 @@ __all__ = [
 # for: the one arrow from a lower floor to a higher one, since to import the learners here would be a circle.
 MOVED = (
     "DualNewton", "Memory", "Network", "NetworkArgs", "Regression", "SoftmaxRegression", "TanhNetwork", "attention",
-    "fixed_class", "fold", "fold_offset", "prototypes", "ridge", "statistics", "unit",
+    "fixed_class", "fold", "ridge", "statistics", "unit",
 )  # fmt: skip
 
 
