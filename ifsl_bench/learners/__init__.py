@@ -29,7 +29,6 @@ from .episodic import (
     Part,
     Unrolled,
     fixed_class,
-    meta,
     statistics,
 )
 from .network import TanhNetwork
@@ -57,7 +56,6 @@ __all__ = [
     "attention",
     "fixed_class",
     "fold",
-    "meta",
     "ridge",
     "statistics",
     "unit",
