@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
+import msgspec
 import torch
 
 from ifsl_bench.common.errors import UserError, unknown
@@ -135,34 +136,21 @@ def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
 
 
 def _convert(kind: Any, value: Any) -> Any:
-    """``value``, a string of the command line or a Python value, as ``kind``; ValueError if it is none."""
-    text = value if isinstance(value, str) else None
-    if kind is type(None):
-        if value is None or (text and text.lower() == "none"):
-            return None
-    elif _is_literal(kind):
-        for choice in typing.get_args(kind):
-            if value == choice or text == str(choice):
-                return choice
-    elif kind is bool:
-        table = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if isinstance(value, bool):
-            return value
-        if text and text.lower() in table:
-            return table[text.lower()]
-    elif kind is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if text is not None:
-            return int(text)
-    elif kind is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        if text is not None:
-            return float(text)
-    elif kind is str and text is not None:
-        return text
-    raise ValueError
+    """``value``, a string of the command line or a Python value, as ``kind``.
+
+    Raises:
+        ValueError, msgspec.ValidationError: it is none.
+    """
+    text = isinstance(value, str)
+    if text and kind in (int, float):
+        value = kind(value)  # what msgspec would refuse (.5, 1_000), and 1e3 for no int
+    elif text and _is_literal(kind):
+        value = {str(choice): choice for choice in typing.get_args(kind)}.get(value, value)
+    elif text and kind in (bool, type(None)):
+        value = {"yes": True, "no": False, "none": None}.get(value.lower(), value)
+    elif isinstance(value, float):
+        value = float(value)  # NumPy's float64 is one
+    return msgspec.convert(value, kind, strict=not text)
 
 
 def resolve_options(method: type[Method], name: str, given: Mapping[str, Any], task: Task) -> dict[str, Any]:
@@ -189,7 +177,7 @@ def resolve_options(method: type[Method], name: str, given: Mapping[str, Any], t
             try:
                 resolved[key] = _convert(kind, value)
                 break
-            except ValueError:
+            except (ValueError, msgspec.ValidationError):
                 continue
         else:
             raise UserError(f"option {key!r} of method {name!r} takes {known[key].spelled}, not {value!r}")
