@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.learners import fixed_class
 from ifsl_bench.plugin.learn2learn import REQUIRES, load
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
-from ifsl_bench.solve.episodic import fixed_class
 
 
 class Heads(nn.Module):

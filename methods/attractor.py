@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
-from ifsl_bench.protocol.task import Task
-from ifsl_bench.solve import Memory, attention, fold
-from ifsl_bench.solve.episodic import WEIGHT_DECAY, LinearLearner, NetworkLearner, fixed_class, meta
+from ifsl_bench.learners.attractor import Memory, attention
+from ifsl_bench.learners.attractor_method import GAMMA, AttractorMethod
+from ifsl_bench.plugin.method import Base, Support
 
 
-class Attractor(Method):
+class Attractor(AttractorMethod):
     """Fast weights V learned in each episode under a meta-learned regulariser R that attends to the base classes:
 
         L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  1e-5/2 |V|^2  +  R(V)
@@ -34,67 +32,32 @@ class Attractor(Method):
     0, weights and U_0 truncated normal with deviation 0.01 (mlp: U_0 0.1).
 
     Options:
-        learner: ``lr``, convex and solved by Newton's method in dual numbers, or ``mlp``, solved by L-BFGS.
-        gradient: how query losses reach what is learned. ``rbp``: solved to convergence, then a damped Neumann series
-            of ``steps`` terms for F(V) = V - rate grad L(V), as in the paper. ``implicit``: the exact gradient at the
-            solution. ``t-bptt``: ``steps`` gradient steps from fixed initial values, differentiated through.
-        steps: terms of the series (rbp), gradient steps (t-bptt).
-        damping: of the series (rbp).
-        rate: step size in F (rbp), or of the gradient steps (t-bptt), there no more than 1.8 over the largest
-            curvature at an episode's start; the rate used is among the statistics.
-        converge: whether t-bptt goes on to the minimum in evaluation, or stops after ``steps`` steps there too.
         hidden: units of f_phi's hidden layer.
         dropout: on p_k, in training alone, drawn once an episode.
-        gamma: initial exp(log_gamma); in tasks of one shot the default is 0.1.
-    An option that ``gradient`` does not read is refused unless it has its default.
     """
 
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"lr+a": {"learner": "lr"}, "mlp+a": {"learner": "mlp"}}
 
     def __init__(
-        self,
-        base: Base,
-        ways: int,
-        *,
-        learner: Literal["lr", "mlp"] = "mlp",
-        gradient: Literal["rbp", "implicit", "t-bptt"] = "rbp",
-        steps: int = 20,
-        damping: float = 0.1,
-        rate: float = 1.0,
-        converge: bool = True,
-        hidden: int = 50,
-        dropout: float = 0.1,
-        gamma: float = 0.01,
+        self, base: Base, ways: int, *, hidden: int = 50, dropout: float = 0.1, gamma: float = GAMMA, **shared: Any
     ) -> None:
-        super().__init__(base, ways)
-        try:
-            self.meta = meta(gradient, steps, damping, rate, converge)
-        except ValueError as error:
-            raise UserError(str(error)) from error
+        super().__init__(base, ways, **shared)
         if hidden < 1:
             raise UserError(f"hidden must be at least 1, not {hidden}")
         if not 0 <= dropout < 1:
             raise UserError(f"dropout must be at least 0 and below 1, not {dropout}")
-        if not 0 < gamma < float("inf"):
-            raise UserError(f"gamma must be positive and finite, not {gamma}")
-        features = base.weight.shape[1]
         self.dropout = dropout
-        self.learner = (LinearLearner if learner == "lr" else NetworkLearner)(ways, features)
         parts = self.learner.parts
         self.common = any(part.common for part in parts)
-        self.memory = Memory(features, tuple(part.size for part in parts), hidden)  # f_phi
+        self.memory = Memory(base.weight.shape[1], tuple(part.size for part in parts), hidden)  # f_phi
         self.offset = nn.ParameterList(torch.empty(part.size) for part in parts)  # U_0
-        std = 0.01 if learner == "lr" else 0.1
+        std = 0.01 if self.learner.convex else 0.1
         for offset in self.offset:
             nn.init.trunc_normal_(offset, std=std, a=-2 * std, b=2 * std)
-        self.log_gamma = nn.ParameterList(torch.full((part.size,), math.log(gamma)) for part in parts)
         self.tau = nn.Parameter(torch.full((1 + self.common,), 2.0))
-        for i, start in enumerate(self.learner.start() if self.meta.needs_start else ()):
-            self.register_buffer(f"start_{i}", start, persistent=False)
-        self.to(base.weight)
+        self.complete(gamma)
 
     def centres(self, support: Support) -> list[Tensor]:
-        """u of each part: [E, N, size], or [E, 1, size] where one centre serves all rows."""
         means = F.dropout(support.class_means(self.ways), self.dropout, self.training)  # [E, N, D]
         tau: Tensor = self.tau
         if self.common:  # one more row attends: the mean of all support features
@@ -108,18 +71,3 @@ class Attractor(Method):
             layer(mixed[:, self.ways :] if part.common else mixed[:, : self.ways]) + offset
             for part, layer, offset in zip(self.learner.parts, self.memory.outer, self.offset, strict=True)
         ]
-
-    @classmethod
-    def defaults(cls, task: Task) -> dict[str, Any]:
-        return {"gamma": 0.1} if task.shots == 1 else {}
-
-    def forward(self, support: Support, query: Query) -> Prediction:
-        rest = fixed_class(support.base_logits, support.hidden)  # [E, S]
-        pulls = [
-            fold(u, log_gamma, WEIGHT_DECAY, part.rows)
-            for part, u, log_gamma in zip(self.learner.parts, self.centres(support), self.log_gamma, strict=True)
-        ]
-        rows = (support.features, support.labels, rest)
-        start = list(self.buffers())
-        found = self.meta.answer(self.learner, rows, pulls, query.features, start, self.training)
-        return Prediction(torch.cat([query.base_logits, found.novel], -1), found.statistics, found.adjoint)

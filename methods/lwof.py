@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ifsl_bench.backbone.networks import unit
+from ifsl_bench.common.cosine import cosines, unit
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 
@@ -51,8 +52,10 @@ class LwoF(Method):
         share = one_hot.mT / one_hot.sum(-2).unsqueeze(-1)  # [E, N, S], averages over a class's images
         return self.phi_mean * (share @ features) + self.phi_attended * ((share @ attention) @ memory)
 
+    def weights(self, support: Support) -> Iterator[torch.Tensor]:
+        """The base weights [K, D], then the generated ones [E, N, D]."""
+        yield self.weight
+        yield self.novel_weights(support)
+
     def forward(self, support: Support, query: Query) -> Prediction:
-        h = F.normalize(query.features, dim=-1, eps=1e-30)  # [E, Q, D]
-        to_base = h @ F.normalize(self.weight, dim=-1, eps=1e-30).T  # [E, Q, K]
-        to_novel = h @ F.normalize(self.novel_weights(support), dim=-1, eps=1e-30).mT  # [E, Q, N]
-        return Prediction(self.tau * torch.cat([to_base, to_novel], -1))
+        return Prediction(self.tau * cosines(query.features, self.weights(support)))

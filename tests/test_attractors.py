@@ -18,13 +18,13 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.meta_training import Training
+from ifsl_bench.learners import Network, NetworkLearner, fold
+from ifsl_bench.learners.network import activations
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
 from ifsl_bench.plugin.options import check_method
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.running.job import make_jobs
-from ifsl_bench.solve import LBFGS, Network, fold, measured
-from ifsl_bench.solve.episodic import NetworkLearner
-from ifsl_bench.solve.network import activations
+from ifsl_bench.solve import LBFGS, measured
 from ifsl_bench.solve.tree import tree_map
 
 _spec = importlib.util.spec_from_file_location("contract", Path(__file__).parent / "test_methods_contract.py")

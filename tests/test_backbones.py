@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from ifsl_bench.backbone.networks import BACKBONES, CosineHead, _same_padding, make_backbone, unit
+from ifsl_bench.backbone.networks import BACKBONES, CosineHead, _same_padding, make_backbone
+from ifsl_bench.common.cosine import unit
 from ifsl_bench.common.errors import UserError
 
 

@@ -25,9 +25,9 @@ OPTIONAL = PACKAGE / "plugin" / "learn2learn.py"  # the one place that imports t
 FLOORS = [
     "common",
     "solve",
-    "learners",
     "protocol",
     "plugin",
+    "learners",
     "data/read",
     "data",
     "data/sets",
@@ -160,7 +160,7 @@ def test_methods_know_the_contract_and_the_solvers_only(path):
     names = imports(path)
     assert top(names) <= {"ifsl_bench", "torch"}
     allowed = ("ifsl_bench.plugin", "ifsl_bench.solve", "ifsl_bench.learners", "ifsl_bench.protocol.task",
-               "ifsl_bench.backbone.networks", "ifsl_bench.common.errors")  # fmt: skip
+               "ifsl_bench.backbone.networks", "ifsl_bench.common.cosine", "ifsl_bench.common.errors")  # fmt: skip
     for name in names:
         if name.startswith("ifsl_bench"):
             assert name.startswith(allowed), f"{path.name} imports {name}"
@@ -174,6 +174,20 @@ def test_solvers_import_torch_and_numpy_only(path):
     assert all(n.startswith("ifsl_bench.solve") for n in names if n.startswith("ifsl_bench"))
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE / "learners").glob("*.py")), ids=lambda p: p.name)
+def test_learners_import_the_solvers_torch_and_numpy_only(path):
+    names = imports(path)
+    assert top(names) <= {"torch", "numpy", "ifsl_bench"}
+    allowed = (
+        "ifsl_bench.solve",
+        "ifsl_bench.learners",
+        "ifsl_bench.plugin",
+        "ifsl_bench.protocol",
+        "ifsl_bench.common",
+    )
+    assert all(n.startswith(allowed) for n in names if n.startswith("ifsl_bench"))
+
+
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
 def test_the_library_names_no_method_and_no_task(path):
     names = imports(path)
@@ -184,7 +198,7 @@ def test_the_library_names_no_method_and_no_task(path):
             if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))}  # fmt: skip
     texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)} - docs
     words = {p.stem for p in PLUGINS} - {"__init__"}
-    for text in texts - {"lr"}:  # PyTorch's word for a learning rate
+    for text in texts - {"lr", "mlp"}:  # names of learners too, and PyTorch's word for a learning rate
         if "ifsl-bench run" not in text:  # an example of a command
             assert not words & set(text.replace("-", " ").split()), f"{path.name} names a method: {text!r}"
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ifsl_bench.common.cosine import unit
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.protocol.task import NO_BACKBONE
 
@@ -248,11 +249,6 @@ class LinearHead(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         return F.linear(h, self.weight, self.bias)
-
-
-def unit(v: Tensor) -> Tensor:
-    """``v / (|v| + 1e-5)`` over the last dimension, the released code's normalisation."""
-    return v / (torch.linalg.vector_norm(v, dim=-1, keepdim=True) + 1e-5)
 
 
 class CosineHead(nn.Module):

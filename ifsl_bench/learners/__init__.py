@@ -1,1 +1,62 @@
-"""The episodes' own problems: softmax regression, the tanh network, and the attractors' centres."""
+"""The episodes' own problems: softmax regression, a tanh network, and the attractors that pull at them.
+
+Two objectives for `ifsl_bench.solve.minimise` come with closed forms and with coordinates in which their size is that
+of the support set: `SoftmaxRegression` (convex; `DualNewton()` solves thousands of episodes a second) and `TanhNetwork`
+(`LBFGS()` with v0 = None works in its dual numbers). `fold` turns an attractor into the centres and precisions they
+take:
+
+    c, p = fold(u, log_gamma, weight_decay=1e-5, rows=N)
+    args = Regression(features, labels, base_logits.logsumexp(-1), c, p)
+    solution = minimise(SoftmaxRegression(), DualNewton(), None, args, Implicit(Neumann()))
+    novel = query @ solution.value[..., :-1].mT + solution.value[..., None, :, -1]      # [E, Q, N]
+
+A `Learner` puts these together for the episodes of a method; see `episodic`.
+"""
+
+from ifsl_bench.common.cosine import unit
+
+from .attractor import Memory, attention, fold, ridge
+from .dual import DualNewton
+from .episodic import (
+    WEIGHT_DECAY,
+    WEIGHT_DECAYS,
+    Answer,
+    Converged,
+    Learner,
+    LinearLearner,
+    Meta,
+    NetworkLearner,
+    Part,
+    Unrolled,
+    fixed_class,
+    statistics,
+)
+from .network import TanhNetwork
+from .network_space import Network, NetworkArgs
+from .softmax import Regression, SoftmaxRegression
+
+__all__ = [
+    "WEIGHT_DECAY",
+    "WEIGHT_DECAYS",
+    "Answer",
+    "Converged",
+    "DualNewton",
+    "Learner",
+    "LinearLearner",
+    "Memory",
+    "Meta",
+    "Network",
+    "NetworkArgs",
+    "NetworkLearner",
+    "Part",
+    "Regression",
+    "SoftmaxRegression",
+    "TanhNetwork",
+    "Unrolled",
+    "attention",
+    "fixed_class",
+    "fold",
+    "ridge",
+    "statistics",
+    "unit",
+]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
+import msgspec
 import torch
 
 from ifsl_bench.common.errors import UserError, unknown
@@ -38,6 +39,13 @@ def _is_literal(kind: Any) -> bool:
     return typing.get_origin(kind) is Literal
 
 
+def _readable(kind: Any) -> bool:
+    """Whether a value of a command line can be made this, which is none of several types."""
+    if _is_literal(kind):
+        return not any(isinstance(choice, float) for choice in typing.get_args(kind))
+    return kind in (int, float, bool, str, type(None))
+
+
 def _alternatives(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
@@ -45,18 +53,19 @@ def _alternatives(kind: Any) -> tuple[Any, ...]:
 def options_of(method: type[Method]) -> dict[str, Option]:
     """The options that a method's constructor declares, in its order.
 
+    Behind those of the base class where the constructor hands what it does not name to that, as in
+    ``def __init__(self, base, ways, *, mine: int = 1, **shared)``.
+
     Raises:
         UserError: an option without annotation or default.
     """
-    found = {}
-    for name, parameter in inspect.signature(method).parameters.items():
-        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
-            continue
-        kind = _annotation(method, parameter)
+    found: dict[str, Option] = {}
+    for constructor, parameter in _parameters(method):
+        name, kind = parameter.name, _annotation(method, constructor, parameter)
         if kind is None or parameter.default is inspect.Parameter.empty:
             raise UserError(f"option {name!r} of {method.__qualname__} needs an annotation and a default value")
         for one in _alternatives(kind):
-            if one not in (int, float, bool, str, type(None)) and not _is_literal(one):
+            if not _readable(one):
                 raise UserError(
                     f"option {name!r} of {method.__qualname__} is annotated {one!r}, which --set cannot read"
                 )
@@ -64,7 +73,21 @@ def options_of(method: type[Method]) -> dict[str, Option]:
     return found
 
 
-def _annotation(method: type[Method], parameter: inspect.Parameter) -> Any:
+def _parameters(method: type[Method]) -> list[tuple[Any, inspect.Parameter]]:
+    """Keyword-only parameters with the constructor that has them, the base class's first."""
+    found: list[tuple[Any, inspect.Parameter]] = []
+    for kind in method.__mro__:
+        if "__init__" not in vars(kind):
+            continue
+        constructor = kind.__init__  # type: ignore[misc]
+        parameters = inspect.signature(constructor).parameters.values()
+        found[:0] = [(constructor, p) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+            break
+    return found
+
+
+def _annotation(method: type[Method], constructor: Any, parameter: inspect.Parameter) -> Any:
     """An option's type. Only options are resolved: other arguments may be annotated with names for type checkers."""
     kind = parameter.annotation
     if kind is inspect.Parameter.empty:
@@ -72,7 +95,7 @@ def _annotation(method: type[Method], parameter: inspect.Parameter) -> Any:
     if isinstance(kind, str):
         try:
             holder = type("Holder", (), {"__annotations__": {"kind": kind}})
-            scope = getattr(method.__init__, "__globals__", {})
+            scope = getattr(constructor, "__globals__", {})
             return typing.get_type_hints(holder, globalns=scope)["kind"]
         except Exception as error:
             raise UserError(
@@ -113,34 +136,21 @@ def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
 
 
 def _convert(kind: Any, value: Any) -> Any:
-    """``value``, a string of the command line or a Python value, as ``kind``; ValueError if it is none."""
-    text = value if isinstance(value, str) else None
-    if kind is type(None):
-        if value is None or (text and text.lower() == "none"):
-            return None
-    elif _is_literal(kind):
-        for choice in typing.get_args(kind):
-            if value == choice or text == str(choice):
-                return choice
-    elif kind is bool:
-        table = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-        if isinstance(value, bool):
-            return value
-        if text and text.lower() in table:
-            return table[text.lower()]
-    elif kind is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if text is not None:
-            return int(text)
-    elif kind is float:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        if text is not None:
-            return float(text)
-    elif kind is str and text is not None:
-        return text
-    raise ValueError
+    """``value``, a string of the command line or a Python value, as ``kind``.
+
+    Raises:
+        ValueError, msgspec.ValidationError: it is none.
+    """
+    text = isinstance(value, str)
+    if text and kind in (int, float):
+        value = kind(value)  # what msgspec would refuse (.5, 1_000), and 1e3 for no int
+    elif text and _is_literal(kind):
+        value = {str(choice): choice for choice in typing.get_args(kind)}.get(value, value)
+    elif text and kind in (bool, type(None)):
+        value = {"yes": True, "no": False, "none": None}.get(value.lower(), value)
+    elif isinstance(value, float):
+        value = float(value)  # NumPy's float64 is one
+    return msgspec.convert(value, kind, strict=not text)
 
 
 def resolve_options(method: type[Method], name: str, given: Mapping[str, Any], task: Task) -> dict[str, Any]:
@@ -167,7 +177,7 @@ def resolve_options(method: type[Method], name: str, given: Mapping[str, Any], t
             try:
                 resolved[key] = _convert(kind, value)
                 break
-            except ValueError:
+            except (ValueError, msgspec.ValidationError):
                 continue
         else:
             raise UserError(f"option {key!r} of method {name!r} takes {known[key].spelled}, not {value!r}")

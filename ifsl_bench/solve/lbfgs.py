@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from .checks import check_options
-from .network_space import DualSpace
 from .objective import Objective, Space
 from .outcome import Outcome, relative_tolerance
-from .single import SingleNetwork, aside, few, lbfgs
 from .tree import Tree, column, dot, doubled, tree_map
 
 
@@ -54,6 +52,9 @@ class LBFGS:
         check_options(self, positive=("tolerance", "gap"), counts=("max_steps", "history", "max_trials"))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
+        from ifsl_bench.learners.network_space import DualSpace
+        from ifsl_bench.learners.single import few
+
         space = objective.space(v0, args)
         if not isinstance(space, DualSpace):
             return self._all_at_once(objective, v0, args)
@@ -71,6 +72,9 @@ class LBFGS:
         return found.put(rows, solver._one_by_one(part, hard) if alone else solver._all_at_once(part, None, hard))
 
     def _all_at_once(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
+        from ifsl_bench.learners.network_space import DualSpace
+        from ifsl_bench.learners.single import aside
+
         space = objective.space(v0, args)
         z = space.initial()  # [E, P]
         s = _begin(space, z, self.history)
@@ -105,6 +109,9 @@ class LBFGS:
         return relative_tolerance(None, dtype, 1e-5, 1e-8) if self.tolerance is None else self.tolerance
 
     def _one_by_one(self, objective: Objective, args: Tree) -> Outcome:
+        from ifsl_bench.learners.network_space import DualSpace
+        from ifsl_bench.learners.single import SingleNetwork, lbfgs
+
         like = args.features
         space = objective.space(None, doubled(args))
         assert isinstance(space, DualSpace)

@@ -24,25 +24,19 @@ import torch.nn.functional as F
 from paper_shapes import D, Episodes, H, K, N, Q
 from scipy.optimize import minimize
 
-from ifsl_bench.solve import (
-    LBFGS,
+from ifsl_bench.learners import (
     DualNewton,
-    GradientDescent,
-    Implicit,
     Memory,
     NetworkArgs,
-    Neumann,
     Regression,
     SoftmaxRegression,
     TanhNetwork,
-    Unroll,
     attention,
     fold,
-    minimise,
-    prototypes,
 )
-from ifsl_bench.solve.network import activations
-from ifsl_bench.solve.softmax import scores
+from ifsl_bench.learners.network import activations
+from ifsl_bench.learners.softmax import scores
+from ifsl_bench.solve import LBFGS, GradientDescent, Implicit, Neumann, Unroll, minimise
 
 pytest.importorskip("pytest_benchmark")
 threadpoolctl = pytest.importorskip("threadpoolctl")
@@ -161,9 +155,11 @@ def test_meta_training(benchmark, learner, gradient, batch):
         space = None if learner == "lr" else objective.space(None, episodes.network())
         v0 = torch.zeros(batch, N, D + 1) if space is None else space.expand(space.initial())
 
+    support_set = episodes.support()
+
     def step():
         outputs = memory(episodes.weight)
-        shares = attention(prototypes(episodes.features, episodes.labels, N), episodes.weight, tau[0])
+        shares = attention(support_set.class_means(N), episodes.weight, tau[0])
         support = (episodes.features, episodes.labels, rest)
         if learner == "lr":
             args = Regression(*support, *fold(shares @ outputs[0], gammas[0], 1e-5, N))

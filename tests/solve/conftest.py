@@ -11,21 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from ifsl_bench.solve import (
-    Network,
-    NetworkArgs,
-    Regression,
-    attention,
-    fold,
-    fold_offset,
-    prototypes,
-    ridge,
-)
+from ifsl_bench.learners import Network, NetworkArgs, Regression, attention, fold, ridge
+from ifsl_bench.plugin.method import Support
 
 ORACLE = Path(__file__).parent.parent / "oracle"
 WAYS = 5
 DECAY = float(np.float32(1e-5))  # stored in single precision; without an attractor it was 1e-3, LR and MLP alike
 DECAY_NONE = float(np.float32(1e-3))
+
+
+def fold_offset(u: Tensor, log_gamma: Tensor, weight_decay: float, rows: int) -> Tensor:
+    """What `fold` leaves out of the objective, for u [..., M or 1, D+1]: one number for each leading index."""
+    pull = 2 / rows * log_gamma.exp()
+    share = (u.square() * (pull * weight_decay / (pull + weight_decay))).sum((-2, -1)) / 2
+    return share * (rows // u.shape[-2])
 
 
 @dataclass
@@ -69,7 +68,9 @@ class Episode:
         return hidden @ self.meta[f"w_{name}"] + self.meta[f"b_{name}"]  # [K, .]
 
     def shares(self, tau: str, mean: bool = False) -> Tensor:
-        queries = self.features.mean(1, keepdim=True) if mean else prototypes(self.features, self.labels, WAYS)
+        hidden = torch.zeros(1, len(self.weight), dtype=torch.bool)
+        support = Support(self.features, self.labels, hidden, self.features @ self.weight.T + self.bias)
+        queries = self.features.mean(1, keepdim=True) if mean else support.class_means(WAYS)
         return attention(queries, self.weight, self.meta[tau])
 
     def regression(self, weight_decay: float = DECAY) -> tuple[Regression, Tensor]:

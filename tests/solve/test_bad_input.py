@@ -7,19 +7,8 @@ import math
 import pytest
 import torch
 
-from ifsl_bench.solve import (
-    LBFGS,
-    ConjugateGradient,
-    DualNewton,
-    GradientDescent,
-    NetworkArgs,
-    Neumann,
-    Newton,
-    Regression,
-    SoftmaxRegression,
-    TanhNetwork,
-    minimise,
-)
+from ifsl_bench.learners import DualNewton, NetworkArgs, Regression, SoftmaxRegression, TanhNetwork
+from ifsl_bench.solve import LBFGS, ConjugateGradient, GradientDescent, Neumann, Newton, minimise
 
 
 def regression(features=None, labels=None, rest=None, ways=2, precision=0.1):

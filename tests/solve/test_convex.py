@@ -9,18 +9,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from ifsl_bench.solve import (
-    LBFGS,
-    ConjugateGradient,
-    Direct,
-    DualNewton,
-    Implicit,
-    Neumann,
-    Regression,
-    SoftmaxRegression,
-    minimise,
-    single,
-)
+from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, single
+from ifsl_bench.solve import LBFGS, ConjugateGradient, Direct, Implicit, Neumann, minimise
 
 
 @pytest.fixture(autouse=True, params=[0, 6], ids=["all at once", "one by one"])

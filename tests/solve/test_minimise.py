@@ -9,19 +9,17 @@ from collections import namedtuple
 import pytest
 import torch
 
+from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression
 from ifsl_bench.solve import (
     LBFGS,
     ConjugateGradient,
     Direct,
-    DualNewton,
     FunctionObjective,
     GradientDescent,
     Implicit,
     Neumann,
     Newton,
     Objective,
-    Regression,
-    SoftmaxRegression,
     Unroll,
     largest_curvature,
     minimise,

@@ -10,22 +10,26 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from ifsl_bench.learners import (
+    Converged,
+    LinearLearner,
+    Network,
+    NetworkArgs,
+    NetworkLearner,
+    TanhNetwork,
+    ridge,
+    single,
+)
 from ifsl_bench.solve import (
     LBFGS,
     ConjugateGradient,
     GradientDescent,
     Implicit,
-    Network,
-    NetworkArgs,
     Neumann,
-    TanhNetwork,
     Unroll,
     largest_curvature,
     minimise,
-    ridge,
-    single,
 )
-from ifsl_bench.solve.episodic import Converged, LinearLearner, NetworkLearner
 from ifsl_bench.solve.tree import pack, unpack
 
 

@@ -6,24 +6,21 @@ import numpy as np
 import pytest
 import torch
 
+from ifsl_bench.learners import DualNewton, Network, SoftmaxRegression, TanhNetwork
+from ifsl_bench.learners.network import activations
+from ifsl_bench.learners.softmax import scores
 from ifsl_bench.solve import (
     LBFGS,
     ConjugateGradient,
     Direct,
-    DualNewton,
     GradientDescent,
     Implicit,
-    Network,
     Neumann,
     Outcome,
-    SoftmaxRegression,
-    TanhNetwork,
     Unroll,
     measured,
     minimise,
 )
-from ifsl_bench.solve.network import activations
-from ifsl_bench.solve.softmax import scores
 
 KINDS = ["none", "static", "attn"]
 RBP = Neumann(20, float(np.float32(0.1)), 1.0)

@@ -19,17 +19,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ifsl_bench.solve.lbfgs import LBFGS
+from ifsl_bench.solve.linear import AdjointReport, ConjugateGradient, LinearSolver
+from ifsl_bench.solve.minimise import Implicit, Solution, Unroll, minimise
+from ifsl_bench.solve.objective import Objective
+from ifsl_bench.solve.outcome import Solver
+from ifsl_bench.solve.solvers import GradientDescent, largest_curvature
+from ifsl_bench.solve.tree import Tree, dot, pack, tree_map
+
 from .dual import DualNewton
-from .lbfgs import LBFGS
-from .linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
-from .minimise import Implicit, Solution, Unroll, minimise
 from .network import TanhNetwork
 from .network_space import Network, NetworkArgs
-from .objective import Objective
-from .outcome import Solver
 from .softmax import Regression, SoftmaxRegression
-from .solvers import GradientDescent, largest_curvature
-from .tree import Tree, dot, pack, tree_map
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
 WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-12, -1))  # 1e-6 ... 1e-1, to choose from
@@ -264,28 +265,3 @@ def statistics(solution: Solution) -> dict[str, Tensor]:
         "solver_unconverged": (~solution.converged).to(norm.dtype),
         "gradient_norm": norm,
     }
-
-
-def meta(gradient: str, steps: int, damping: float, rate: float, converge: bool) -> Meta:
-    """`rbp` (steps, damping, rate), `implicit`, or `t-bptt` (steps, rate, converge).
-
-    Raises:
-        ValueError: a value out of range, or one that differs from its default where nothing reads it.
-    """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, not {steps}")
-    if not 0 <= damping < 1:
-        raise ValueError(f"damping must be at least 0 and below 1, not {damping}")
-    if not 0 < rate < float("inf"):
-        raise ValueError(f"rate must be positive and finite, not {rate}")
-    changed = {"steps": steps != 20, "damping": damping != 0.1, "rate": rate != 1.0, "converge": not converge}
-    read = {"rbp": ("steps", "damping", "rate"), "implicit": (), "t-bptt": ("steps", "rate", "converge")}[gradient]
-    for name, other in changed.items():
-        if other and name not in read:
-            raise ValueError(
-                f"{name} has no effect with gradient={gradient}, which reads {', '.join(read) or 'no such option'}: "
-                f"leave it out"
-            )
-    if gradient == "rbp":
-        return Converged(Neumann(steps, damping, rate))
-    return Converged() if gradient == "implicit" else Unrolled(steps, rate, converge)

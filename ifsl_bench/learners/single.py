@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from ifsl_bench.solve.lbfgs import LBFGS
+
     from .dual import DualNewton
-    from .lbfgs import LBFGS
     from .network_space import DualSpace
 
 Array = np.ndarray[Any, np.dtype[np.float64]]

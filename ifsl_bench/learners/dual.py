@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .checks import check_options
-from .linear import conjugate_gradient
-from .objective import Objective
-from .outcome import Outcome, relative_tolerance
+from ifsl_bench.solve.checks import check_options
+from ifsl_bench.solve.linear import conjugate_gradient
+from ifsl_bench.solve.objective import Objective
+from ifsl_bench.solve.outcome import Outcome, relative_tolerance
+from ifsl_bench.solve.tree import Tree, column, dot, doubled
+
 from .single import few, newton
 from .softmax import (
     Regression,
@@ -37,7 +39,6 @@ from .softmax import (
     weigh,
     with_rest,
 )
-from .tree import Tree, column, dot, doubled
 
 
 @dataclass(frozen=True)

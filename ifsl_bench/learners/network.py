@@ -15,10 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ifsl_bench.solve.linear import conjugate_gradient
+from ifsl_bench.solve.objective import ACCURATE, LargeSpace, LinearOutcome, Objective, Operator, Space
+from ifsl_bench.solve.tree import Tree, doubled, tree_map
+
 from .checks import check_pull, check_support
-from .linear import conjugate_gradient
 from .network_space import DualSpace, Network, NetworkArgs
-from .objective import ACCURATE, LargeSpace, LinearOutcome, Objective, Operator, Space
 from .softmax import (
     TINY,
     cross_entropy,
@@ -29,7 +31,6 @@ from .softmax import (
     spread,
     weigh,
 )
-from .tree import Tree, doubled, tree_map
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ifsl_bench.solve.linear import conjugate_gradient
+from ifsl_bench.solve.objective import ACCURATE, LinearOutcome, Objective, Operator
+from ifsl_bench.solve.tree import Tree, doubled
+
 from .checks import check_pull, check_support
-from .linear import conjugate_gradient
-from .objective import ACCURATE, LinearOutcome, Objective, Operator
 from .single import few, newton_direction
-from .tree import Tree, doubled
 
 TINY = torch.finfo(torch.float64).tiny
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from ifsl_bench.solve.tree import dot, tree_map
+
 from .softmax import cross_entropy, floored, indicator, kernel, residual, scores, spread
-from .tree import dot, tree_map
 
 if TYPE_CHECKING:
     from .network import TanhNetwork

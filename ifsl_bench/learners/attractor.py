@@ -11,38 +11,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ifsl_bench.common.cosine import unit
+
 
 def fold(u: Tensor, log_gamma: Tensor, weight_decay: float, rows: int) -> tuple[Tensor, Tensor]:
     """R + weight_decay/2 |V|^2 as 1/2 sum p (V - c)^2 + constant: centres c like u, precisions p like log_gamma.
 
-    u [..., N, D+1] (any leading shape), log_gamma [D+1]; rows is M. The constant is `fold_offset`.
+    u [..., N, D+1] (any leading shape), log_gamma [D+1]; rows is M.
     """
     pull = 2 / rows * log_gamma.exp()
     precisions = pull + weight_decay
     return u * (pull / precisions), precisions
 
 
-def fold_offset(u: Tensor, log_gamma: Tensor, weight_decay: float, rows: int) -> Tensor:
-    """What `fold` leaves out of the objective, for u [..., M or 1, D+1]: one number for each leading index."""
-    pull = 2 / rows * log_gamma.exp()
-    share = (u.square() * (pull * weight_decay / (pull + weight_decay))).sum((-2, -1)) / 2
-    return share * (rows // u.shape[-2])
-
-
 def ridge(rows: int, size: int, weight_decay: float, like: Tensor) -> tuple[Tensor, Tensor]:
     """No attractor: centres 0 [rows, size] and precisions weight_decay [size], in the type and place of `like`."""
     return like.new_zeros(rows, size), like.new_full((size,), weight_decay)
-
-
-def prototypes(features: Tensor, labels: Tensor, ways: int) -> Tensor:
-    """Mean feature of each class: features [E, S, D], labels [E, S] -> [E, N, D]."""
-    member = (labels[:, None] == torch.arange(ways, device=labels.device)[:, None]).to(features.dtype)  # [E, N, S]
-    return (member / member.sum(2, keepdim=True)) @ features
-
-
-def unit(v: Tensor) -> Tensor:
-    """v / (|v| + 1e-5) along the last dimension."""
-    return v / (torch.linalg.vector_norm(v, dim=-1, keepdim=True) + 1e-5)
 
 
 def attention(queries: Tensor, keys: Tensor, tau: Tensor, hidden: Tensor | None = None) -> Tensor:

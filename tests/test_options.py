@@ -1,0 +1,153 @@
+"""Options of a method: what is read, what is refused, and those that a base class shares."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from ifsl_bench.methods.attractor import Attractor
+from ifsl_bench.methods.static_attractor import StaticAttractor
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.learners.attractor_method import AttractorMethod
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.options import options_of, resolve_options
+from ifsl_bench.protocol.task_files import find
+
+(TASK,) = find("glyphs-5shot")
+
+
+class Every(Method):
+    """One option of each type."""
+
+    def __init__(
+        self,
+        base,
+        ways,
+        *,
+        count: int = -1,
+        share: float = -1.0,
+        flag: bool | None = None,
+        word: str = "-",
+        choice: Literal["a", "yes", 3] = "a",
+        limit: float | None = -1.0,
+        size: int | str = -1,
+        name: str | None = "-",
+    ) -> None:
+        super().__init__(base, ways)
+
+    def forward(self, support, query):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "expected"),
+    [
+        *(("flag", text, True) for text in ("true", "True", "yes", "YES", "1")),
+        *(("flag", text, False) for text in ("false", "FALSE", "no", "No", "0")),
+        ("flag", True, True),
+        ("count", "12", 12),
+        ("count", "-3", -3),
+        ("count", "1_000", 1000),
+        ("count", 7, 7),
+        ("share", "1e-3", 1e-3),
+        ("share", ".5", 0.5),
+        ("share", "1.", 1.0),
+        ("share", "2", 2.0),
+        ("share", "inf", float("inf")),
+        ("share", 2, 2.0),
+        ("share", np.float64(0.25), 0.25),
+        ("word", "none", "none"),
+        ("word", "1", "1"),
+        ("choice", "yes", "yes"),
+        ("choice", "3", 3),
+        ("choice", 3, 3),
+        ("limit", "none", None),
+        ("limit", "None", None),
+        ("limit", None, None),
+        ("limit", "0.5", 0.5),
+        ("size", "5", 5),
+        ("size", "five", "five"),
+        ("name", "none", "none"),
+    ],
+)
+def test_values_and_their_spellings(option, given, expected):
+    (found,) = resolve_options(Every, "every", {option: given}, TASK).values()
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "message"),
+    [
+        ("flag", "maybe", "option 'flag' of method 'every' takes bool|none, not 'maybe'"),
+        ("flag", 1, "takes bool|none, not 1"),
+        ("flag", "", "takes bool|none, not ''"),
+        ("count", "1.5", "takes int, not '1.5'"),
+        ("count", "1e3", "takes int, not '1e3'"),
+        ("count", "none", "takes int, not 'none'"),
+        ("count", True, "takes int, not True"),
+        ("count", 2.0, "takes int, not 2.0"),
+        ("share", "much", "takes float, not 'much'"),
+        ("share", False, "takes float, not False"),
+        ("share", None, "takes float, not None"),
+        ("word", 1, "takes str, not 1"),
+        ("choice", "b", "takes a|yes|3, not 'b'"),
+        ("choice", "no", "takes a|yes|3, not 'no'"),
+        ("limit", "nothing", "takes float|none, not 'nothing'"),
+    ],
+)
+def test_other_values_are_refused_in_one_line(option, given, message):
+    with pytest.raises(UserError) as caught:
+        resolve_options(Every, "every", {option: given}, TASK)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_literal_of_floats_is_no_option():
+    class Broken(Every):
+        def __init__(self, base, ways, *, share: Literal[0.1, 0.2] = 0.1) -> None:
+            super().__init__(base, ways)
+
+    with pytest.raises(UserError, match="which --set cannot read"):
+        options_of(Broken)
+
+
+class Passing(Every):
+    """Its own options behind those of the base class, one of which has another default."""
+
+    def __init__(self, base, ways, *, own: int = 1, count: int = 5, **shared: Any) -> None:
+        super().__init__(base, ways, count=count, **shared)
+
+
+class Closed(Every):
+    """Takes no option of the base class."""
+
+    def __init__(self, base, ways, *, own: int = 1) -> None:
+        super().__init__(base, ways)
+
+
+def test_a_constructor_that_passes_options_on_has_those_of_its_base_class_first():
+    every = options_of(Every)
+    assert list(options_of(Passing)) == [*every, "own"]
+    assert {name for name, option in options_of(Passing).items() if option != every.get(name)} == {"own", "count"}
+    assert options_of(Passing)["count"].default == 5
+    assert list(options_of(Closed)) == ["own"]
+    assert resolve_options(Passing, "passing", {"own": "2", "share": "3", "count": "5"}, TASK) == {
+        "share": 3.0,
+        "own": 2,
+    }
+
+
+@pytest.mark.parametrize(("method", "own"), [(StaticAttractor, []), (Attractor, ["hidden", "dropout"])])
+def test_what_the_attractors_share_is_declared_and_documented_once(method, own):
+    shared = ["learner", "gradient", "steps", "damping", "rate", "converge"]
+    # The order is that of stored labels.
+    assert list(options_of(method)) == [*shared, *own, "gamma"]
+    text = method.__doc__.partition("\nOptions:\n")[2]
+    described = [line.strip().partition(":")[0] for line in text.splitlines() if re.match(" {4}[a-z]", line)]
+    assert sorted(described) == sorted(options_of(method))
+    common = AttractorMethod.__doc__.partition("Options:\n")[2]
+    assert common.split() == text[text.index("    learner:") :].split()
