@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# Two busy threads for each of many small tests only get in each other's way. NumPy's libraries read this when they are
+# loaded; workers and commands that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import shutil
 import sys
 from collections.abc import Callable
@@ -13,11 +18,21 @@ import numpy as np
 import pytest
 import torch
 
-# Two busy threads for each of many small tests only get in each other's way.
 torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ORACLE = Path(__file__).parent / "oracle"
+MOST_SLOW = 40
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m leaves any out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The mark ``slow`` is for few tests, and says why."""
+    slow = [(item, mark) for item in items for mark in item.iter_markers("slow")]
+    for item, mark in slow:
+        if len(mark.args) != 1 or not isinstance(mark.args[0], str) or mark.kwargs:
+            raise pytest.UsageError(f'{item.nodeid}: say why it is slow: @pytest.mark.slow("why")')
+    if len(slow) > MOST_SLOW:
+        raise pytest.UsageError(f"{len(slow)} tests are marked slow, at most {MOST_SLOW} may be")
 
 
 @pytest.fixture(autouse=True)

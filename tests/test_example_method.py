@@ -124,7 +124,7 @@ def test_its_commands_run_on_a_small_task(site, clusters):
 
 def test_it_passes_what_every_method_must(site):
     (command,) = [command for command in commands() if command[0] == "pytest"]
-    told = child(["-m", *command, "-q", "-p", "no:cacheprovider"], site, ROOT)
+    told = child(["-m", *command, "-n", "0", "-q", "-p", "no:cacheprovider"], site, ROOT)
     passed = re.search(r"^(\d+) passed, \d+ deselected", told, re.M)
     assert passed, told
     assert int(passed[1]) >= 10, "the name selects the tests"
