@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from scipy import optimize, special
 
-from ifsl_bench.cli import main as cli
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support
 
@@ -143,12 +142,9 @@ def test_the_documents_programs_print_what_it_says(site, tmp_path):
     assert child([str(tmp_path / "programs.py")], site, tmp_path) == "".join(printed)
 
 
-def test_stored_rows_are_the_ones_the_command_prints(capsys, monkeypatch):
+def test_stored_rows_are_the_ones_the_command_prints(call):
     (table,) = [text for text in blocks("text") if text.startswith("method ")]
-    monkeypatch.setattr(sys, "argv", ["ifsl-bench", "table", "glyphs-5shot"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    printed = [line.split() for line in call("table", "glyphs-5shot")[1].splitlines()]
     stored = [line.split() for line in table.splitlines() if line.endswith("stored")]
     assert len(stored) >= 3
     for row in stored:
