@@ -17,6 +17,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
 torch.set_num_threads(1)
 
@@ -196,16 +197,39 @@ protocol = "shared"
 
 
 @pytest.fixture(scope="session")
-def glyphs_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Makes a folder that all workers share: the first that asks for it fills it, the others wait."""
+    shared = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        shared = shared.parent
+
+    def make(name: str, fill: Callable[[Path], None]) -> Path:
+        folder, half = shared / name, shared / f"{name}.partial"
+        with FileLock(shared / f"{name}.lock"):
+            if not folder.exists():
+                shutil.rmtree(half, ignore_errors=True)
+                half.mkdir()
+                fill(half)
+                half.rename(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def glyphs_source(made_once: Callable[..., Path]) -> Path:
     """A home with the real glyphs, rendered once for all tests."""
     from ifsl_bench.common.files import Home
     from ifsl_bench.common.progress import Reporter
     from ifsl_bench.data.preparing.prepare import prepare
 
-    root = tmp_path_factory.mktemp("glyphs")
-    prepare(Home.locate(root / "home"), "glyphs", None, False, Reporter())
-    (root / "few.toml").write_text(GLYPH_TASKS.format(steps=6))
-    return root
+    def fill(root: Path) -> None:
+        prepare(Home.locate(root / "home"), "glyphs", None, False, Reporter())
+        (root / "few.toml").write_text(GLYPH_TASKS.format(steps=6))
+
+    return made_once("glyphs", fill)
 
 
 def _link_data(source: str, target: str) -> None:
@@ -226,18 +250,19 @@ def glyph_home(glyphs_source: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def glyph_features_source(glyphs_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def glyph_features_source(glyphs_source: Path, made_once: Callable[..., Path]) -> Path:
     """The same with a pretraining of six steps and the features under it."""
     from ifsl_bench.protocol.task_files import find
     from ifsl_bench.running.api import workspace
     from ifsl_bench.running.workbench import Bench
 
-    root = tmp_path_factory.mktemp("glyph-features")
-    home = _copy_home(glyphs_source, root).rename(root / "home")
-    bench = Bench(find(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, 1, workspace(home, device="cpu"))
-    for pool in ("base/train", "base/val", "base/test", "novel/test"):
-        bench.pool(pool)
-    return root
+    def fill(root: Path) -> None:
+        home = _copy_home(glyphs_source, root).rename(root / "home")
+        bench = Bench(find(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, 1, workspace(home, device="cpu"))
+        for pool in ("base/train", "base/val", "base/test", "novel/test"):
+            bench.pool(pool)
+
+    return made_once("glyph-features", fill)
 
 
 @pytest.fixture

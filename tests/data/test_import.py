@@ -601,6 +601,7 @@ def test_left_out_images_survive_an_interruption(toy, tmp_path, monkeypatch):
     assert "base/train: 1 images that cannot be used" in dataset.manifest["about"]["missing"][0]
 
 
+@pytest.mark.slow("500 MB of images, twice")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is known on Linux only")
 @pytest.mark.parametrize("processes", [0, 2])
 def test_memory_does_not_grow_with_the_data(tmp_path, processes):
