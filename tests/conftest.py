@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# Two busy threads for each of many small tests only get in each other's way. NumPy's libraries read this when they are
+# loaded; workers and commands that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,12 +17,23 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from filelock import FileLock
 
-# Two busy threads for each of many small tests only get in each other's way.
 torch.set_num_threads(1)
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ORACLE = Path(__file__).parent / "oracle"
+MOST_SLOW = 40
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m leaves any out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The mark ``slow`` is for few tests, and says why."""
+    slow = [(item, mark) for item in items for mark in item.iter_markers("slow")]
+    for item, mark in slow:
+        if len(mark.args) != 1 or not isinstance(mark.args[0], str) or mark.kwargs:
+            raise pytest.UsageError(f'{item.nodeid}: say why it is slow: @pytest.mark.slow("why")')
+    if len(slow) > MOST_SLOW:
+        raise pytest.UsageError(f"{len(slow)} tests are marked slow, at most {MOST_SLOW} may be")
 
 
 @pytest.fixture(autouse=True)
@@ -181,16 +197,39 @@ protocol = "shared"
 
 
 @pytest.fixture(scope="session")
-def glyphs_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory, worker_id: str
+) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Makes a folder that all workers share: the first that asks for it fills it, the others wait."""
+    shared = tmp_path_factory.getbasetemp()
+    if worker_id != "master":
+        shared = shared.parent
+
+    def make(name: str, fill: Callable[[Path], None]) -> Path:
+        folder, half = shared / name, shared / f"{name}.partial"
+        with FileLock(shared / f"{name}.lock"):
+            if not folder.exists():
+                shutil.rmtree(half, ignore_errors=True)
+                half.mkdir()
+                fill(half)
+                half.rename(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def glyphs_source(made_once: Callable[..., Path]) -> Path:
     """A home with the real glyphs, rendered once for all tests."""
     from ifsl_bench.common.files import Home
     from ifsl_bench.common.progress import Reporter
     from ifsl_bench.data.preparing.prepare import prepare
 
-    root = tmp_path_factory.mktemp("glyphs")
-    prepare(Home.locate(root / "home"), "glyphs", None, False, Reporter())
-    (root / "few.toml").write_text(GLYPH_TASKS.format(steps=6))
-    return root
+    def fill(root: Path) -> None:
+        prepare(Home.locate(root / "home"), "glyphs", None, False, Reporter())
+        (root / "few.toml").write_text(GLYPH_TASKS.format(steps=6))
+
+    return made_once("glyphs", fill)
 
 
 def _link_data(source: str, target: str) -> None:
@@ -211,18 +250,19 @@ def glyph_home(glyphs_source: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def glyph_features_source(glyphs_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def glyph_features_source(glyphs_source: Path, made_once: Callable[..., Path]) -> Path:
     """The same with a pretraining of six steps and the features under it."""
     from ifsl_bench.episodic.prepared import PreparedTask
     from ifsl_bench.protocol.task_files import find
     from ifsl_bench.running.api import workspace
 
-    root = tmp_path_factory.mktemp("glyph-features")
-    home = _copy_home(glyphs_source, root).rename(root / "home")
-    bench = PreparedTask(find(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, 1, workspace(home, device="cpu"))
-    for pool in ("base/train", "base/val", "base/test", "novel/test"):
-        bench.pool(pool)
-    return root
+    def fill(root: Path) -> None:
+        home = _copy_home(glyphs_source, root).rename(root / "home")
+        bench = PreparedTask(find(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, 1, workspace(home, device="cpu"))
+        for pool in ("base/train", "base/val", "base/test", "novel/test"):
+            bench.pool(pool)
+
+    return made_once("glyph-features", fill)
 
 
 @pytest.fixture

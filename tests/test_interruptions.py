@@ -52,14 +52,16 @@ def wait_for(process: subprocess.Popen, home: Path, pattern: str, timeout: float
 
 
 @pytest.fixture(scope="module")
-def undisturbed(glyphs_source, tmp_path_factory):
+def undisturbed(glyphs_source, made_once):
     """The numbers of a run that nobody disturbs, from rendering to the result."""
-    root = tmp_path_factory.mktemp("undisturbed")
-    text = (glyphs_source / "few.toml").read_text().replace("steps = 6", "steps = 170")  # one epoch and a bit
-    text = text.replace("\nepisodes = 40", "\nepisodes = 2000")  # long enough to be hit
-    (root / "few.toml").write_text(text)
-    finish(start(root / "home", f"{root / 'few.toml'}:few-1shot"))
-    return root
+
+    def fill(root: Path) -> None:
+        text = (glyphs_source / "few.toml").read_text().replace("steps = 6", "steps = 170")  # one epoch and a bit
+        text = text.replace("\nepisodes = 40", "\nepisodes = 2000")  # long enough to be hit
+        (root / "few.toml").write_text(text)
+        finish(start(root / "home", f"{root / 'few.toml'}:few-1shot"))
+
+    return made_once("undisturbed", fill)
 
 
 STAGES = {
@@ -71,6 +73,7 @@ STAGES = {
 }
 
 
+@pytest.mark.slow("seven runs from rendering to the result")
 def test_killed_in_every_stage_ends_with_the_same_numbers(undisturbed, tmp_path):
     """One home, killed with SIGKILL as soon as each stage has begun, then run to the end."""
     home, task = tmp_path / "home", f"{undisturbed / 'few.toml'}:few-1shot"
@@ -92,6 +95,7 @@ def test_killed_in_every_stage_ends_with_the_same_numbers(undisturbed, tmp_path)
     assert not list(home.rglob(".partial-*"))
 
 
+@pytest.mark.slow("two more runs on images")
 def test_ctrl_c_says_how_to_go_on(undisturbed, tmp_path):
     home, task = tmp_path / "home", f"{undisturbed / 'few.toml'}:few-1shot"
     shutil.copytree(undisturbed / "home" / "data", home / "data")
@@ -106,6 +110,7 @@ def test_ctrl_c_says_how_to_go_on(undisturbed, tmp_path):
     assert counts(home) == counts(undisturbed / "home")
 
 
+@pytest.mark.slow("two more runs on images, at once")
 def test_two_runs_at_once_both_end_right(undisturbed, tmp_path):
     home, task = tmp_path / "home", f"{undisturbed / 'few.toml'}:few-1shot"
     both = [start(home, task), start(home, task)]
@@ -171,6 +176,7 @@ def test_unwritable_homes_are_said_plainly(tmp_path, target):
     assert "cannot write" in done.stderr
 
 
+@pytest.mark.slow("a run on images after an undisturbed one")
 def test_augmented_views_from_the_command_line(undisturbed, tmp_path):
     """``--train views=2`` meta-trains on augmented features, from the same pretraining."""
     home = tmp_path / "home"

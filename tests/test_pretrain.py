@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -30,6 +31,14 @@ def few(glyph_home):
     return home, task, ensure(home, task.dataset, Reporter())
 
 
+@pytest.fixture
+def frozen(clusters):
+    """(home, task, dataset) of a classifier on frozen features, which is trained in no time."""
+    home = Home.locate(clusters / "home")
+    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+    return home, task, ensure(home, task.dataset, Reporter())
+
+
 def tensors(pretrained):
     return {**pretrained.network.state_dict(), **pretrained.head.state_dict(prefix="head.")}
 
@@ -52,8 +61,6 @@ def test_records_what_was_done_and_is_cached(few, head):
 
 def test_keys_differ_with_everything_that_matters(few):
     _, task, dataset = few
-    import msgspec
-
     keys = {
         pretraining_key(task, dataset.fingerprint, "linear", 0),
         pretraining_key(task, dataset.fingerprint, "cosine", 0),
@@ -71,8 +78,6 @@ def test_keys_differ_with_everything_that_matters(few):
 
 def test_one_pretraining_for_all_seeds_is_that_of_its_seed(few):
     """A task that fixes the seed shares the backbone with those that do not, and is another task."""
-    import msgspec
-
     home, task, dataset = few
     fixed = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, seed=1))
     key = pretraining_key(task, dataset.fingerprint, "linear", 1)
@@ -85,8 +90,8 @@ def test_one_pretraining_for_all_seeds_is_that_of_its_seed(few):
     assert torch.equal(made.head.weight, again.head.weight)
 
 
-def test_seeds_give_other_weights(few):
-    home, task, dataset = few
+def test_seeds_give_other_weights(frozen):
+    home, task, dataset = frozen
     a, b = (pretrain(home, task, dataset, "linear", seed, CPU, Reporter()) for seed in (0, 1))
     assert not torch.equal(a.head.weight, b.head.weight)
 
@@ -124,16 +129,12 @@ def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
         assert torch.equal(value, tensors(broken)[key])
 
 
-def test_first_step_is_plain_sgd_with_weight_decay_on_matrices(clusters):
+def test_first_step_is_plain_sgd_with_weight_decay_on_matrices(frozen, tmp_path):
     """One step of the loop against the formula, in NumPy."""
-    import msgspec
-
-    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+    _, task, dataset = frozen
     spec = msgspec.structs.replace(task.pretraining, steps=1, weight_decay=0.1, batch=100_000)
     task = msgspec.structs.replace(task, pretraining=spec)
-    home = Home.locate(clusters / "home")
-    dataset = ensure(home, task.dataset, Reporter())
-    trainer = module._Trainer(clusters / "x", task, dataset, "linear", 0, CPU)
+    trainer = module._Trainer(tmp_path / "x", task, dataset, "linear", 0, CPU)
     weight, bias = trainer.head.weight.detach().clone().double(), trainer.head.bias.detach().clone().double()
     trainer.info["bf16"] = False
     trainer.train(Reporter())
@@ -145,17 +146,15 @@ def test_first_step_is_plain_sgd_with_weight_decay_on_matrices(clusters):
     torch.testing.assert_close(trainer.head.bias.double(), bias - 0.05 * probability.mean(0), atol=1e-6, rtol=1e-5)
 
 
-def test_features_are_learned(clusters):
-    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
-    home = Home.locate(clusters / "home")
-    dataset = ensure(home, task.dataset, Reporter())
+def test_features_are_learned(frozen):
+    home, task, dataset = frozen
     for head in ("linear", "cosine"):
         assert pretrain(home, task, dataset, head, 0, CPU, Reporter()).info["accuracy"]["base/test"] > 0.7
 
 
 @pytest.mark.parametrize("damage", ["cut", "byte", "gone", "json", "version"])
-def test_damaged_checkpoint_is_named_and_made_again(few, damage):
-    home, task, dataset = few
+def test_damaged_checkpoint_is_named_and_made_again(frozen, damage):
+    home, task, dataset = frozen
     first = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
     folder = home.pretrained / first.key
     info = json.loads((folder / "checkpoint.json").read_text())
@@ -180,20 +179,15 @@ def test_damaged_checkpoint_is_named_and_made_again(few, damage):
     assert len(list(home.pretrained.glob("*.corrupt-0"))) == 1
 
 
-def test_divergence_is_said(clusters):
-    import msgspec
-
-    task = find(f"{clusters / 'clusters.toml'}:clusters-1shot")[0]
+def test_divergence_is_said(frozen):
+    home, task, dataset = frozen
     schedule = msgspec.structs.replace(task.pretraining.schedule, rate=1e30)
     task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, schedule=schedule))
-    home = Home.locate(clusters / "home")
     with pytest.raises(UserError, match="pretraining diverged: the loss is"):
-        pretrain(home, task, ensure(home, task.dataset, Reporter()), "linear", 0, CPU, Reporter())
+        pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
 
 
 def test_wrong_number_of_channels_is_said(few):
-    import msgspec
-
     home, task, dataset = few
     data = msgspec.structs.replace(task.dataset, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
     with pytest.raises(UserError, match="3 values, but its images have 1 channels"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.render import FORMATS, PROGRAMS, render
 from ifsl_bench.board.result_file import read
-from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.episodic.prepared import PreparedTask
@@ -247,7 +245,7 @@ def test_accuracy_is_that_of_a_plain_loop(clusters, task):
         assert result.episodes.novel_alone[e] == hits
 
 
-def test_results_of_regular_tasks_are_checked_and_compared(clusters, task, capsys, monkeypatch):
+def test_results_of_regular_tasks_are_checked_and_compared(clusters, task, call):
     work = api.workspace(clusters / "home", device="cpu")
     a, b = (api.run(method, task("regular"), work=work) for method in ("protonet", "imprint"))
     found = compare(Row("a", "yours", (a,)), Row("b", "yours", (b,)))
@@ -270,10 +268,7 @@ def test_results_of_regular_tasks_are_checked_and_compared(clusters, task, capsy
     path.write_text(json.dumps(value))
     for command in (["show", str(path)], ["compare", "protonet", "imprint", "--task", task("regular"), "--home",
                                           str(clusters / "home")]):  # fmt: skip
-        monkeypatch.setattr(sys, "argv", ["ifsl-bench", *command])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        assert not stop.value.code
-        out = capsys.readouterr().out
+        status, out, err = call(*command)
+        assert status == 0, err
         assert "Acc." in out
         assert "nan" not in out.lower()

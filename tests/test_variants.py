@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import msgspec
@@ -13,7 +12,6 @@ import pytest
 import torch
 
 from ifsl_bench.backbone.pretrain import pretraining_key
-from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -317,7 +315,7 @@ def test_episodes_that_cannot_be_drawn_cost_no_pretraining(clusters, call, monke
     assert call("run", "--method", "protonet", *options)[0] == 0
 
 
-def test_a_plan_refuses_what_cannot_be_drawn(monkeypatch, capsys):
+def test_a_plan_refuses_what_cannot_be_drawn(call):
     """Nothing is prepared: what is known is how many classes and images the data set will have."""
     for arguments, message in (
         (["--ways", "99999999999999999999"], "ways must be 1,000,000 at most"),
@@ -328,13 +326,9 @@ def test_a_plan_refuses_what_cannot_be_drawn(monkeypatch, capsys):
         ),
         (["--base-classes", "1000"], "a task of 1000 cannot be made of it"),
     ):
-        words = ["ifsl-bench", "run", "--method", "imprint", "--task", "glyphs-5shot", "--dry-run", *arguments]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        shown = capsys.readouterr()
-        assert (stop.value.code, shown.out, shown.err.count("\n")) == (2, "", 1)
-        assert message in shown.err
+        status, out, err = call("run", "--method", "imprint", "--task", "glyphs-5shot", "--dry-run", *arguments)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert message in err
 
 
 def test_classes_of_unequal_size_keep_their_images(tmp_path):

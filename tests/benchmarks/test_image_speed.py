@@ -1,4 +1,7 @@
-"""Speed of all that images pass: ``pytest tests/benchmarks --benchmark-enable``. Ratios are to a bare loop in turns."""
+"""Speed of all that images pass: ``pytest tests/benchmarks/test_image_speed.py --benchmark-enable -n 0``.
+
+Ratios are to a bare loop in turns.
+"""
 
 from __future__ import annotations
 

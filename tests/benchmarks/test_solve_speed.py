@@ -1,7 +1,7 @@
 """How fast the episodic solvers are, and against what: ratios to SciPy, and in meta-training to a step in plain PyTorch
 (`plain`), are in the report's extra_info.
 
-    pytest tests/benchmarks/test_solve_speed.py --benchmark-enable --benchmark-only
+    pytest tests/benchmarks/test_solve_speed.py --benchmark-enable -n 0
 
 on one core, or as many as OMP_NUM_THREADS says.
 

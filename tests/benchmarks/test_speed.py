@@ -1,4 +1,4 @@
-"""Speed of the harness: ``pytest tests/benchmarks --benchmark-enable``. Ratios are to a peer in the same run."""
+"""Speed of the harness: ``pytest tests/benchmarks --benchmark-enable -n 0``. Ratios are to a peer in the same run."""
 
 from __future__ import annotations
 

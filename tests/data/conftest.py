@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Callable
+import tarfile
+import tracemalloc
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -62,3 +67,48 @@ class Messages(Reporter):
 @pytest.fixture
 def messages() -> Messages:
     return Messages()
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Callable[[Path, str], Path]:
+    """Makes an archive of a folder, under its name: ``zip``, ``stored.zip`` (not compressed), ``tar`` or ``tar.gz``."""
+
+    def pack(folder: Path, kind: str) -> Path:
+        path = tmp_path / f"packed.{kind}"
+        if kind.endswith("zip"):
+            method = zipfile.ZIP_STORED if kind.startswith("stored") else zipfile.ZIP_DEFLATED
+            with zipfile.ZipFile(path, "w", method) as archive:
+                for file in sorted(folder.iterdir()):
+                    archive.write(file, f"{folder.name}/{file.name}")
+        else:
+            with tarfile.open(path, "w:gz" if kind.endswith("gz") else "w") as archive:
+                archive.add(folder, folder.name)
+        return path
+
+    return pack
+
+
+@pytest.fixture
+def ilsvrc() -> Path:
+    """Photographs in ILSVRC-2012's layout: 60 classes of 30, 64x64 pixels."""
+    path = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
+    if not path.exists():
+        pytest.skip("the pack of photographs in ILSVRC-2012's layout is not here")
+    return path
+
+
+@pytest.fixture
+def traced() -> Callable[[], contextlib.AbstractContextManager[SimpleNamespace]]:
+    """Measures the most memory, in bytes, that Python and NumPy take at once: ``with traced() as memory: ...``."""
+
+    @contextlib.contextmanager
+    def trace() -> Iterator[SimpleNamespace]:
+        memory = SimpleNamespace(peak=None)
+        tracemalloc.start()
+        try:
+            yield memory
+            _, memory.peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+
+    return trace

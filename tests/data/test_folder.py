@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
@@ -13,17 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.cli.main import _guarded, cli
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import image_pools
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.sets import own as own_task
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides
 from ifsl_bench.protocol.task_files import find, own
 
-FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
 BIRDS = [f"bird {i}" for i in range(1, 25)]
 FORMS = {"jpg": "JPEG", "JPEG": "JPEG", "png": "PNG", "webp": "WEBP"}
 
@@ -59,10 +57,6 @@ def write_split(path: Path, sides: dict[str, str], header: str = "class,split") 
 
 FOUR_SIDES = {name: "train_a" if i < 8 else "train_b" if i < 13 else "val" if i < 18 else "test"
               for i, name in enumerate(BIRDS[:23])}  # fmt: skip
-
-
-def command(*arguments: str) -> int:
-    return _guarded(lambda: cli(list(arguments), standalone_mode=False))
 
 
 def check_pool(dataset, name: str, classes: list[str], indices: range) -> None:
@@ -111,30 +105,31 @@ def test_four_sides_make_the_separate_protocol(tmp_path):
     assert all(task.protocol == "separate" for task in own(home).values())
 
 
-def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, capsys):
+def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, call):
     write_birds(tmp_path / "photos", images=30)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(sys, "argv", ["ifsl-bench"])
-    assert command("data", "prepare", "birds", "--from", str(tmp_path / "photos"), "--size", "16") == 0
-    shown = capsys.readouterr()
-    assert "birds-5shot" in shown.err
-    assert "fingerprint" in shown.out
-    assert command("tasks") == 0
-    assert "birds 9+5, 5 shots" in capsys.readouterr().out
-    assert command("data", "list") == 0
-    assert "images of your own" in capsys.readouterr().out
-    assert command("run", "--method", "imprint", "--task", "birds-5shot+ways=3", "--episodes", "50") == 0
-    assert "imprint" in capsys.readouterr().out
-    assert command("table", "birds-5shot+ways=3") == 0
-    assert "yours" in capsys.readouterr().out
-    assert command("run", "--method", "imprint", "--task", "birds-7shot") == 2
-    suggested = capsys.readouterr().err
-    assert "'birds-1shot' or 'birds-5shot'" in suggested or "'birds-5shot' or 'birds-1shot'" in suggested
-    assert command("data", "stats", "birds") == 0
-    capsys.readouterr()
-    other = tmp_path / "other"
-    assert command("run", "--method", "imprint", "--task", "birds-5shot", "--home", str(other)) == 2
-    assert "unknown task 'birds-5shot'" in capsys.readouterr().err
+    monkeypatch.setattr(own_task, "EPOCHS", 2)
+    status, out, err = call("data", "prepare", "birds", "--from", str(tmp_path / "photos"), "--size", "16")
+    assert status == 0, err
+    assert "birds-5shot" in err
+    assert "fingerprint" in out
+    run = ("run", "--method", "imprint", "--task")
+    for arguments, shown in (
+        (("tasks",), "birds 9+5, 5 shots"),
+        (("data", "list"), "images of your own"),
+        ((*run, "birds-5shot+ways=3", "--episodes", "50"), "imprint"),
+        (("table", "birds-5shot+ways=3"), "yours"),
+        (("data", "stats", "birds"), "N. Img"),
+    ):
+        status, out, err = call(*arguments)
+        assert status == 0, err
+        assert shown in out
+    status, _, err = call(*run, "birds-7shot")
+    assert status == 2
+    assert "'birds-1shot' or 'birds-5shot'" in err or "'birds-5shot' or 'birds-1shot'" in err
+    status, _, err = call(*run, "birds-5shot", "--home", str(tmp_path / "other"))
+    assert status == 2
+    assert "unknown task 'birds-5shot'" in err
 
 
 def test_folder_and_archives_give_one_fingerprint(birds, tmp_path):
@@ -269,13 +264,13 @@ def test_other_settings_do_not_replace_a_data_set_silently(tmp_path):
     assert find("birds-1shot", home=home)[0].dataset.fingerprint == second.fingerprint
 
 
-def test_a_name_with_a_dot_makes_tasks_that_every_command_reads(tmp_path, monkeypatch, capsys):
+def test_a_name_with_a_dot_makes_tasks_that_every_command_reads(tmp_path, monkeypatch, call):
     write_birds(tmp_path / "photos", images=30)
     monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(sys, "argv", ["ifsl-bench"])
-    assert command("data", "prepare", "birds.v1", "--from", str(tmp_path / "photos"), "--size", "16") == 0
-    for arguments in (["tasks"], ["data", "list"]):
-        assert command(*arguments) == 0, capsys.readouterr().err
+    prepared = ("data", "prepare", "birds.v1", "--from", str(tmp_path / "photos"), "--size", "16")
+    for arguments in (prepared, ("tasks",), ("data", "list")):
+        status, _, err = call(*arguments)
+        assert status == 0, err
     assert [task.name for task in find("birds.v1-5shot")] == ["birds.v1-5shot"]
 
 
@@ -337,12 +332,11 @@ def test_equal_images_on_two_sides_are_warned_of(tmp_path):
     assert "warning: " in log.getvalue()
 
 
-@pytest.mark.skipif(not FIXTURE.exists(), reason="the fixture of real photographs is not here")
-def test_real_photographs(tmp_path):
+def test_real_photographs(ilsvrc, tmp_path):
     """60 classes of 30 photographs of 64x64 pixels, straight from the archive: the pixels are Pillow's."""
     options = OwnOptions(size=64, split_seed=2)
-    dataset = prepare(Home.locate(tmp_path), "photos", FIXTURE, False, Reporter(), own=options)
-    with zipfile.ZipFile(FIXTURE) as archive:
+    dataset = prepare(Home.locate(tmp_path), "photos", ilsvrc, False, Reporter(), own=options)
+    with zipfile.ZipFile(ilsvrc) as archive:
         names = [name for name in archive.namelist() if name.endswith(".JPEG")]
         classes = sorted({name.split("/")[0] for name in names})
         sides = seeded_sides(classes, 2)

@@ -6,12 +6,15 @@ import unicodedata
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from ifsl_bench.data.sets import glyphs
 from ifsl_bench.data.sets.glyphs import SIDES, derive, fonts
 
 LETTERS = glyphs.letters()
 
 
+@pytest.mark.slow("draws all letters of twelve fonts and compares each with each")
 def test_list_is_what_the_derivation_gives() -> None:
     committed = Path(glyphs.__file__).with_name("letters.tsv").read_text(encoding="utf-8")
     assert derive.table(derive.derive()) == committed

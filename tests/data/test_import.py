@@ -70,6 +70,22 @@ class OtherSource(ToySource):
     forms = ()
 
 
+ELSEWHERE = f"""
+import os, resource, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from test_import import ToySource
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import LogReporter, Reporter
+from ifsl_bench.data import image_pools, registered
+from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.plugin import registry
+registry.names = lambda group: {{"toy": None}}
+registered.dataset_source = lambda name: ToySource()
+"""  # the beginning of a script that has the data set, for a process of its own
+
+
 @pytest.fixture
 def toy(tmp_path, monkeypatch) -> Path:
     """A folder of toys, and the data sets ``toy`` and ``other-toy`` as if a package had registered them."""
@@ -331,20 +347,7 @@ with locked(Path({str(home.data / "toy")!r})):
 
 def test_a_killed_import_leaves_nothing_half_made(toy, tmp_path):
     """SIGKILL in the middle of the fourth pool, in a process of its own; then the same again."""
-    script = f"""
-import os, signal, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import numpy as np
-from pathlib import Path
-from test_import import ToySource
-from ifsl_bench.data import registered
-from ifsl_bench.plugin import registry
-from ifsl_bench.data import image_pools
-from ifsl_bench.data.preparing import prepare as module
-from ifsl_bench.common.progress import Reporter
-from ifsl_bench.common.files import Home
-registry.names = lambda group: {{"toy": None}}
-registered.dataset_source = lambda name: ToySource()
+    script = f"""{ELSEWHERE}
 original, calls = image_pools.decode_into, []
 def killing(out, *arguments):
     calls.append(1)
@@ -353,7 +356,7 @@ def killing(out, *arguments):
         os.kill(os.getpid(), signal.SIGKILL)
     return original(out, *arguments)
 image_pools.decode_into = killing
-made = module.prepare(Home.locate({str(tmp_path / "home")!r}), "toy", Path({str(toy)!r}), False, Reporter())
+made = prepare(Home.locate({str(tmp_path / "home")!r}), "toy", Path({str(toy)!r}), False, Reporter())
 print(len(calls), made.fingerprint)
 """
     killed = subprocess.run([sys.executable, "-c", script, "kill"], capture_output=True, timeout=120, check=False)
@@ -495,19 +498,7 @@ def test_where_the_disk_refuses_more_complete_pools_stay(toy, tmp_path):
     """The last pool is larger than files may be, in a process of its own; then they may be larger."""
     for i in range(PER_CLASS, 100):
         shutil.copy(toy / "novel/test/e/0.png", toy / f"novel/test/e/{i}.png")
-    script = f"""
-import resource, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path
-from test_import import ToySource
-from ifsl_bench.data import registered
-from ifsl_bench.plugin import registry
-from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.progress import LogReporter
-from ifsl_bench.common.files import Home
-registry.names = lambda group: {{"toy": None}}
-registered.dataset_source = lambda name: ToySource()
+    script = f"""{ELSEWHERE}
 for most in (12_000, resource.RLIM_INFINITY):
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
     try:
@@ -610,6 +601,7 @@ def test_left_out_images_survive_an_interruption(toy, tmp_path, monkeypatch):
     assert "base/train: 1 images that cannot be used" in dataset.manifest["about"]["missing"][0]
 
 
+@pytest.mark.slow("500 MB of images, twice")
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is known on Linux only")
 @pytest.mark.parametrize("processes", [0, 2])
 def test_memory_does_not_grow_with_the_data(tmp_path, processes):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import re
-import tarfile
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -27,7 +25,6 @@ from ifsl_bench.data.published import columns, held_out, rows, shuffled
 from ifsl_bench.data.sets import mini
 from ifsl_bench.protocol.task_files import packaged
 
-FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
 SIDES = {row["wnid"]: row["split"] for row in rows("mini-imagenet.csv")}
 TRAIN, VAL, TEST = ([w for w, s in SIDES.items() if s == side] for side in ("train", "val", "test"))
 FILES = {
@@ -107,17 +104,9 @@ def test_lwof_pickles_make_the_exact_pools(home, tmp_path, python2, exact, messa
 
 
 @pytest.mark.parametrize("kind", ["zip", "stored.zip", "tar", "tar.gz"])
-def test_archives_give_what_the_folder_gives(kind, home, tmp_path, python2, exact):
+def test_archives_give_what_the_folder_gives(kind, home, tmp_path, python2, exact, packed):
     folder = write_lwof(tmp_path / "mini-imagenet", python2)
-    path = tmp_path / f"mini.{kind}"
-    if kind.endswith("zip"):
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED if "stored" in kind else zipfile.ZIP_DEFLATED) as archive:
-            for file in sorted(folder.iterdir()):
-                archive.write(file, f"mini-imagenet/{file.name}")
-    else:
-        with tarfile.open(path, "w:gz" if kind.endswith("gz") else "w") as archive:
-            archive.add(folder, "mini-imagenet")
-    check_lwof(prepare(home, "mini-imagenet", path, False, Reporter()))
+    check_lwof(prepare(home, "mini-imagenet", packed(folder, kind), False, Reporter()))
 
 
 def test_counts_are_those_of_the_paper_and_differences_are_shown(home, tmp_path, python2, messages):
@@ -245,20 +234,16 @@ def test_an_interrupted_import_goes_on_where_it_stopped(home, tmp_path, python2,
     check_lwof(dataset)
 
 
-def test_a_large_array_is_never_in_memory(home, tmp_path, python2, monkeypatch):
+def test_a_large_array_is_never_in_memory(home, tmp_path, python2, monkeypatch, traced):
     values = lwof_values()
     values["train_phase_train"]["labels"] *= 140
     values["train_phase_train"]["data"] = images_of(2940, 0)  # 62 MB
     folder = write_lwof(tmp_path / "files", python2, values)
     monkeypatch.setattr(mini, "COUNTS", COUNTS | {"base/train": Count(3, 2940)})
     del values
-    tracemalloc.start()
-    try:
+    with traced() as memory:
         prepare(home, "mini-imagenet", folder, False, Reporter())
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 36e6  # a few blocks of 256 images, and of a file
+    assert memory.peak < 36e6  # a few blocks of 256 images, and of a file
 
 
 # -- learn2learn's caches
@@ -477,20 +462,13 @@ def test_learn2learn_objects_that_do_not_make_a_data_set_are_refused(learn2learn
 # -- ILSVRC-2012
 
 
-@pytest.fixture(scope="module")
-def photos() -> Path:
-    if not FIXTURE.exists():
-        pytest.skip("the pack of photos in ILSVRC-2012's layout is not here")
-    return FIXTURE
-
-
-def test_ilsvrc_gives_the_listed_images_and_draws_base_queries(photos, home, messages):
+def test_ilsvrc_gives_the_listed_images_and_draws_base_queries(ilsvrc, home, messages):
     with pytest.raises(UserError, match=r"novel/test should have 20 classes with 12,000 images and has \d+ classes"):
-        prepare(home, "mini-imagenet-ilsvrc", photos, False, Reporter())
-    dataset = prepare(home, "mini-imagenet-ilsvrc", photos, False, messages, allow_partial=True)
+        prepare(home, "mini-imagenet-ilsvrc", ilsvrc, False, Reporter())
+    dataset = prepare(home, "mini-imagenet-ilsvrc", ilsvrc, False, messages, allow_partial=True)
     assert dataset.partial
     originals = {row["original"] for row in rows("mini-imagenet-original-names.csv.xz")}
-    with zipfile.ZipFile(photos) as archive:
+    with zipfile.ZipFile(ilsvrc) as archive:
         names = [n.split("/")[1] for n in archive.namelist()]
         here: dict[str, list[str]] = {}
         for name in sorted(names, key=lambda n: int(n.split("_")[1].split(".")[0])):

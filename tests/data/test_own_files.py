@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ifsl_bench.cli.main import _guarded, cli
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.preparing.prepare import prepare
@@ -95,16 +94,11 @@ def test_what_commonly_lies_beside_images_needs_no_word(tmp_path, messages):
     assert messages.warned == []
 
 
-def test_the_warning_is_given_by_the_command(photos, tmp_path, monkeypatch, capsys):
+def test_the_warning_is_given_by_the_command(photos, call):
     touched(photos, "class 3/late.heic")
-    assert command(monkeypatch, tmp_path, "data", "prepare", "mine", "--from", str(photos), "--size", "16", "-q") == 0
-    assert "warning: ignored 1 files that are no images by their names: class 3/late.heic" in capsys.readouterr().err
-
-
-def command(monkeypatch, tmp_path: Path, *arguments: str) -> int:
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(sys, "argv", ["ifsl-bench"])
-    return _guarded(lambda: cli(list(arguments), standalone_mode=False))
+    status, _, err = call("data", "prepare", "mine", "--from", str(photos), "--size", "16", "-q")
+    assert status == 0, err
+    assert "warning: ignored 1 files that are no images by their names: class 3/late.heic" in err
 
 
 # -- links
@@ -184,19 +178,20 @@ def test_blank_lines_above_the_columns_of_a_split(tmp_path):
         read_sides(tmp_path / "split.csv")
 
 
-def test_an_error_is_one_line_whatever_a_file_is_called(photos, tmp_path, monkeypatch, capsys):
+def test_an_error_is_one_line_whatever_a_file_is_called(photos, call):
     try:
         (photos / "class 3" / "a\nb\x1b[2J.png").write_bytes(b"<html>")
     except OSError:
         pytest.skip("this file system takes no such names")
     arguments = ("data", "prepare", "mine", "--from", str(photos), "--size", "16")
-    assert command(monkeypatch, tmp_path, *arguments) == 2
-    shown = capsys.readouterr().err
+    status, _, shown = call(*arguments)
+    assert status == 2
     (told,) = (line for line in shown.splitlines() if line.startswith("ifsl-bench: "))
     assert r"class 3/a\nb\x1b[2J.png: it is no image but an HTML page" in told
     assert "\x1b" not in shown
-    assert command(monkeypatch, tmp_path, *arguments, "--allow-partial") == 0
-    (told,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: left out"))
+    status, _, shown = call(*arguments, "--allow-partial")
+    assert status == 0, shown
+    (told,) = (line for line in shown.splitlines() if line.startswith("warning: left out"))
     assert r"a\nb\x1b[2J.png" in told
 
 

@@ -7,7 +7,6 @@ import io
 import pickle
 import struct
 import tarfile
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -28,7 +27,6 @@ from ifsl_bench.data.read.decode import ImageSpec, decode
 from ifsl_bench.data.sets import tiered
 from ifsl_bench.protocol.task_files import packaged
 
-FIXTURE = Path(__file__).parents[3] / "shared" / "data" / "imagenet-mini-fixture.zip"
 SIDES = {row["wnid"]: row["split"] for row in rows("tiered-imagenet.csv")}
 A, B, VAL, TEST = ([w for w, s in SIDES.items() if s == side] for side in ("train_a", "train_b", "val", "test"))
 CRANE, MACHINE = "n02012849", "n03126707"  # a bird of Train-B, and a machine that tiered-ImageNet does not have
@@ -149,17 +147,9 @@ def test_arrays_that_opencv_read_are_turned_round(arrays, home, tmp_path, python
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
-def test_archives_give_what_the_folder_gives(kind, home, tmp_path, python2, exact):
+def test_archives_give_what_the_folder_gives(kind, home, tmp_path, python2, exact, packed):
     folder = write_release(tmp_path / "tiered-imagenet", python2, ("val",))
-    path = tmp_path / f"tiered.{kind}"
-    if kind == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in sorted(folder.iterdir()):
-                archive.write(file, f"tiered-imagenet/{file.name}")
-    else:
-        with tarfile.open(path, "w:gz" if kind.endswith("gz") else "w") as archive:
-            archive.add(folder, "tiered-imagenet")
-    check_release(prepare(home, "tiered-imagenet", path, False, Reporter()))
+    check_release(prepare(home, "tiered-imagenet", packed(folder, kind), False, Reporter()))
 
 
 def test_counts_are_shown_side_by_side_and_partial_data_marked(home, tmp_path, python2, messages):
@@ -329,7 +319,7 @@ def test_a_hostile_archive_is_refused(home, tmp_path, python2):
         prepare(home, "tiered-imagenet", tmp_path / "bad.tar", False, Reporter())
 
 
-def test_a_long_list_is_never_in_memory(home, tmp_path, python2, monkeypatch):
+def test_a_long_list_is_never_in_memory(home, tmp_path, python2, monkeypatch, traced):
     classes = VAL[:3]
     generator = np.random.default_rng(0)
     labels = np.repeat(np.arange(3, dtype=np.int32), 1000)
@@ -342,13 +332,9 @@ def test_a_long_list_is_never_in_memory(home, tmp_path, python2, monkeypatch):
     with open(folder / "val_images_png.pkl", "wb") as file:
         pickle.dump([noise[i % 50].copy() for i in range(3000)], file, 4)  # 64 MB
     monkeypatch.setattr(tiered, "COUNTS", COUNTS | {"novel/val": Count(3, 3000)})
-    tracemalloc.start()
-    try:
+    with traced() as memory:
         dataset = prepare(home, "tiered-imagenet", folder, False, Reporter())
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 40e6  # of the list, of its decoded images (64 MB), and of all that is queued in between
+    assert memory.peak < 40e6  # of the list, of its decoded images (64 MB), and of all that is queued in between
     np.testing.assert_array_equal(dataset.pool("novel/val").images[2999], images[2999 % 50])
 
 
@@ -450,22 +436,15 @@ def _counts(dataset) -> dict[str, tuple[int, int]]:
 # -- ILSVRC-2012
 
 
-@pytest.fixture(scope="module")
-def photos() -> Path:
-    if not FIXTURE.exists():
-        pytest.skip("the pack of photos in ILSVRC-2012's layout is not here")
-    return FIXTURE
-
-
-def test_ilsvrc_gives_the_listed_phases_and_all_other_images(photos, home):
+def test_ilsvrc_gives_the_listed_phases_and_all_other_images(ilsvrc, home):
     with pytest.raises(UserError, match="base/val should have 200 classes with 25,460 images and has"):
-        prepare(home, "tiered-imagenet", photos, False, Reporter())
-    dataset = prepare(home, "tiered-imagenet", photos, False, Reporter(), allow_partial=True)
+        prepare(home, "tiered-imagenet", ilsvrc, False, Reporter())
+    dataset = prepare(home, "tiered-imagenet", ilsvrc, False, Reporter(), allow_partial=True)
     assert dataset.partial
     assert "ILSVRC-2012" in dataset.manifest["about"]["form"]
     phases = {row["image"]: row["phase"] for row in rows("tiered-imagenet-train-a-images.csv.xz")}
     spec = ImageSpec(84, fit="stretch", filter="cubic-opencv")
-    with zipfile.ZipFile(photos) as archive:
+    with zipfile.ZipFile(ilsvrc) as archive:
         here: dict[str, list[str]] = {}
         for name in archive.namelist():
             here.setdefault(name.split("/")[0], []).append(name)

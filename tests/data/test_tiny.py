@@ -274,6 +274,7 @@ def test_outline_is_what_is_built():
     assert sum(count.images for count in counts.values()) == 55_125
 
 
+@pytest.mark.slow("55,125 images")
 @pytest.mark.skipif(not PACK.exists(), reason="the pack of real photographs is not here")
 def test_the_real_pack(tmp_path):
     """All 55,125 images; some of them compared with Pillow, and the digests with those of the task file."""
