@@ -15,10 +15,10 @@ from ifsl_bench.common.files import create_array
 from ifsl_bench.data.read import decode as one_module
 from ifsl_bench.data.read import decode_many as module
 from ifsl_bench.data.read.archive import open_tree
+from ifsl_bench.data.read.budget import Budget
 from ifsl_bench.data.read.decode import ImageSpec, decode
 from ifsl_bench.data.read.decode_many import decode_into, refuse_bad, tree_items
 from ifsl_bench.data.read.decode_workers import Workers, cores
-from ifsl_bench.data.read.room import Room
 
 EXACT = ImageSpec(24)
 
@@ -121,7 +121,7 @@ def test_large_results_are_made_few_at_a_time():
 
 
 def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
-    class Watched(Room):
+    class Watched(Budget):
         most_held = 0
 
         @contextmanager
@@ -130,17 +130,17 @@ def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
                 self.most_held = max(self.most_held, self.most - self.left)
                 yield
 
-    room = Watched(2_000)
-    monkeypatch.setattr(one_module, "_room", room)
+    budget = Watched(2_000)
+    monkeypatch.setattr(one_module, "_pixels", budget)
     monkeypatch.setattr(module, "cores", lambda: 8)
     monkeypatch.setattr(module, "_CHUNK", 1)
-    sizes = [(30, 30), (24, 24), (60, 60), (40, 20)] * 40  # of which one is larger than the room
+    sizes = [(30, 30), (24, 24), (60, 60), (40, 20)] * 40  # of which one is larger than the budget
     contents = [encoded(picture(*size, seed=i)) for i, size in enumerate(sizes)]
     out = np.zeros((len(sizes), 24, 24, 3), np.uint8)
     result = decode_into(out, [(i, "", content) for i, content in enumerate(contents)], ImageSpec(24, "stretch"))
     assert result.bad == []
-    assert 900 < room.most_held <= 2_000
-    assert room.left == 2_000
+    assert 900 < budget.most_held <= 2_000
+    assert budget.left == 2_000
     for row, content in enumerate(contents):
         np.testing.assert_array_equal(out[row], decode(content, ImageSpec(24, "stretch")))
 

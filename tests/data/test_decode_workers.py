@@ -21,10 +21,10 @@ from ifsl_bench.common.files import create_array
 from ifsl_bench.data.read import decode as one_module
 from ifsl_bench.data.read import decode_many
 from ifsl_bench.data.read import decode_workers as module
+from ifsl_bench.data.read.budget import Budget
 from ifsl_bench.data.read.decode import ImageSpec, decode
 from ifsl_bench.data.read.decode_many import decode_into
 from ifsl_bench.data.read.decode_workers import Workers, decode_workers
-from ifsl_bench.data.read.room import Room
 
 EXACT = ImageSpec(24)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
@@ -78,10 +78,10 @@ def all_end(pids: list[int]) -> bool:
 
 @pytest.mark.parametrize(("together", "extra", "here"), [(1, 3 << 20, [24 * 24]), (128, 0, [])])
 def test_processes_leave_large_images_to_threads(monkeypatch, together, extra, here):
-    """Those of many pixels, or many bytes, which threads decode within the room that they share."""
+    """Those of many pixels, or many bytes, which threads decode within the budget that they share."""
     held: list[int] = []
 
-    class Watched(Room):
+    class Watched(Budget):
         @contextmanager
         def of(self, count):
             held.append(count)
@@ -89,7 +89,7 @@ def test_processes_leave_large_images_to_threads(monkeypatch, together, extra, h
                 yield
 
     monkeypatch.setattr(decode_many, "_CHUNK", together)
-    monkeypatch.setattr(one_module, "_room", Watched(1 << 24))
+    monkeypatch.setattr(one_module, "_pixels", Watched(1 << 24))
     large = encoded(np.zeros((1100, 1000, 3), np.uint8))
     small = [encoded(picture(seed=seed)) for seed in (0, 3)]
     contents = [small[0], large, small[1], small[0] + bytes(extra), large[:-200]]

@@ -28,7 +28,7 @@ from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read import decode_workers
-from ifsl_bench.data.read.archive import Tree
+from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.sets import feature_files
 from ifsl_bench.data.source import DatasetSource, Form, Import
@@ -44,7 +44,7 @@ class Toy(Form):
 
     title = "toy files (<class>/<number>.png)"
 
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         return "toy.txt" in tree.by_path
 
     def build(self, to: Import) -> None:

@@ -17,7 +17,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import release, sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.image_pools import ListItem, count_files, divide, note_duplicates
-from ifsl_bench.data.objects import as_array, is_exactly, kind_of, reading
+from ifsl_bench.data.loaded_objects import as_array, is_exactly, kind_of, reading
 from ifsl_bench.data.read.archive import natural, printable
 from ifsl_bench.data.read.decode import BadImage, rgb
 from ifsl_bench.data.sets.folder import check_sides, large_enough

@@ -14,9 +14,9 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import release
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.image_pools import ListItem
-from ifsl_bench.data.read.archive import Entry, Tree
+from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode_many import Item
-from ifsl_bench.data.read.stored import StoredArray
+from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.read.unpickle import items, load
 from ifsl_bench.data.read.unpickle_machine import described
 from ifsl_bench.data.source import Import
@@ -42,7 +42,7 @@ _BLOCK, _RELEASE = 256, 1 << 28  # rows read at a time; bytes written between tw
 
 
 @contextmanager
-def opened(tree: Tree, entry: Entry) -> Iterator[BinaryIO]:
+def opened(tree: FileTree, entry: Entry) -> Iterator[BinaryIO]:
     """A file of the tree, fast in small steps also where it is compressed."""
     with tree.readable(entry):
         file = tree.open(entry)
@@ -52,7 +52,7 @@ def opened(tree: Tree, entry: Entry) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, io.BufferedReader(small_steps, 1 << 20)) if small_steps else file
 
 
-def required(tree: Tree, name: str, what: str) -> Entry:
+def required(tree: FileTree, name: str, what: str) -> Entry:
     """The file of that name, in whatever folder of the tree.
 
     Raises:
@@ -167,7 +167,7 @@ def listed(where: str, groups: Rows) -> dict[str, list[ListItem]]:
     return {name: [ListItem(where, row) for row in group] for name, group in groups.items()}
 
 
-def list_items(tree: Tree, entry: Entry, wanted: Sequence[ListItem], count: int) -> Iterator[Item]:
+def list_items(tree: FileTree, entry: Entry, wanted: Sequence[ListItem], count: int) -> Iterator[Item]:
     """The encoded images that lie as byte arrays in a pickled list, in one pass over it.
 
     Args:
