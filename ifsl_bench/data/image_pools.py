@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,9 +16,23 @@ from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, re
 from ifsl_bench.data.read.decode_workers import Workers, decode_workers
 from ifsl_bench.data.source import Import
 
-ImageFiles = Mapping[str, Sequence[str]]  # class -> paths in the tree, in the order they are to have
-Read = Callable[[str, Sequence[str]], Iterator[Item]]  # pool, names of images -> the images
-LISTED = 20  # names that the manifest keeps of bad and of duplicate images
+T = TypeVar("T")
+LISTED = 20  # images that the manifest names of the bad and of the duplicate ones
+
+
+@dataclass(frozen=True, slots=True)
+class ListItem:
+    """An image that is no file of its own: where its list is, and its index there. Messages call it "list[index]"."""
+
+    where: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.where}[{self.index}]"
+
+
+ImageFiles = Mapping[str, Sequence[str | ListItem]]  # class -> images, in the order they are to have
+Read = Callable[[str, Sequence[Any]], Iterator[Item]]  # pool, its images as the caller's ImageFiles has them -> content
 
 
 def count_files(pools: Mapping[str, ImageFiles]) -> dict[str, Count]:
@@ -24,13 +40,13 @@ def count_files(pools: Mapping[str, ImageFiles]) -> dict[str, Count]:
     return {name: Count(len(files), sum(map(len, files.values()))) for name, files in pools.items()}
 
 
-def divide(classes: ImageFiles, sides: Mapping[str, str]) -> dict[str, dict[str, Sequence[str]]]:
+def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict[str, dict[str, Sequence[T]]]:
     """Pool -> class -> images: those of base classes divided 80/10/10 in their order, those of novel ones whole.
 
     Args:
         sides: "base", or the pool of a novel class, for each class.
     """
-    pools: dict[str, dict[str, Sequence[str]]] = {}
+    pools: dict[str, dict[str, Sequence[T]]] = {}
     for name, paths in classes.items():
         if sides[name] != "base":
             pools.setdefault(sides[name], {})[name] = paths
@@ -47,9 +63,9 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
     """Decodes the files of each pool and writes the pools.
 
     Args:
-        pools: pool -> class -> paths in ``to.files``; classes and images come in the given order.
-        read: how the images of a pool are read, by whatever names ``pools`` has for them, where they are no files of
-            their own; the row of an item is its place among the names.
+        pools: pool -> class -> paths in ``to.files``, or items of lists; classes and images come in the given order.
+        read: how the images of a pool are read where they are items of lists; the row of one is its place there among
+            those asked for.
 
     Raises:
         UserError: images that cannot be used, where the user has not allowed less; a class without any image.
@@ -145,7 +161,7 @@ def note_duplicates(to: Import, pools: Mapping[str, ImageFiles]) -> None:
     to.about["duplicates"] = {
         "images": len(pairs),
         "across_sides": len(across),
-        "first": [[a[1], b[1]] for a, b in [*across, *within][:LISTED]],
+        "first": [[str(a[1]), str(b[1])] for a, b in [*across, *within][:LISTED]],
     }
 
 

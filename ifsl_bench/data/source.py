@@ -15,7 +15,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.counts import Counts, differences
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.read.archive import Tree, printable
+from ifsl_bench.data.read.archive import FileTree, printable
 from ifsl_bench.data.writer import Writer
 
 
@@ -35,7 +35,7 @@ class Import:
     writer: Writer  # there as soon as building begins
 
     def __init__(
-        self, tree: Tree | None, reporter: Reporter, allow_partial: bool = False, origin: str = "made here"
+        self, tree: FileTree | None, reporter: Reporter, allow_partial: bool = False, origin: str = "made here"
     ) -> None:
         self.tree, self.reporter, self.allow_partial = tree, reporter, allow_partial
         self.origin = str(tree.path) if tree else origin
@@ -43,7 +43,7 @@ class Import:
         self.bytes_read = 0
 
     @property
-    def files(self) -> Tree:
+    def files(self) -> FileTree:
         """The tree of a data set that needs one."""
         if self.tree is None:
             raise UserError("this data set is made from files; say where they are with --from PATH")
@@ -91,7 +91,7 @@ class Form(ABC):
     title: ClassVar[str]
 
     @abstractmethod
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         """Whether the tree has this form, judged by the names of its files."""
 
     @abstractmethod
@@ -148,7 +148,7 @@ class DatasetSource(ABC):
     def recipe(self) -> str:
         """Identity of what is made: changes whenever the content would."""
 
-    def form(self, tree: Tree) -> Form | None:
+    def form(self, tree: FileTree) -> Form | None:
         """The form that a tree has, None where it has none of this data set's."""
         return next((form for form in self.forms if form.recognises(tree)), None)
 

@@ -35,7 +35,7 @@ from PIL import Image
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import dataset_folder
-from ifsl_bench.data.published import held_out, rows
+from ifsl_bench.data.published_splits import held_out, rows
 from ifsl_bench.data.sets.tiered import COUNTS
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.task import EpisodeSpec

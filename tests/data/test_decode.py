@@ -198,7 +198,7 @@ def test_what_cannot_be_decoded_says_why(content, reason):
 def test_a_progressive_jpeg_counts_at_its_full_size(monkeypatch, progressive, held):
     """It is decoded as small as any other, but all of its coefficients are read first."""
     asked = []
-    monkeypatch.setattr(decode_module, "_room", SimpleNamespace(of=lambda count: nullcontext(asked.append(count))))
+    monkeypatch.setattr(decode_module, "_pixels", SimpleNamespace(of=lambda count: nullcontext(asked.append(count))))
     decode(encoded(picture(600, 800), "JPEG", progressive=progressive), ImageSpec(24, "crop"))
     assert asked == [held]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -27,7 +28,7 @@ from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read import decode_workers
-from ifsl_bench.data.read.archive import Tree
+from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.sets import feature_files
 from ifsl_bench.data.source import DatasetSource, Form, Import
@@ -43,7 +44,7 @@ class Toy(Form):
 
     title = "toy files (<class>/<number>.png)"
 
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         return "toy.txt" in tree.by_path
 
     def build(self, to: Import) -> None:
@@ -169,8 +170,8 @@ def test_processes_that_decode_change_nothing(toy, tmp_path, monkeypatch, dead):
     def watched(images):
         with decode_workers.decode_workers(images) as workers:
             started.append(workers)
-            for worker in workers.started[:dead]:
-                worker.process.kill()
+            for child in multiprocessing.active_children()[:dead]:
+                os.kill(child.pid, signal.SIGKILL)
             yield workers
 
     log = io.StringIO()
@@ -607,7 +608,7 @@ def test_left_out_images_survive_an_interruption(toy, tmp_path, monkeypatch):
 def test_memory_does_not_grow_with_the_data(tmp_path, processes):
     """A pool of 500 MB, its images made on the fly, takes a small part of that in memory, in each process."""
     script = f"""
-import io
+import io, multiprocessing
 import numpy as np
 from pathlib import Path
 from PIL import Image
@@ -625,7 +626,7 @@ workers = Workers({processes}) if {processes} else None
 before = peak()
 with Writer(Path({str(tmp_path)!r})).pool("base/train", np.zeros(count, np.int64), ("a",), (64, 64, 3)) as images:
     decode_many.decode_into(images, ((i, "", content) for i in range(count)), ImageSpec(64), None, workers)
-print(peak() - before, *(peak(worker.process.pid) for worker in workers.started) if workers else ())
+print(peak() - before, *(peak(child.pid) for child in multiprocessing.active_children()))
 if workers:
     workers.end()
 """

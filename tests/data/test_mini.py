@@ -21,7 +21,7 @@ from ifsl_bench.data import registered
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published import columns, held_out, rows, shuffled
+from ifsl_bench.data.published_splits import columns, held_out, rows, shuffled
 from ifsl_bench.data.sets import mini
 from ifsl_bench.protocol.task_files import packaged
 

@@ -22,7 +22,7 @@ from ifsl_bench.data import registered
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.published import held_out, rows
+from ifsl_bench.data.published_splits import held_out, rows
 from ifsl_bench.data.read.decode import ImageSpec, decode
 from ifsl_bench.data.sets import tiered
 from ifsl_bench.protocol.task_files import packaged

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.pickled import load_dict, opened, text
+from ifsl_bench.data.pickle_pools import load_dict, opened, text
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.stored import Span, StoredArray, decoder
+from ifsl_bench.data.read.stored_array import Span, StoredArray, decoder
 from ifsl_bench.data.read.unpickle import items, load
 from ifsl_bench.data.sets.tiered_files import read_labels
 

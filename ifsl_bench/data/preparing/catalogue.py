@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -164,36 +165,30 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
 
 def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
     """A PNG with some classes of each pool, a row each, spread over the pool's classes."""
-    import io
-
+    import torch
     from PIL import Image, ImageDraw
+    from torchvision.utils import make_grid
 
     dataset = opened(home, name, reporter)
     if len(dataset.shape) != 3:
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
-    height, width, _ = dataset.shape
+    pools = [dataset.pool(pool) for pool in POOLS if dataset.has(pool)]
+    classes = min(classes, max(len(pool.classes) for pool in pools))
     blocks = []
-    for pool_name in POOLS:
-        if not dataset.has(pool_name):
-            continue
-        pool = dataset.pool(pool_name)
+    for pool in pools:
         chosen = np.unique(np.linspace(0, len(pool.classes) - 1, min(classes, len(pool.classes))).round().astype(int))
-        rows = [pool.images[pool.starts[c] : min(pool.starts[c + 1], pool.starts[c] + images)] for c in chosen]
-        blocks.append((f"{pool_name} ({len(pool.classes)} classes, {len(pool):,} images)", rows))
-    step, title, gap = 2, 14, 8
-    columns = 2
-    block_width = images * (width + step) + gap
-    block_height = title + max(len(rows) for _, rows in blocks) * (height + step) + gap
-    lines = -(-len(blocks) // columns)
-    sheet = Image.new("RGB", (columns * block_width, lines * block_height), (255, 255, 255))
+        tiles = np.full((classes, images, *dataset.shape), 255, np.uint8)  # white where there are fewer
+        for row, c in zip(tiles, chosen, strict=False):
+            shown = pool.images[pool.starts[c] : min(pool.starts[c + 1], pool.starts[c] + images)]
+            row[: len(shown)] = shown
+        blocks.append(make_grid(torch.from_numpy(tiles).flatten(0, 1).permute(0, 3, 1, 2), images, pad_value=255))
+    columns, gap = 2, 14  # of pixels, with room for a line of text
+    sheet = Image.fromarray(make_grid(blocks, columns, gap, pad_value=255).permute(1, 2, 0).numpy())
+    _, height, width = blocks[0].shape
     draw = ImageDraw.Draw(sheet)
-    for i, (caption, rows) in enumerate(blocks):
-        left, top = (i % columns) * block_width + gap // 2, (i // columns) * block_height
-        draw.text((left, top + 1), caption, fill=(0, 0, 0))
-        for y, row in enumerate(rows):
-            for x, image in enumerate(row):
-                tile = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
-                sheet.paste(tile.convert("RGB"), (left + x * (width + step), top + title + y * (height + step)))
+    for i, pool in enumerate(pools):
+        corner = gap + i % columns * (width + gap), 1 + i // columns * (height + gap)
+        draw.text(corner, f"{pool.name} ({len(pool.classes)} classes, {len(pool):,} images)", fill=(0, 0, 0))
     out = io.BytesIO()
     sheet.save(out, format="PNG")
     with disk_errors(path):

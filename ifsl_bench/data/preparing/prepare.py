@@ -14,8 +14,8 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.importing import run
-from ifsl_bench.data.preparing.object_sources import find_form
-from ifsl_bench.data.preparing.recognise import check_form
+from ifsl_bench.data.preparing.recognise_files import check_form
+from ifsl_bench.data.preparing.recognise_objects import find_form
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.sets.own import OwnData, OwnObjects

@@ -18,13 +18,24 @@ from typing import BinaryIO, cast
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
+from ifsl_bench.data.read.file_tree import (
+    Entry,
+    FileTree,
+    inside,
+    is_hidden,
+    is_tar,
+    natural,
+    nfc,
+    printable,
+    some,
+    what_is,
+)
 from ifsl_bench.data.read.tarball import COMPRESSIONS, CompressedTar, Tar
-from ifsl_bench.data.read.tree import Entry, Tree, inside, is_hidden, is_tar, natural, nfc, printable, some, what_is
 
-__all__ = ["Entry", "Tree", "natural", "nfc", "open_tree", "printable", "some", "what_is"]
+__all__ = ["Entry", "FileTree", "natural", "nfc", "open_tree", "printable", "some", "what_is"]
 
 
-def open_tree(path: Path) -> Tree:
+def open_tree(path: Path) -> FileTree:
     """Opens a folder or an archive.
 
     Raises:
@@ -48,7 +59,7 @@ def open_tree(path: Path) -> Tree:
     )
 
 
-class _Folder(Tree):
+class _Folder(FileTree):
     kind = "folder"
 
     def close(self) -> None:
@@ -91,7 +102,7 @@ class _Folder(Tree):
         return sha256_json([str(self.path.resolve()), [[e.path, e.size, e.changed] for e in self.entries]])
 
 
-class _Zip(Tree):
+class _Zip(FileTree):
     kind = "zip archive"
 
     def __init__(self, path: Path) -> None:

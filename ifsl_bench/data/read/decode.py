@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ifsl_bench.data.read.budget import Budget
 from ifsl_bench.data.read.cubic import resize_cubic
-from ifsl_bench.data.read.room import Room
-from ifsl_bench.data.read.tree import what_is
+from ifsl_bench.data.read.file_tree import what_is
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -37,7 +37,7 @@ class Large(Exception):
     """An image of more pixels than the caller wants to hold."""
 
 
-_room = Room(PIXELS_IN_FLIGHT)
+_pixels = Budget(PIXELS_IN_FLIGHT)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def decode(content: bytes, spec: ImageSpec, most: int | None = None) -> np.ndarr
             held = whole if image.info.get("progressive") else pixels
             if most is not None and held > most:
                 raise Large
-            with _room.of(held):
+            with _pixels.of(held):
                 image.load()
                 turned = ImageOps.exif_transpose(image) if spec.upright else image
                 return _fitted(rgb(turned, image.format), spec)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import release
-from ifsl_bench.data.read.archive import Entry, Tree
+from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode_rows, formats
 from ifsl_bench.data.read.decode_workers import Workers, cores
 
@@ -152,7 +152,7 @@ def _batches(chunk: list[Item], bad: list[Bad]) -> Iterator[tuple[list[int], lis
         yield rows, names, contents
 
 
-def tree_items(tree: Tree, paths: Sequence[str]) -> Iterator[Item]:
+def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[Item]:
     """Items for :func:`decode_into`: row i is the file ``paths[i]`` of the tree."""
     entries = [tree.by_path[path] for path in paths]
     if tree.random:
@@ -163,7 +163,7 @@ def tree_items(tree: Tree, paths: Sequence[str]) -> Iterator[Item]:
             yield row, tree.where(entries[row]), content
 
 
-def _read(tree: Tree, entry: Entry) -> bytes:
+def _read(tree: FileTree, entry: Entry) -> bytes:
     """A file that lies by itself; one that cannot be read spoils no other."""
     try:
         return tree.read(entry)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.tree import Entry, Tree, inside, is_tar, what_is
+from ifsl_bench.data.read.file_tree import Entry, FileTree, inside, is_tar, what_is
 
 BLOCK = 512
 HELD = 1 << 26  # bytes of a file in a compressed archive that are kept in memory; a larger one goes to the disk
@@ -55,7 +55,7 @@ class _Window(io.RawIOBase):
         return len(content)
 
 
-class Tar(Tree):
+class Tar(FileTree):
     """A tar archive that is not compressed. Tar archives in it count as folders, as ILSVRC-2012 is distributed."""
 
     kind = "tar archive"
@@ -134,7 +134,7 @@ class _Remembering(io.RawIOBase):
         return self.tail[start : start + BLOCK] if start >= 0 else b""
 
 
-class CompressedTar(Tree):
+class CompressedTar(FileTree):
     """One pass lists the files; :meth:`scan` is one more, and so is each :meth:`open`."""
 
     random = False

@@ -5,8 +5,8 @@ containers, strings, numbers and NumPy arrays; it imports nothing, calls nothing
 other name. It reads protocols 0 to 5 as Python 2 and 3, old and new NumPy write them. Python 2's strings become text by
 Latin-1, as ``pickle.load(..., encoding="latin1")`` has it.
 
-Long strings stay in the file (:class:`~ifsl_bench.data.read.stored.StoredArray`), so that a file larger than the memory
-can be looked at (:func:`load`) or walked from item to item (:func:`items`).
+Long strings stay in the file (:class:`~ifsl_bench.data.read.stored_array.StoredArray`), so that a file larger than the
+memory can be looked at (:func:`load`) or walked from item to item (:func:`items`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.read.archive import what_is
-from ifsl_bench.data.read.stored import BROKEN, StoredArray
+from ifsl_bench.data.read.stored_array import BROKEN, StoredArray
 from ifsl_bench.data.read.unpickle_machine import Machine, Refused, described
 from ifsl_bench.data.read.unpickle_operations import OPERATIONS
 

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ifsl_bench.data.read.stored import CHUNK, Kind, Span, StoredArray, decoder
+from ifsl_bench.data.read.stored_array import CHUNK, Kind, Span, StoredArray, decoder
 
 
 class Refused(Exception):

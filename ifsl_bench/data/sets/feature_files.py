@@ -8,8 +8,8 @@ import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.archive import Entry, Tree, what_is
-from ifsl_bench.data.read.stored import BAD_HEADER, BROKEN
+from ifsl_bench.data.read.archive import Entry, FileTree, what_is
+from ifsl_bench.data.read.stored_array import BAD_HEADER, BROKEN
 from ifsl_bench.data.source import Form, Import
 
 
@@ -22,7 +22,7 @@ class FeatureFiles(Form):
 
     title: ClassVar[str] = "frozen features (base-train.npz, ..., novel-test.npz)"
 
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         return not {_file(pool) for pool in POOLS}.isdisjoint(entry.name for entry in tree.entries)
 
     def build(self, to: Import) -> None:
@@ -66,7 +66,7 @@ def _file(pool: str) -> str:
     return f"{pool.replace('/', '-')}.npz"
 
 
-def _read_npz(tree: Tree, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
+def _read_npz(tree: FileTree, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
     path, start = tree.where(entry), tree.head(entry)
     if not start.startswith(b"PK"):
         raise UserError(f"{path} is no readable .npz file; it is {what_is(start)}")

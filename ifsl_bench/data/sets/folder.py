@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import sha256_json
-from ifsl_bench.data.image_pools import divide, import_images
-from ifsl_bench.data.read.archive import Entry, Tree, natural, nfc, some
+from ifsl_bench.data.image_pools import T, divide, import_images
+from ifsl_bench.data.read.archive import Entry, FileTree, natural, nfc, some
 from ifsl_bench.data.read.decode import SUFFIXES, ImageSpec
 from ifsl_bench.data.source import Form, Import
 
@@ -78,7 +78,7 @@ class ImageFolder(Form):
     def __init__(self, options: OwnOptions) -> None:
         self.options = options
 
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         return any(_is_image(entry.path) for entry in tree.entries)
 
     def build(self, to: Import) -> None:
@@ -131,7 +131,7 @@ def _ending(entry: Entry) -> str:
     return PurePosixPath(entry.name).suffix.lower() or "none"
 
 
-def find_classes(tree: Tree) -> dict[str, list[str]]:
+def find_classes(tree: FileTree) -> dict[str, list[str]]:
     """Class -> paths of its images, both in natural order; names of classes in Unicode's NFC.
 
     The class of an image is the folder below the root; the root is the deepest folder that all images share, so that
@@ -222,7 +222,7 @@ def _listed(to: Import, classes: Mapping[str, Sequence[str]], split: Path) -> di
     return {name: sides[name] for name in classes if name in sides}
 
 
-def large_enough(to: Import, classes: Mapping[str, list[str]]) -> dict[str, list[str]]:
+def large_enough(to: Import, classes: Mapping[str, list[T]]) -> dict[str, list[T]]:
     """The classes with enough images for 5-shot episodes, or for the three base pools."""
     need = SHOTS + QUERIES
     small = {name: len(paths) for name, paths in classes.items() if len(paths) < need}
@@ -248,7 +248,7 @@ def seeded_sides(names: Sequence[str], seed: int) -> dict[str, str]:
     return {name: drawn[name] for name in names}
 
 
-def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[str]], where: str) -> None:
+def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]], where: str) -> None:
     counts = {side: sum(s == side for s in sides.values()) for side in SIDES}
     shared = counts["novel/train"] == 0
     need = {"base": 2 * WAYS if shared else 2, "novel/train": 0 if shared else WAYS,

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.archive import Tree
+from ifsl_bench.data.read.archive import FileTree
 
 TITLE = "the training images of ILSVRC-2012 (<wnid>/<wnid>_<number>.JPEG)"
 _IMAGE = re.compile(r"(?:.*/)?(n[0-9]{8})/(\1_([0-9]+)\.jpe?g)", re.IGNORECASE)
 
 
-def recognises(tree: Tree) -> bool:
+def recognises(tree: FileTree) -> bool:
     return any(_IMAGE.fullmatch(entry.path) for entry in tree.entries)
 
 
-def find_images(tree: Tree) -> dict[str, dict[str, str]]:
+def find_images(tree: FileTree) -> dict[str, dict[str, str]]:
     """wnid -> file name as published (``n01532829_28.JPEG``) -> path, both in order; images in order of their numbers.
 
     Raises:

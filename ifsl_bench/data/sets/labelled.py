@@ -16,9 +16,8 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import release, sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.image_pools import count_files, divide, note_duplicates
-from ifsl_bench.data.objects import as_array, is_exactly, kind_of, reading
-from ifsl_bench.data.pickled import listed, row_of
+from ifsl_bench.data.image_pools import ListItem, count_files, divide, note_duplicates
+from ifsl_bench.data.loaded_objects import as_array, is_exactly, kind_of, reading
 from ifsl_bench.data.read.archive import natural, printable
 from ifsl_bench.data.read.decode import BadImage, rgb
 from ifsl_bench.data.sets.folder import check_sides, large_enough
@@ -220,7 +219,7 @@ class LabelledObjects(ObjectForm):
     def build(self, to: Import, sides: Mapping[str, Any]) -> None:
         named = {name: side for side in self.sides for name in self.sides[side].classes}
         classes = {
-            name: listed(named[name], {name: self.sides[named[name]].classes[name]})[name]
+            name: [ListItem(named[name], place) for place in self.sides[named[name]].classes[name]]
             for name in sorted(named, key=natural)
         }
         classes = large_enough(to, classes)
@@ -237,12 +236,17 @@ class LabelledObjects(ObjectForm):
         note_duplicates(to, pools)
 
     def _write(
-        self, to: Import, pool: str, files: Mapping[str, Sequence[str]], side: Labelled, advance: Callable[[int], None]
+        self,
+        to: Import,
+        pool: str,
+        classes: Mapping[str, Sequence[ListItem]],
+        side: Labelled,
+        advance: Callable[[int], None],
     ) -> None:
         """Writes a pool, having seen that each image is the one that was looked at."""
-        places = np.array([row_of(name) for names in files.values() for name in names], np.int64)
-        labels = np.repeat(np.arange(len(files)), [len(names) for names in files.values()])
-        with to.writer.pool(pool, labels, tuple(files), self.shape) as images:
+        places = np.array([item.index for items in classes.values() for item in items], np.int64)
+        labels = np.repeat(np.arange(len(classes)), [len(items) for items in classes.values()])
+        with to.writer.pool(pool, labels, tuple(classes), self.shape) as images:
             written = 0
             for row, place in enumerate(places.tolist()):
                 image, _ = side.read(place)

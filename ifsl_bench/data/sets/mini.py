@@ -19,8 +19,8 @@ from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.objects import LoadedImages, attribute, rows_by_name
-from ifsl_bench.data.pickled import (
+from ifsl_bench.data.loaded_objects import LoadedImages, attribute, rows_by_name
+from ifsl_bench.data.pickle_pools import (
     SHAPE,
     SIZE,
     Images,
@@ -32,10 +32,10 @@ from ifsl_bench.data.pickled import (
     required,
     text,
 )
-from ifsl_bench.data.published import check_pools, columns, digest, held_out, shuffled
-from ifsl_bench.data.read.archive import Tree
+from ifsl_bench.data.published_splits import check_pools, columns, digest, held_out, shuffled
+from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.stored import StoredArray
+from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.sets import ilsvrc
 from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
 
@@ -77,7 +77,7 @@ class LwofPickles(Form):
         )
     }
 
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         return any(entry.name in self.files.values() for entry in tree.entries)
 
     def build(self, to: Import) -> None:
@@ -130,7 +130,7 @@ class Caches(Form):
         for side, names in {"train": ["train"], "val": ["validation", "val"], "test": ["test"]}.items()
     }
 
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         return any(entry.name in names for entry in tree.entries for names in self.files.values())
 
     def build(self, to: Import) -> None:
@@ -215,7 +215,7 @@ class Ilsvrc(Form):
 
     title: ClassVar[str] = ilsvrc.TITLE
 
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         return ilsvrc.recognises(tree)
 
     def build(self, to: Import) -> None:

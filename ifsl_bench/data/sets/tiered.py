@@ -19,11 +19,11 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.counts import Count, Counts
-from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.objects import as_array, attribute, reading
-from ifsl_bench.data.pickled import SHAPE, SIZE, Rows, list_items, listed, required, row_of
-from ifsl_bench.data.published import check_pools, columns, digest, held_out
-from ifsl_bench.data.read.archive import Tree, open_tree
+from ifsl_bench.data.image_pools import ListItem, import_images
+from ifsl_bench.data.loaded_objects import as_array, attribute, reading
+from ifsl_bench.data.pickle_pools import SHAPE, SIZE, Rows, list_items, listed, required
+from ifsl_bench.data.published_splits import check_pools, columns, digest, held_out
+from ifsl_bench.data.read.archive import FileTree, open_tree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import Item
 from ifsl_bench.data.sets import ilsvrc
@@ -50,7 +50,7 @@ def sides() -> Mapping[str, str]:
 class IlsvrcFolder(Form):
     title: ClassVar[str] = ilsvrc.TITLE
 
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         return ilsvrc.recognises(tree)
 
     def build(self, to: Import) -> None:
@@ -80,7 +80,7 @@ class _Files(Form):
     prefixes: ClassVar[Mapping[str, Sequence[str]]]
     own: ClassVar[tuple[str, ...]]
 
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         return any(entry.name.startswith(self.own) for entry in tree.entries)
 
     @abstractmethod
@@ -201,9 +201,9 @@ class LoadedFiles(ObjectForm):
         check_pools(to, "tiered-ImageNet", COUNTS, pools)
         named = {pool: listed(f"{source[pool]}_images_png.pkl", pools[pool]) for pool in pools}
 
-        def read(pool: str, wanted: Sequence[str]) -> Iterator[Item]:
-            for place, name in enumerate(wanted):
-                yield place, name, as_array(sides[source[pool]].images[row_of(name)]).tobytes()
+        def read(pool: str, wanted: Sequence[ListItem]) -> Iterator[Item]:
+            for row, item in enumerate(wanted):
+                yield row, str(item), as_array(sides[source[pool]].images[item.index]).tobytes()
 
         import_images(to, named, ImageSpec(SIZE), read)
 

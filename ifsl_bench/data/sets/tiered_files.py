@@ -10,15 +10,15 @@ from typing import BinaryIO
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.pickled import copy_rows, images_array, integers, load_dict, opened, required, text
-from ifsl_bench.data.read.archive import Entry, Tree, what_is
-from ifsl_bench.data.read.stored import BAD_HEADER, BROKEN, Span, StoredArray
+from ifsl_bench.data.pickle_pools import copy_rows, images_array, integers, load_dict, opened, required, text
+from ifsl_bench.data.read.archive import Entry, FileTree, what_is
+from ifsl_bench.data.read.stored_array import BAD_HEADER, BROKEN, Span, StoredArray
 from ifsl_bench.data.source import Import
 
 NAMES, SYNSETS = "class_names.txt", "synsets.txt"
 
 
-def class_names(tree: Tree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
+def class_names(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
     """Class name -> wnid, from two lists that belong to the release, line by line.
 
     Args:
@@ -41,7 +41,7 @@ def class_names(tree: Tree, wanted: Mapping[str, str], what: str) -> dict[str, s
     return known
 
 
-def read_labels(tree: Tree, entry: Entry, names: Mapping[str, str]) -> tuple[np.ndarray, dict[str, list[int]]]:
+def read_labels(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple[np.ndarray, dict[str, list[int]]]:
     """The label of each image, int64 [n], and wnid -> rows.
 
     Raises:
@@ -72,7 +72,7 @@ def read_labels(tree: Tree, entry: Entry, names: Mapping[str, str]) -> tuple[np.
     return labels, groups
 
 
-def images_entry(tree: Tree, prefix: str, what: str) -> Entry:
+def images_entry(tree: FileTree, prefix: str, what: str) -> Entry:
     """The images of a pair of files: as PNGs if they are there, else decompressed."""
     return tree.named(f"{prefix}_images_png.pkl") or tree.named(f"{prefix}_images.npz") or required(
         tree, f"{prefix}_images_png.pkl", what)  # fmt: skip

@@ -17,8 +17,8 @@ from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.image_pools import count_files, divide, import_images
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.published import check_pools, columns
-from ifsl_bench.data.read.archive import Tree
+from ifsl_bench.data.published_splits import check_pools, columns
+from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.source import DatasetSource, Form, Import
 
@@ -33,7 +33,7 @@ def sides() -> Mapping[str, str]:
     return {wnid: _SIDES[side] for wnid, side in sorted(columns("tiny-tiered.csv", "wnid", "split").items())}
 
 
-def find_images(tree: Tree) -> dict[str, list[str]]:
+def find_images(tree: FileTree) -> dict[str, list[str]]:
     """wnid -> paths of its training images in order of their numbers; of classes that have any.
 
     Raises:
@@ -60,7 +60,7 @@ class _TrainFolder(Form):
     def __init__(self, most: Mapping[str, int]) -> None:
         self.most = most  # images taken of a class of each side; all where it does not say
 
-    def recognises(self, tree: Tree) -> bool:
+    def recognises(self, tree: FileTree) -> bool:
         return any(_IMAGE.fullmatch(entry.path) for entry in tree.entries)
 
     def build(self, to: Import) -> None:

@@ -13,9 +13,10 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import release
 from ifsl_bench.data.counts import Count
-from ifsl_bench.data.read.archive import Entry, Tree
+from ifsl_bench.data.image_pools import ListItem
+from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode_many import Item
-from ifsl_bench.data.read.stored import StoredArray
+from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.read.unpickle import items, load
 from ifsl_bench.data.read.unpickle_machine import described
 from ifsl_bench.data.source import Import
@@ -41,7 +42,7 @@ _BLOCK, _RELEASE = 256, 1 << 28  # rows read at a time; bytes written between tw
 
 
 @contextmanager
-def opened(tree: Tree, entry: Entry) -> Iterator[BinaryIO]:
+def opened(tree: FileTree, entry: Entry) -> Iterator[BinaryIO]:
     """A file of the tree, fast in small steps also where it is compressed."""
     with tree.readable(entry):
         file = tree.open(entry)
@@ -51,7 +52,7 @@ def opened(tree: Tree, entry: Entry) -> Iterator[BinaryIO]:
         yield cast(BinaryIO, io.BufferedReader(small_steps, 1 << 20)) if small_steps else file
 
 
-def required(tree: Tree, name: str, what: str) -> Entry:
+def required(tree: FileTree, name: str, what: str) -> Entry:
     """The file of that name, in whatever folder of the tree.
 
     Raises:
@@ -161,28 +162,22 @@ def copy_rows(
         to.bytes_read += source.nbytes
 
 
-def listed(where: str, groups: Rows) -> dict[str, list[str]]:
-    """Class -> names of its items in a list, as ``import_images`` wants them."""
-    return {name: [f"{where}[{row}]" for row in group] for name, group in groups.items()}
+def listed(where: str, groups: Rows) -> dict[str, list[ListItem]]:
+    """Class -> its items in a list, as ``import_images`` wants them."""
+    return {name: [ListItem(where, row) for row in group] for name, group in groups.items()}
 
 
-def row_of(name: str) -> int:
-    """The place in the list of an item named by :func:`listed`."""
-    return int(name[name.rindex("[") + 1 : -1])
-
-
-def list_items(tree: Tree, entry: Entry, names: Sequence[str], count: int) -> Iterator[Item]:
+def list_items(tree: FileTree, entry: Entry, wanted: Sequence[ListItem], count: int) -> Iterator[Item]:
     """The encoded images that lie as byte arrays in a pickled list, in one pass over it.
 
     Args:
-        names: of the wanted items, as made by :func:`listed`; each becomes the row of its place here.
+        wanted: items of that list; each becomes the row of its place here.
         count: how many items the list should have.
 
     Raises:
         UserError: the list has more or fewer items, or other ones.
     """
-    rows = np.array([row_of(name) for name in names], np.int64)
-    target = _targets(rows, count)
+    target = _targets(np.array([item.index for item in wanted], np.int64), count)
     where = tree.where(entry)
     at = 0
     with opened(tree, entry) as file:

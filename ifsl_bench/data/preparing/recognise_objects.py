@@ -7,7 +7,7 @@ from typing import Any
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data import registered
-from ifsl_bench.data.objects import is_exactly, kind_of
+from ifsl_bench.data.loaded_objects import is_exactly, kind_of
 from ifsl_bench.data.sets.labelled import LabelledObjects
 from ifsl_bench.data.sets.own import OwnObjects
 from ifsl_bench.data.source import DatasetSource, ObjectForm

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Room:
+class Budget:
     """Lets threads hold so many units in all; who wants more than is left waits."""
 
     def __init__(self, most: int) -> None:

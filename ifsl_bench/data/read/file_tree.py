@@ -102,7 +102,7 @@ class Entry:
         return self.path.rpartition("/")[2]
 
 
-class Tree(ABC):
+class FileTree(ABC):
     """A folder or an archive, opened for reading; close it or use it in a ``with`` statement.
 
     Attributes:
@@ -117,7 +117,7 @@ class Tree(ABC):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def __enter__(self) -> Tree:
+    def __enter__(self) -> FileTree:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.pickled import SHAPE
+from ifsl_bench.data.pickle_pools import SHAPE
 
 
 def is_exactly(value: Any, library: str, *names: str) -> bool:

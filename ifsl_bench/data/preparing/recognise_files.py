@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
-from ifsl_bench.data.read.archive import Tree
+from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.sets.folder import ImageFolder
 from ifsl_bench.data.sets.own import OwnData
 from ifsl_bench.data.source import DatasetSource, Form
 from ifsl_bench.plugin import registry
 
 
-def check_form(source: DatasetSource, tree: Tree, reporter: Reporter) -> None:
+def check_form(source: DatasetSource, tree: FileTree, reporter: Reporter) -> None:
     """Holds the form of files against those of all data sets.
 
     Warns of a data set of the user's own that is made of a registered one's images: a name that seems right, but is
@@ -44,7 +44,7 @@ def check_form(source: DatasetSource, tree: Tree, reporter: Reporter) -> None:
     )
 
 
-def _others(source: DatasetSource, tree: Tree) -> Iterator[tuple[DatasetSource, Form]]:
+def _others(source: DatasetSource, tree: FileTree) -> Iterator[tuple[DatasetSource, Form]]:
     """Registered data sets that the files make, and the form that they have for them."""
     for name in registry.names(registry.DATASETS):
         if name == source.name or registry.load(registry.DATASETS, name).problem:
