@@ -14,7 +14,6 @@ A `Learner` puts these together for the episodes of a method; see `episodic`.
 """
 
 from .attractor import Memory, attention, fold, fold_offset, prototypes, ridge, unit
-from .dual import DualNewton
 from .episodic import (
     WEIGHT_DECAY,
     WEIGHT_DECAYS,
@@ -29,36 +28,15 @@ from .episodic import (
     fixed_class,
     meta,
     statistics,
-)
+)  # fmt: skip
 from .network import TanhNetwork
 from .network_space import Network, NetworkArgs
-from .softmax import Regression, SoftmaxRegression
+from .regression import DualNewton, SoftmaxRegression
+from .softmax import Regression
 
 __all__ = [
-    "WEIGHT_DECAY",
-    "WEIGHT_DECAYS",
-    "Answer",
-    "Converged",
-    "DualNewton",
-    "Learner",
-    "LinearLearner",
-    "Memory",
-    "Meta",
-    "Network",
-    "NetworkArgs",
-    "NetworkLearner",
-    "Part",
-    "Regression",
-    "SoftmaxRegression",
-    "TanhNetwork",
-    "Unrolled",
-    "attention",
-    "fixed_class",
-    "fold",
-    "fold_offset",
-    "meta",
-    "prototypes",
-    "ridge",
-    "statistics",
+    "WEIGHT_DECAY", "WEIGHT_DECAYS", "Answer", "Converged", "DualNewton", "Learner", "LinearLearner", "Memory",
+    "Meta", "Network", "NetworkArgs", "NetworkLearner", "Part", "Regression", "SoftmaxRegression", "TanhNetwork",
+    "Unrolled", "attention", "fixed_class", "fold", "fold_offset", "meta", "prototypes", "ridge", "statistics",
     "unit",
-]
+]  # fmt: skip
