@@ -51,7 +51,8 @@ def lbfgs(
         image = space.image(z)
         value, g, norm = space.evaluate(z, image)
     goal = tolerance * norm
-    steps = trials = 0
+    steps = trials = late = 0
+    converged = False
     if norm == 0 or not (isfinite(value) and isfinite(norm)):
         return z, False, steps, norm, value
     g_image = space.image(g)
@@ -97,9 +98,13 @@ def lbfgs(
             t = 1 / max(sqrt(max(-slope, 0.0)), 1.0)
         d_image = space.image(d)
         if norm <= goal and inner(g, g_image) <= 2 * gap * abs(value):
-            value, _, norm = space.evaluate(z, space.image(z))  # images were added up step by step
-            return z, norm <= 10 * goal, steps, norm, value
-    return z, False, steps, norm, value
+            late += 1
+            converged = max(inner(d, d_image), 0.0) <= 1e-4 * (1 + sqrt(max(inner(z, image), 0.0))) ** 2
+            if converged or late == 50:
+                break
+    if converged:
+        value, _, norm = space.evaluate(z, space.image(z))  # images were added up step by step
+    return z, converged and norm <= 10 * goal, steps, norm, value
 
 
 def _two_loops(pairs: deque[Pair], scale: float, g: Array) -> Array:

@@ -115,7 +115,7 @@ def test_no_worse_than_scipy(shape, dtype):
         assert float(scores.abs().max()) <= (1e-5 if dtype == torch.float64 else 2e-2)
         if dtype == torch.float64:
             found = SoftmaxRegression().gradient(solution.value, args)[index]
-            assert float(found.norm()) == pytest.approx(float(solution.gradient_norm[index]), rel=1e-3, abs=1e-8)
+            assert float(found.norm()) == pytest.approx(float(solution.gradient_norm[index]), rel=1e-3, abs=1e-7)
 
 
 @pytest.mark.parametrize("shape", [{}, {"ways": 1, "shots": 1}, {"shots": 1}], ids=str)

@@ -190,6 +190,19 @@ def test_one_by_one_is_the_search_that_all_at_once_is(shots, monkeypatch):
     torch.testing.assert_close(batch.objective, alone.objective)
 
 
+def test_one_by_one_asks_for_a_short_next_step_too(monkeypatch):
+    objective, args = problem(ways=5, shots=5, hidden=40, features=32, episodes=4, norm=12.0)
+    found = []
+    for few in (0, 6):
+        monkeypatch.setattr(engine, "FEW", few)
+        found.append(minimise(objective, LBFGS(0.9, gap=1e3), None, args))  # the other two tests hold at once
+    batch, alone = found
+    assert bool(batch.converged.all())
+    assert bool(alone.converged.all())
+    assert int(alone.steps.max()) > 10
+    assert alone.steps.tolist() == batch.steps.tolist()
+
+
 def test_largest_curvature_at_a_small_start():
     # There the Hessian has eigenvalues in pairs +-lambda, from the products of output and hidden weights.
     objective, args = problem(norm=12.0, gamma=0.01)
