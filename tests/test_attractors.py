@@ -17,13 +17,12 @@ from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.episodic.meta_training import Training
 from ifsl_bench.learners import Network, NetworkLearner, fold
 from ifsl_bench.learners.network import activations
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
 from ifsl_bench.plugin.options import check_method
+from ifsl_bench.plugin.settings import beyond
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running.job import make_jobs
 from ifsl_bench.solve import LBFGS, measured
 from ifsl_bench.solve.tree import tree_map
 
@@ -390,11 +389,9 @@ def test_other_impossible_options():
 
 
 def test_what_lies_beyond_the_ends_of_a_grid():
-    (lr,) = make_jobs(["lr"], ["glyphs-1shot"], {}, Training(), [0], None)
-    assert lr.beyond({"weight_decay": 1e-3}) is None
-    below = list(lr.beyond({"weight_decay": 1e-6}))
+    assert list(beyond(LR, {}, {"weight_decay": 1e-3})) == []
+    below = list(beyond(LR, {}, {"weight_decay": 1e-6}))
     assert [setting["weight_decay"] for setting in below[:4]] == [3.16e-7, 1e-7, 3.16e-8, 1e-8]
     assert len(below) == 40
-    assert next(lr.beyond({"weight_decay": 0.1})) == {"weight_decay": 0.316}
-    (given,) = make_jobs(["lr"], ["glyphs-1shot"], {"weight_decay": 1e-6}, Training(), [0], None)
-    assert given.beyond({"weight_decay": 1e-6}) is None
+    assert next(beyond(LR, {}, {"weight_decay": 0.1})) == {"weight_decay": 0.316}
+    assert list(beyond(LR, {"weight_decay": 1e-6}, {"weight_decay": 1e-6})) == [], "what is given is not tuned"

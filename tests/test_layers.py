@@ -44,6 +44,9 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+MODULES = {module_of(path): path for path in LIBRARY}
+
+
 def imports(path: Path) -> set[str]:
     """Names of all modules that a file imports, at any depth, for types alone too."""
     found = set()
@@ -54,11 +57,11 @@ def imports(path: Path) -> set[str]:
             package = path.relative_to(ROOT).parent.parts
             parts = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*parts, *([node.module] if node.module else [])])
-            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+            named = {f"{module}.{alias.name}" for alias in node.names}
+            found |= named if named <= MODULES.keys() else {module} | named  # modules, not what holds them
     return found
 
 
-MODULES = {module_of(path): path for path in LIBRARY}
 ARROWS = {name: (imports(path) & MODULES.keys()) - {name} for name, path in MODULES.items()}
 
 

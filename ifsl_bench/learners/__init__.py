@@ -16,7 +16,6 @@ A `Learner` puts these together for the episodes of a method; see `episodic`.
 from ifsl_bench.common.cosine import unit
 
 from .attractor import Memory, attention, fold, ridge
-from .dual import DualNewton
 from .episodic import (
     WEIGHT_DECAY,
     WEIGHT_DECAYS,
@@ -30,33 +29,15 @@ from .episodic import (
     Unrolled,
     fixed_class,
     statistics,
-)
+)  # fmt: skip
 from .network import TanhNetwork
 from .network_space import Network, NetworkArgs
-from .softmax import Regression, SoftmaxRegression
+from .regression import DualNewton, SoftmaxRegression
+from .softmax import Regression
 
 __all__ = [
-    "WEIGHT_DECAY",
-    "WEIGHT_DECAYS",
-    "Answer",
-    "Converged",
-    "DualNewton",
-    "Learner",
-    "LinearLearner",
-    "Memory",
-    "Meta",
-    "Network",
-    "NetworkArgs",
-    "NetworkLearner",
-    "Part",
-    "Regression",
-    "SoftmaxRegression",
-    "TanhNetwork",
-    "Unrolled",
-    "attention",
-    "fixed_class",
-    "fold",
-    "ridge",
-    "statistics",
+    "WEIGHT_DECAY", "WEIGHT_DECAYS", "Answer", "Converged", "DualNewton", "Learner", "LinearLearner", "Memory",
+    "Meta", "Network", "NetworkArgs", "NetworkLearner", "Part", "Regression", "SoftmaxRegression", "TanhNetwork",
+    "Unrolled", "attention", "fixed_class", "fold", "ridge", "statistics",
     "unit",
-]
+]  # fmt: skip

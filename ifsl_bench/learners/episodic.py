@@ -19,18 +19,19 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ifsl_bench.solve.adjoint import Implicit, Unroll
 from ifsl_bench.solve.lbfgs import LBFGS
 from ifsl_bench.solve.linear import AdjointReport, ConjugateGradient, LinearSolver
-from ifsl_bench.solve.minimise import Implicit, Solution, Unroll, minimise
-from ifsl_bench.solve.objective import Objective
-from ifsl_bench.solve.outcome import Solver
+from ifsl_bench.solve.minimise import minimise
+from ifsl_bench.solve.objective import Objective, check
+from ifsl_bench.solve.outcome import Solution, Solver
 from ifsl_bench.solve.solvers import GradientDescent, largest_curvature
 from ifsl_bench.solve.tree import Tree, dot, pack, tree_map
 
-from .dual import DualNewton
 from .network import TanhNetwork
 from .network_space import Network, NetworkArgs
-from .softmax import Regression, SoftmaxRegression
+from .regression import DualNewton, SoftmaxRegression
+from .softmax import Regression
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
 WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-12, -1))  # 1e-6 ... 1e-1, to choose from
@@ -238,7 +239,7 @@ class Unrolled:
         args, objective = learner.arguments(support, pulls), learner.objective
         episodes = support[0].shape[0]
         v0 = learner.join([part.expand(episodes, -1, -1) for part in start])
-        objective.check(tree_map(Tensor.detach, args))
+        check(objective, args)
         with torch.no_grad():
             rate = 1.8 / largest_curvature(objective, v0, args)  # [E]
             rate = rate.nan_to_num(self.rate).clamp(torch.finfo(rate.dtype).tiny, self.rate)

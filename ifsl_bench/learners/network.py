@@ -11,30 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ifsl_bench.solve.linear import conjugate_gradient
-from ifsl_bench.solve.objective import ACCURATE, LargeSpace, LinearOutcome, Objective, Operator, Space
+from ifsl_bench.solve.linear import ACCURATE, LinearOutcome, Operator, conjugate_gradient
+from ifsl_bench.solve.objective import Objective
+from ifsl_bench.solve.space import LargeSpace, Space
 from ifsl_bench.solve.tree import Tree, doubled, tree_map
 
 from .checks import check_pull, check_support
-from .network_space import DualSpace, Network, NetworkArgs
-from .softmax import (
-    TINY,
-    cross_entropy,
-    per_episode,
-    probabilities,
-    residual,
-    scores,
-    spread,
-    weigh,
-)
+from .network_space import DualSpace, Network, NetworkArgs, Shape
+from .softmax import TINY, cross_entropy, probabilities, residual, scores, spread, weigh
 
 
 @dataclass(frozen=True)
-class TanhNetwork(Objective):
+class TanhNetwork(Shape, Objective):
     """L above for v a `Network` and args a `NetworkArgs`.
 
     Not convex. With v0 = None a search runs in dual numbers. It starts from fixed random functions of each support row
@@ -42,12 +35,6 @@ class TanhNetwork(Objective):
     inputs of the hidden units spread by `start_spread`; or from `begin`, that is from the point with the same
     activations on the support set and the least penalty.
     """
-
-    ways: int
-    hidden: int = 40
-    start_spread: float = 0.1
-    seed: int = 0
-    begin: Network | None = None
 
     def value(self, v: Tree, args: Tree) -> Tensor:
         _, f = activations(v, args.features)
@@ -69,50 +56,10 @@ class TanhNetwork(Objective):
         )
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
-        x, curvature = args.features, activation_curvature(v, args)
-
-        def product(d: Tree) -> Tree:
-            da, df, output = curvature(scores(d.hidden, x), d.skip @ x.mT, d.output)
-            return Network(
-                output + args.output_precisions * d.output,
-                df @ x + args.skip_precisions * d.skip,
-                spread(da, x) + args.hidden_precisions * d.hidden,
-            )
-
-        return product
-
-    def inverse(self, v: Tree, args: Tree, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """u = P^-1 rhs + a correction in the dual numbers, by conjugate gradients in their metric, in float64."""
-        dtype = rhs.output.dtype
-        v, args, rhs = doubled((v, args, rhs))
-        space, curvature, x = DualSpace.of(self, args), activation_curvature(v, args), args.features
-
-        def apply(p: Tensor, p_image: Tensor) -> Tensor:
-            a, f, _ = space.parts(p_image)
-            da, df, output = curvature(a, f, space.parts(p)[2])
-            return p + space.join(da, df, space.inverse_1 * output)
-
-        output, skip, hidden = space.inverse_1 * rhs.output, space.inverse_3 * rhs.skip, space.inverse_2 * rhs.hidden
-        da, df, moved = curvature(scores(hidden, x), skip @ x.mT, output)
-        b = -space.join(da, df, space.inverse_1 * moved)
-        z, _, info = conjugate_gradient(apply, space.image, b, space.image(b), tolerance or 1e-10, max_steps)
-        correction = space.expand(z, centred=False)
-        u = Network(output + correction.output, skip + correction.skip, hidden + correction.hidden)
-        # What is left of H u = rhs, in the norm in which it bounds u's error where the objective curves as the penalty.
-        left = self.hessian(v, args)(u)
-        precisions = (1 / space.inverse_1, 1 / space.inverse_3, 1 / space.inverse_2)
-        parts = list(zip(left, rhs, u, precisions, strict=True))
-        wrong = torch.stack([((a - b).square() / p).sum((1, 2)) for a, b, _, p in parts])
-        size = torch.stack([(c.square() * p).sum((1, 2)) for _, _, c, p in parts])
-        share = (wrong.sum(0) / size.sum(0).clamp_min(TINY)).sqrt()
-        return LinearOutcome(tree_map(lambda leaf: leaf.to(dtype), u), share, info()[1], ~(share <= ACCURATE))
+        return NetworkHessian(self, v, args)
 
     def take(self, args: Tree, index: Tensor) -> Tree:
-        shared = (False, False, False, True, False, True, False, True, False)
-        return NetworkArgs(
-            *(a[index] for a in args[:3]),
-            *(per_episode(a, index, 3) if s else a for a, s in zip(args[3:], shared[3:], strict=True)),
-        )
+        return args.take(index)
 
     def check(self, args: Tree) -> None:
         check_support(args.features, args.labels, args.rest, self.ways)
@@ -128,6 +75,53 @@ class TanhNetwork(Objective):
 
     def space(self, v0: Tree, args: Tree) -> Space:
         return DualSpace.of(self, args) if v0 is None else LargeSpace(self, v0, args)
+
+
+class NetworkHessian(Operator):
+    """The Hessian of a `TanhNetwork` at v."""
+
+    def __init__(self, shape: Shape, v: Network, args: NetworkArgs) -> None:
+        self.shape, self.v, self.args = shape, v, args
+
+    @cached_property
+    def product(self) -> Callable[[Tree], Tree]:  # type: ignore[override]
+        args, x, curvature = self.args, self.args.features, activation_curvature(self.v, self.args)
+
+        def product(d: Tree) -> Tree:
+            da, df, output = curvature(scores(d.hidden, x), d.skip @ x.mT, d.output)
+            return Network(
+                output + args.output_precisions * d.output,
+                df @ x + args.skip_precisions * d.skip,
+                spread(da, x) + args.hidden_precisions * d.hidden,
+            )
+
+        return product
+
+    def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
+        """u = P^-1 rhs + a correction in the dual numbers, by conjugate gradients in their metric, in float64."""
+        dtype = rhs.output.dtype
+        v, args, rhs = doubled((self.v, self.args, rhs))
+        space, curvature, x = DualSpace.of(self.shape, args), activation_curvature(v, args), args.features
+
+        def apply(p: Tensor, p_image: Tensor) -> Tensor:
+            a, f, _ = space.parts(p_image)
+            da, df, output = curvature(a, f, space.parts(p)[2])
+            return p + space.join(da, df, space.inverse_1 * output)
+
+        output, skip, hidden = space.inverse_1 * rhs.output, space.inverse_3 * rhs.skip, space.inverse_2 * rhs.hidden
+        da, df, moved = curvature(scores(hidden, x), skip @ x.mT, output)
+        b = -space.join(da, df, space.inverse_1 * moved)
+        z, _, info = conjugate_gradient(apply, space.image, b, space.image(b), tolerance or 1e-10, max_steps)
+        correction = space.expand(z, centred=False)
+        u = Network(output + correction.output, skip + correction.skip, hidden + correction.hidden)
+        # What is left of H u = rhs, in the norm in which it bounds u's error where the objective curves as the penalty.
+        left = NetworkHessian(self.shape, v, args).product(u)
+        precisions = (1 / space.inverse_1, 1 / space.inverse_3, 1 / space.inverse_2)
+        parts = list(zip(left, rhs, u, precisions, strict=True))
+        wrong = torch.stack([((a - b).square() / p).sum((1, 2)) for a, b, _, p in parts])
+        size = torch.stack([(c.square() * p).sum((1, 2)) for _, _, c, p in parts])
+        share = (wrong.sum(0) / size.sum(0).clamp_min(TINY)).sqrt()
+        return LinearOutcome(tree_map(lambda leaf: leaf.to(dtype), u), share, info()[1], ~(share <= ACCURATE))
 
 
 def activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:

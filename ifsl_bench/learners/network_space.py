@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ifsl_bench.solve.tree import dot, tree_map
+from ifsl_bench.solve.single import Array, SingleSpace
+from ifsl_bench.solve.space import Space
+from ifsl_bench.solve.tree import dot, doubled, tree_map
 
-from .softmax import cross_entropy, floored, indicator, kernel, residual, scores, spread
-
-if TYPE_CHECKING:
-    from .network import TanhNetwork
+from .engine import engine
+from .single import SingleNetwork
+from .softmax import cross_entropy, floored, indicator, kernel, per_episode, residual, scores, spread
 
 
 class Network(NamedTuple):
@@ -39,13 +41,31 @@ class NetworkArgs(NamedTuple):
     hidden_centres: Tensor  # [(E,) 1 or H, D+1]
     hidden_precisions: Tensor  # [D+1]
 
+    def take(self, index: Tensor) -> NetworkArgs:
+        """Some episodes alone."""
+        features, labels, rest, *pulls = self
+        centres = [per_episode(c, index, 3) for c in pulls[::2]]
+        both = [part for pull in zip(centres, pulls[1::2], strict=True) for part in pull]
+        return NetworkArgs(features[index], labels[index], rest[index], *both)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a tanh network is, and where a search for it starts; see `TanhNetwork`."""
+
+    ways: int
+    hidden: int = 40
+    start_spread: float = 0.1
+    seed: int = 0
+    begin: Network | None = None
+
 
 @dataclass(frozen=True)
 class DualSpace:
     """z [E, P] = (B, beta, [W b] - centre) side by side, with the metric (K_2, K_3, P_1) in which <z, z> is the
     penalty."""
 
-    objective: TanhNetwork
+    shape: Shape
     args: NetworkArgs
     inverse_1: Tensor  # [H+1]
     inverse_2: Tensor  # [D+1]
@@ -57,23 +77,28 @@ class DualSpace:
     skip_0: Tensor  # [E, N, S] skip scores at the centre
     target: Tensor  # [E, N, S] labels as zeros and 1/S
 
+    penalised: ClassVar[bool] = True
+
     @staticmethod
-    def of(objective: TanhNetwork, args: NetworkArgs) -> DualSpace:
+    def of(shape: Shape, args: NetworkArgs) -> DualSpace:
         x = args.features
         inverse_1, inverse_2 = 1 / floored(args.output_precisions), 1 / floored(args.hidden_precisions)
         inverse_3 = 1 / floored(args.skip_precisions)
-        h = objective.hidden
         return DualSpace(
-            objective, args, inverse_1, inverse_2, inverse_3,
+            shape, args, inverse_1, inverse_2, inverse_3,
             kernel(x, inverse_2), (x * inverse_3) @ x.mT, x @ x.mT,
-            scores(args.hidden_centres, x).expand(-1, h, -1),
+            scores(args.hidden_centres, x).expand(-1, shape.hidden, -1),
             args.skip_centres @ x.mT,
-            indicator(args.labels, objective.ways, x.dtype) / x.shape[1],
+            indicator(args.labels, shape.ways, x.dtype) / x.shape[1],
         )  # fmt: skip
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.gram.dtype
 
     def parts(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z [E, P] as B [E, H, S], beta [E, N, S] and [E, N, H+1]."""
-        count, h, n = self.args.features.shape[1], self.objective.hidden, self.objective.ways
+        count, h, n = self.args.features.shape[1], self.shape.hidden, self.shape.ways
         b, beta, output = z.split([h * count, n * count, n * (h + 1)], 1)
         return b.view(-1, h, count), beta.view(-1, n, count), output.view(-1, n, h + 1)
 
@@ -81,23 +106,23 @@ class DualSpace:
         return torch.cat([b.flatten(1), beta.flatten(1), output.flatten(1)], 1)
 
     def initial(self) -> Tensor:
-        """The point with the activations of `objective.begin` on the support set and the least penalty; without one,
+        """The point with the activations of `shape.begin` on the support set and the least penalty; without one,
         fixed functions of each support row, so that the order of the support set plays no part."""
-        args, h, n = self.args, self.objective.hidden, self.objective.ways
+        args, h, n = self.args, self.shape.hidden, self.shape.ways
         x = args.features
-        if (v := tree_map(lambda leaf: leaf.to(x), self.objective.begin)) is not None:
+        if (v := tree_map(lambda leaf: leaf.to(x), self.shape.begin)) is not None:
             b = (scores(v.hidden, x) - self.hidden_0) @ _pseudo_inverse(self.kernel_2)
             beta = (v.skip @ x.mT - self.skip_0) @ _pseudo_inverse(self.kernel_3)
             return self.join(b, beta, v.output - args.output_centres)
         tiny = torch.finfo(x.dtype).tiny
         directions = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(tiny)
-        planes, output = _draws(h, n, x.shape[2], self.objective.seed)
+        planes, output = _draws(h, n, x.shape[2], self.shape.seed)
         waves = torch.sin(3 * (planes.to(x) @ directions.mT))  # [E, H+N, S], other for all but equal rows
         # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
         hidden, skip = (
             k.diagonal(dim1=1, dim2=2).mean(1).clamp_min(tiny)[:, None, None] for k in (self.kernel_2, self.kernel_3)
         )
-        size = self.objective.start_spread
+        size = self.shape.start_spread
         output = size * output.to(x).expand(len(x), -1, -1)
         return self.join(size * waves[:, :h] / hidden, size * waves[:, h:] / skip, output)
 
@@ -122,7 +147,29 @@ class DualSpace:
         return value, self.join(r_b, r_beta, r_output), square.clamp_min(0).sqrt()
 
     def take(self, index: Tensor) -> DualSpace:
-        return DualSpace.of(self.objective, self.objective.take(self.args, index))
+        return DualSpace.of(self.shape, self.args.take(index))
+
+    def double(self, index: Tensor | None = None) -> DualSpace:
+        if index is None:
+            return self if self.dtype == torch.float64 else DualSpace.of(self.shape, doubled(self.args))
+        begin = tree_map(lambda leaf: leaf[index], self.shape.begin)
+        return DualSpace.of(replace(self.shape, begin=begin), doubled(self.args.take(index)))
+
+    def one_by_one(self, most: int | None) -> tuple[Space, Sequence[SingleSpace]] | None:
+        return engine(self.gram, most).one_by_one(self)
+
+    def single(self, i: int) -> SingleNetwork:
+        """Episode i in NumPy; for spaces in float64."""
+
+        def one(x: Tensor, *shape: int) -> Array:
+            return x.expand(len(self.gram), *shape)[i].numpy() if shape else x[i].numpy()
+
+        ways = self.shape.ways
+        return SingleNetwork(
+            one(self.kernel_2), one(self.kernel_3), one(self.gram), (1 / self.inverse_1).numpy(),
+            one(self.hidden_0), one(self.skip_0, ways, -1), one(self.target),
+            one(self.args.rest), one(self.args.output_centres, ways, -1),
+        )  # fmt: skip
 
     def expand(self, z: Tensor, centred: bool = True) -> Network:
         b, beta, output = self.parts(z)

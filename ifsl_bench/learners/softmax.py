@@ -1,26 +1,15 @@
-"""The convex case: softmax regression beside fixed extra logits, with a diagonal quadratic pull towards given centres.
+"""Scores, probabilities and losses of support sets, and the arguments of softmax regression.
 
-    L(V) = mean_i CE([fixed logits_i ; V x_i], y_i) + 1/2 sum_kd p_d (V_kd - c_kd)^2
-
-x_i ends in a one, the bias. Fixed logits enter through their logsumexp alone. Every vector of interest has the form
-P^-1 (.) + P^-1 X^T (.), so solves and implicit gradients happen in N x S numbers; see `dual`. Activations are kept as
-[E, N, S] in this package: products with the S x S kernel and sums over classes are cheap that way round.
+Features [E, S, D] stand for rows x_i that end in a one, the bias. Activations are kept as [E, N, S] in this package:
+products with the S x S kernel and sums over classes are cheap that way round.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from ifsl_bench.solve.linear import conjugate_gradient
-from ifsl_bench.solve.objective import ACCURATE, LinearOutcome, Objective, Operator
-from ifsl_bench.solve.tree import Tree, doubled
-
-from .checks import check_pull, check_support
-from .single import few, newton_direction
 
 TINY = torch.finfo(torch.float64).tiny
 
@@ -34,110 +23,10 @@ class Regression(NamedTuple):
     centres: Tensor  # [N, D+1] or [E, N, D+1], the bias last
     precisions: Tensor  # [D+1]
 
-
-class SoftmaxRegression(Objective):
-    """L above for V [E, N, D+1] (the bias last) and args a `Regression`."""
-
-    def value(self, v: Tree, args: Tree) -> Tensor:
-        f = scores(v, args.features)  # [E, N, S]
-        penalty = (args.precisions * (v - args.centres).square()).sum((1, 2))
-        return cross_entropy(f, args.rest, args.labels).mean(1) + penalty / 2
-
-    def gradient(self, v: Tree, args: Tree) -> Tree:
-        r = residual(scores(v, args.features), args.rest, args.labels)  # [E, N, S]
-        return args.precisions * (v - args.centres) + spread(r, args.features)
-
-    def hessian(self, v: Tree, args: Tree) -> Operator:
-        pi = probabilities(scores(v, args.features), args.rest)  # [E, N, S]
-        shares = pi / pi.shape[2]
-        x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)  # [E, S, D+1]
-        transposed = x.mT
-
-        def product(d: Tree) -> Tree:
-            return torch.addcmul(weigh(pi, shares, d @ transposed) @ x, args.precisions, d)
-
-        return product
-
-    def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
-        x, labels, rest, centres, precisions = args
-        grads: list[Tensor | None] = [None] * 5
-        if needed[3]:
-            grads[3] = (precisions * u).sum_to_size(centres.shape)
-        if needed[4]:
-            grads[4] = (u * (centres - v)).sum((0, 1))
-        if needed[0] or needed[2]:
-            count = x.shape[1]
-            f = scores(v, x)
-            pi, pi_rest = probabilities(f, rest), rest_probability(f, rest)
-            xu = scores(u, x)  # [E, N, S]
-            if needed[2]:
-                grads[2] = (xu * pi).sum(1) * pi_rest / count
-            if needed[0]:
-                moved = weigh(pi, pi / count, xu)
-                grads[0] = -(residual(f, rest, labels).mT @ u[..., :-1] + moved.mT @ v[..., :-1])
-        return grads
-
-    def inverse(self, v: Tree, args: Tree, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs: conjugate gradients in the metric of the kernel K, in
-        float64, for kernels of nearly equal rows are as good as singular."""
-        k, inverse_p, pi, y = self._reduced(*doubled((v, args, rhs)))
-        shares = pi / pi.shape[2]
-        b = weigh(pi, shares, y)
-        tolerance = tolerance or 1e-10
-        if few(k):
-            r = -b
-            parts = [a.numpy() for a in (k, pi, r, r @ k)]
-            found = [newton_direction(*episode, tolerance, max_steps) for episode in zip(*parts, strict=True)]  # type: ignore[call-arg]
-            w, steps = torch.from_numpy(np.stack([s for s, *_ in found])), torch.tensor([count for *_, count in found])
-        else:
-            w, _, info = conjugate_gradient(
-                lambda p, image: p + weigh(pi, shares, image), lambda r: r @ k, b, b @ k, tolerance, max_steps
-            )
-            steps = info()[1]
-        return self._checked(args, rhs, w, pi, inverse_p, steps)
-
-    def direct(self, v: Tree, args: Tree, rhs: Tree, limit: int = 2048) -> LinearOutcome:
-        """The same system, factorised, in float64."""
-        k, inverse_p, pi, y = self._reduced(*doubled((v, args, rhs)))
-        episodes, ways, count = pi.shape
-        if ways * count > limit:
-            raise ValueError(f"Direct() would factorise {ways * count} x {ways * count}; use ConjugateGradient()")
-        m = -pi[:, :, None] * pi[:, None] / count  # [E, N, N, S]
-        m.diagonal(dim1=1, dim2=2).add_((pi / count).mT)
-        mk = (m[..., None] * k[:, None, None]).transpose(2, 3).reshape(episodes, ways * count, ways * count)
-        mk.diagonal(dim1=1, dim2=2).add_(1)
-        b = weigh(pi, pi / count, y).flatten(1)
-        w = torch.linalg.solve_ex(mk, b[:, :, None])[0].view(episodes, ways, count)
-        return self._checked(args, rhs, w, pi, inverse_p, torch.zeros_like(b[:, 0]))
-
-    def _checked(
-        self, args: Tree, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor
-    ) -> LinearOutcome:
-        """u from w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in that of P."""
-        x = args.features.double()
-        u = inverse_p * (rhs - spread(w, x))
-        left = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)
-        share = ((inverse_p * left.square()).sum((1, 2)) / (u.square() / inverse_p).sum((1, 2)).clamp_min(TINY)).sqrt()
-        return LinearOutcome(u.to(rhs.dtype), share, steps, ~(share <= ACCURATE))
-
-    def take(self, args: Tree, index: Tensor) -> Tree:
-        x, labels, rest, centres, precisions = args
+    def take(self, index: Tensor | slice) -> Regression:
+        """Some episodes alone."""
+        x, labels, rest, centres, precisions = self
         return Regression(x[index], labels[index], rest[index], per_episode(centres, index, 3), precisions)
-
-    def check(self, args: Tree) -> None:
-        x, centres = args.features, args.centres
-        ways = centres.shape[-2] if centres.dim() > 1 else 1
-        check_support(x, args.labels, args.rest, ways)
-        check_pull("centres", centres, "precisions", args.precisions, x, ways, x.shape[2] + 1)
-
-    def unbounded(self, args: Tree) -> bool:
-        return bool((args.precisions <= 0).any())
-
-    def _reduced(self, v: Tree, args: Tree, rhs: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x = args.features
-        inverse_p = 1 / floored(args.precisions)
-        pi = probabilities(scores(v, x), args.rest)
-        return kernel(x, inverse_p), inverse_p, pi, scores(inverse_p * rhs, x)
 
 
 def scores(v: Tensor, x: Tensor) -> Tensor:

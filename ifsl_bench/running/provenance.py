@@ -16,7 +16,6 @@ from types import ModuleType
 
 import torch
 
-import ifsl_bench
 from ifsl_bench._version import __version__
 from ifsl_bench.backbone.device import describe_device
 from ifsl_bench.plugin.method import Method
@@ -85,7 +84,7 @@ def _code_of(package: str) -> list[bytes]:
 
 def commit() -> str:
     """The commit of the checkout this package runs from, with "+changes" where files differ; "" outside one."""
-    root = Path(ifsl_bench.__file__).resolve().parents[1]
+    root = Path(importlib.import_module("ifsl_bench").__path__[0]).resolve().parent
     if not (root / ".git").exists():
         return ""
     try:

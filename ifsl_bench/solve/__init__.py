@@ -19,34 +19,20 @@ Problems of incremental few-shot episodes, with closed forms and solvers of thei
 from importlib import import_module
 from typing import Any
 
+from .adjoint import Adjoint, Implicit, Unroll
 from .lbfgs import LBFGS
-from .linear import AdjointReport, ConjugateGradient, Direct, LinearSolver, Neumann
-from .minimise import Implicit, Solution, Unroll, minimise
-from .objective import FunctionObjective, LinearOutcome, Objective
-from .outcome import Outcome, Solver, measured
+from .linear import AdjointReport, ConjugateGradient, Direct, LinearOutcome, LinearSolver, Neumann, Operator
+from .minimise import minimise
+from .objective import FunctionObjective, Guarded, Objective, Splits
+from .outcome import Outcome, Solution, Solver, measured
 from .solvers import GradientDescent, Newton, largest_curvature
+from .space import HasSpace, Space
 
 __all__ = [
-    "LBFGS",
-    "AdjointReport",
-    "ConjugateGradient",
-    "Direct",
-    "FunctionObjective",
-    "GradientDescent",
-    "Implicit",
-    "LinearOutcome",
-    "LinearSolver",
-    "Neumann",
-    "Newton",
-    "Objective",
-    "Outcome",
-    "Solution",
-    "Solver",
-    "Unroll",
-    "largest_curvature",
-    "measured",
-    "minimise",
-]
+    "LBFGS", "Adjoint", "AdjointReport", "ConjugateGradient", "Direct", "FunctionObjective", "GradientDescent",
+    "Guarded", "HasSpace", "Implicit", "LinearOutcome", "LinearSolver", "Neumann", "Newton", "Objective", "Operator",
+    "Outcome", "Solution", "Solver", "Space", "Splits", "Unroll", "largest_curvature", "measured", "minimise",
+]  # fmt: skip
 
 # Names that are now in `ifsl_bench.learners`, which plugins import from here. They are looked up when they are asked
 # for: the one arrow from a lower floor to a higher one, since to import the learners here would be a circle.

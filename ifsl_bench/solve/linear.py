@@ -1,4 +1,4 @@
-"""Linear solvers for the adjoint: u = H^-1 v, exactly or in the manner of a paper."""
+"""Self-adjoint operators, and linear solvers for the adjoint: u = H^-1 v, exactly or in the manner of a paper."""
 
 from __future__ import annotations
 
@@ -10,8 +10,60 @@ import torch
 from torch import Tensor
 
 from .checks import check_options
-from .objective import LinearOutcome, Objective
-from .tree import Tree, column, dot, rebuild, tensors
+from .tree import Tree, column, dot, pack, rebuild, tensors, unpack
+
+ACCURATE = 1e-3  # a linear solve has failed if its relative residual is larger in the norm that bounds the error
+
+
+@dataclass(frozen=True)
+class LinearOutcome:
+    """The answer of a linear solve and how it went, episode by episode."""
+
+    value: Tree
+    residual: Tensor  # [E], measured at the answer: relative to the right-hand side, or where that says little to u
+    steps: Tensor  # [E]
+    failed: Tensor  # [E] bool: the residual is too large
+
+
+class Operator:
+    """H, on trees with the leading dimension E, each episode with its own. An author needs `product`, d -> H d, alone;
+    a subclass overrides what the structure of its H makes cheaper."""
+
+    def __init__(self, product: Callable[[Tree], Tree]) -> None:
+        self.product = product
+
+    def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
+        """H^-1 rhs by conjugate gradients. tolerance: None for the best there is."""
+        b = pack(rhs)
+        if tolerance is None:
+            tolerance = 1e-10 if b.dtype == torch.float64 else 1e-5
+        x, _, info = conjugate_gradient(
+            lambda p, _: pack(self.product(unpack(p, rhs))), lambda r: r, b, b, tolerance, max_steps
+        )
+        left = dot(wrong := b - pack(self.product(unpack(x, rhs))), wrong)
+        share = (left / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
+        return LinearOutcome(unpack(x, rhs), share, info()[1], ~(share <= max(10 * tolerance, 1e-12)))
+
+    def direct(self, rhs: Tree, limit: int = 512) -> LinearOutcome:
+        """H^-1 rhs from a factorisation."""
+        b = pack(rhs)
+        h = self.dense(rhs, limit)
+        x = torch.linalg.solve_ex(h, b[:, :, None])[0]
+        wrong = (h @ x)[:, :, 0] - b
+        share = (dot(wrong, wrong) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
+        return LinearOutcome(unpack(x[:, :, 0], rhs), share, torch.zeros_like(share), ~(share <= ACCURATE))
+
+    def dense(self, like: Tree, limit: int) -> Tensor:
+        """H [E, P, P] column by column, for small problems; like: a tree that H acts on."""
+        flat = pack(like)
+        size = flat.shape[1]
+        if size > limit:
+            raise ValueError(
+                f"{size} unknowns, and a dense Hessian is formed up to {limit}: use ConjugateGradient() in place of "
+                f"Direct(), LBFGS() in place of Newton(), or give the objective's Hessian a `direct` of its own"
+            )
+        unit = torch.eye(size, dtype=flat.dtype, device=flat.device)
+        return torch.stack([pack(self.product(unpack(unit[i].expand_as(flat), like))) for i in range(size)], 2)
 
 
 @dataclass
@@ -36,10 +88,10 @@ class AdjointReport:
 
 
 class LinearSolver(Protocol):
-    """Solves H u = v at the solution of an objective."""
+    """Solves H u = v."""
 
-    def solve(self, objective: Objective, v: Tree, args: Tree, rhs: Tree, report: AdjointReport) -> Tree:
-        """u, with the statistics written to the report."""
+    def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
+        """u for v = rhs, with the statistics written to the report."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +111,16 @@ class ConjugateGradient:
     def __post_init__(self) -> None:
         check_options(self, positive=("tol",), counts=("max_steps",))
 
-    def solve(self, objective: Objective, v: Tree, args: Tree, rhs: Tree, report: AdjointReport) -> Tree:
-        return report.take(objective.inverse(v, args, rhs, self.tol, self.max_steps))
+    def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
+        return report.take(operator.inverse(rhs, self.tol, self.max_steps))
 
 
 @dataclass(frozen=True)
 class Direct:
-    """One factorisation an episode: the objective's own where it has one, of the dense Hessian of small problems
-    else."""
+    """One factorisation an episode: the operator's own where it has one, of the dense H of small problems else."""
 
-    def solve(self, objective: Objective, v: Tree, args: Tree, rhs: Tree, report: AdjointReport) -> Tree:
-        return report.take(objective.direct(v, args, rhs))
+    def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
+        return report.take(operator.direct(rhs))
 
 
 @dataclass(frozen=True)
@@ -91,14 +142,13 @@ class Neumann:
         if not 0 <= self.damping < 1:
             raise ValueError(f"Neumann(damping={self.damping}): it must be at least 0 and below 1")
 
-    def solve(self, objective: Objective, v: Tree, args: Tree, rhs: Tree, report: AdjointReport) -> Tree:
-        product = objective.hessian(v, args)
+    def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
         terms = tensors(rhs)
         totals = [term.clone() for term in terms]
         keep = 1 - self.damping
         length = before = squares(terms)
         for step in range(self.steps):
-            products = tensors(product(rebuild(rhs, terms)))
+            products = tensors(operator.product(rebuild(rhs, terms)))
             terms = [torch.add(keep * term, h, alpha=-self.rate) for term, h in zip(terms, products, strict=True)]
             for total, term in zip(totals, terms, strict=True):
                 total += term

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .linear import AdjointReport
 from .objective import Objective, value_and_gradient
 from .tree import Tree, dot, pack, rebuild, tensors
 
@@ -28,6 +29,22 @@ class Outcome:
         new = [*tensors(part.v), part.converged, part.steps + self.steps[rows], part.gradient_norm, part.objective]
         both = [a.index_copy(0, rows, b.to(a.dtype)) for a, b in zip(here, new, strict=True)]
         return Outcome(rebuild(self.v, both[:-4]), *both[-4:])
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What was found, and how it went episode by episode.
+
+    value: the minimiser, differentiable in args. converged [E] bool, steps [E], gradient_norm [E] (Euclidean),
+    objective [E]: constants. adjoint: filled in by the backward pass.
+    """
+
+    value: Any
+    converged: Tensor
+    steps: Tensor
+    gradient_norm: Tensor
+    objective: Tensor
+    adjoint: AdjointReport
 
 
 class Solver(Protocol):

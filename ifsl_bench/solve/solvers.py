@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .checks import check_options
-from .objective import Objective, dense_hessian, value_and_gradient
+from .iterate import State, iterate
+from .objective import Objective, value_and_gradient
 from .outcome import Outcome, measured, relative_tolerance
+from .search import backtrack
 from .tree import Tree, column, dot, pack, rebuild, tensors, tree_map, unpack
 
 
@@ -37,10 +39,12 @@ class GradientDescent:
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if v0 is None:
             raise ValueError("gradient descent needs v0: where a fixed number of steps ends depends on where it starts")
-        v = v0
-        for _ in range(self.steps):
+
+        def step(v: Tree) -> Tree:
             slope = tensors(objective.gradient(v, args))
-            v = rebuild(v, [old - _scaled(self.rate, g) for old, g in zip(tensors(v), slope, strict=True)])
+            return rebuild(v, [old - _scaled(self.rate, g) for old, g in zip(tensors(v), slope, strict=True)])
+
+        v = iterate(step, v0, self.steps)
         end, fixed = tree_map(Tensor.detach, v), tree_map(Tensor.detach, args)
         count = tensors(v)[0].shape[0]
         steps = torch.full((count,), self.steps, device=tensors(v)[0].device)
@@ -81,45 +85,62 @@ class Newton:
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if v0 is None:
             raise ValueError(f"Newton needs v0: {type(objective).__name__} has no start of its own")
-        v, args = v0, tree_map(Tensor.detach, args)
-        value, slope = value_and_gradient(objective, v, args)
-        z, g = pack(v), pack(slope)  # [E, P]
-        eps = torch.finfo(z.dtype).eps
+        args = tree_map(Tensor.detach, args)
+
+        def evaluate(z: Tensor) -> tuple[Tensor, Tensor]:
+            value, slope = value_and_gradient(objective, unpack(z, v0), args)
+            return value, pack(slope)
+
+        def aim(s: _Descent) -> _Descent:
+            """The direction from where a state is, and whether to take it."""
+            h = objective.hessian(unpack(s.z, v0), args).dense(v0, self.limit)
+            usable = h.isfinite().all(2).all(1) & s.g.isfinite().all(1)
+            d, flat = _spectral(torch.where(usable[:, None, None], h, 0.0), s.g)
+            small, short = dot(s.g, s.g).sqrt() <= goal, dot(d, d).sqrt() <= 0.01 * (1 + dot(s.z, s.z).sqrt())
+            converged = s.converged | (usable & small & short & ~flat & ~s.stuck)
+            late = s.late + small
+            active = usable & ~converged & ~s.stuck & ~(small & flat) & (late < 10)
+            return replace(s, d=d, converged=converged, late=late, active=active)
+
+        def step(s: _Descent) -> _Descent:
+            d = torch.where(s.active[:, None] & s.d.isfinite(), s.d, 0.0)
+            t, bad, value, g = backtrack(lambda t: evaluate(s.z + t[:, None] * d), s.value, dot(s.g, d))
+            kept = s.active & ~bad
+            z, g = torch.where(kept[:, None], s.z + t[:, None] * d, s.z), torch.where(kept[:, None], g, s.g)
+            value = torch.where(kept, value, s.value)
+            return aim(replace(s, z=z, g=g, value=value, stuck=s.stuck | bad, steps=s.steps + kept))
+
+        z = pack(v0)  # [E, P]
+        value, g = evaluate(z)
         tolerance = relative_tolerance(self.tolerance, z.dtype, 1e-5, 1e-9)
         goal = (tolerance * dot(g, g).sqrt()).clamp_min(torch.finfo(z.dtype).tiny)
-        steps = torch.zeros(z.shape[0], dtype=torch.long, device=z.device)
-        late, stuck, converged = torch.zeros_like(steps), steps > 0, steps > 0
-        for step in range(self.max_steps + 1):
-            h = dense_hessian(objective, unpack(z, v), args, self.limit)
-            usable = h.isfinite().all(2).all(1) & g.isfinite().all(1)
-            curvatures, vectors = torch.linalg.eigh(torch.where(usable[:, None, None], h, 0.0))
-            size = curvatures.abs()
-            largest = size.amax(1, keepdim=True)
-            flat = (size <= eps * largest).any(1) | (largest[:, 0] == 0)
-            size = size.maximum(eps * largest).clamp_min(torch.finfo(z.dtype).tiny)
-            d = -(vectors @ ((vectors.mT @ g[:, :, None]) / size[:, :, None]))[:, :, 0]  # [E, P]
-            small, short = dot(g, g).sqrt() <= goal, dot(d, d).sqrt() <= 0.01 * (1 + dot(z, z).sqrt())
-            converged |= usable & small & short & ~flat & ~stuck
-            late = late + small
-            active = usable & ~converged & ~stuck & ~(small & flat) & (late < 10)
-            if step == self.max_steps or not bool(active.any()):
-                break
-            d = torch.where(active[:, None] & d.isfinite(), d, 0.0)
-            slope_d = dot(g, d)
-            t = torch.ones_like(value)
-            for _ in range(40):
-                trial_value, trial_slope = value_and_gradient(objective, unpack(z + t[:, None] * d, v), args)
-                bad = ~(trial_value <= value + 1e-4 * t * slope_d + 4 * eps * value.abs())
-                if not bool(bad.any()):
-                    break
-                t = torch.where(bad, t / 2, t)
-            stuck |= bad
-            kept = active & ~bad
-            z = torch.where(kept[:, None], z + t[:, None] * d, z)
-            g = torch.where(kept[:, None], pack(trial_slope), g)
-            value = torch.where(kept, trial_value, value)
-            steps += kept
-        return Outcome(unpack(z, v), converged, steps, dot(g, g).sqrt(), value)
+        none = torch.zeros(len(z), dtype=torch.long, device=z.device)
+        begin = aim(_Descent(z, g, value, g, none, none, none > 0, none > 0, none > 0))
+        s = iterate(step, begin, self.max_steps, lambda s: s.active)
+        return Outcome(unpack(s.z, v0), s.converged, s.steps, dot(s.g, s.g).sqrt(), s.value)
+
+
+@dataclass
+class _Descent(State):
+    z: Tensor  # [E, P] the current point
+    g: Tensor  # [E, P] the gradient
+    value: Tensor  # [E]
+    d: Tensor  # [E, P] the direction
+    steps: Tensor  # [E]
+    late: Tensor  # [E] steps since the gradient was first small enough
+    stuck: Tensor  # [E] bool: no step along the direction was good
+    converged: Tensor  # [E] bool
+    active: Tensor  # [E] bool
+
+
+def _spectral(h: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """-|h|^-1 g with the eigenvalues of h [E, P, P] by their size and off zero; and where some are zero to rounding."""
+    curvatures, vectors = torch.linalg.eigh(h)
+    size = curvatures.abs()
+    largest, info = size.amax(1, keepdim=True), torch.finfo(h.dtype)
+    flat = (size <= info.eps * largest).any(1) | (largest[:, 0] == 0)
+    size = size.maximum(info.eps * largest).clamp_min(info.tiny)
+    return -(vectors @ ((vectors.mT @ g[:, :, None]) / size[:, :, None]))[:, :, 0], flat
 
 
 def largest_curvature(objective: Objective, v: Tree, args: Tree, steps: int = 50) -> Tensor:
@@ -128,7 +149,7 @@ def largest_curvature(objective: Objective, v: Tree, args: Tree, steps: int = 50
     Gradient descent on a convex objective contracts for rates below two over it.
     """
     args = tree_map(Tensor.detach, args)
-    product = objective.hessian(v, args)
+    product = objective.hessian(v, args).product
     z = pack(v)
     generator = torch.Generator().manual_seed(0)
     d = torch.randn(z.shape[1], generator=generator, dtype=z.dtype).to(z.device).expand_as(z)

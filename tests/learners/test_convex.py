@@ -9,13 +9,13 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, single
+from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, engine
 from ifsl_bench.solve import LBFGS, ConjugateGradient, Direct, Implicit, Neumann, minimise
 
 
 @pytest.fixture(autouse=True, params=[0, 6], ids=["all at once", "one by one"])
 def few(request, monkeypatch):
-    monkeypatch.setattr(single, "FEW", request.param)
+    monkeypatch.setattr(engine, "FEW", request.param)
 
 
 def problem(
@@ -115,7 +115,7 @@ def test_no_worse_than_scipy(shape, dtype):
         assert float(scores.abs().max()) <= (1e-5 if dtype == torch.float64 else 2e-2)
         if dtype == torch.float64:
             found = SoftmaxRegression().gradient(solution.value, args)[index]
-            assert float(found.norm()) == pytest.approx(float(solution.gradient_norm[index]), rel=1e-3, abs=1e-8)
+            assert float(found.norm()) == pytest.approx(float(solution.gradient_norm[index]), rel=1e-3, abs=1e-7)
 
 
 @pytest.mark.parametrize("shape", [{}, {"ways": 1, "shots": 1}, {"shots": 1}], ids=str)
@@ -240,8 +240,8 @@ def test_neumann_series_tends_to_the_damped_inverse_and_its_divergence_is_counte
     v, rhs = solution.value, torch.ones_like(solution.value)
     objective = SoftmaxRegression()
     report = minimise(objective, DualNewton(), None, args).adjoint
-    u = Neumann(5000, 0.1, 1.0).solve(objective, v, args, rhs, report)
-    torch.testing.assert_close(objective.hessian(v, args)(u) + 0.1 * u, rhs, rtol=1e-8, atol=1e-8)
+    u = Neumann(5000, 0.1, 1.0).solve(objective.hessian(v, args), rhs, report)
+    torch.testing.assert_close(objective.hessian(v, args).product(u) + 0.1 * u, rhs, rtol=1e-8, atol=1e-8)
     assert (report.episodes, report.diverged) == (3, 0)
     strong = problem(norm=3.0, gamma=10.0)  # 2 gamma / N = 4 exceeds 1.9
     strong = strong._replace(centres=strong.centres.requires_grad_())

@@ -87,12 +87,12 @@ def test_hessian_products(episode, learner, kind):
     if learner == "lr":
         objective, args = SoftmaxRegression(), e.regression()[0]
         v, d, jtv = (e.regression_point(f"probe/{k}") for k in ("w", "v", "jtv"))
-        found = [(d - objective.hessian(v, args)(d)).detach()]
+        found = [(d - objective.hessian(v, args).product(d)).detach()]
         jtv = [jtv]
     else:
         objective, args = TanhNetwork(5), e.network()[0]
         v, d, jtv = (e.network_point(f"probe/{k}") for k in ("w", "v", "jtv"))
-        found = [(a - b).detach() for a, b in zip(d, objective.hessian(v, args)(d), strict=True)]
+        found = [(a - b).detach() for a, b in zip(d, objective.hessian(v, args).product(d), strict=True)]
     for part, other in zip(found, jtv, strict=True):
         torch.testing.assert_close(part, other, rtol=1e-8, atol=1e-10)
 

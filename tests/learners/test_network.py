@@ -17,8 +17,8 @@ from ifsl_bench.learners import (
     NetworkArgs,
     NetworkLearner,
     TanhNetwork,
+    engine,
     ridge,
-    single,
 )
 from ifsl_bench.solve import (
     LBFGS,
@@ -35,7 +35,7 @@ from ifsl_bench.solve.tree import pack, unpack
 
 @pytest.fixture(autouse=True, params=[0, 6], ids=["all at once", "one by one"])
 def few(request, monkeypatch):
-    monkeypatch.setattr(single, "FEW", request.param)
+    monkeypatch.setattr(engine, "FEW", request.param)
 
 
 def problem(ways=3, shots=2, hidden=4, features=6, episodes=2, gamma=0.1, base=5, shared=False, norm=3.0, seed=0):
@@ -70,7 +70,7 @@ def test_closed_forms_against_autograd(case):
         torch.testing.assert_close(found, other.detach())
     d = [torch.randn_like(w) for w in v]
     products = torch.autograd.grad(expected, point, d)
-    for found, other in zip(objective.hessian(v, args)(Network(*d)), products, strict=True):
+    for found, other in zip(objective.hessian(v, args).product(Network(*d)), products, strict=True):
         torch.testing.assert_close(found, other)
 
 
@@ -135,16 +135,16 @@ def test_the_reduced_inverse_is_the_inverse_of_the_hessian():
     objective, args = problem(ways=5, shots=5, hidden=8, features=20, norm=10.0, gamma=0.05)
     v = minimise(objective, LBFGS(), None, args).value
     rhs = Network(*(torch.randn_like(w) for w in v))
-    found = objective.inverse(v, args, rhs, 1e-12, 3000)
+    operator = objective.hessian(v, args)
+    found = operator.inverse(rhs, 1e-12, 3000)
     assert not bool(found.failed.any())
-    for part, other in zip(objective.hessian(v, args)(found.value), rhs, strict=True):
+    for part, other in zip(operator.product(found.value), rhs, strict=True):
         torch.testing.assert_close(part, other, rtol=1e-6, atol=1e-7)
     small, arguments = problem()
     v = minimise(small, LBFGS(), None, arguments).value
     rhs = Network(*(torch.randn_like(w) for w in v))
-    for part, other in zip(
-        small.inverse(v, arguments, rhs, 1e-12, 3000).value, small.direct(v, arguments, rhs).value, strict=True
-    ):
+    operator = small.hessian(v, arguments)
+    for part, other in zip(operator.inverse(rhs, 1e-12, 3000).value, operator.direct(rhs).value, strict=True):
         torch.testing.assert_close(part, other, rtol=1e-6, atol=1e-8)
 
 
@@ -179,7 +179,7 @@ def test_one_by_one_is_the_search_that_all_at_once_is(shots, monkeypatch):
     objective, args = problem(ways=5, shots=shots, hidden=40, features=32, episodes=4, norm=12.0)
     found = []
     for few in (0, 6):
-        monkeypatch.setattr(single, "FEW", few)
+        monkeypatch.setattr(engine, "FEW", few)
         found.append(minimise(objective, LBFGS(1e-10), None, args))
     batch, alone = found
     assert bool(batch.converged.all())
@@ -190,13 +190,26 @@ def test_one_by_one_is_the_search_that_all_at_once_is(shots, monkeypatch):
     torch.testing.assert_close(batch.objective, alone.objective)
 
 
+def test_one_by_one_asks_for_a_short_next_step_too(monkeypatch):
+    objective, args = problem(ways=5, shots=5, hidden=40, features=32, episodes=4, norm=12.0)
+    found = []
+    for few in (0, 6):
+        monkeypatch.setattr(engine, "FEW", few)
+        found.append(minimise(objective, LBFGS(0.9, gap=1e3), None, args))  # the other two tests hold at once
+    batch, alone = found
+    assert bool(batch.converged.all())
+    assert bool(alone.converged.all())
+    assert int(alone.steps.max()) > 10
+    assert alone.steps.tolist() == batch.steps.tolist()
+
+
 def test_largest_curvature_at_a_small_start():
     # There the Hessian has eigenvalues in pairs +-lambda, from the products of output and hidden weights.
     objective, args = problem(norm=12.0, gamma=0.01)
     g = torch.Generator().manual_seed(3)
     sizes = ((3, 5), (3, 6), (4, 7))
     v = Network(*((0.02 * torch.rand(2, *s, generator=g, dtype=torch.float64) - 0.01) for s in sizes))
-    product, count = objective.hessian(v, args), pack(v).shape[1]
+    product, count = objective.hessian(v, args).product, pack(v).shape[1]
     columns = [pack(product(unpack(torch.eye(count)[i].double().expand(2, -1), v))) for i in range(count)]
     values = torch.linalg.eigvalsh(torch.stack(columns, 2))
     found = largest_curvature(objective, v, args)
@@ -229,7 +242,7 @@ def test_a_weak_ridge_is_followed_to_its_minimum(decay, dtype):
 def test_what_single_precision_cannot_solve_is_solved_in_double():
     objective, args = weak(1e-3, dtype=torch.float32)
     single_precision = LBFGS(1e-11, gap=1e-14, alone=0)
-    assert not bool(single_precision._all_at_once(objective, None, args).converged.all())
+    assert not bool(single_precision._all_at_once(objective.space(None, args)).converged.all())
     assert bool(single_precision.run(objective, None, args).converged.all())
 
 

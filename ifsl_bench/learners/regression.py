@@ -1,0 +1,170 @@
+"""The convex case: softmax regression beside fixed extra logits, with a diagonal quadratic pull towards given centres.
+
+    L(V) = mean_i CE([fixed logits_i ; V x_i], y_i) + 1/2 sum_kd p_d (V_kd - c_kd)^2
+
+x_i ends in a one, the bias. Fixed logits enter through their logsumexp alone. Every vector of interest has the form
+P^-1 (.) + P^-1 X^T (.), so solves and implicit gradients happen in N x S numbers; see `dual`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.solve.checks import check_options
+from ifsl_bench.solve.linear import ACCURATE, LinearOutcome, Operator
+from ifsl_bench.solve.objective import Objective
+from ifsl_bench.solve.outcome import Outcome
+from ifsl_bench.solve.tree import Tree, doubled
+
+from .checks import check_pull, check_support
+from .engine import engine
+from .softmax import (
+    TINY,
+    Regression,
+    cross_entropy,
+    floored,
+    kernel,
+    probabilities,
+    residual,
+    rest_probability,
+    scores,
+    spread,
+    weigh,
+)  # fmt: skip
+
+
+class SoftmaxRegression(Objective):
+    """L above for V [E, N, D+1] (the bias last) and args a `Regression`."""
+
+    def value(self, v: Tree, args: Tree) -> Tensor:
+        f = scores(v, args.features)  # [E, N, S]
+        penalty = (args.precisions * (v - args.centres).square()).sum((1, 2))
+        return cross_entropy(f, args.rest, args.labels).mean(1) + penalty / 2
+
+    def gradient(self, v: Tree, args: Tree) -> Tree:
+        r = residual(scores(v, args.features), args.rest, args.labels)  # [E, N, S]
+        return args.precisions * (v - args.centres) + spread(r, args.features)
+
+    def hessian(self, v: Tree, args: Tree) -> Operator:
+        return RegressionHessian(v, args)
+
+    def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
+        x, labels, rest, centres, precisions = args
+        grads: list[Tensor | None] = [None] * 5
+        if needed[3]:
+            grads[3] = (precisions * u).sum_to_size(centres.shape)
+        if needed[4]:
+            grads[4] = (u * (centres - v)).sum((0, 1))
+        if needed[0] or needed[2]:
+            count = x.shape[1]
+            f = scores(v, x)
+            pi, pi_rest = probabilities(f, rest), rest_probability(f, rest)
+            xu = scores(u, x)  # [E, N, S]
+            if needed[2]:
+                grads[2] = (xu * pi).sum(1) * pi_rest / count
+            if needed[0]:
+                moved = weigh(pi, pi / count, xu)
+                grads[0] = -(residual(f, rest, labels).mT @ u[..., :-1] + moved.mT @ v[..., :-1])
+        return grads
+
+    def take(self, args: Tree, index: Tensor) -> Tree:
+        return args.take(index)
+
+    def check(self, args: Tree) -> None:
+        x, centres = args.features, args.centres
+        ways = centres.shape[-2] if centres.dim() > 1 else 1
+        check_support(x, args.labels, args.rest, ways)
+        check_pull("centres", centres, "precisions", args.precisions, x, ways, x.shape[2] + 1)
+
+    def unbounded(self, args: Tree) -> bool:
+        return bool((args.precisions <= 0).any())
+
+
+class RegressionHessian(Operator):
+    """P + X^T M X at v, M [E, N x S, N x S] being the Hessian of the mean cross-entropy in the scores."""
+
+    def __init__(self, v: Tensor, args: Regression) -> None:
+        self.v, self.args = v, args
+
+    @cached_property
+    def product(self) -> Callable[[Tree], Tree]:  # type: ignore[override]
+        args = self.args
+        pi = probabilities(scores(self.v, args.features), args.rest)  # [E, N, S]
+        shares = pi / pi.shape[2]
+        x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)  # [E, S, D+1]
+        transposed = x.mT
+        return lambda d: torch.addcmul(weigh(pi, shares, d @ transposed) @ x, args.precisions, d)
+
+    def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
+        """u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs: conjugate gradients in the metric of the kernel K, in
+        float64, for kernels of nearly equal rows are as good as singular."""
+        k, inverse_p, pi, b = self._reduced(rhs)
+        w, steps = engine(k).system(k, pi, b, tolerance or 1e-10, max_steps)
+        return self._checked(rhs, w, pi, inverse_p, steps)
+
+    def direct(self, rhs: Tree, limit: int = 2048) -> LinearOutcome:
+        """The same system, factorised, in float64."""
+        k, inverse_p, pi, b = self._reduced(rhs)
+        episodes, ways, count = pi.shape
+        if ways * count > limit:
+            raise ValueError(f"Direct() would factorise {ways * count} x {ways * count}; use ConjugateGradient()")
+        m = -pi[:, :, None] * pi[:, None] / count  # [E, N, N, S]
+        m.diagonal(dim1=1, dim2=2).add_((pi / count).mT)
+        mk = (m[..., None] * k[:, None, None]).transpose(2, 3).reshape(episodes, ways * count, ways * count)
+        mk.diagonal(dim1=1, dim2=2).add_(1)
+        w = torch.linalg.solve_ex(mk, b.flatten(1)[:, :, None])[0].view(episodes, ways, count)
+        return self._checked(rhs, w, pi, inverse_p, torch.zeros_like(b[:, 0, 0]))
+
+    def _reduced(self, rhs: Tree) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """K, P^-1, the probabilities and M X P^-1 rhs, in float64."""
+        v, args, rhs = doubled((self.v, self.args, rhs))
+        x, inverse_p = args.features, 1 / floored(args.precisions)
+        pi = probabilities(scores(v, x), args.rest)
+        return kernel(x, inverse_p), inverse_p, pi, weigh(pi, pi / pi.shape[2], scores(inverse_p * rhs, x))
+
+    def _checked(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
+        """u from w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in that of P."""
+        x = self.args.features.double()
+        u = inverse_p * (rhs - spread(w, x))
+        left = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)
+        share = ((inverse_p * left.square()).sum((1, 2)) / (u.square() / inverse_p).sum((1, 2)).clamp_min(TINY)).sqrt()
+        return LinearOutcome(u.to(rhs.dtype), share, steps, ~(share <= ACCURATE))
+
+
+@dataclass(frozen=True)
+class DualNewton:
+    """The solver of `SoftmaxRegression`. Needs no v0, for the minimum is unique.
+
+    Stops when two things hold of |grad L| in the norm of P^-1. It is at most `tolerance` (default 1e-6 in float32, 1e-9
+    in float64) times what it was at the centres, so L - L* <= 1/2 |grad L|^2 is small beside what there was to gain.
+    And no support score is further from its value at the minimum than 0.01 (1e-5 in float64), for with a weak pull the
+    first test alone may leave scores far off: that is bounded by |grad L| sqrt(max_i K_ii), or, where rounding spoils
+    the bound, shown by a Newton step that moves no score. What float32 cannot solve is solved in float64, to 1e-9.
+
+    On a CPU so many episodes are solved at a time as have `chunk` dual numbers: enough to hide the cost of calls, few
+    enough to stay in the cache; up to `alone` of them (default `engine.FEW`) are solved one by one, in float64, which
+    is faster.
+
+    Raises:
+        ValueError: an option out of range.
+    """
+
+    tolerance: float | None = None
+    max_steps: int = 100
+    inner_steps: int = 50
+    chunk: int = 2**16
+    alone: int | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self, positive=("tolerance",), counts=("max_steps", "inner_steps", "chunk"))
+
+    def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
+        if not isinstance(objective, SoftmaxRegression):
+            raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
+        chosen = engine(args.features, self.alone)
+        return chosen.newton(args, self.tolerance, self.max_steps, self.inner_steps, self.chunk)

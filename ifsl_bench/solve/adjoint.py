@@ -1,0 +1,107 @@
+"""How gradients pass through a solve: through the minimum, or through the steps that led there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .linear import AdjointReport, ConjugateGradient, LinearSolver
+from .objective import Objective, unbounded
+from .outcome import Outcome, Solution, Solver
+from .tree import Tree, leaves, rebuild, tensors, tree_map
+
+
+class Adjoint(Protocol):
+    """A solve that can be differentiated in args."""
+
+    def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
+        """v0 is detached, args may need gradients."""
+
+
+@dataclass(frozen=True)
+class Implicit:
+    """Differentiate the optimality condition: -u^T d(dL/dv)/dargs with u = H^-1 v from a linear solver.
+
+    With the default it is exact, with `Neumann()` it is recurrent back-propagation. Costs no memory for the iterations.
+    """
+
+    linear: LinearSolver = field(default_factory=ConjugateGradient)
+
+    def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
+        flat = leaves(args)
+        run = _Run(objective, solver, self.linear, v0, tree_map(Tensor.detach, args))
+        if not (torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in flat)):
+            with torch.no_grad():
+                return _solution(run.solve(), run.report)
+        if getattr(solver, "unrolls", False) and getattr(solver, "tolerance", None) is None:
+            raise ValueError(
+                f"Implicit() needs a stationary point, and {type(solver).__name__} stops after its steps wherever it "
+                f"is: give it a tolerance, or use Unroll()"
+            )
+        found = _Minimum.apply(run, *flat)
+        assert run.outcome is not None
+        return _solution(replace(run.outcome, v=rebuild(run.outcome.v, found)), run.report)
+
+
+@dataclass(frozen=True)
+class Unroll:
+    """Differentiate through the iterations of a solver with a fixed number of them (truncated back-propagation)."""
+
+    def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
+        if not getattr(solver, "unrolls", False):
+            raise TypeError(
+                f"Unroll() needs a solver with a fixed number of differentiable steps, such as GradientDescent, and "
+                f"{type(solver).__name__} is none: use Implicit()"
+            )
+        return _solution(solver.run(objective, v0, args), AdjointReport())
+
+
+def _solution(found: Outcome, report: AdjointReport) -> Solution:
+    norm, value = found.gradient_norm.detach(), found.objective.detach()
+    return Solution(found.v, found.converged, found.steps, norm, value, report)
+
+
+@dataclass
+class _Run:
+    """What forward and backward share besides tensors."""
+
+    objective: Objective
+    solver: Solver
+    linear: LinearSolver
+    v0: Tree
+    args: Tree
+    report: AdjointReport = field(default_factory=AdjointReport)
+    outcome: Outcome | None = None
+
+    def solve(self) -> Outcome:
+        self.outcome = self.solver.run(self.objective, self.v0, self.args)
+        if unbounded(self.objective, self.args):
+            self.outcome = replace(self.outcome, converged=torch.zeros_like(self.outcome.converged))
+        return self.outcome
+
+
+class _Minimum(torch.autograd.Function):
+    """args -> argmin, with the implicit function theorem for a derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, run: _Run, *flat: Tensor | None) -> tuple[Tensor, ...]:
+        found = tensors(run.solve().v)
+        ctx.run = run
+        ctx.save_for_backward(*found)
+        # What is returned gets this node as its history. The outcome, which the node holds, must not: a ring of the two
+        # would never be freed.
+        return tuple(part.detach() for part in found)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        run: _Run = ctx.run
+        assert run.outcome is not None
+        v = rebuild(run.outcome.v, ctx.saved_tensors)
+        u = run.linear.solve(run.objective.hessian(v, run.args), rebuild(v, cotangents), run.report)
+        if unbounded(run.objective, run.args):
+            run.report.failed = run.report.episodes
+        return (None, *run.objective.pullback(v, run.args, u, list(ctx.needs_input_grad[1:])))

@@ -1,0 +1,109 @@
+"""The coordinates that a quasi-Newton method works in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from .objective import Objective, Splits, value_and_gradient
+from .single import SingleSpace
+from .tree import Tree, dot, pack, tensors, tree_map, unpack
+
+
+class Space(Protocol):
+    """Coordinates z [E, P]: R^P with the metric M, so <a, b> = a . M b.
+
+    Gradients are given as representers in that metric. The large form has M = 1; a reduced form has M = its kernels.
+    """
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def penalised(self) -> bool:
+        """Whether <z, z> / 2 is the penalty in the objective."""
+
+    def initial(self) -> Tensor:
+        """z [E, P] to start from."""
+
+    def image(self, z: Tensor) -> Tensor:
+        """M z."""
+
+    def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Value [E], gradient [E, P], and the norm of the gradient in the large form [E]."""
+
+    def expand(self, z: Tensor) -> Tree:
+        """z in the large form."""
+
+    def take(self, index: Tensor) -> Space | None:
+        """The same space for some episodes alone, or None where the arguments cannot be split."""
+
+    def double(self, index: Tensor) -> Space | None:
+        """The same for some episodes in float64, or None where that is no use."""
+
+    def one_by_one(self, most: int | None) -> tuple[Space, Sequence[SingleSpace]] | None:
+        """The same in float64, and each episode of it in NumPy, where a search in these is faster; most: up to how many
+        episodes, if that is not for the space to say."""
+
+
+@runtime_checkable
+class HasSpace(Protocol):
+    """An objective that has coordinates of its own."""
+
+    def space(self, v0: Tree, args: Tree) -> Space:
+        """Those to search in from v0, or from a start of their own if it is None."""
+
+
+def coordinates(objective: Objective, v0: Tree, args: Tree) -> Space:
+    """The objective's own, or the large form."""
+    return objective.space(v0, args) if isinstance(objective, HasSpace) else LargeSpace.of(objective, v0, args)
+
+
+@dataclass(frozen=True)
+class LargeSpace:
+    """The unknowns as they are, side by side, with the Euclidean metric."""
+
+    objective: Objective
+    v0: Tree
+    args: Tree
+    penalised: bool = False
+
+    @staticmethod
+    def of(objective: Objective, v0: Tree, args: Tree) -> LargeSpace:
+        if v0 is None:
+            raise ValueError(f"{type(objective).__name__} has no start of its own: give v0")
+        return LargeSpace(objective, v0, args)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return tensors(self.v0)[0].dtype
+
+    def initial(self) -> Tensor:
+        return pack(self.v0).detach().clone()
+
+    def image(self, z: Tensor) -> Tensor:
+        return z
+
+    def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        value, slope = value_and_gradient(self.objective, unpack(z, self.v0), self.args)
+        flat = pack(slope)
+        return value, flat, dot(flat, flat).sqrt()
+
+    def expand(self, z: Tensor) -> Tree:
+        return unpack(z, self.v0)
+
+    def take(self, index: Tensor) -> LargeSpace | None:
+        if not isinstance(self.objective, Splits):
+            return None
+        args = self.objective.take(self.args, index)
+        return LargeSpace(self.objective, tree_map(lambda leaf: leaf[index], self.v0), args)
+
+    def double(self, index: Tensor) -> None:
+        return None
+
+    def one_by_one(self, most: int | None) -> None:
+        return None

@@ -1,0 +1,141 @@
+"""The formulas of docs/solve.md, against autograd and dense linear algebra."""
+
+from __future__ import annotations
+
+import torch
+
+from ifsl_bench.learners import Network, NetworkArgs, Regression, SoftmaxRegression, TanhNetwork
+from ifsl_bench.learners.network_space import DualSpace
+from ifsl_bench.learners.softmax import cross_entropy, indicator, kernel, probabilities, scores, weigh
+from ifsl_bench.solve import AdjointReport, Neumann, Operator
+
+N, S, D, H = 3, 6, 4, 5
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
+
+
+LABELS = (torch.arange(S) % N)[None]
+
+
+def regression():
+    return Regression(normal(1, S, D), LABELS, normal(1, S), 0.3 * normal(1, N, D + 1), 0.1 + normal(D + 1).square())
+
+
+def network(least=0.1):
+    pulls = []
+    for rows, size in ((N, H + 1), (N, D), (H, D + 1)):
+        pulls += [0.3 * normal(1, rows, size), least + normal(size).square()]
+    return NetworkArgs(normal(1, S, D), LABELS, normal(1, S), *pulls)
+
+
+def expand(a, args):
+    """V = C + A X P^-1."""
+    x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)
+    return args.centres + a @ x / args.precisions
+
+
+def test_in_dual_numbers_scores_penalty_and_gradient_need_the_kernel_alone():
+    args, a = regression(), 0.2 * normal(1, N, S)
+    k, v = kernel(args.features, 1 / args.precisions), expand(a, args)
+    x = torch.nn.functional.pad(args.features, (0, 1), value=1.0)
+    f = scores(args.centres, args.features) + a @ k
+    torch.testing.assert_close(scores(v, args.features), f)
+    penalty = (args.precisions * (v - args.centres).square()).sum() / 2
+    torch.testing.assert_close(penalty, (a * (a @ k)).sum() / 2)
+    r = a - (indicator(LABELS, N, f.dtype) - probabilities(f, args.rest)) / S
+    point = v.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(SoftmaxRegression().value(point, args).sum(), point)
+    torch.testing.assert_close(r @ x, slope)
+    torch.testing.assert_close((r * (r @ k)).sum(), (slope.square() / args.precisions).sum())
+
+
+def test_the_hessian_in_dual_numbers_is_one_plus_m_k():
+    args, a, s = regression(), 0.2 * normal(1, N, S), normal(1, N, S)
+    k = kernel(args.features, 1 / args.precisions)
+
+    def representer(a):
+        f = scores(args.centres, args.features) + a @ k
+        return a - (indicator(LABELS, N, f.dtype) - probabilities(f, args.rest)) / S
+
+    _, moved = torch.autograd.functional.jvp(representer, a, s)
+    pi = probabilities(scores(args.centres, args.features) + a @ k, args.rest)
+    torch.testing.assert_close(moved, s + weigh(pi, pi / S, s @ k))
+
+
+def test_the_gradient_bounds_what_is_left_to_gain_and_how_far_scores_are_off():
+    args = regression()
+    k = kernel(args.features, 1 / args.precisions)
+    objective = SoftmaxRegression()
+    best = expand(torch.zeros(1, N, S, dtype=torch.float64), args)
+    for _ in range(30):  # plain Newton steps in the large form
+        h = objective.hessian(best, args).dense(best, 99)
+        best = best - torch.linalg.solve(h, objective.gradient(best, args).flatten(1)).view_as(best)
+    for seed in range(5):
+        v = best + 0.3 * torch.randn(best.shape, generator=torch.Generator().manual_seed(seed), dtype=best.dtype)
+        size = (objective.gradient(v, args).square() / args.precisions).sum().sqrt()
+        assert float(objective.value(v, args) - objective.value(best, args)) <= float(size**2 / 2)
+        off = (scores(v, args.features) - scores(best, args.features)).abs().amax((0, 1))
+        assert bool((off <= size * k[0].diagonal().sqrt()).all())
+
+
+def test_the_first_step_of_the_line_search_does_not_go_too_far():
+    for scale in (1.0, 10.0, 1000.0):
+        f, d, rest = normal(1, N, S), scale * normal(1, N + 1, S)[:, 1:], normal(1, S)
+
+        def slopes(t, f=f, d=d, rest=rest):
+            t = t.clone().requires_grad_()
+            (g,) = torch.autograd.grad(cross_entropy(f + t * d, rest, LABELS).mean(), t, create_graph=True)
+            return g.detach(), torch.autograd.grad(g, t)[0]
+
+        zero = torch.zeros((), dtype=torch.float64)
+        g, h = slopes(zero)
+        d = d * float(-g / h)  # a Newton step, forwards or backwards
+        reach = (d.amax(1).clamp_min(0) - d.amin(1).clamp_max(0)).max()
+        assert float(slopes(reach.log1p() / reach, d=d)[0]) <= 1e-12
+
+
+def test_the_networks_representer_and_its_hessian_in_the_metric():
+    args = network()
+    space = DualSpace.of(TanhNetwork(N, H), args)
+    size = (H + N) * S + N * (H + 1)
+    z, s = 0.3 * normal(1, size), normal(1, size, seed=1)
+    value, g, norm = space.evaluate(z, space.image(z))
+    objective = TanhNetwork(N, H)
+    large = objective.gradient(space.expand(z), args)
+    torch.testing.assert_close(value, objective.value(space.expand(z), args))
+    torch.testing.assert_close(norm**2, sum(part.square().sum() for part in large)[None])
+    point = z.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(objective.value(space.expand(point), args).sum(), point)
+    torch.testing.assert_close(space.image(g), slope)
+    image = space.image(s)
+    penalty = sum((p * (v - c).square()).sum() for v, c, p in zip(space.expand(s), args[3::2], args[4::2], strict=True))
+    torch.testing.assert_close((s * image).sum(), penalty)
+
+
+def test_the_structured_inverse_of_softmax_regression_is_one():
+    args = regression()
+    operator = SoftmaxRegression().hessian(expand(0.2 * normal(1, N, S), args), args)
+    rhs = normal(1, N, D + 1, seed=2)
+    for found in (operator.inverse(rhs, 1e-12, 1000), operator.direct(rhs)):
+        torch.testing.assert_close(operator.product(found.value), rhs, rtol=1e-7, atol=1e-8)
+
+
+def test_the_structured_inverse_of_the_network_is_one():
+    args = network(least=5.0)  # a pull so strong that the Hessian is positive here too
+    space = DualSpace.of(TanhNetwork(N, H), args)
+    v = space.expand(0.1 * normal(1, (H + N) * S + N * (H + 1)))
+    operator = TanhNetwork(N, H).hessian(v, args)
+    rhs = Network(*(normal(*part.shape, seed=2) for part in v))
+    for found, other in zip(operator.product(operator.inverse(rhs, 1e-12, 1000).value), rhs, strict=True):
+        torch.testing.assert_close(found, other, rtol=1e-7, atol=1e-8)
+
+
+def test_the_neumann_series_is_the_sum_that_it_says():
+    h = normal(1, 4, 4)
+    h, rhs = 0.1 * h @ h.mT, normal(1, 4, seed=1)
+    t = 0.9 * torch.eye(4, dtype=h.dtype) - 0.5 * h
+    expected = 0.5 * sum(torch.linalg.matrix_power(t, k) for k in range(8)) @ rhs[..., None]
+    found = Neumann(7, 0.1, 0.5).solve(Operator(lambda d: (h @ d[..., None])[..., 0]), rhs, AdjointReport())
+    torch.testing.assert_close(found, expected[..., 0])
