@@ -162,6 +162,22 @@ def clusters(clusters_source: Path, tmp_path: Path) -> Path:
     return target
 
 
+@pytest.fixture
+def minimal_task() -> str:
+    """The shortest task file, with the task ``d-1shot`` at its end."""
+    return """
+[dataset]
+name = "d"
+[pretraining]
+backbone = "none"
+steps = 1
+[pretraining.schedule]
+rate = 0.1
+[tasks.d-1shot]
+shots = 1
+"""
+
+
 GLYPH_TASKS = """
 [dataset]
 name = "glyphs"

@@ -8,21 +8,9 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task import Schedule
 from ifsl_bench.protocol.task_files import find, packaged, parse
 
-MINIMAL = """
-[dataset]
-name = "d"
-[pretraining]
-backbone = "none"
-steps = 1
-[pretraining.schedule]
-rate = 0.1
-[tasks.d-1shot]
-shots = 1
-"""
 
-
-def test_minimal_file_takes_the_protocol_for_the_rest():
-    (task,) = parse(MINIMAL, "x.toml")
+def test_minimal_file_takes_the_protocol_for_the_rest(minimal_task):
+    (task,) = parse(minimal_task, "x.toml")
     assert (task.name, task.shots, task.protocol) == ("d-1shot", 1, "separate")
     assert (task.episode.ways, task.episode.novel_queries, task.episode.base_queries) == (5, 5, 25)
     assert (task.evaluation.episodes, task.evaluation.validation_episodes) == (2000, 600)
@@ -53,30 +41,30 @@ def test_minimal_file_takes_the_protocol_for_the_rest():
         ("[tasks.d-1shot]", "[episode]\nways = 0\n[tasks.d-1shot]", "ways must be at least 1"),
     ],
 )
-def test_mistakes_are_named(old, new, message):
-    assert old in MINIMAL
+def test_mistakes_are_named(old, new, message, minimal_task):
+    assert old in minimal_task
     with pytest.raises(UserError, match=r"x\.toml") as error:
-        parse(MINIMAL.replace(old, new), "x.toml")
+        parse(minimal_task.replace(old, new), "x.toml")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_hash_changes_with_what_matters_and_nothing_else():
-    (task,) = parse(MINIMAL, "x")
-    same = MINIMAL.replace("shots = 1", 'shots = 1\ntitle = "T"\ndigest = "x"') + "[dataset2]\n".replace(
+def test_hash_changes_with_what_matters_and_nothing_else(minimal_task):
+    (task,) = parse(minimal_task, "x")
+    same = minimal_task.replace("shots = 1", 'shots = 1\ntitle = "T"\ndigest = "x"') + "[dataset2]\n".replace(
         "[dataset2]\n", ""
     )
     same = same.replace('name = "d"', 'name = "d"\nobtain = "somewhere"\nfingerprint = "f"')
     assert parse(same, "x")[0].hash == task.hash
     for old, new in (("steps = 1", "steps = 2"), ("shots = 1", "shots = 2"), ("rate = 0.1", "rate = 0.2")):
-        assert parse(MINIMAL.replace(old, new), "x")[0].hash != task.hash
+        assert parse(minimal_task.replace(old, new), "x")[0].hash != task.hash
 
 
-def test_find_suggests_names_and_reads_files(tmp_path):
+def test_find_suggests_names_and_reads_files(tmp_path, minimal_task):
     with pytest.raises(UserError, match="did you mean 'glyphs-5shot'"):
         find("glyphs-5sht")
     path = tmp_path / "my.toml"
-    path.write_text(MINIMAL + "[tasks.d-5shot]\nshots = 5\n")
+    path.write_text(minimal_task + "[tasks.d-5shot]\nshots = 5\n")
     assert [t.name for t in find(str(path))] == ["d-1shot", "d-5shot"]
     assert [t.shots for t in find(f"{path}:d-5shot")] == [5]
     with pytest.raises(UserError, match="unknown task 'd-2shot' in"):

@@ -102,22 +102,9 @@ def test_shares_of_base_and_novel_queries_stay():
     assert changed(regular, Change(ways=10)).name == "glyphs-regular-5shot+ways=10"
 
 
-BASE = """
-[dataset]
-name = "d"
-[pretraining]
-backbone = "none"
-steps = 1
-[pretraining.schedule]
-rate = 0.1
-[tasks.d-1shot]
-shots = 1
-digest = "x"
-"""
-
-
-def test_task_files_derive_tasks():
-    text = BASE + '[variants.d-regular]\nof = "d-1shot"\nregular = true\n[variants.d-wide]\nof = "d-1shot"\nways = 9\n'
+def test_task_files_derive_tasks(minimal_task):
+    text = minimal_task + 'digest = "x"\n[variants.d-regular]\nof = "d-1shot"\nregular = true\n'
+    text += '[variants.d-wide]\nof = "d-1shot"\nways = 9\n'
     plain, regular, wide = parse(text, "x.toml")
     assert (regular.name, regular.regular, regular.digest) == ("d-regular", True, None)
     assert plain.episode.base_queries == 25
@@ -139,9 +126,9 @@ def test_task_files_derive_tasks():
         ('[tasks."d-1shot+ways=3"]\nshots = 1\n', "a name is lower-case"),
     ],
 )
-def test_mistakes_in_derived_tasks(text, message):
+def test_mistakes_in_derived_tasks(minimal_task, text, message):
     with pytest.raises(UserError, match=r"x\.toml") as error:
-        parse(BASE + text, "x.toml")
+        parse(minimal_task + text, "x.toml")
     assert message in str(error.value)
 
 

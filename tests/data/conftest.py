@@ -9,7 +9,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -112,3 +112,22 @@ def traced() -> Callable[[], contextlib.AbstractContextManager[SimpleNamespace]]
             tracemalloc.stop()
 
     return trace
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType, str, int], list[tuple]]:
+    """Has the ``at``-th call of a module's function end by Ctrl-C; returns the list of arguments of all calls."""
+
+    def interrupt(module: ModuleType, name: str, at: int) -> list[tuple]:
+        original, calls = getattr(module, name), []
+
+        def stopping(*arguments: Any) -> Any:
+            calls.append(arguments)
+            if len(calls) == at:
+                raise KeyboardInterrupt
+            return original(*arguments)
+
+        monkeypatch.setattr(module, name, stopping)
+        return calls
+
+    return interrupt

@@ -292,17 +292,9 @@ def test_a_task_file_that_is_not_utf8_is_named(tmp_path):
         own(home)
 
 
-def test_an_interrupted_import_with_other_settings_starts_anew(tmp_path, monkeypatch):
+def test_an_interrupted_import_with_other_settings_starts_anew(tmp_path, interrupted):
     source, home = write_birds(tmp_path / "photos", images=30), Home.locate(tmp_path / "home")
-    original, calls = image_pools.decode_into, []
-
-    def stopping(*arguments):
-        calls.append(1)
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-        return original(*arguments)
-
-    monkeypatch.setattr(image_pools, "decode_into", stopping)
+    interrupted(image_pools, "decode_into", 2)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
     dataset = prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=20))

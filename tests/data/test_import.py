@@ -524,21 +524,13 @@ print(made.fingerprint)
     assert done.stdout.splitlines()[-1] == fresh.fingerprint
 
 
-def test_features_that_were_read_are_not_read_again(write_features, tmp_path, monkeypatch):
+def test_features_that_were_read_are_not_read_again(write_features, tmp_path, interrupted):
     home, files = Home.locate(tmp_path / "home"), write_features(tmp_path / "features")
-    original, asked = feature_files._read_npz, []
-
-    def reading(tree, entry):
-        asked.append(entry.name)
-        if len(asked) == 4:
-            raise KeyboardInterrupt
-        return original(tree, entry)
-
-    monkeypatch.setattr(feature_files, "_read_npz", reading)
+    asked = interrupted(feature_files, "_read_npz", 4)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "mine", files, False, Reporter())
     dataset = prepare(home, "mine", files, False, Reporter())
-    assert asked[4:] == ["novel-train.npz", "novel-val.npz", "novel-test.npz"]
+    assert [entry.name for _, entry in asked[4:]] == ["novel-train.npz", "novel-val.npz", "novel-test.npz"]
     assert dataset.fingerprint == prepare(Home.locate(tmp_path / "new"), "mine", files, False, Reporter()).fingerprint
 
 
@@ -584,19 +576,11 @@ def test_left_out_images_survive_an_interruption(toy, tmp_path, monkeypatch):
     """What a pool lacks is known, though the pool was finished by another run."""
     (toy / "base/train/a/1.png").write_bytes(b"")
     home = Home.locate(tmp_path / "home")
-    original, calls = image_pools.decode_into, []
-
-    def stopping(out, *arguments):
-        calls.append(len(out))
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return original(out, *arguments)
-
-    monkeypatch.setattr(image_pools, "decode_into", stopping)
+    decoded = _interrupted_once(monkeypatch, 4)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
     dataset = prepare(home, "toy", toy, False, Reporter(), allow_partial=True)
-    assert calls == [8, 7, 8, 8, 8, 4, 4, 4]
+    assert decoded == [8, 7, 8, 8, 8, 4, 4, 4]
     assert dataset.partial
     assert dataset.manifest["pools"]["base/train"]["skipped"]["images"] == 1
     assert "base/train: 1 images that cannot be used" in dataset.manifest["about"]["missing"][0]
