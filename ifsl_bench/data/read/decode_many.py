@@ -22,7 +22,7 @@ from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode_rows, format
 from ifsl_bench.data.read.decode_workers import Workers, cores
 
 QUEUED = 1 << 28  # bytes of images, encoded or decoded, that wait for a thread or are in one
-_RELEASE = 1 << 28  # bytes written between two releases of the array's pages
+_RELEASE = 1 << 26  # bytes written between two releases of the array's pages
 _CHUNK, _CHUNK_BYTES = 128, 1 << 23  # images a thread takes at a time, fewer where they are large
 _BATCH_BYTES = 1 << 20  # encoded bytes after which a thread has decoded what it read
 
@@ -69,7 +69,7 @@ def decode_into(
     result = Decoded(np.zeros(len(out), np.uint64))
     written = queued = 0
     image_bytes = 3 * spec.size**2
-    threads = max(cores(), 2 * workers.count) if workers else cores()
+    threads = max(cores(), 4 * workers.count) if workers else cores()  # most of them wait for a process
     formats()
 
     def work(chunk: list[Item]) -> tuple[int, int, list[Bad]]:
