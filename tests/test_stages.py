@@ -11,9 +11,9 @@ import pytest
 import ifsl_bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
-from ifsl_bench.episodic.meta_training import Training
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen, find_method
+from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api, provenance
 from ifsl_bench.running.dry_run import dry_run
 from ifsl_bench.running.job import make_jobs

@@ -11,12 +11,12 @@ from torch import nn
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
-from ifsl_bench.episodic.meta_training import Training
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api, stages
 from ifsl_bench.running.job import Job
 

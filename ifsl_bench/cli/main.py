@@ -99,7 +99,7 @@ def run(
     from ifsl_bench.board.render import PROGRAMS, render
     from ifsl_bench.board.show import result_table
     from ifsl_bench.board.table import plain_table
-    from ifsl_bench.episodic.meta_training import Training
+    from ifsl_bench.protocol.training import Training
     from ifsl_bench.running import api, job
 
     keep_freed_memory()

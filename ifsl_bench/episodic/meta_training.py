@@ -5,146 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.common.checkpoint import CheckpointFolder
-from ifsl_bench.common.errors import CorruptFile, UserError, unknown
+from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import set_aside
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
-from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED, predict
+from ifsl_bench.episodic.evaluation import predict
 from ifsl_bench.episodic.loader import EpisodeLoader
-from ifsl_bench.plugin.method import Method, NonFinite, Prediction, masked_logits
+from ifsl_bench.episodic.trained import Solves, Trained
+from ifsl_bench.plugin.method import Method, NonFinite, masked_logits
 from ifsl_bench.protocol.task import MetaTraining
+from ifsl_bench.protocol.training import Training
 
 BLOCK = 64  # episodes whose features are gathered at once
 SHARED_FROM = 8  # episodes a step from which several threads pay
-
-
-class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user may change about meta-training (``--train name=value``).
-
-    Attributes:
-        episodes_per_step: episodes whose mean loss makes one step; the paper uses 1.
-        select: "best" keeps the parameters with the best validation accuracy, "last" the final ones (as the authors).
-        views: augmented views of each meta-training image; 1 means the plain images.
-        steps: 0 for the schedule of the method or task; otherwise the schedule is stretched to this many steps.
-    """
-
-    episodes_per_step: int = 1
-    select: Literal["best", "last"] = "best"
-    views: int = 1
-    steps: int = 0
-
-    @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> Training:
-        """From strings or values.
-
-        Raises:
-            UserError: unknown name (with the nearest ones), or an impossible value.
-        """
-        known = {f.name: f for f in msgspec.structs.fields(cls)}
-        for key in given:
-            if key not in known:
-                raise unknown("training option", key, known)
-        try:
-            made = msgspec.convert(dict(given), cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise UserError(f"--train: {error}") from error
-        if made.episodes_per_step < 1 or made.views < 1 or made.steps < 0:
-            raise UserError("--train: episodes_per_step and views must be at least 1, steps at least 0")
-        return made
-
-    def changes(self) -> dict[str, Any]:
-        """The values that are not the default."""
-        return {
-            f.name: getattr(self, f.name) for f in msgspec.structs.fields(self) if getattr(self, f.name) != f.default
-        }
-
-    def stretched(self, spec: MetaTraining) -> MetaTraining:
-        """The schedule with ``steps`` applied."""
-        if not self.steps:
-            return spec
-        factor = self.steps / spec.steps
-        schedule = msgspec.structs.replace(
-            spec.schedule,
-            drops=tuple(max(1, round(drop * factor)) for drop in spec.schedule.drops),
-            warmup=round(spec.schedule.warmup * factor),
-        )
-        every = max(1, round(spec.validate_every * factor))
-        return msgspec.structs.replace(spec, steps=self.steps, schedule=schedule, validate_every=every)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a meta-training left.
-
-    Attributes:
-        history: validation accuracies, in percent, by step.
-        kept_step: the step whose model was kept.
-        solves: how the inner solves went, see :class:`Solves`; empty for a method that has none.
-    """
-
-    history: dict[int, float]
-    kept_step: int
-    seconds: float
-    solves: dict[str, int]
-
-    def entry(self) -> dict[str, Any]:
-        """What a result says of the training."""
-        found = {"validation": {str(step): value for step, value in self.history.items()}, "kept_step": self.kept_step}
-        return found | ({"solves": self.solves} if self.solves else {})
-
-    def remarks(self) -> Iterator[str]:
-        """What went wrong in the solves more often than in ``MOST_UNCONVERGED`` of the episodes, a line each."""
-        kinds = {
-            "unconverged": ("episodes", "inner solve did not converge"),
-            "adjoint_diverged": ("adjoint_episodes", "Neumann series grew: a shorter rate may help"),
-            "adjoint_failed": ("adjoint_episodes", "linear solve for the gradient missed its tolerance"),
-        }
-        for key, (total, what) in kinds.items():
-            if (count := self.solves.get(key, 0)) > MOST_UNCONVERGED * self.solves.get(total, 0):
-                yield f"in {count} of {self.solves[total]} episodes of meta-training the {what}"
-
-
-class Model(NamedTuple):
-    """A method that is ready, how it was trained if it was, and its folder under ``trained``."""
-
-    method: Method
-    trained: Trained | None = None
-    folder: str = ""
-
-
-@dataclass
-class Solves:
-    """Counts over all episodes of a meta-training, kept across interruptions in ``counts``.
-
-    ``episodes`` solved and ``unconverged`` ones; ``adjoint_episodes`` whose gradient came from a linear solve,
-    ``adjoint_diverged`` whose series grew and ``adjoint_failed`` that missed the tolerance.
-    """
-
-    counts: dict[str, int]
-
-    def add(self, prediction: Prediction) -> None:
-        """Call after the backward pass."""
-        unconverged = prediction.statistics.get("solver_unconverged")
-        if unconverged is not None:
-            self._count(episodes=len(unconverged), unconverged=int(unconverged.sum()))
-        if (adjoint := prediction.adjoint) is not None and adjoint.episodes:
-            found = {f"adjoint_{key}": getattr(adjoint, key) for key in ("episodes", "diverged", "failed")}
-            self._count(**found)
-
-    def _count(self, **more: int) -> None:
-        for key, value in more.items():
-            self.counts[key] = self.counts.get(key, 0) + value
 
 
 def meta_train(
@@ -228,46 +110,6 @@ def meta_train(
     method.eval()
     kept = info["best"] if training.select == "best" else spec.steps
     return Trained({int(k): v for k, v in info["history"].items()}, kept, info["seconds"], info["solves"])
-
-
-def trained_facts(folder: Path) -> dict[str, Any]:
-    """What a finished meta-training in a folder records of itself.
-
-    Raises:
-        UserError: there is none, or one that has not ended.
-    """
-    info = CheckpointFolder(folder).info()
-    needed = {"method", "options", "train", "seed", "pretraining", "pretraining_sha256", "finished", "history"}
-    if info is None or needed - info.keys():
-        raise UserError(f"{folder} is no meta-trained model of {folder.parent}")
-    if not info["finished"]:
-        raise UserError(f"the meta-training in {folder} stopped at step {info['step']}; run it to its end first")
-    return info
-
-
-def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
-    """The method with the parameters of a stored model.
-
-    Args:
-        select: "best" or "last", see :class:`Training`.
-
-    Raises:
-        UserError: there is no model.
-        CorruptFile: it is damaged, or of other parameters.
-    """
-    state = CheckpointFolder(folder).load()
-    if state is None:
-        raise UserError(f"{folder} is no meta-trained model: it has no checkpoint.json")
-    info = state.info
-    with torch.no_grad():
-        for key, value in method.named_parameters():
-            stored = state.tensors.get(f"{select}.{key}")
-            if stored is None or stored.shape != value.shape:
-                raise CorruptFile(f"{folder} does not fit method {name!r}: parameter {key} is missing")
-            value.copy_(stored)
-    history = {int(k): v for k, v in info["history"].items()}
-    kept = info["best" if select == "best" else "step"]
-    return Model(method.eval(), Trained(history, kept, info["seconds"], info.get("solves", {})), folder.name)
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.outline import outline_of
-from ifsl_bench.episodic.meta_training import Training, trained_facts
 from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.episodic.trained import trained_facts
 from ifsl_bench.plugin.method import Method
+from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.job import Job, make_job
 from ifsl_bench.running.stages import Evaluate, PrepareData, Pretrain, stages_of
@@ -52,7 +53,7 @@ def run(
         task: a task's name, or ``path/to/my.toml`` (with ``:name`` if it defines several); it may go on with changes,
             as in ``glyphs-5shot+ways=10``.
         options: the method's own, e.g. ``{"normalise": True}``.
-        train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.episodic.meta_training.Training`.
+        train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.protocol.training.Training`.
         seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
         episodes: the first so many test episodes; all of the task's by default.
         change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see

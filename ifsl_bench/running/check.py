@@ -209,9 +209,9 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield from _unknown_method(result, task)
         raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
     from ifsl_bench.backbone.pretrain import pretraining_key
-    from ifsl_bench.episodic.meta_training import Training
     from ifsl_bench.plugin.find_method import Chosen
     from ifsl_bench.plugin.options import resolve_options
+    from ifsl_bench.protocol.training import Training
     from ifsl_bench.running.job import Job
 
     try:
@@ -248,8 +248,8 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     shorthand that only the method knows; of the options those that the shorthand says may be missing.
     """
     from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
-    from ifsl_bench.episodic.meta_training import Training
     from ifsl_bench.plugin.settings import short
+    from ifsl_bench.protocol.training import Training
 
     try:
         said = Training.parse(result.train).changes()

@@ -11,13 +11,13 @@ from typing import Any
 from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.episodic.meta_training import Training
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.find_method import Chosen, find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import resolve_options, trains
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import Change
 from ifsl_bench.running.provenance import method_source
 

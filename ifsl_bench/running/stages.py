@@ -30,9 +30,10 @@ from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
 from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.episodic.choosing import Choice, choose
 from ifsl_bench.episodic.evaluation import Evaluated, evaluate
-from ifsl_bench.episodic.meta_training import Model, load_trained, meta_train
+from ifsl_bench.episodic.meta_training import meta_train
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
+from ifsl_bench.episodic.trained import Model, load_trained
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.episodes import task_sampler

@@ -95,8 +95,9 @@ def test_evaluation(benchmark, name):
 def test_lwof_meta_training(benchmark, tmp_path):
     """Goal 150 steps a second at D 512, K 64, one episode a step; the peer is the bare forward-backward-Adam step."""
     from ifsl_bench.common.progress import Reporter
-    from ifsl_bench.episodic.meta_training import Training, meta_train
+    from ifsl_bench.episodic.meta_training import meta_train
     from ifsl_bench.protocol.task import MetaTraining
+    from ifsl_bench.protocol.training import Training
 
     loader, base = make_loader(64, 64, 5, hide=True)
     kind = registry.method("lwof")

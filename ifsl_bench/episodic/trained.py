@@ -1,0 +1,119 @@
+"""What a meta-training leaves: a model, how it went, and how its solves went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED
+from ifsl_bench.plugin.method import Method, Prediction
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a meta-training left.
+
+    Attributes:
+        history: validation accuracies, in percent, by step.
+        kept_step: the step whose model was kept.
+        solves: how the inner solves went, see :class:`Solves`; empty for a method that has none.
+    """
+
+    history: dict[int, float]
+    kept_step: int
+    seconds: float
+    solves: dict[str, int]
+
+    def entry(self) -> dict[str, Any]:
+        """What a result says of the training."""
+        found = {"validation": {str(step): value for step, value in self.history.items()}, "kept_step": self.kept_step}
+        return found | ({"solves": self.solves} if self.solves else {})
+
+    def remarks(self) -> Iterator[str]:
+        """What went wrong in the solves more often than in ``MOST_UNCONVERGED`` of the episodes, a line each."""
+        kinds = {
+            "unconverged": ("episodes", "inner solve did not converge"),
+            "adjoint_diverged": ("adjoint_episodes", "Neumann series grew: a shorter rate may help"),
+            "adjoint_failed": ("adjoint_episodes", "linear solve for the gradient missed its tolerance"),
+        }
+        for key, (total, what) in kinds.items():
+            if (count := self.solves.get(key, 0)) > MOST_UNCONVERGED * self.solves.get(total, 0):
+                yield f"in {count} of {self.solves[total]} episodes of meta-training the {what}"
+
+
+class Model(NamedTuple):
+    """A method that is ready, how it was trained if it was, and its folder under ``trained``."""
+
+    method: Method
+    trained: Trained | None = None
+    folder: str = ""
+
+
+@dataclass
+class Solves:
+    """Counts over all episodes of a meta-training, kept across interruptions in ``counts``.
+
+    ``episodes`` solved and ``unconverged`` ones; ``adjoint_episodes`` whose gradient came from a linear solve,
+    ``adjoint_diverged`` whose series grew and ``adjoint_failed`` that missed the tolerance.
+    """
+
+    counts: dict[str, int]
+
+    def add(self, prediction: Prediction) -> None:
+        """Call after the backward pass."""
+        unconverged = prediction.statistics.get("solver_unconverged")
+        if unconverged is not None:
+            self._count(episodes=len(unconverged), unconverged=int(unconverged.sum()))
+        if (adjoint := prediction.adjoint) is not None and adjoint.episodes:
+            found = {f"adjoint_{key}": getattr(adjoint, key) for key in ("episodes", "diverged", "failed")}
+            self._count(**found)
+
+    def _count(self, **more: int) -> None:
+        for key, value in more.items():
+            self.counts[key] = self.counts.get(key, 0) + value
+
+
+def trained_facts(folder: Path) -> dict[str, Any]:
+    """What a finished meta-training in a folder records of itself.
+
+    Raises:
+        UserError: there is none, or one that has not ended.
+    """
+    info = CheckpointFolder(folder).info()
+    needed = {"method", "options", "train", "seed", "pretraining", "pretraining_sha256", "finished", "history"}
+    if info is None or needed - info.keys():
+        raise UserError(f"{folder} is no meta-trained model of {folder.parent}")
+    if not info["finished"]:
+        raise UserError(f"the meta-training in {folder} stopped at step {info['step']}; run it to its end first")
+    return info
+
+
+def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
+    """The method with the parameters of a stored model.
+
+    Args:
+        select: "best" or "last", see :class:`Training`.
+
+    Raises:
+        UserError: there is no model.
+        CorruptFile: it is damaged, or of other parameters.
+    """
+    state = CheckpointFolder(folder).load()
+    if state is None:
+        raise UserError(f"{folder} is no meta-trained model: it has no checkpoint.json")
+    info = state.info
+    with torch.no_grad():
+        for key, value in method.named_parameters():
+            stored = state.tensors.get(f"{select}.{key}")
+            if stored is None or stored.shape != value.shape:
+                raise CorruptFile(f"{folder} does not fit method {name!r}: parameter {key} is missing")
+            value.copy_(stored)
+    history = {int(k): v for k, v in info["history"].items()}
+    kept = info["best" if select == "best" else "step"]
+    return Model(method.eval(), Trained(history, kept, info["seconds"], info.get("solves", {})), folder.name)

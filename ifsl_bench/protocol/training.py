@@ -1,0 +1,65 @@
+"""What a user may change about meta-training. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.protocol.task import MetaTraining
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user may change about meta-training (``--train name=value``).
+
+    Attributes:
+        episodes_per_step: episodes whose mean loss makes one step; the paper uses 1.
+        select: "best" keeps the parameters with the best validation accuracy, "last" the final ones (as the authors).
+        views: augmented views of each meta-training image; 1 means the plain images.
+        steps: 0 for the schedule of the method or task; otherwise the schedule is stretched to this many steps.
+    """
+
+    episodes_per_step: int = 1
+    select: Literal["best", "last"] = "best"
+    views: int = 1
+    steps: int = 0
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Training:
+        """From strings or values.
+
+        Raises:
+            UserError: unknown name (with the nearest ones), or an impossible value.
+        """
+        known = {f.name: f for f in msgspec.structs.fields(cls)}
+        for key in given:
+            if key not in known:
+                raise unknown("training option", key, known)
+        try:
+            made = msgspec.convert(dict(given), cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise UserError(f"--train: {error}") from error
+        if made.episodes_per_step < 1 or made.views < 1 or made.steps < 0:
+            raise UserError("--train: episodes_per_step and views must be at least 1, steps at least 0")
+        return made
+
+    def changes(self) -> dict[str, Any]:
+        """The values that are not the default."""
+        return {
+            f.name: getattr(self, f.name) for f in msgspec.structs.fields(self) if getattr(self, f.name) != f.default
+        }
+
+    def stretched(self, spec: MetaTraining) -> MetaTraining:
+        """The schedule with ``steps`` applied."""
+        if not self.steps:
+            return spec
+        factor = self.steps / spec.steps
+        schedule = msgspec.structs.replace(
+            spec.schedule,
+            drops=tuple(max(1, round(drop * factor)) for drop in spec.schedule.drops),
+            warmup=round(spec.schedule.warmup * factor),
+        )
+        every = max(1, round(spec.validate_every * factor))
+        return msgspec.structs.replace(spec, steps=self.steps, schedule=schedule, validate_every=every)
