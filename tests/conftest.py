@@ -163,6 +163,14 @@ def clusters(clusters_source: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def here(clusters: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same, with its home in the environment and as the current folder."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    monkeypatch.chdir(clusters)
+    return clusters
+
+
+@pytest.fixture
 def minimal_task() -> str:
     """The shortest task file, with the task ``d-1shot`` at its end."""
     return """

@@ -8,15 +8,6 @@ from pathlib import Path
 
 import pytest
 
-
-@pytest.fixture
-def here(clusters, monkeypatch):
-    """The folder of the small task file, with its home in the environment."""
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
-    monkeypatch.chdir(clusters)
-    return clusters
-
-
 TASK = "clusters.toml:clusters-5shot"
 
 

@@ -248,11 +248,8 @@ def test_changed_ways_shots_and_queries_reach_the_episodes(clusters):
     assert json.loads((folder / result.task / "protonet.seed-0.json").read_text())["task_hash"] == result.task_hash
 
 
-def test_the_command_line(clusters, call, monkeypatch):
+def test_the_command_line(here, call):
     """Options and names say the same, and every command takes the name."""
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
-    monkeypatch.chdir(clusters)
-
     task, name = "clusters.toml:clusters-5shot", "clusters-5shot+base-classes=6+ways=3+shots=2+queries=4"
     options = ["--ways", "3", "--shots", "2", "--queries", "4", "--base-classes", "6", "--device", "cpu"]
     status, out, err = call("run", "--method", "protonet,imprint", "--task", task, *options, "--dry-run")
@@ -261,7 +258,7 @@ def test_the_command_line(clusters, call, monkeypatch):
     status, out, err = call("run", "--method", "protonet,imprint", "--task", task, *options)
     assert status == 0, err
     assert f"\n{name}\n" in out
-    assert len(list((clusters / "home" / "results" / name).glob("*.json"))) == 2
+    assert len(list((here / "home" / "results" / name).glob("*.json"))) == 2
     whole = task.replace("clusters-5shot", name)
     status, _, err = call("run", "--method", "protonet", "--task", whole, "--device", "cpu")
     assert "stored already" in err
@@ -283,16 +280,14 @@ def test_the_command_line(clusters, call, monkeypatch):
         assert message in err
 
 
-def test_episodes_that_cannot_be_drawn_cost_no_pretraining(clusters, call, monkeypatch):
+def test_episodes_that_cannot_be_drawn_cost_no_pretraining(here, call):
     """With all base classes hidden in training nothing is left for base queries: said before anything is trained."""
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
-    monkeypatch.chdir(clusters)
     shared = ("--task", "clusters.toml:clusters-shared-5shot", "--base-classes", "5", "--queries", "1")
     for options in (("--dry-run",), ()):
         status, out, err = call("run", "--method", "lwof", *shared, "--device", "cpu", "-q", *options)
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert "need 5 base queries, " in err
-    assert not (clusters / "home" / "pretrained").exists()
+    assert not (here / "home" / "pretrained").exists()
     assert call("run", "--method", "protonet", *shared, "--device", "cpu", "-q")[0] == 0, "draws no such episodes"
     # Where the data are not made yet, their published counts tell.
     options = ("--task", "glyphs-shared-5shot", "--base-classes", "5", "--queries", "1", "--dry-run")
