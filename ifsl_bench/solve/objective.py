@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -65,7 +65,6 @@ class Objective(ABC):
         return [next(grads) if need and leaf is not None else None for leaf, need in zip(found, needed, strict=True)]
 
 
-@runtime_checkable
 class Splits(Protocol):
     """An objective that knows which of its arguments have a dimension E."""
 
@@ -73,7 +72,6 @@ class Splits(Protocol):
         """args for the episodes in `index`."""
 
 
-@runtime_checkable
 class Guarded(Protocol):
     """An objective that looks at its arguments before they are solved for."""
 
@@ -86,13 +84,14 @@ class Guarded(Protocol):
 
 def check(objective: Objective, args: Tree) -> None:
     """Raise ValueError for arguments that the objective knows to make no sense."""
-    if isinstance(objective, Guarded):
-        objective.check(tree_map(Tensor.detach, args))
+    if (own := getattr(objective, "check", None)) is not None:
+        own(tree_map(Tensor.detach, args))
 
 
 def unbounded(objective: Objective, args: Tree) -> bool:
     """Whether the objective knows that it may have no minimum."""
-    return isinstance(objective, Guarded) and objective.unbounded(args)
+    own = getattr(objective, "unbounded", None)
+    return own is not None and own(args)
 
 
 class FunctionObjective(Objective):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from .objective import Objective, Splits, value_and_gradient
+from .objective import Objective, value_and_gradient
 from .single import SingleSpace
 from .tree import Tree, dot, pack, tensors, tree_map, unpack
 
@@ -50,7 +50,6 @@ class Space(Protocol):
         episodes, if that is not for the space to say."""
 
 
-@runtime_checkable
 class HasSpace(Protocol):
     """An objective that has coordinates of its own."""
 
@@ -60,7 +59,11 @@ class HasSpace(Protocol):
 
 def coordinates(objective: Objective, v0: Tree, args: Tree) -> Space:
     """The objective's own, or the large form."""
-    return objective.space(v0, args) if isinstance(objective, HasSpace) else LargeSpace.of(objective, v0, args)
+    if (own := getattr(objective, "space", None)) is not None:
+        return own(v0, args)
+    if v0 is None:
+        raise ValueError(f"{type(objective).__name__} has no start of its own: give v0")
+    return LargeSpace(objective, v0, args)
 
 
 @dataclass(frozen=True)
@@ -71,12 +74,6 @@ class LargeSpace:
     v0: Tree
     args: Tree
     penalised: bool = False
-
-    @staticmethod
-    def of(objective: Objective, v0: Tree, args: Tree) -> LargeSpace:
-        if v0 is None:
-            raise ValueError(f"{type(objective).__name__} has no start of its own: give v0")
-        return LargeSpace(objective, v0, args)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -97,9 +94,8 @@ class LargeSpace:
         return unpack(z, self.v0)
 
     def take(self, index: Tensor) -> LargeSpace | None:
-        if not isinstance(self.objective, Splits):
+        if (own := getattr(self.objective, "take", None)) is None or (args := own(self.args, index)) is None:
             return None
-        args = self.objective.take(self.args, index)
         return LargeSpace(self.objective, tree_map(lambda leaf: leaf[index], self.v0), args)
 
     def double(self, index: Tensor) -> None:

@@ -248,3 +248,15 @@ def test_neumann_series_tends_to_the_damped_inverse_and_its_divergence_is_counte
     solution = minimise(objective, DualNewton(), None, strong, Implicit(Neumann()))
     solution.value.sum().backward()
     assert (solution.adjoint.episodes, solution.adjoint.diverged) == (3, 3)
+
+
+def test_what_has_no_minimum_has_no_exact_gradient():
+    strength = torch.zeros(3, dtype=torch.float64)
+    objective, g = SoftmaxRegression(), torch.Generator().manual_seed(0)
+    x, c = torch.randn(2, 2, 2, generator=g, dtype=torch.float64), torch.zeros(2, 2, 3, dtype=torch.float64)
+    labels, rest = torch.tensor([[0, 1]] * 2), torch.zeros(2, 2, dtype=torch.float64)
+    args = Regression(x, labels, rest, c.requires_grad_(), strength)
+    found = minimise(objective, DualNewton(), None, args)
+    assert not bool(found.converged.any())
+    found.value.sum().backward()
+    assert (found.adjoint.episodes, found.adjoint.failed) == (2, 2)

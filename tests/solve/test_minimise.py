@@ -9,7 +9,6 @@ from collections import namedtuple
 import pytest
 import torch
 
-from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression
 from ifsl_bench.solve import (
     LBFGS,
     ConjugateGradient,
@@ -302,18 +301,6 @@ def test_no_episodes_at_all(solver):
     found = minimise(quartic, solver, torch.zeros(0, 5, dtype=torch.float64), quartic_args(0))
     assert found.value.shape == (0, 5)
     assert found.converged.shape == (0,)
-
-
-def test_what_has_no_minimum_has_no_exact_gradient():
-    strength = torch.zeros(3, dtype=torch.float64)
-    objective, g = SoftmaxRegression(), torch.Generator().manual_seed(0)
-    x, c = torch.randn(2, 2, 2, generator=g, dtype=torch.float64), torch.zeros(2, 2, 3, dtype=torch.float64)
-    labels, rest = torch.tensor([[0, 1]] * 2), torch.zeros(2, 2, dtype=torch.float64)
-    args = Regression(x, labels, rest, c.requires_grad_(), strength)
-    found = minimise(objective, DualNewton(), None, args)
-    assert not bool(found.converged.any())
-    found.value.sum().backward()
-    assert (found.adjoint.episodes, found.adjoint.failed) == (2, 2)
 
 
 def test_short_floats_are_refused():

@@ -1,0 +1,74 @@
+"""The loop that all solvers share, and names that plugins still import from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import ifsl_bench.learners
+import ifsl_bench.solve
+from ifsl_bench.solve.iterate import State, iterate
+
+
+@dataclass
+class Countdown(State):
+    kept: ClassVar = ("left", "steps")
+
+    left: Tensor  # [E]
+    steps: Tensor  # [E]
+
+
+def step_for(sizes, batches):
+    """Every episode loses its size in each step; `batches` notes for whom a step was made."""
+
+    def step(s):
+        batches.append(sizes.tolist())
+        going = s.left > 0
+        return replace(s, left=s.left - sizes * going, steps=s.steps + going)
+
+    return step
+
+
+def run(limit=99, split=True):
+    sizes, batches = torch.tensor([1, 4, 2, 8, 3]), []
+    start = Countdown(torch.full((5,), 24), torch.zeros(5, dtype=torch.long))
+
+    def take(index):
+        return step_for(sizes[index], batches) if split else None
+
+    end = iterate(step_for(sizes, batches), start, limit, lambda s: s.left > 0, take)
+    return end, batches
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_every_episode_makes_its_own_number_of_steps(split):
+    end, batches = run(split=split)
+    assert end.steps.tolist() == [24, 6, 12, 3, 8]
+    assert end.left.tolist() == [0] * 5
+    assert len(batches) == 24
+
+
+def test_episodes_leave_the_batch_once_they_are_half_of_it():
+    _, batches = run()
+    assert [len(batch) for batch in batches] == [5] * 8 + [2] * 4 + [1] * 12
+    assert batches[8] == [1, 2]
+    assert batches[-1] == [1]
+    assert {len(batch) for batch in run(split=False)[1]} == {5}
+
+
+def test_the_limit_holds_for_all_and_those_who_left_keep_what_they_had():
+    end, batches = run(limit=13)
+    assert end.steps.tolist() == [13, 6, 12, 3, 8]
+    assert end.left.tolist() == [11, 0, 0, 0, 0]
+    assert len(batches) == 13
+
+
+def test_names_that_moved_to_the_learners_are_still_found_among_the_solvers():
+    for name in ifsl_bench.solve.MOVED:
+        assert getattr(ifsl_bench.solve, name) is getattr(ifsl_bench.learners, name)
+    with pytest.raises(AttributeError, match="no attribute 'Nobody'"):
+        ifsl_bench.solve.Nobody  # noqa: B018
