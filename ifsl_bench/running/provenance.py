@@ -84,7 +84,7 @@ def _code_of(package: str) -> list[bytes]:
 
 def commit() -> str:
     """The commit of the checkout this package runs from, with "+changes" where files differ; "" outside one."""
-    root = Path(importlib.import_module("ifsl_bench").__path__[0]).resolve().parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return ""
     try:
