@@ -34,7 +34,7 @@ def step_for(sizes, batches):
 
 
 def run(limit=99, split=True):
-    sizes, batches = torch.tensor([1, 4, 2, 8, 3]), []
+    sizes, batches = torch.tensor([4, 2, 8, 1, 3]), []
     start = Countdown(torch.full((5,), 24), torch.zeros(5, dtype=torch.long))
 
     def take(index):
@@ -47,7 +47,7 @@ def run(limit=99, split=True):
 @pytest.mark.parametrize("split", [True, False])
 def test_every_episode_makes_its_own_number_of_steps(split):
     end, batches = run(split=split)
-    assert end.steps.tolist() == [24, 6, 12, 3, 8]
+    assert end.steps.tolist() == [6, 12, 3, 24, 8]
     assert end.left.tolist() == [0] * 5
     assert len(batches) == 24
 
@@ -55,15 +55,15 @@ def test_every_episode_makes_its_own_number_of_steps(split):
 def test_episodes_leave_the_batch_once_they_are_half_of_it():
     _, batches = run()
     assert [len(batch) for batch in batches] == [5] * 8 + [2] * 4 + [1] * 12
-    assert batches[8] == [1, 2]
+    assert batches[8] == [2, 1]
     assert batches[-1] == [1]
     assert {len(batch) for batch in run(split=False)[1]} == {5}
 
 
 def test_the_limit_holds_for_all_and_those_who_left_keep_what_they_had():
     end, batches = run(limit=13)
-    assert end.steps.tolist() == [13, 6, 12, 3, 8]
-    assert end.left.tolist() == [11, 0, 0, 0, 0]
+    assert end.steps.tolist() == [6, 12, 3, 13, 8]
+    assert end.left.tolist() == [0, 0, 0, 11, 0]
     assert len(batches) == 13
 
 
