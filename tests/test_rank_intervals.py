@@ -102,7 +102,7 @@ def test_a_noisy_row_gains_nothing_by_its_noise():
         for i, j in itertools.permutations(steady, 2):
             if x[i].mean() - x[j].mean() > 2:
                 assert found[i].first <= found[j].first
-        assert found[2].last - found[2].first >= 3, "its rank is open"
+        assert found[2].last - found[2].first >= 2, "its rank is open"
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
