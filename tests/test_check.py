@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import msgspec
@@ -295,25 +294,22 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     )
 
 
-def test_the_command(measured, file, capsys, monkeypatch):
+def test_the_command(measured, file, call):
     home, paths = measured
     path = paths["clusters-5shot"]
     altered(path, lambda v: v["provenance"].update(commit=COMMIT))
 
-    def call(*arguments: str) -> tuple[int, list[str], list[str]]:
-        monkeypatch.setattr(sys, "argv", ["ifsl-bench", "check", *arguments, "--home", str(home.cache)])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out.splitlines(), captured.err.splitlines()
+    def check(*arguments: str) -> tuple[int, list[str], list[str]]:
+        status, out, err = call("check", *arguments, "--home", str(home.cache))
+        return status, out.splitlines(), err.splitlines()
 
-    status, out, err = call(str(file), str(path), "--task", "clusters.toml")
+    status, out, err = check(str(file), str(path), "--task", "clusters.toml")
     assert (status, err) == (0, [])
     assert [line.split(": ")[1] for line in out] == ["ok", "ok"]
     bad = file.with_name("bad.json")
     shutil.copy(file, bad)
     altered(bad, lambda v: v.update(digest="0" * 64))
-    status, out, err = call(str(bad), str(file))
+    status, out, err = check(str(bad), str(file))
     assert status == 2
     assert len(out) == 1
     assert out[0].startswith(f"{file}: ok")
@@ -321,7 +317,7 @@ def test_the_command(measured, file, capsys, monkeypatch):
     assert "file name" in err[0]
     assert "digest" in err[1]
     assert err[-1] == "ifsl-bench: 1 of 2 result files fail"
-    assert call(str(path))[0] == 2, "a task of one's own is unknown without its file"
+    assert check(str(path))[0] == 2, "a task of one's own is unknown without its file"
 
 
 def test_what_the_page_for_contributors_says_is_there():

@@ -161,8 +161,10 @@ def test_checkpoint_is_evaluated_alone(call, here):
     assert status == 0, err
     assert f"{stored['summary']['acc']['mean']:.2f}" in out
     assert "meta-training" not in err
-    status, _, err = call("run", "--checkpoint", folder, "--task", "clusters.toml:clusters-1shot", "--device", "cpu")
+    other = ("--task", "clusters.toml:clusters-1shot", "--format", "json")
+    status, out, err = call("run", "--checkpoint", folder, *other, "--device", "cpu")
     assert status == 0, err
+    assert json.loads(out)[0]["metric"] == "acc", "one document"
     (here / "home" / "pretrained").rename(here / "home" / "gone")
     status, _, err = call("run", "--checkpoint", folder, "--task", TASK, "--device", "cpu")
     assert status == 2

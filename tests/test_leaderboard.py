@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import sys
 
 import msgspec
 import numpy as np
@@ -21,9 +20,8 @@ from ifsl_bench.board.leaderboard import leaderboard
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.published import published
 from ifsl_bench.board.ranking import ranked
-from ifsl_bench.board.render import FORMATS
+from ifsl_bench.board.render import FORMATS, PROGRAMS
 from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, packaged_root, summary_entry, write
-from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged
@@ -142,8 +140,9 @@ def stored_rows(tmp_path, monkeypatch):
     return store
 
 
-def entries(text: str) -> list[dict]:
-    return json.loads(text)
+def document(text: str, style: str = "json") -> list[dict]:
+    """What a program reads."""
+    return json.loads(text) if style == "json" else list(csv.DictReader(io.StringIO(text)))
 
 
 def test_one_view_of_measured_and_published_rows(stored_rows):
@@ -153,7 +152,7 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
     )  # fmt: skip
     task = packaged()["mini-5shot"]
     board = load_board(task, stored_rows.root)
-    rows = entries(leaderboard([board], stored_rows.root, "json"))
+    rows = document(leaderboard([board], stored_rows.root, "json"))
     measured = [r for r in rows if r["kind"] == "measured"]
     assert {r["method"]: r["rank"] for r in measured} == {"mine": 1, "other": 1, "worse": 3, "few.episodes=50": None}
     assert {r["method"]: r["comparable"] for r in measured if not r["comparable"]} == {"few.episodes=50": False}
@@ -162,7 +161,7 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
     assert {(r["method"], r["acc"]) for r in papers} == {(p.label, p.values["acc"]) for p in published("mini-5shot")}
     assert all(r["rank"] is None and r["to_best"] is None and r["acc_interval"] is None for r in papers)
     assert [r["source"] for r in papers if not r["comparable"]] == ["published: gidaris2018"], "another protocol"
-    by_csv = list(csv.DictReader(io.StringIO(leaderboard([board], stored_rows.root, "csv"))))
+    by_csv = document(leaderboard([board], stored_rows.root, "csv"), "csv")
     assert [{k: "" if v is None else str(v) for k, v in r.items()} for r in rows] == by_csv
 
     text = leaderboard([board], stored_rows.root, "text")
@@ -182,6 +181,26 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
     assert sorted(bold) == ["mine", "other"]
 
 
+def test_numbers_of_a_ranked_table_follow_from_the_counts(stored_rows):
+    """For programs to four digits, for readers to two; the distance from the best is paired."""
+    made = {"a": row("a", [15.0, 15.3], noise=1), "b": row("b", [12.0, 12.1], noise=2)}
+    stored_rows(*made.values())
+    acc = {name: np.array([r.counts().per_episode()["acc"] for r in one.results]) for name, one in made.items()}
+    shown = [load_board(packaged()["mini-5shot"], stored_rows.root)]
+    text = leaderboard(shown, stored_rows.root).splitlines()
+    found = {r["method"]: r for r in document(leaderboard(shown, stored_rows.root, "json")) if r["kind"] == "measured"}
+    for name, values in acc.items():
+        mean, interval, spread = values.mean(), 1.96 * stats.sem(values.mean(0)), values.mean(1).std(ddof=1)
+        gap = (values - acc["a"]).mean()
+        numbers = [found[name][field] for field in ("acc", "acc_interval", "sd_of_seeds")]
+        assert numbers == pytest.approx([mean, interval, spread], abs=6e-5)
+        assert found[name]["to_best"] == (None if name == "a" else pytest.approx(gap, abs=6e-5))
+        (line,) = [line for line in text if f" {name} " in line and "yours" in line]
+        assert f"{mean:.2f} ± {interval:.2f}" in line
+        assert f"{spread:.2f}" in line
+        assert (f"{gap:+.2f} ± {found[name]['to_best_interval']:.2f}" in line) if name == "b" else "+" not in line
+
+
 def test_one_seed_is_said_to_be_about_models(stored_rows):
     stored_rows(row("a", [15.0], noise=1), row("b", [14.0], noise=2))
     text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
@@ -198,7 +217,7 @@ def test_variants_are_shown_apart(stored_rows):
     (stored_rows.root / "mini-5shot+shots=5").mkdir()
     task = packaged()["mini-5shot"]
     assert [b.name for b in load_variants(task, stored_rows.root)] == ["mini-held-out-5shot", "mini-5shot+ways=10"]
-    rows = entries(leaderboard([load_board(task, stored_rows.root)], stored_rows.root, "json"))
+    rows = document(leaderboard([load_board(task, stored_rows.root)], stored_rows.root, "json"))
     measured = {(r["task"], r["variant_of"]): r["rank"] for r in rows if r["kind"] == "measured"}
     assert measured == {
         ("mini-5shot", None): 1, ("mini-5shot+ways=10", "mini-5shot"): 1, ("mini-held-out-5shot", "mini-5shot"): 1,
@@ -294,7 +313,7 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
     assert ([r.label for r in board.rows], [r.label for r in board.others]) == (["b", "c"], ["aaa"])
     for one in (alone, board):
         found = {
-            r["method"]: r for r in entries(leaderboard([one], stored_rows.root, "json")) if r["kind"] == "measured"
+            r["method"]: r for r in document(leaderboard([one], stored_rows.root, "json")) if r["kind"] == "measured"
         }
         assert (found["aaa"]["rank"], found["aaa"]["comparable"], found["aaa"]["partial_data"]) == (None, False, True)
         text = leaderboard([one], stored_rows.root)
@@ -315,7 +334,7 @@ def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
     data = {"fingerprint": task.dataset.fingerprint, "partial": True, "task": task.name}
     stored_rows(row("a", [15.0, 15.1], n=2000, noise=1, **data), row("b", [12.0, 12.1], n=2000, noise=2, **data))
     board = load_board(task, stored_rows.root)
-    found = entries(leaderboard([board], stored_rows.root, "json"))
+    found = document(leaderboard([board], stored_rows.root, "json"))
     assert [(r["method"], r["rank"], r["comparable"], r["partial_data"]) for r in found] == [
         ("a", 1, True, True), ("b", 2, True, True),
     ]  # fmt: skip
@@ -369,20 +388,15 @@ def test_latex_keeps_variants_apart_and_says_so(stored_rows):
 
 
 @pytest.mark.parametrize("style", FORMATS)
-def test_the_command(style, capsys, monkeypatch):
+def test_the_command(style, call):
     """The stored leaderboard, as a person asks for it."""
     names = ["glyphs-1shot", "glyphs-5shot", "mini-5shot"]
-    monkeypatch.setattr(sys, "argv", ["ifsl-bench", "table", "--rank", *names, "--format", style])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    assert not stop.value.code
-    out = capsys.readouterr().out
+    status, out, _ = call("table", "--rank", *names, "--format", style)
+    assert not status
     assert "lwof" in out
     assert "63.04" in out
-    if style == "json":
-        assert {r["task"] for r in json.loads(out)} >= set(names)
-    if style == "csv":
-        assert {r["task"] for r in csv.DictReader(io.StringIO(out))} >= set(names)
+    if style in PROGRAMS:
+        assert {r["task"] for r in document(out, style)} >= set(names)
 
 
 @pytest.mark.parametrize(
@@ -394,18 +408,15 @@ def test_the_command(style, capsys, monkeypatch):
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_json_and_csv_of_every_table_command_are_one_document(arguments, clusters, capsys, monkeypatch):
+def test_json_and_csv_of_every_table_command_are_one_document(arguments, clusters, call, monkeypatch):
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
     first = str(next(packaged_root().glob("glyphs-1shot/*.json")))
     arguments = [first if argument == "first" else argument for argument in arguments]
     found = {}
-    for style in ("json", "csv"):
-        monkeypatch.setattr(sys, "argv", ["ifsl-bench", *arguments, "--format", style])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        assert not stop.value.code
-        out = capsys.readouterr().out
-        found[style] = json.loads(out) if style == "json" else list(csv.DictReader(io.StringIO(out)))
+    for style in PROGRAMS:
+        status, out, _ = call(*arguments, "--format", style)
+        assert not status
+        found[style] = document(out, style)
     assert len(found["json"]) == len(found["csv"]) > 1
     assert [list(r) for r in found["json"]] == [list(r) for r in found["csv"]]
 

@@ -1,12 +1,16 @@
-"""The README's examples run, and its table is the one the command prints."""
+"""The README's examples run, and its tables are the ones that the commands print."""
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from ifsl_bench.cli import main as cli
 from ifsl_bench.common.files import Home
@@ -44,19 +48,66 @@ def test_own_method_and_own_data(features_folder, tmp_path, monkeypatch):
     sys.modules.pop("my_package", None)
 
 
-@pytest.mark.parametrize("commands", [r"`ifsl-bench (table [^`]*--format markdown)`"])
-def test_tables_are_the_ones_the_commands_print(commands, capsys, monkeypatch):
-    found = re.findall(commands, README)
-    assert found
-    for command in found:
-        monkeypatch.setattr(sys, "argv", ["ifsl-bench", *command.split()])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        assert not stop.value.code
-        rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
-        assert len(rows) > 4
-        for row in rows:
-            assert row in README, f"not in the README: {row}"
+def tables(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs docs/tables.py."""
+    command = [sys.executable, str(ROOT / "docs" / "tables.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_the_tables_of_all_pages_are_current():
+    done = tables("--check")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_wrong_number_is_found_and_written_anew(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(README.replace("| 38.12 ± ", "| 38.13 ± ").replace("| +0.99 ± 0.38 |", "| +0.99 ± 0.39 |"))
+    assert page.read_text() != README
+    assert tables("--check", page).returncode == 1
+    assert page.read_text() != README, "looked at alone"
+    assert tables(page).returncode == 0
+    assert page.read_text() == README
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<!-- tables: ifsl-bench table glyphs-1shot --format markdown -->\n\n# More\n", "a start and no end"),
+        ("<!-- tables: ifsl-bench table glyphs-9shot -->\n<!-- end -->\n", "unknown task 'glyphs-9shot'"),
+    ],
+)
+def test_a_page_whose_tables_cannot_be_made_stays_as_it_is(text, reason, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    done = tables(page)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert page.read_text() == text
+
+
+def test_tables_stand_below_the_commands_that_readers_are_shown():
+    shown = re.findall(r"`(ifsl-bench table [^`]*--format markdown)`", README)
+    assert shown == re.findall(r"<!-- tables: (.*) -->", README)
+
+
+def accuracies(label: str, task: str) -> np.ndarray:
+    """Percent of right queries by seed and episode, [3, 2000], from the stored counts."""
+    files = [ROOT / "results" / task / f"{label}.seed-{seed}.json" for seed in range(3)]
+    episodes = [json.loads(file.read_text())["episodes"] for file in files]
+    return np.array([np.add(e["base_joint"], e["novel_joint"]) for e in episodes]) * 2.0  # of 50 queries
+
+
+def test_numbers_follow_from_the_stored_counts():
+    lr, attractor = accuracies("lr", "tiny-pack-1shot"), accuracies("lr+a", "tiny-pack-1shot")
+    mean, spread = attractor.mean(0), attractor.mean(1).std(ddof=1)
+    accuracy = re.escape(f"{mean.mean():.2f} ± {1.96 * stats.sem(mean):.2f}")
+    assert re.search(rf"^\| lr\+a +\| {accuracy} \|.*\| 3 +\| {spread:.2f} +\| stored", README, re.M)
+    paired, seeds = attractor - lr, (attractor - lr).mean(1)
+    over_seeds = stats.t.ppf(0.975, 2) * stats.sem(seeds)
+    assert (
+        f"`lr+a` minus `lr` | {paired.mean():+.2f} ± {1.96 * stats.sem(paired.mean(0)):.2f} | "
+        f"{seeds.mean():+.2f} ± {over_seeds:.2f} | {', '.join(f'{value:+.2f}' for value in seeds)} |"
+    ) in README
 
 
 def test_every_command_named_exists():

@@ -88,11 +88,8 @@ def test_labels_cannot_leave_their_folder(tmp_path):
         (lambda v: v["summary"]["acc"].update(mean=99.0), "summary.acc.mean is 99.0, the counts give"),
         (lambda v: v["summary"].pop("delta"), "summary.delta.mean is nan"),
         (lambda v: v["episodes"]["base_joint"].__setitem__(0, 26), "outside 0..25"),
-        (lambda v: v["episodes"]["novel_alone"].__setitem__(0, 0), "more joint hits"),
         (lambda v: v["episodes"]["base_joint"].pop(), "entries"),
-        (lambda v: v.update(schema=2), "no result of schema 1"),
         (lambda v: v.update(extra=1), "unknown field `extra`"),
-        (lambda v: v.pop("digest"), "missing required field `digest`"),
     ],
 )
 def test_tampering_is_refused(tmp_path, change, message):

@@ -76,7 +76,7 @@ class Table(Generic[R]):
         return [[Cell(column.text(row), column.bold(row)) for column in shown] for row in rows]
 
 
-def listing(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table[Mapping[str, Any]]:
+def plain_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table[Mapping[str, Any]]:
     """A table whose columns are the keys of its rows.
 
     Args:

@@ -29,10 +29,10 @@ def data() -> None:
 def data_list(home: str | None, style: str) -> None:
     """List known and prepared data sets."""
     from ifsl_bench.board.render import render
-    from ifsl_bench.board.table import listing
+    from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue as data_commands
 
-    click.echo(render([listing(data_commands.listing(folders_of(home)))], style))
+    click.echo(render([plain_table(data_commands.listing(folders_of(home)))], style))
 
 
 @data.command("prepare")
@@ -96,11 +96,11 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
 def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     """Print the data set's pools as in the paper's table, and what else it has to say."""
     from ifsl_bench.board.render import render
-    from ifsl_bench.board.table import listing
+    from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     tables = data_commands.statistics(folders_of(home), name, reporter_for(quiet))
-    click.echo(render([listing(rows, title) for title, rows in tables], style))
+    click.echo(render([plain_table(rows, title) for title, rows in tables], style))
 
 
 @data.command("show")

@@ -98,7 +98,7 @@ def run(
     from ifsl_bench.board.notes import standing
     from ifsl_bench.board.render import PROGRAMS, render
     from ifsl_bench.board.show import result_table
-    from ifsl_bench.board.table import listing
+    from ifsl_bench.board.table import plain_table
     from ifsl_bench.episodic.meta_training import Training
     from ifsl_bench.running import api, job
 
@@ -120,7 +120,7 @@ def run(
     if dry_run:
         from ifsl_bench.running.dry_run import dry_run as rows_of
 
-        click.echo(render([listing(rows_of(jobs, work, rerun))], style))
+        click.echo(render([plain_table(rows_of(jobs, work, rerun))], style))
         return
     made = api.run_jobs(jobs, work, rerun=rerun, command=command)
     boards = [load_board(task, work.home.results) for task in dict.fromkeys(found)]
@@ -140,7 +140,7 @@ def run(
 def methods(style: str) -> None:
     """List the methods, with their options and where they come from."""
     from ifsl_bench.board.render import render
-    from ifsl_bench.board.table import listing
+    from ifsl_bench.board.table import plain_table
     from ifsl_bench.plugin import registry
     from ifsl_bench.plugin.options import options_of
 
@@ -158,7 +158,7 @@ def methods(style: str) -> None:
                 row |= {"head": kind.head, "options": ", ".join(shown)}
                 row["what"] = (kind.__doc__ or "").strip().split("\n")[0]
         rows.append(row)
-    click.echo(render([listing(rows)], style))
+    click.echo(render([plain_table(rows)], style))
 
 
 def _plain(value: Any) -> str:
@@ -171,10 +171,10 @@ def _plain(value: Any) -> str:
 def tasks(home: str | None, style: str) -> None:
     """List the tasks, and whether their data are there."""
     from ifsl_bench.board.render import render
-    from ifsl_bench.board.table import listing
+    from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue as data_commands
 
-    click.echo(render([listing(data_commands.task_listing(folders_of(home)))], style))
+    click.echo(render([plain_table(data_commands.task_listing(folders_of(home)))], style))
 
 
 def _guarded(call: Callable[[], Any]) -> int:

@@ -6,7 +6,9 @@ an extra, and takes nobody else down.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,11 @@ class Plugin:
 
 def names(group: str) -> dict[str, EntryPoint]:
     """Registered names, without importing any of them; of two equal names the first package in order counts."""
+    return dict(_names(group, tuple(sys.path)))
+
+
+@lru_cache(maxsize=8)  # every look-up would read the metadata of all packages anew
+def _names(group: str, _path: tuple[str, ...]) -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for point in sorted(entry_points(group=group), key=lambda p: (p.name, p.dist.name if p.dist else "")):
         found.setdefault(point.name, point)

@@ -1,0 +1,114 @@
+"""Writes the tables of results into the Markdown files that show them: ``python docs/tables.py``.
+
+With ``--check`` it writes nothing and says which files are not current. A table stands between two comments, and the
+first has the commands whose output it is. Either the tables of tasks, without the notes below them:
+
+    <!-- tables: ifsl-bench table glyphs-5shot --format markdown -->
+    <!-- end -->
+
+or paired differences, a command and a row each. A row is called by the labels and the task, or by what follows a "#":
+
+    <!-- differences: points of Acc.
+    ifsl-bench compare lr+s lr --task glyphs-5shot
+    ifsl-bench compare lr+a lr --task glyphs-5shot # LR+A, 5 shots
+    -->
+    <!-- end -->
+
+Numbers are those of the results that come with the package; a user's own are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from click import ClickException
+
+from ifsl_bench.cli.main import cli
+from ifsl_bench.common.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+END = "<!-- end -->"
+START = re.compile(r"<!-- (?P<kind>tables|differences): (?P<told>.*?)-->\n", re.S)
+BLOCK = re.compile(rf"(?P<start>{START.pattern})(?P<body>.*?){END}", re.S)
+GRID = re.compile(r"^(\S+)\n\n((?:\|.*\n)+)", re.M)  # a task's name, an empty line, a table
+
+
+def printed(command: str, *more: str) -> str:
+    """What a command prints."""
+    out = io.StringIO()
+    _, *arguments = shlex.split(command)
+    with contextlib.redirect_stdout(out):
+        cli([*arguments, *more], standalone_mode=False)
+    return out.getvalue()
+
+
+def tables(command: str) -> str:
+    """The tables that ``ifsl-bench table ... --format markdown`` prints, their titles in bold."""
+    return "\n\n".join(f"**{title}**\n\n{grid.rstrip()}" for title, grid in GRID.findall(printed(command)))
+
+
+def differences(told: str) -> str:
+    """A row of Acc. for each ``ifsl-bench compare A B --task T``, below a heading."""
+    heading, *commands = told.strip().splitlines()
+    lines = [f"| {heading} | over episodes | over seeds | each seed |", "|---|---|---|---|"]
+    for line in commands:
+        command, _, name = line.partition(" # ")
+        _, _, a, b, _, task = shlex.split(command)
+        grid = [row for row in printed(command, "--format", "markdown").splitlines() if row.startswith("|")]
+        headings, _, accuracy, *_ = ([cell.strip() for cell in row.strip("|").split("|")] for row in grid)
+        cells = dict(zip(headings, accuracy, strict=True))
+        assert cells["metric"] == "Acc."
+        seeds = ", ".join(cells["each seed"].split())
+        name = name.strip() or f"{task}: `{a}` minus `{b}`"
+        lines.append(f"| {name} | {cells['A - B']} | {cells['A - B over seeds']} | {seeds} |")
+    return "\n".join(lines)
+
+
+def current(text: str) -> str:
+    """A Markdown text with all its tables made anew."""
+
+    if len(START.findall(text)) != len(BLOCK.findall(text)):
+        raise UserError(f"a table has a start and no end; put a line {END} below it")
+
+    def block(found: re.Match[str]) -> str:
+        body = {"tables": tables, "differences": differences}[found["kind"]](found["told"])
+        return f"{found['start']}\n{body}\n\n{END}"
+
+    return BLOCK.sub(block, text)
+
+
+def main() -> int:
+    """The exit status: with ``--check`` 1 where a file is not current; 2 where one cannot be made."""
+    parser = argparse.ArgumentParser(description="Write the tables of results into the Markdown files that show them.")
+    parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a table is not current")
+    shown = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    parser.add_argument("files", nargs="*", type=Path, default=shown, help="[README.md and docs/*.md]")
+    given = parser.parse_args()
+    old = []
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["IFSL_BENCH_HOME"] = home
+        for path in given.files:
+            text = path.read_text(encoding="utf-8")
+            try:
+                made = current(text)
+            except (UserError, ClickException) as error:
+                print(f"{path}: {error}", file=sys.stderr)
+                return 2
+            if made != text:
+                old.append(path)
+                print(f"{path}: {'not current; write it with: python docs/tables.py' if given.check else 'written'}")
+                if not given.check:
+                    path.write_text(made, encoding="utf-8")
+    return 1 if given.check and old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
