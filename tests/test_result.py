@@ -227,10 +227,39 @@ def test_unknown_format_and_empty_task(tmp_path, monkeypatch):
 
 
 def test_standing_ranks_and_compares(tmp_path, monkeypatch):
-    rows = [make("a", base=0.9, noise=1), make("b", base=0.5, noise=2), make("c", base=0.7, noise=3)]
-    lines = standing(board(tmp_path, monkeypatch, *rows), "c")
-    assert "rank 2 of 3" in lines[0]
-    assert "best other, a" in lines[1]
+    """Differences have an interval over what there is, and say what that is."""
+    bases = {"a": 0.9, "b": 0.3, "c": 0.6, "d": 0.65}
+    rows = [make(label, seed, base=base, noise=i, n=400) for i, (label, base) in enumerate(bases.items())
+            for seed in range(3)]  # fmt: skip
+    made = board(tmp_path, monkeypatch, *rows)
+    lines = standing(made, "c")
+    assert lines[0] == "c: rank 3 of 4"
+    assert len(lines) == 3
+    for line, label, title in zip(lines[1:], "ad", ("best other", "nearest"), strict=True):
+        mine, other = ([r.counts().per_episode()["acc"] for r in rows if r.label == name] for name in ("c", label))
+        d = np.subtract(mine, other)
+        gap = made.ranking.difference(made.row("c"), made.row(label))
+        assert gap.mean == pytest.approx(d.mean())
+        p = 2 * stats.t.sf(abs(d.mean()) / gap.error, gap.degrees)
+        shown = "< 1e-15" if p < 1e-15 else f"= {p:.2g}"
+        assert line == (
+            f"  to the {title}, {label} (yours): {d.mean():+.2f} ± {gap.interval:.2f} points, p {shown}, "
+            "over episodes and seeds (seeds 0, 1, 2)"
+        )
+    assert standing(made, "a")[1].startswith("  to the best other and nearest, d (yours): +")
+
+
+def test_standing_of_one_seed_says_that_models_are_held_fixed(tmp_path, monkeypatch):
+    rows = [make("a", seed, base=0.9, noise=1) for seed in range(3)]
+    made = board(tmp_path, monkeypatch, *rows, make("b", 1, base=0.2, noise=2), make("c", 7, base=0.5, noise=3))
+    lines = standing(made, "b")
+    assert lines[0] == "b: provisional (1 seed)"
+    d = np.subtract(*(found.counts().per_episode()["acc"] for found in (made.row("b").results[0], rows[1])))
+    half = stats.t.ppf(0.975, 49) * stats.sem(d)
+    assert f"a (yours): {d.mean():+.2f} ± {half:.2f} points" in lines[1]
+    assert lines[1].endswith("over episodes alone, of these trained models (seed 1)")
+    assert lines[2].endswith("over episodes alone, of these trained models (no seed in common)")
+    assert standing(made, "a")[0] == "a: rank 1 of 1"
 
 
 def test_alone_in_its_standing(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ for all rows at once with a chance of 95% at least (Mogstad, Romano, Shaikh and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,11 +84,13 @@ class Difference:
         mean: over the seeds and episodes that both have.
         error: its standard error, over seeds and episodes.
         degrees: of freedom of ``mean / error`` under Student's distribution.
+        models_fixed: whether it is over episodes alone: a statement on these trained models, not on methods.
     """
 
     mean: float
     error: float
     degrees: float
+    models_fixed: bool = False
 
     @property
     def interval(self) -> float:
@@ -105,6 +107,11 @@ class Difference:
             return 0.0 if self.mean > 0 else 1.0
         return float(stdtr(min(self.degrees, 1e9), -self.mean / self.error))
 
+    @property
+    def p(self) -> float:
+        """Two-sided p-value of the hypothesis that a and b are equal."""
+        return min(1.0, 2 * replace(self, mean=abs(self.mean)).p_better())
+
 
 def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int) -> Difference:
     """Two rows on the same seeds and episodes.
@@ -116,14 +123,18 @@ def difference(a: np.ndarray, b: np.ndarray, prior: Prior, random: int) -> Diffe
     """
     d = a - b
     seeds, episodes = d.shape
+    if not d.any():  # in every episode of every seed: they do the same, and chance has no hand in it
+        return Difference(0.0, 0.0, math.inf, not random or seeds < 2)
     over_episodes = float(d.mean(0).var(ddof=1)) / episodes if episodes > 1 else 0.0
     over_seeds, degrees = 0.0, math.inf
-    if random and seeds > 1:
+    models_fixed = not random or seeds < 2
+    if not models_fixed:
         own, degrees = float(d.mean(1).var(ddof=1)), prior.degrees + seeds - 1
         over_seeds = (prior.degrees * random * prior.variance + (seeds - 1) * own) / degrees / seeds
     variance = over_seeds + over_episodes
     shares = (over_seeds**2 / degrees if over_seeds else 0.0) + (over_episodes**2 / max(1, episodes - 1))
-    return Difference(float(d.mean()), math.sqrt(variance), variance**2 / shares if shares else math.inf)
+    degrees = variance**2 / shares if shares else math.inf
+    return Difference(float(d.mean()), math.sqrt(variance), degrees, models_fixed)
 
 
 def holm(p: np.ndarray, level: float = LEVEL) -> np.ndarray:
@@ -157,7 +168,7 @@ def rank_intervals(rows: np.ndarray, fixed: np.ndarray) -> list[RankInterval]:
     prior = fit_prior(rows.mean(2), fixed)
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
     found = [difference(rows[i], rows[j], prior, int(not fixed[i]) + int(not fixed[j])) for i, j in pairs]
-    p = np.array([(d.p_better(), Difference(-d.mean, d.error, d.degrees).p_better()) for d in found]).reshape(-1)
+    p = np.array([(d.p_better(), replace(d, mean=-d.mean).p_better()) for d in found]).reshape(-1)
     better = np.zeros((n, n), dtype=bool)  # better[i, j]: row i is significantly better than row j
     for (i, j), (ours, theirs) in zip(pairs, holm(p).reshape(-1, 2), strict=True):
         better[i, j], better[j, i] = ours, theirs

@@ -41,6 +41,8 @@ def result_facts(result: Result) -> str:
 def comparison_table(found: Comparison) -> Table[str]:
     """A row for each metric: A - B over episodes and, where there are common seeds, over these."""
 
+    several = len(found.seeds) > 1  # else only episodes are left
+
     def difference(name: str) -> dict[str, float | None]:
         over = found.episodes[name]
         return {"difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6)}
@@ -48,6 +50,10 @@ def comparison_table(found: Comparison) -> Table[str]:
     def difference_of_seeds(name: str) -> dict[str, float | None]:
         over = found.by_seed_interval[name]
         return {"difference_of_seeds": rounded(over.mean, 6), "interval_of_seeds": rounded(over.interval, 6)}
+
+    def difference_overall(name: str) -> dict[str, float | None]:
+        both = found.overall[name]
+        return {"interval_overall": rounded(both.interval, 6), "p_overall": both.p} if several else {}
 
     def each_seed(name: str) -> dict[str, list[float]]:
         return {"each_seed": [round(float(value), 6) for value in found.by_seed[name]]}
@@ -66,6 +72,11 @@ def comparison_table(found: Comparison) -> Table[str]:
             difference_of_seeds,
         ),
         Column(
+            "A - B overall" if several else None,
+            lambda name: plus_minus(found.overall[name], "+"),
+            difference_overall,
+        ),
+        Column(
             "each seed" if found.seeds else None,
             lambda name: "  ".join(f"{value:+.2f}" for value in found.by_seed[name]),
             each_seed,
@@ -75,7 +86,8 @@ def comparison_table(found: Comparison) -> Table[str]:
     title = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, seeds {list(found.seeds)}"
     notes = [
         "A - B: percentage points, 95% interval and paired t-test over episodes; trained models held fixed.",
-        "A - B over seeds: mean of the seed-paired differences, Student's 95% interval; for claims about methods.",
+        "A - B over seeds: mean of the seed-paired differences, Student's 95% interval, over other training seeds.",
+        *(["A - B overall: over episodes and seeds, as ranks are; for claims about methods."] if several else []),
         *(f"Note: {note}." for note in found.notes),
     ]
     return Table(columns, list(found.episodes), title, notes)

@@ -12,7 +12,7 @@ from ifsl_bench.common.errors import UserError, unknown
 
 @click.command()
 @click.argument("tasks", nargs=-1, metavar="TASK...")
-@click.option("--rank", is_flag=True, help="Rank the measured rows by paired significance; variants of a task apart.")
+@click.option("--rank", is_flag=True, help="The ranks that each measured row can have; variants of a task apart.")
 @click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
 @click.option(
     "--method",
@@ -76,7 +76,8 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
     from ifsl_bench.board.result_file import read
     from ifsl_bench.board.show import comparison_table
 
-    rows = []
+    rows: list[Row] = []
+    among: tuple[Row, ...] = ()
     if task:
         from ifsl_bench.protocol.task_files import find
 
@@ -85,6 +86,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
         if more:
             raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
         board = load_board(found, folders.results)
+        among = board.compared
         for name in (a, b):
             row = board.row(name)
             if row is None:
@@ -98,7 +100,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
                 raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
             result = read(path)
             rows.append(Row(f"{result.label}.seed-{result.seed}", "file", (result,)))
-    click.echo(render([comparison_table(compare_rows(*rows))], style))
+    click.echo(render([comparison_table(compare_rows(rows[0], rows[1], among))], style))
 
 
 @click.command()
