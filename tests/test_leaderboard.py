@@ -19,7 +19,7 @@ from ifsl_bench.board.latex import escaped, paper_tables
 from ifsl_bench.board.leaderboard import leaderboard
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.published import published
-from ifsl_bench.board.rank_intervals import RankInterval, rank_intervals
+from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.render import FORMATS, PROGRAMS
 from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, packaged_root, summary_entry, write
@@ -132,7 +132,7 @@ def test_few_seeds_and_options_make_a_row_provisional():
     assert (one.gap.mean, one.gap.interval) == pytest.approx((d.mean(), stats.t.ppf(0.975, 399) * stats.sem(d)))
 
 
-def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it():
+def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it(stored_rows):
     """On a seed that was good for all, a row that is worse than the best has a higher mean than it."""
     best = row("best", [17.0, 13.0, 13.0], noise=1)
     lucky = row("lucky", [16.0], noise=1)
@@ -140,6 +140,9 @@ def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it():
     assert lucky.summary()["acc"].mean > best.summary()["acc"].mean
     assert [place.row.label for place in found] == ["best", "lucky", "other"]
     assert found[1].gap.mean < 0
+    stored_rows(best, lucky)
+    text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
+    assert text.index(" best ") < text.index(" lucky "), "readers see it there too"
 
 
 def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
@@ -151,6 +154,8 @@ def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
     found = Ranking([five, three, four])
     assert found.seeds == (0, 1, 2)
     assert found.difference(five, four).mean == pytest.approx((accuracies(five, 3) - accuracies(four, 3)).mean())
+    found = compare(five, four, [five, three, four])
+    assert found.overall["acc"].mean == pytest.approx(found.episodes["acc"].mean), "on all seeds that these two have"
     assert Ranking([five, four]).seeds == (0, 1, 2, 4)
     late = of("late", [2, 3, 4], 4)
     found = Ranking([late, five, three, four])
@@ -171,8 +176,10 @@ def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone(
     rows = [
         Row(r.label, "yours", tuple(msgspec.structs.replace(r, seed=seed, **same) for seed in range(3))) for r in once
     ]
-    found = Ranking(rows)
+    found = Ranking([*rows, *(row(f"r{i}", [14, 14.5, 14.2], noise=i) for i in range(3, 8))])
     d = (accuracies(rows[0]) - accuracies(rows[1]))[0]
+    assert found.difference(*rows).models_fixed
+    assert not found.difference(rows[0], found.rows[-1]).models_fixed
     assert found.difference(*rows).interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d))
     trained = [
         Row(one.label, "yours", tuple(msgspec.structs.replace(r, training={"steps": 1}) for r in one.results))
@@ -200,14 +207,17 @@ def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
 
     before, none = found()
     assert not none
-    mine = row("mine", [14.8, 14.9, 15.0], noise=7, n=2000)
+    mine = row("mine", [14.0, 14.1, 14.2], noise=7, n=2000)
     stored_rows(mine)
     after, yours = found()
     assert after == before
     assert yours["mine"][1] == 5
     whole = [*load_board(task, stored_rows.root).compared]
     alone = rank_intervals(np.stack([accuracies(one) for one in whole]), np.zeros(5, bool))
-    assert yours["mine"][0] == str(alone[[one.label for one in whole].index("mine")])
+    assert yours["mine"][0] == str(alone[[one.label for one in whole].index("mine")]) == "4"
+    stacked = np.stack([accuracies(one) for one in whole])
+    gap = difference(accuracies(mine), stacked[1], fit_prior(stacked.mean(2), np.zeros(5, bool)), 2)
+    assert yours["mine"][2] == gap, "it has its say in the variance over seeds"
     stored_rows(*(row(f"m{i}", [20.0, 20.1, 20.2], noise=10 + i, n=2000) for i in range(3)), row("x", [25.0], n=2000))
     again, more = found()
     assert (again, more["mine"]) == (before, yours["mine"])
