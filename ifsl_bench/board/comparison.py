@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ifsl_bench.board.measured import PARTIAL, Row, mismatch
+from ifsl_bench.board.over_classes import OverClasses, over_classes
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.common.errors import UserError
@@ -25,6 +26,11 @@ class Comparison:
         by_seed: metric -> mean difference of each common seed, [len(seeds)].
         by_seed_interval: metric -> mean over seeds and half-width of Student's 95% interval; one seed has none.
         overall: metric -> the difference over both episodes and seeds, which ranks rest on.
+        over_classes: metric -> the difference over episodes and their novel classes, see
+            :mod:`ifsl_bench.board.over_classes`; empty where there is none, which ``notes`` say.
+        classes: how many novel classes the episodes have; 0 where nobody knows.
+        effects: metric -> standard deviation of the effect that a novel class has on the difference; 0 where the
+            estimate of its square is negative.
         partial: whether the data set is marked partial, which ``notes`` say too.
         notes: what a reader should know.
     """
@@ -39,6 +45,9 @@ class Comparison:
     by_seed: dict[str, np.ndarray]
     by_seed_interval: dict[str, Estimate]
     overall: dict[str, Difference]
+    over_classes: dict[str, Estimate]
+    classes: int
+    effects: dict[str, float]
     notes: tuple[str, ...]
 
 
@@ -73,6 +82,14 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     ]
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:
         notes.append("all seeds start from one pretraining: the intervals over seeds hold the backbone fixed")
+    by_class = _over_classes(a, b, np.stack([ours[name] - theirs[name] for name in ours], 1))
+    if isinstance(by_class, str):
+        notes.append(by_class)
+        of_classes, classes, effects = {}, 0, {}
+    else:
+        estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist())
+        of_classes, classes = dict(zip(ours, estimates, strict=True)), by_class.classes
+        effects = dict(zip(ours, by_class.effects.tolist(), strict=True))
     return Comparison(
         a.label,
         b.label,
@@ -84,8 +101,21 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         by_seed,
         {name: _over_seeds(values) for name, values in by_seed.items()},
         {name: Ranking(among, name).difference(a, b, common) for name in ours},
+        of_classes,
+        classes,
+        effects,
         tuple(notes),
     )
+
+
+def _over_classes(a: Row, b: Row, differences: np.ndarray) -> OverClasses | str:
+    """Of differences [n, m], or why there is no such interval."""
+    said = (r.classes() for row in (a, b) for r in row.results)
+    classes = next((found for found in said if found is not None), None)
+    if classes is None:
+        return "no interval over classes: these results were made before they said which classes an episode has"
+    found = over_classes(differences, classes)
+    return f"no interval over classes: {found}" if isinstance(found, str) else found
 
 
 def _over_seeds(values: np.ndarray) -> Estimate:
