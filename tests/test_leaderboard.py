@@ -409,6 +409,7 @@ def test_latex_has_the_papers_layout(stored_rows, full):
     assert found["protonet"][five].startswith("57.05 $\\pm$ 0.10")
     if full:
         assert found["mlp+s"][:4] == ["54.46 $\\pm$ 0.31", "-11.74", "-12.73", "-10.74"]
+    assert "\n% Provisional, without a rank. 1 seed: e (yours).\n" in latex
     outside = re.sub(r"(?m)^%.*$", "", latex)
     assert "±" not in outside
     assert outside.count("{") == outside.count("}")

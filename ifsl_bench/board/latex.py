@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.entries import Entry, entries_of
-from ifsl_bench.board.notes import notes_of
+from ifsl_bench.board.notes import notes_of, notes_of_ranks
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.protocol.metrics import REGULAR
 from ifsl_bench.protocol.task import Task
@@ -72,7 +72,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD}",
-        *(f"% {line}" for line in dict.fromkeys(note for board in boards for note in notes_of(board, "their +- too"))),
+        *(f"% {line}" for line in dict.fromkeys(note for board in boards for note in _notes(board))),
         r"\begin{table}[t]",
         r"\begin{center}",
         rf"\caption{{{escaped(_caption(boards))}}}",
@@ -89,6 +89,10 @@ def _table(boards: Sequence[Board], full: bool) -> str:
             cells = [_cell(found.get(board.name), name, bold) for board in boards for name in columns]
             lines.append(" & ".join([escaped(label), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}", r"\end{table}"])
+
+
+def _notes(board: Board) -> list[str]:
+    return [*notes_of(board, "their +- too"), *notes_of_ranks(board)]
 
 
 def _caption(boards: Sequence[Board]) -> str:
