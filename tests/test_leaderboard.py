@@ -161,7 +161,7 @@ def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
     found = Ranking([late, five, three, four])
     assert found.seeds == (0, 1, 2)
     assert {place.row.label: place.reason for place in found.places if place.provisional} == {
-        "late": "it lacks seed 0, 1"
+        "late": "it lacks seeds 0, 1"
     }
     apart = Ranking([of("a", [0, 1, 2], 1), of("b", [3, 4, 5], 2), of("c", [3, 4, 5], 3)])
     assert [row.label for row in apart.family] == ["b", "c"]
@@ -483,6 +483,21 @@ def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
     latex = leaderboard([board], stored_rows.root, "latex")
     assert "\\caption{Tiny-ImageNet pack 95+5, 5 shots; data set marked partial}" in latex
     assert "not comparable" not in latex
+
+
+def test_rows_that_stand_apart_are_compared_by_themselves(stored_rows, call):
+    """What the task's other rows say of the variance over seeds is of other episodes."""
+    part = {"fingerprint": "part", "partial": True, "n": 200}
+    apart = [row("x", [15, 15.4, 14.9], noise=7, **part), row("y", [14, 15, 14.2], noise=8, **part)]
+    stored_rows(*apart, *(row(f"r{i}", [14, 14.5, 14.2], n=2000, noise=i) for i in range(5)))
+    arguments = ["--task", "mini-5shot", "--results", str(stored_rows.root), "--format", "json"]
+    status, out, err = call("compare", "x", "y", *arguments)
+    assert not status, err
+    assert document(out)[0]["interval_overall"] == pytest.approx(compare(*apart).overall["acc"].interval, abs=1e-5)
+    _, out, _ = call("compare", "r0", "r1", *arguments)
+    rows = load_board(packaged()["mini-5shot"], stored_rows.root)
+    moderated = rows.ranking.difference(rows.row("r0"), rows.row("r1"))
+    assert document(out)[0]["interval_overall"] == pytest.approx(moderated.interval, abs=1e-5)
 
 
 def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch):

@@ -128,7 +128,8 @@ class Ranking:
         if row.has_options:
             return "options of its own"
         if sum(seed in row.seeds for seed in self.seeds) < SEEDS:
-            return f"it lacks seed {', '.join(str(seed) for seed in self.seeds if seed not in row.seeds)}"
+            lacking = [str(seed) for seed in self.seeds if seed not in row.seeds]
+            return f"it lacks seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
         return ""
 
     def _prior(self, *rows: Row) -> Prior:

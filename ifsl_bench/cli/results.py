@@ -86,13 +86,13 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
         if more:
             raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
         board = load_board(found, folders.results)
-        among = board.compared
         for name in (a, b):
             row = board.row(name)
             if row is None:
                 labels = {row.label for row in (*board.rows, *board.others)}
                 raise unknown("row", name, labels, where=f"of task {found.name}")
             rows.append(row)
+        among = board.compared if all(any(row is other for other in board.compared) for row in rows) else ()
     else:
         for name in (a, b):
             path = Path(name)
