@@ -282,6 +282,18 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     path = paths["clusters-5shot"]
     label = json.loads(path.read_text())["label"]
     assert label == "lr.episodes=20", "tuned options are not in the label"
+    good = json.loads(path.read_text())["episodes"]["classes"]
+    assert len(good) == 20 * 5
+    for classes, told in (
+        (good[5:10] + good[:5] + good[10:], "episodes.classes: others than those of the 20 episodes of clusters-5shot"),
+        (
+            [label for i, label in enumerate(good) if i % 5],
+            "episodes.classes: 80, 20 episodes of clusters-5shot have 100",
+        ),
+    ):
+        altered(path, lambda v, classes=classes: v["episodes"].update(classes=classes))
+        assert check_file(path, tasks, home).failures == (told,)
+    altered(path, lambda v: v["episodes"].update(classes=good))
     altered(path, lambda v: v.update(digest="0" * 64))
     assert "digest: 0000000000000000, the 20 episodes" in check_file(path, tasks, home).failures[0]
     altered(path, lambda v: v.update(partial=True))
@@ -290,6 +302,7 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
     shutil.rmtree(home.data)
     assert check_file(path, tasks, home).unverified == (
         "digest, since data set clusters is not prepared here",
+        "classes, since data set clusters is not prepared here",
         "partial, since data set clusters is not prepared here",
     )
 

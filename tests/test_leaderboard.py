@@ -19,7 +19,8 @@ from ifsl_bench.board.latex import escaped, paper_tables
 from ifsl_bench.board.leaderboard import leaderboard
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.published import published
-from ifsl_bench.board.ranking import ranked
+from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
+from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.render import FORMATS, PROGRAMS
 from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, packaged_root, summary_entry, write
 from ifsl_bench.common.errors import UserError
@@ -53,76 +54,195 @@ def row(label: str, means: list[float], n: int = 400, noise: int = 0, spread: fl
     return Row(label, "yours", tuple(made))
 
 
-def test_overall_interval_is_of_episodes_and_seeds_together():
+def accuracies(one: Row, seeds: int | None = None) -> np.ndarray:
+    """Percent of right queries, [seeds, n], counted anew."""
+    hits = [np.add(r.episodes.base_joint, r.episodes.novel_joint) for r in one.results[:seeds]]
+    return np.array(hits) * 2.0
+
+
+def test_overall_is_over_episodes_and_seeds_together():
     a, b = row("a", [15, 15.4, 14.9], noise=1), row("b", [14, 15, 14.2], noise=2)
-    found = compare(a, b)
-    episodes = np.mean([r.counts().per_episode()["acc"] for r in a.results], 0)
-    episodes = episodes - np.mean([r.counts().per_episode()["acc"] for r in b.results], 0)
-    seeds = [x.summary["acc"]["mean"] - y.summary["acc"]["mean"] for x, y in zip(a.results, b.results, strict=True)]
-    over_episodes = 1.96 * stats.sem(episodes)
-    over_seeds = stats.t.ppf(0.975, 2) * stats.sem(seeds)
-    overall = found.overall("acc")
-    assert overall.mean == pytest.approx(np.mean(seeds), abs=1e-5)
-    assert overall.interval == pytest.approx(np.hypot(over_episodes, over_seeds), abs=1e-4)
-    single = compare(row("a", [15], noise=1), row("b", [14], noise=2))
-    assert single.overall("acc").interval == single.episodes["acc"].interval, "one seed says nothing of others"
+    d = accuracies(a) - accuracies(b)
+    over_seeds, over_episodes = d.mean(1).var(ddof=1) / 3, d.mean(0).var(ddof=1) / 400
+    degrees = (over_seeds + over_episodes) ** 2 / (over_seeds**2 / 2 + over_episodes**2 / 399)
+    overall = compare(a, b).overall["acc"]
+    assert overall.mean == pytest.approx(d.mean())
+    assert overall.interval == pytest.approx(stats.t.ppf(0.975, degrees) * np.sqrt(over_seeds + over_episodes))
+    single = compare(row("a", [15], noise=1), row("b", [14], noise=2)).overall["acc"]
+    assert single.models_fixed, "one seed says nothing of others"
+    assert single.interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d[0]), rel=0.2)
+    more = [a, b, *(row(f"r{i}", [14, 14.5, 14.2], noise=i) for i in range(3, 8))]
+    assert compare(a, b, more).overall["acc"] == Ranking(more).difference(a, b), "moderated as ranks are"
+    assert compare(a, b, more).overall["acc"].degrees > degrees
 
 
-@pytest.mark.parametrize(("by_seed", "by_episode"), [(0.0, 1.0), (0.1, 1.0), (1.0, 1.0), (0.05, 0.5)])
-def test_equal_methods_are_told_apart_in_no_more_than_one_of_twenty_comparisons(by_seed, by_episode):
-    """Differences that are zero on average, with shares of seed, episode and the two together.
-
-    Over episodes alone the same claim is wrong far more often as soon as seeds differ.
-    """
-    generator = np.random.default_rng(0)
-    trials, seeds, episodes = 2000, 3, 200
-    d = by_seed * generator.normal(size=(trials, seeds, 1)) + by_episode * generator.normal(size=(trials, 1, episodes))
-    d = d + generator.normal(size=(trials, seeds, episodes))
-    mean = np.abs(d.mean((1, 2)))
-    over_episodes = 1.96 * d.mean(1).std(1, ddof=1) / np.sqrt(episodes)
-    over_seeds = stats.t.ppf(0.975, seeds - 1) * d.mean(2).std(1, ddof=1) / np.sqrt(seeds)
-    assert (mean > np.hypot(over_episodes, over_seeds)).mean() < 0.06
-    if by_seed == 1.0:
-        assert (mean > over_episodes).mean() > 0.5
+def ranks(places) -> dict[str, str]:
+    return {place.row.label: str(place.ranks) for place in places}
 
 
-def test_rows_that_cannot_be_told_from_the_best_share_the_top():
+def test_rows_are_ranked_as_far_as_they_can_be_told_apart():
     rows = [
         row("behind", [13.0, 13.1, 12.9], noise=3),
         row("best", [15.0, 15.1, 14.9], noise=1),
         row("near", [14.95, 15.0, 14.95], noise=2),
-        row("wobbly", [16.5, 14.5, 13.0], noise=4),  # as good on average of some seeds, never reliably
+        row("last", [10.5, 10.4, 10.6], noise=4),
     ]
-    places = ranked(rows)
-    assert places[0].row.label == "best"
-    assert {p.row.label: p.rank for p in places} == {"best": 1, "near": 1, "wobbly": 1, "behind": 4}
-    means = [p.row.summary()["acc"].mean for p in places]
-    assert means == sorted(means, reverse=True)
-    gaps = {p.row.label: p.gap for p in places}
-    assert gaps["best"] is None
-    for place in places[1:]:
-        low, high = place.gap.mean - place.gap.interval, place.gap.mean + place.gap.interval
-        assert (low <= 0 <= high) == place.top
-    found = compare(rows[3], rows[1])
-    assert abs(found.episodes["acc"].mean) > found.episodes["acc"].interval, "on these very models it is worse"
+    found = Ranking(rows)
+    assert ranks(found.places) == {"best": "1-2", "near": "1-2", "behind": "3", "last": "4"}
+    assert [place.row.label for place in found.places] == ["best", "near", "behind", "last"]
+    assert [place.top for place in found.places] == [True, True, False, False]
+    assert [place.gap is None for place in found.places] == [True, False, False, False]
+    whole = rank_intervals(np.stack([accuracies(one) for one in rows]), np.zeros(4, bool))
+    assert ranks(found.places) == {one.label: str(interval) for one, interval in zip(rows, whole, strict=True)}
+    assert {place.among for place in found.places} == {4}
 
 
-def test_a_row_between_rows_of_the_top_has_the_rank_of_its_mean():
-    """A steady row is told from the best where a less steady one below it is not."""
+def test_noise_is_not_rewarded():
+    """A steady row that is better than a noisy one has no worse a rank."""
     rows = [
-        row("best", [15.0, 15.1, 15.2], noise=1, spread=0.5),
-        row("steady", [14.5, 14.6, 14.7], noise=1, spread=0.5),
-        row("wobbly", [16.0, 13.0, 14.0], noise=1, spread=0.5),
+        row("best", [15.0, 15.1, 15.2], noise=1),
+        row("steady", [14.5, 14.6, 14.7], noise=1),
+        row("noisy", [16.0, 13.0, 14.0], noise=1),
+        *(row(f"r{i}", [12.0, 12.1, 12.2], noise=i) for i in range(3, 6)),
     ]
-    assert [(p.row.label, p.rank) for p in ranked(rows)] == [("best", 1), ("steady", 2), ("wobbly", 1)]
+    found = {place.row.label: place.ranks for place in Ranking(rows).places}
+    assert found["steady"].first <= found["noisy"].first
+    assert found["noisy"].last - found["noisy"].first > found["steady"].last - found["steady"].first
+
+
+def test_few_seeds_and_options_make_a_row_provisional():
+    rows = [
+        row("a", [15.0, 15.1, 15.2], noise=1), row("b", [13.0, 13.1, 13.2], noise=2),
+        row("one", [15.5], noise=3), row("two", [14.0, 14.1], noise=4),
+        row("a.gamma=1", [14.0, 14.1, 14.2], noise=5, method="a"), row("a@tuned-12", [11.0, 11.1, 11.2], noise=6),
+        row("file.a", [10.0, 10.1, 10.2], noise=7), row("file.a.gamma=1", [9.0, 9.1, 9.2], noise=8, method="file.a"),
+    ]  # fmt: skip
+    found = Ranking(rows).places
+    assert {place.row.label: place.reason for place in found if place.provisional} == {
+        "one": "1 seed", "two": "2 seeds", "a.gamma=1": "options of its own", "file.a.gamma=1": "options of its own",
+    }  # fmt: skip
+    assert ranks(place for place in found if not place.provisional) == {
+        "a": "1", "b": "2", "a@tuned-12": "3", "file.a": "4",
+    }  # fmt: skip
+    assert not any(place.top for place in found if place.provisional)
+    (one,) = (place for place in found if place.row.label == "one")
+    assert one is found[0]
+    assert one.gap.models_fixed
+    d = (accuracies(rows[2]) - accuracies(rows[0], 1)).mean(0)
+    assert (one.gap.mean, one.gap.interval) == pytest.approx((d.mean(), stats.t.ppf(0.975, 399) * stats.sem(d)))
+
+
+def test_a_provisional_row_stands_where_its_difference_to_the_best_puts_it(stored_rows):
+    """On a seed that was good for all, a row that is worse than the best has a higher mean than it."""
+    best = row("best", [17.0, 13.0, 13.0], noise=1)
+    lucky = row("lucky", [16.0], noise=1)
+    found = Ranking([lucky, best, row("other", [12.0, 11.0, 11.0], noise=2)]).places
+    assert lucky.summary()["acc"].mean > best.summary()["acc"].mean
+    assert [place.row.label for place in found] == ["best", "lucky", "other"]
+    assert found[1].gap.mean < 0
+    stored_rows(best, lucky)
+    text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
+    assert text.index(" best ") < text.index(" lucky "), "readers see it there too"
+
+
+def test_rows_are_compared_on_the_seeds_that_all_or_most_have():
+    def of(label: str, seeds: list[int], noise: int) -> Row:
+        made = row(label, [14.0] * (max(seeds) + 1), noise=noise)
+        return Row(label, "yours", tuple(r for r in made.results if r.seed in seeds))
+
+    five, three, four = of("five", [0, 1, 2, 3, 4], 1), of("three", [0, 1, 2], 2), of("four", [0, 1, 2, 4], 3)
+    found = Ranking([five, three, four])
+    assert found.seeds == (0, 1, 2)
+    assert found.difference(five, four).mean == pytest.approx((accuracies(five, 3) - accuracies(four, 3)).mean())
+    found = compare(five, four, [five, three, four])
+    assert found.overall["acc"].mean == pytest.approx(found.episodes["acc"].mean), "on all seeds that these two have"
+    assert Ranking([five, four]).seeds == (0, 1, 2, 4)
+    late = of("late", [2, 3, 4], 4)
+    found = Ranking([late, five, three, four])
+    assert found.seeds == (0, 1, 2)
+    assert {place.row.label: place.reason for place in found.places if place.provisional} == {
+        "late": "it lacks seeds 0, 1"
+    }
+    apart = Ranking([of("a", [0, 1, 2], 1), of("b", [3, 4, 5], 2), of("c", [3, 4, 5], 3)])
+    assert [row.label for row in apart.family] == ["b", "c"]
+    (place,) = (place for place in apart.places if place.provisional)
+    assert place.common_seeds == 0
+    assert place.gap.models_fixed, "no seed in common"
+
+
+def test_rows_that_are_the_same_for_every_seed_are_compared_over_episodes_alone():
+    same = {"pretraining": {"key": "k", "sha256": "s"}}
+    once = [row(label, [mean], noise=1).results[0] for label, mean in (("a", 15.0), ("b", 14.8))]
+    rows = [
+        Row(r.label, "yours", tuple(msgspec.structs.replace(r, seed=seed, **same) for seed in range(3))) for r in once
+    ]
+    found = Ranking([*rows, *(row(f"r{i}", [14, 14.5, 14.2], noise=i) for i in range(3, 8))])
+    d = (accuracies(rows[0]) - accuracies(rows[1]))[0]
+    assert found.difference(*rows).models_fixed
+    assert not found.difference(rows[0], found.rows[-1]).models_fixed
+    assert found.difference(*rows).interval == pytest.approx(stats.t.ppf(0.975, 399) * stats.sem(d))
+    trained = [
+        Row(one.label, "yours", tuple(msgspec.structs.replace(r, training={"steps": 1}) for r in one.results))
+        for one in rows
+    ]
+    other = msgspec.structs.replace(rows[0].results[2], pretraining={"key": "k", "sha256": "trained elsewhere"})
+    assert [one.fixed for one in (*rows, *trained)] == [True, True, False, False]
+    assert not Row("a", "yours", (*rows[0].results[:2], other)).fixed
+    assert not Row("a", "yours", rows[0].results[:1]).fixed, "one seed tells nothing"
+
+
+def test_ranks_of_stored_rows_are_their_own(stored_rows, tmp_path, monkeypatch):
+    """Rows of a user's change none of them, and none of each other's; nor does what is shown."""
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "stored")
+    names = ["s0", "s1", "s2", "s3"]
+    for i, label in enumerate(names):
+        for one in row(label, [15 - 0.4 * i, 15.1 - 0.4 * i, 15.2 - 0.4 * i], noise=i, n=2000).results:
+            write(tmp_path / "stored", one)
+    task = packaged()["mini-5shot"]
+
+    def found() -> tuple[dict[str, str], dict[str, tuple]]:
+        places = load_board(task, stored_rows.root).ranking.places
+        split = [[p for p in places if p.row.origin == origin] for origin in ("stored", "yours")]
+        return ranks(split[0]), {p.row.label: (str(p.ranks), p.among, p.gap) for p in split[1]}
+
+    before, none = found()
+    assert not none
+    mine = row("mine", [14.0, 14.1, 14.2], noise=7, n=2000)
+    stored_rows(mine)
+    after, yours = found()
+    assert after == before
+    assert yours["mine"][1] == 5
+    whole = [*load_board(task, stored_rows.root).compared]
+    alone = rank_intervals(np.stack([accuracies(one) for one in whole]), np.zeros(5, bool))
+    assert yours["mine"][0] == str(alone[[one.label for one in whole].index("mine")]) == "4"
+    stacked = np.stack([accuracies(one) for one in whole])
+    gap = difference(accuracies(mine), stacked[1], fit_prior(stacked.mean(2), np.zeros(5, bool)), 2)
+    found_gap = yours["mine"][2]
+    assert (found_gap.mean, found_gap.interval) == pytest.approx((gap.mean, gap.interval)), "moderated by itself too"
+    stored_rows(*(row(f"m{i}", [20.0, 20.1, 20.2], noise=10 + i, n=2000) for i in range(3)), row("x", [25.0], n=2000))
+    again, more = found()
+    assert (again, more["mine"]) == (before, yours["mine"])
+    whole = load_board(task, stored_rows.root)
+    for some in (whole.only(["s1", "mine"]), whole.usual([])):
+        shown = document(leaderboard([some], stored_rows.root, "json", labels=["s1"]))
+        for r in shown:
+            if r["kind"] == "measured" and r["method"] in before:
+                place = RankInterval(r["rank_first"], r["rank_last"])
+                assert str(place) == before[r["method"]]
+    text = leaderboard([whole.only(["s1", "mine"])], stored_rows.root)
+    assert "Ranks are among 4 rows on seeds 0, 1, 2, whichever rows are shown." in text
+    assert "Provisional" not in text, "of rows that are not shown"
 
 
 def test_ranks_of_nothing_of_one_and_of_equals():
-    assert ranked([]) == []
-    one = row("a", [14.0])
-    assert [(p.rank, p.gap) for p in ranked([one])] == [(1, None)]
-    twin = Row("b", "stored", one.results)
-    assert [p.rank for p in ranked([one, twin])] == [1, 1]
+    assert Ranking([]).places == []
+    one = row("a", [14.0, 14.2, 14.1])
+    assert [(str(p.ranks), p.gap) for p in Ranking([one]).places] == [("1", None)]
+    twin = Row("b", "yours", one.results)
+    assert [str(p.ranks) for p in Ranking([one, twin]).places] == ["1-2", "1-2"]
+    assert Ranking([one, twin]).difference(one, twin).interval == 0
+    lonely = row("c", [14.0])
+    assert [(p.ranks, p.reason, p.gap) for p in Ranking([lonely]).places] == [(None, "1 seed", None)]
 
 
 @pytest.fixture
@@ -148,34 +268,45 @@ def document(text: str, style: str = "json") -> list[dict]:
 def test_one_view_of_measured_and_published_rows(stored_rows):
     stored_rows(
         row("mine", [15.0, 15.1, 15.3], noise=1, n=2000), row("other", [15.0, 15.0, 15.2], noise=2, n=2000),
-        row("worse", [12.0, 12.1], noise=3, n=2000), row("few.episodes=50", [20.0], n=50),
+        row("worse", [12.0, 12.1, 12.0], noise=3, n=2000), row("one", [11.0], noise=4, n=2000),
+        row("few.episodes=50", [20.0], n=50),
     )  # fmt: skip
     task = packaged()["mini-5shot"]
     board = load_board(task, stored_rows.root)
     rows = document(leaderboard([board], stored_rows.root, "json"))
     measured = [r for r in rows if r["kind"] == "measured"]
-    assert {r["method"]: r["rank"] for r in measured} == {"mine": 1, "other": 1, "worse": 3, "few.episodes=50": None}
+    assert {r["method"]: (r["rank_first"], r["rank_last"], r["provisional"]) for r in measured} == {
+        "mine": (1, 2, False), "other": (1, 2, False), "worse": (3, 3, False), "one": (None, None, True),
+        "few.episodes=50": (None, None, None),
+    }  # fmt: skip
     assert {r["method"]: r["comparable"] for r in measured if not r["comparable"]} == {"few.episodes=50": False}
-    assert [r["common_seeds"] for r in measured if r["method"] == "worse"] == [2]
+    assert [r["common_seeds"] for r in measured if r["method"] in ("mine", "worse", "one")] == [3, 3, 1]
     papers = [r for r in rows if r["kind"] == "published"]
     assert {(r["method"], r["acc"]) for r in papers} == {(p.label, p.values["acc"]) for p in published("mini-5shot")}
-    assert all(r["rank"] is None and r["to_best"] is None and r["acc_interval"] is None for r in papers)
+    assert all(
+        r["rank_first"] is None and r["provisional"] is None and r["to_best"] is None and r["acc_interval"] is None
+        for r in papers
+    )
     assert [r["source"] for r in papers if not r["comparable"]] == ["published: gidaris2018"], "another protocol"
     by_csv = document(leaderboard([board], stored_rows.root, "csv"), "csv")
     assert [{k: "" if v is None else str(v) for k, v in r.items()} for r in rows] == by_csv
 
     text = leaderboard([board], stored_rows.root, "text")
     lines = [line.split() for line in text.splitlines()]
-    accuracies = [float(re.search(r"\d\d\.\d\d", " ".join(words))[0]) for words in lines
+    shown = [float(re.search(r"\d\d\.\d\d", " ".join(words))[0]) for words in lines
                   if words and words[-1] in ("yours", "ren2019", "yoon2020")]  # fmt: skip
-    assert len(accuracies) == 3 + 10
-    assert accuracies == sorted(accuracies, reverse=True)
+    assert len(shown) == 4 + 10
+    assert shown == sorted(shown, reverse=True)
     assert text.index("other protocol") > text.index("imprint"), "after the last row of the same protocol"
     assert text.count("published: gidaris2018") == text.count("published: gidaris2018, other protocol") == 1
     assert "not comparable with the rows above: the episodes differ" in text
     assert "in no significance test" in text
-    assert "without correction for the number of rows" in text
-    assert "Fewer than two training seeds" not in text
+    assert "for all rows at once with 95% confidence" in text
+    assert "Ranks are among 3 rows on seeds 0, 1, 2" in text
+    assert "Provisional, without a rank. 1 seed: one (yours)." in text
+    assert [line.split()[:2] for line in text.splitlines() if line.endswith(" yours")] == [
+        ["1-2", "mine"], ["1-2", "other"], ["3", "worse"], ["provisional", "one"],
+    ]  # fmt: skip
     markdown = leaderboard([board], stored_rows.root, "markdown")
     bold = [line.split("|")[2].strip() for line in markdown.splitlines() if "**" in line]
     assert sorted(bold) == ["mine", "other"]
@@ -183,7 +314,7 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
 
 def test_numbers_of_a_ranked_table_follow_from_the_counts(stored_rows):
     """For programs to four digits, for readers to two; the distance from the best is paired."""
-    made = {"a": row("a", [15.0, 15.3], noise=1), "b": row("b", [12.0, 12.1], noise=2)}
+    made = {"a": row("a", [15.0, 15.3, 15.1], noise=1), "b": row("b", [12.0, 12.1, 12.3], noise=2)}
     stored_rows(*made.values())
     acc = {name: np.array([r.counts().per_episode()["acc"] for r in one.results]) for name, one in made.items()}
     shown = [load_board(packaged()["mini-5shot"], stored_rows.root)]
@@ -195,7 +326,7 @@ def test_numbers_of_a_ranked_table_follow_from_the_counts(stored_rows):
         numbers = [found[name][field] for field in ("acc", "acc_interval", "sd_of_seeds")]
         assert numbers == pytest.approx([mean, interval, spread], abs=6e-5)
         assert found[name]["to_best"] == (None if name == "a" else pytest.approx(gap, abs=6e-5))
-        (line,) = [line for line in text if f" {name} " in line and "yours" in line]
+        (line,) = [line for line in text if f" {name} " in line and line.endswith("yours")]
         assert f"{mean:.2f} ± {interval:.2f}" in line
         assert f"{spread:.2f}" in line
         assert (f"{gap:+.2f} ± {found[name]['to_best_interval']:.2f}" in line) if name == "b" else "+" not in line
@@ -205,12 +336,14 @@ def test_one_seed_is_said_to_be_about_models(stored_rows):
     stored_rows(row("a", [15.0], noise=1), row("b", [14.0], noise=2))
     text = leaderboard([load_board(packaged()["mini-5shot"], stored_rows.root)], stored_rows.root)
     assert "Fewer than two training seeds in common with the best row: b (yours)" in text
+    assert "over episodes alone, of these trained models" in text
+    assert "Ranks are among" not in text, "there are none"
 
 
 def test_variants_are_shown_apart(stored_rows):
     stored_rows(
-        row("m", [15.0, 15.1], noise=1), row("m", [20.0, 20.1], noise=2, task="mini-5shot+ways=10"),
-        row("m", [19.0, 19.1], noise=3, task="mini-held-out-5shot"),
+        row("m", [15.0, 15.1, 15.2], noise=1), row("m", [20.0, 20.1, 20.2], noise=2, task="mini-5shot+ways=10"),
+        row("m", [19.0, 19.1, 19.2], noise=3, task="mini-held-out-5shot"),
     )  # fmt: skip
     (stored_rows.root / "mini-5shot+ways=11").mkdir()
     (stored_rows.root / "mini-5shot+nonsense").mkdir()
@@ -218,7 +351,7 @@ def test_variants_are_shown_apart(stored_rows):
     task = packaged()["mini-5shot"]
     assert [b.name for b in load_variants(task, stored_rows.root)] == ["mini-held-out-5shot", "mini-5shot+ways=10"]
     rows = document(leaderboard([load_board(task, stored_rows.root)], stored_rows.root, "json"))
-    measured = {(r["task"], r["variant_of"]): r["rank"] for r in rows if r["kind"] == "measured"}
+    measured = {(r["task"], r["variant_of"]): r["rank_last"] for r in rows if r["kind"] == "measured"}
     assert measured == {
         ("mini-5shot", None): 1, ("mini-5shot+ways=10", "mini-5shot"): 1, ("mini-held-out-5shot", "mini-5shot"): 1,
     }  # fmt: skip
@@ -250,8 +383,9 @@ def table_rows(latex: str) -> list[list[str]]:
 @pytest.mark.parametrize("full", [False, True])
 def test_latex_has_the_papers_layout(stored_rows, full):
     stored_rows(
-        row("a_b", [15.0, 15.1], noise=1, n=2000), row("c", [15.0, 15.0], noise=2, n=2000),
-        row("d", [10.0, 10.1], noise=3, n=2000), row("a_b", [12.0, 12.1], noise=1, n=2000, task="mini-1shot"),
+        row("a_b", [15.0, 15.1, 15.0], noise=1, n=2000), row("c", [15.0, 15.0, 15.0], noise=2, n=2000),
+        row("d", [10.0, 10.1, 10.0], noise=3, n=2000), row("e", [15.0], noise=4, n=2000),
+        row("a_b", [12.0, 12.1], noise=1, n=2000, task="mini-1shot"),
     )  # fmt: skip
     pair = [load_board(packaged()[name], stored_rows.root) for name in ("mini-5shot", "mini-1shot")]
     latex = paper_tables(pair, full)
@@ -264,16 +398,18 @@ def test_latex_has_the_papers_layout(stored_rows, full):
     assert {len(cells) for cells in rows} == {1 + 2 * width}
     found = {cells[0]: cells[1:] for cells in rows}
     five = width  # the first column of 5-shot
-    bold = {label for label, cells in found.items() if "textbf" in cells[five] and label in ("a\\_b", "c", "d")}
-    assert bold == {"a\\_b", "c"}, "both share the top"
+    bold = [{label for label in ("a\\_b", "c", "d", "e") if "textbf" in found[label][five + i]} for i in (0, 1)]
+    assert bold[0] == {"a\\_b", "c"}, "each may be the best; e is, but has one seed"
+    assert bold[1] == {"a\\_b", "c", "d"}, "by the column's own metric, which is 0 for all"
     assert found["c"][:width] == [""] * width, "not measured on 1-shot"
-    assert found["d"][five].startswith("39.9")
+    assert found["d"][five].startswith("39.8")
     # The bold numbers of the paper's ablation tables.
     assert found["lr+a"][:2] == ["\\textbf{55.31} $\\pm$ 0.32", "\\textbf{-11.72}"]
     assert found["mlp+a"][five : five + 2] == ["\\textbf{63.04} $\\pm$ 0.30", "\\textbf{-10.66}"]
     assert found["protonet"][five].startswith("57.05 $\\pm$ 0.10")
     if full:
         assert found["mlp+s"][:4] == ["54.46 $\\pm$ 0.31", "-11.74", "-12.73", "-10.74"]
+    assert "\n% Provisional, without a rank. 1 seed: e (yours).\n" in latex
     outside = re.sub(r"(?m)^%.*$", "", latex)
     assert "±" not in outside
     assert outside.count("{") == outside.count("}")
@@ -308,14 +444,18 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
     stored_rows(row("aaa", [20.0, 20.1], n=2000, **data))
     alone = load_board(packaged()[name], stored_rows.root)
     assert ([r.label for r in alone.rows], [r.label for r in alone.others]) == ([], ["aaa"])
-    stored_rows(row("b", [15.0, 15.1], n=2000, noise=1, task=name), row("c", [12.0, 12.1], n=2000, noise=2, task=name))
+    stored_rows(row("b", [15.0] * 3, n=2000, noise=1, task=name), row("c", [12.0] * 3, n=2000, noise=2, task=name))
     board = load_board(packaged()[name], stored_rows.root)
     assert ([r.label for r in board.rows], [r.label for r in board.others]) == (["b", "c"], ["aaa"])
     for one in (alone, board):
         found = {
             r["method"]: r for r in document(leaderboard([one], stored_rows.root, "json")) if r["kind"] == "measured"
         }
-        assert (found["aaa"]["rank"], found["aaa"]["comparable"], found["aaa"]["partial_data"]) == (None, False, True)
+        assert (found["aaa"]["rank_first"], found["aaa"]["comparable"], found["aaa"]["partial_data"]) == (
+            None,
+            False,
+            True,
+        )
         text = leaderboard([one], stored_rows.root)
         assert re.search(r"^ +aaa .* yours, not comparable$", text, re.M)
         assert re.search(r"^aaa \(yours\) is not comparable with .*: the data set .* is marked partial\.$", text, re.M)
@@ -324,7 +464,7 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
         assert re.search(r"aaa, partial data & 59\.\d\d", apart)
         assert "textbf" not in apart
         assert "marked partial" not in latex.split("\\toprule")[0], "the other rows are not on a part"
-    assert {k: (v["rank"], v["partial_data"]) for k, v in found.items()} == {
+    assert {k: (v["rank_first"], v["partial_data"]) for k, v in found.items()} == {
         "b": (1, False), "c": (2, False), "aaa": (None, True),
     }  # fmt: skip
 
@@ -332,10 +472,10 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
 def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
     task = packaged()["tiny-pack-5shot"]
     data = {"fingerprint": task.dataset.fingerprint, "partial": True, "task": task.name}
-    stored_rows(row("a", [15.0, 15.1], n=2000, noise=1, **data), row("b", [12.0, 12.1], n=2000, noise=2, **data))
+    stored_rows(row("a", [15.0] * 3, n=2000, noise=1, **data), row("b", [12.0] * 3, n=2000, noise=2, **data))
     board = load_board(task, stored_rows.root)
     found = document(leaderboard([board], stored_rows.root, "json"))
-    assert [(r["method"], r["rank"], r["comparable"], r["partial_data"]) for r in found] == [
+    assert [(r["method"], r["rank_first"], r["comparable"], r["partial_data"]) for r in found] == [
         ("a", 1, True, True), ("b", 2, True, True),
     ]  # fmt: skip
     text = leaderboard([board], stored_rows.root)
@@ -343,6 +483,21 @@ def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
     latex = leaderboard([board], stored_rows.root, "latex")
     assert "\\caption{Tiny-ImageNet pack 95+5, 5 shots; data set marked partial}" in latex
     assert "not comparable" not in latex
+
+
+def test_rows_that_stand_apart_are_compared_by_themselves(stored_rows, call):
+    """What the task's other rows say of the variance over seeds is of other episodes."""
+    part = {"fingerprint": "part", "partial": True, "n": 200}
+    apart = [row("x", [15, 15.4, 14.9], noise=7, **part), row("y", [14, 15, 14.2], noise=8, **part)]
+    stored_rows(*apart, *(row(f"r{i}", [14, 14.5, 14.2], n=2000, noise=i) for i in range(5)))
+    arguments = ["--task", "mini-5shot", "--results", str(stored_rows.root), "--format", "json"]
+    status, out, err = call("compare", "x", "y", *arguments)
+    assert not status, err
+    assert document(out)[0]["interval_overall"] == pytest.approx(compare(*apart).overall["acc"].interval, abs=1e-5)
+    _, out, _ = call("compare", "r0", "r1", *arguments)
+    rows = load_board(packaged()["mini-5shot"], stored_rows.root)
+    moderated = rows.ranking.difference(rows.row("r0"), rows.row("r1"))
+    assert document(out)[0]["interval_overall"] == pytest.approx(moderated.interval, abs=1e-5)
 
 
 def test_stored_rows_say_which_data_are_meant(stored_rows, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -13,16 +14,19 @@ import pytest
 from scipy import stats
 
 from ifsl_bench.board import boards
+from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.measured import Row, rows_of
 from ifsl_bench.board.notes import standing
+from ifsl_bench.board.over_classes import over_classes
 from ifsl_bench.board.published import published
 from ifsl_bench.board.render import FORMATS, PROGRAMS, render
 from ifsl_bench.board.result_file import (
     SCHEMA,
     Result,
     counts_entry,
+    keep_old,
     packaged_root,
     read,
     stored,
@@ -34,14 +38,15 @@ from ifsl_bench.protocol.metrics import METRICS, Counts, summarise
 from ifsl_bench.protocol.task_files import packaged
 
 
-def make(label="m", seed=0, task="toy", n=50, base=0.8, novel=0.6, noise=0, **changes) -> Result:
+def make(label="m", seed=0, task="toy", n=50, base=0.8, novel=0.6, noise=0, classes=None, **changes) -> Result:
     generator = np.random.default_rng([seed, noise, 7])
     alone = generator.binomial(25, base, n), generator.binomial(25, novel, n)
     joint = [generator.binomial(a, 0.9) for a in alone]
     counts = Counts(joint[0], alone[0], joint[1], alone[1], 25, 25)
     fields = {
         "schema": SCHEMA, "method": label, "label": label, "options": {}, "tuned": {}, "train": {}, "task": task,
-        "task_hash": "h", "digest": "d", "fingerprint": "f", "seed": seed, "episodes": counts_entry(counts),
+        "task_hash": "h", "digest": "d", "fingerprint": "f", "seed": seed,
+        "episodes": counts_entry(counts, classes),
         "summary": summary_entry(summarise(counts.per_episode())), "solver": {},
         "pretraining": {"key": f"k{seed}", "sha256": "s"}, "training": {}, "cost": {}, "provenance": {},
     }  # fmt: skip
@@ -143,7 +148,88 @@ def test_comparison_is_paired_over_episodes_and_over_seeds():
         low, high = stats.t.interval(0.95, 2, np.mean(means), stats.sem(means))
         assert found.by_seed_interval[name].mean == pytest.approx(np.mean(means), abs=1e-6)
         assert found.by_seed_interval[name].interval == pytest.approx((high - low) / 2, abs=1e-5)
+    assert found.notes == ("no interval over classes: these results were made before they said which classes an "
+                           "episode has",)  # fmt: skip
+    assert (found.over_classes, found.classes) == ({}, 0)
+
+
+def some_classes(n: int, count: int = 12, ways: int = 5) -> np.ndarray:
+    return np.random.default_rng(n).random((n, count)).argsort(1)[:, :ways]
+
+
+@pytest.mark.parametrize("said", ["ab", "a", "b"])
+def test_comparison_over_classes_takes_them_from_either_row(said):
+    drawn = some_classes(50)
+    a, b = (Row(name, "yours", tuple(make(name, s, noise=i, classes=drawn if name in said else None) for s in range(3)))
+            for i, name in enumerate("ab"))  # fmt: skip
+    found = compare(a, b)
+    d = np.stack([a.per_episode()[name] - b.per_episode()[name] for name in METRICS], 1)
+    expected = over_classes(d, drawn)
+    assert found.classes == 12
     assert found.notes == ()
+    for i, name in enumerate(METRICS):
+        assert found.over_classes[name].mean == pytest.approx(found.episodes[name].mean)
+        assert found.over_classes[name].interval == pytest.approx(expected.intervals[i])
+        assert found.effects[name] == pytest.approx(expected.effects[i])
+
+
+def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
+    kinds = {"old": None, "few": some_classes(50, 60), "new": some_classes(50)}
+    for kind, drawn in kinds.items():
+        paths = [str(write(tmp_path / kind, make(name, noise=i, classes=drawn))) for i, name in enumerate("ab")]
+        status, text, _ = call("compare", *paths)
+        assert not status
+        rows = json.loads(call("compare", *paths, "--format", "json")[1])
+        assert ("A - B over classes" in text.split("\n\n")[1]) == (kind == "new")
+        assert ("interval_of_classes" in rows[0]) == (kind == "new")
+        assert text.count("no interval over classes") == (kind != "new")
+        if kind == "few":
+            assert re.search(r"50 episodes with \d+ novel classes do not tell the classes apart", text)
+    a, b = (read(path) for path in map(Path, paths))
+    d = a.counts().per_episode()["acc"] - b.counts().per_episode()["acc"]
+    found = over_classes(d[:, None], kinds["new"])
+    assert (rows[0]["classes"], rows[0]["sd_of_classes"]) == (12, pytest.approx(found.effects[0], abs=1e-6))
+    assert rows[0]["interval_of_classes"] == pytest.approx(found.intervals[0], abs=1e-6)
+    assert f"{d.mean():+.2f} ± {found.intervals[0]:.2f}" in text
+    zero = [row["metric"] for row in rows if row["sd_of_classes"] == 0]
+    assert zero
+    told = re.search(r"estimated below 0, and counts as 0, for (.*)\.", text)[1].split(", ")
+    assert told == [HEADINGS[name].text for name in zero]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c.pop(), "has 249 entries, not equally many for each of 50 episodes"),
+        (lambda c: c.__setitem__(7, -1), "has classes below 0"),
+        (lambda c: c.__setitem__(7, c[8]), "has an episode with a class twice"),
+        (lambda c: c.__setitem__(7, 10**30), "beyond all bounds"),
+        (lambda c: c.__setitem__(7, 1.5), "Expected `int`"),
+    ],
+)
+def test_classes_that_no_episode_can_have_are_refused(tmp_path, change, reason):
+    path = write(tmp_path, make(classes=some_classes(50)))
+    value = json.loads(path.read_text())
+    change(value["episodes"]["classes"])
+    path.write_text(json.dumps(value))
+    with pytest.raises(CorruptFile, match=reason):
+        read(path)
+
+
+def test_files_without_classes_are_read_and_take_them_on(tmp_path):
+    """As older files are; a new result with the same hits takes the place of one, and of no other."""
+    drawn = some_classes(50)
+    path = write(tmp_path, make())
+    value = json.loads(path.read_text())
+    del value["episodes"]["classes"]
+    path.write_text(json.dumps(value))
+    assert read(path) == make()
+    assert read(path).classes() is None
+    new = make(classes=drawn)
+    assert keep_old(tmp_path, new) is None
+    write(tmp_path, new)
+    assert np.array_equal(read(path).classes(), drawn)
+    assert keep_old(tmp_path, make(classes=drawn, noise=1)) == path.with_name(f"{path.name}.old-0")
 
 
 @pytest.mark.parametrize(
@@ -227,10 +313,39 @@ def test_unknown_format_and_empty_task(tmp_path, monkeypatch):
 
 
 def test_standing_ranks_and_compares(tmp_path, monkeypatch):
-    rows = [make("a", base=0.9, noise=1), make("b", base=0.5, noise=2), make("c", base=0.7, noise=3)]
-    lines = standing(board(tmp_path, monkeypatch, *rows), "c")
-    assert "rank 2 of 3" in lines[0]
-    assert "best other, a" in lines[1]
+    """Differences have an interval over what there is, and say what that is."""
+    bases = {"a": 0.9, "b": 0.3, "c": 0.6, "d": 0.65}
+    rows = [make(label, seed, base=base, noise=i, n=400) for i, (label, base) in enumerate(bases.items())
+            for seed in range(3)]  # fmt: skip
+    made = board(tmp_path, monkeypatch, *rows)
+    lines = standing(made, "c")
+    assert lines[0] == "c: rank 3 of 4"
+    assert len(lines) == 3
+    for line, label, title in zip(lines[1:], "ad", ("best other", "nearest"), strict=True):
+        mine, other = ([r.counts().per_episode()["acc"] for r in rows if r.label == name] for name in ("c", label))
+        d = np.subtract(mine, other)
+        gap = made.ranking.difference(made.row("c"), made.row(label))
+        assert gap.mean == pytest.approx(d.mean())
+        p = 2 * stats.t.sf(abs(d.mean()) / gap.error, gap.degrees)
+        shown = "< 1e-15" if p < 1e-15 else f"= {p:.2g}"
+        assert line == (
+            f"  to the {title}, {label} (yours): {d.mean():+.2f} ± {gap.interval:.2f} points, p {shown}, "
+            "over episodes and seeds (seeds 0, 1, 2)"
+        )
+    assert standing(made, "a")[1].startswith("  to the best other and nearest, d (yours): +")
+
+
+def test_standing_of_one_seed_says_that_models_are_held_fixed(tmp_path, monkeypatch):
+    rows = [make("a", seed, base=0.9, noise=1) for seed in range(3)]
+    made = board(tmp_path, monkeypatch, *rows, make("b", 1, base=0.2, noise=2), make("c", 7, base=0.5, noise=3))
+    lines = standing(made, "b")
+    assert lines[0] == "b: provisional (1 seed)"
+    d = np.subtract(*(found.counts().per_episode()["acc"] for found in (made.row("b").results[0], rows[1])))
+    half = stats.t.ppf(0.975, 49) * stats.sem(d)
+    assert f"a (yours): {d.mean():+.2f} ± {half:.2f} points" in lines[1]
+    assert lines[1].endswith("over episodes alone, of these trained models (seed 1)")
+    assert lines[2].endswith("over episodes alone, of these trained models (no seed in common)")
+    assert standing(made, "a")[0] == "a: rank 1 of 1"
 
 
 def test_alone_in_its_standing(tmp_path, monkeypatch):

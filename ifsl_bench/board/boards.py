@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
-from ifsl_bench.board.measured import PARTIAL, Row, mismatch, rows_of
+from ifsl_bench.board.measured import PARTIAL, STORED, Row, mismatch, rows_of
 from ifsl_bench.board.published import PublishedRow, published
+from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.result_file import Result, packaged_root, stored
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged
 from ifsl_bench.protocol.variants import changed, split
-
-STORED = "stored"  # the origin of rows that come with the package
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Board:
     """What is known of one task.
 
     Attributes:
-        rows: measured rows of today's definition of the task, on all of its episodes.
+        rows: measured rows of today's definition of the task, on all of its episodes; those to be shown.
+        compared: all such rows, shown or not. Ranks are theirs, so that they do not depend on what is shown.
         others: measured rows on other episodes or data, or on a part of the data where the task is not of such a part;
             shown apart and never ranked with ``rows``.
         papers: published rows, of the same protocol or of a related one (their ``protocol`` then says so).
@@ -31,6 +32,7 @@ class Board:
 
     task: Task
     rows: tuple[Row, ...]
+    compared: tuple[Row, ...]
     others: tuple[Row, ...]
     papers: tuple[PublishedRow, ...]
     remarks: tuple[str, ...]
@@ -42,6 +44,11 @@ class Board:
     @property
     def empty(self) -> bool:
         return not (self.rows or self.others or self.papers)
+
+    @cached_property
+    def ranking(self) -> Ranking:
+        """By accuracy."""
+        return Ranking(self.compared)
 
     @property
     def labels(self) -> set[str]:
@@ -57,7 +64,7 @@ class Board:
 
     def usual(self, labels: Collection[str]) -> Board:
         """Without the stored rows of methods whose options somebody has changed, those with these labels excepted."""
-        rows = [row for row in self.rows if row.origin != STORED or "." not in row.label or row.label in labels]
+        rows = [row for row in self.rows if row.origin != STORED or not row.has_options or row.label in labels]
         if not (left_out := len(self.rows) - len(rows)):
             return self
         rest = "1 more stored row" if left_out == 1 else f"{left_out} more stored rows"
@@ -97,7 +104,8 @@ def load_board(task: Task, results: Path) -> Board:
     reference = _reference(task, admitted)
     comparable = [row for row in admitted if reference is None or not mismatch(reference, row.results[0])]
     others = [row for row in rows if row not in comparable]
-    return Board(task, tuple(comparable), tuple(others), tuple(published(task.name)), tuple(remarks))
+    shown = tuple(comparable)
+    return Board(task, shown, shown, tuple(others), tuple(published(task.name)), tuple(remarks))
 
 
 def _roots(results: Path) -> list[tuple[Path, str]]:

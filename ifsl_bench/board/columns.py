@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ifsl_bench.board.entries import Entry
+from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.table import Column
 from ifsl_bench.protocol.metrics import METRICS, REGULAR, Estimate, Paired
 from ifsl_bench.protocol.task import Task
@@ -63,7 +64,7 @@ def task_columns(task: Task, full: bool = False, ranked: bool = False) -> list[C
     ]
 
 
-def plus_minus(value: Estimate | Paired, sign: str = "") -> str:
+def plus_minus(value: Estimate | Paired | Difference, sign: str = "") -> str:
     """Mean ± interval with two digits, or the mean alone where there is no interval; "+" shows a mean's sign too."""
     mean = f"{value.mean:{sign}.2f}"
     return mean if math.isnan(value.interval) else f"{mean} ± {value.interval:.2f}"
@@ -111,6 +112,21 @@ def _to_best(entry: Entry) -> str:
     return plus_minus(entry.place.gap, "+") if entry.place and entry.place.gap else ""
 
 
+def _rank(entry: Entry) -> str:
+    if entry.place is None:
+        return ""
+    return "provisional" if entry.place.ranks is None else str(entry.place.ranks)
+
+
+def _rank_fields(entry: Entry) -> dict[str, int | bool | None]:
+    ranks = entry.place.ranks if entry.place else None
+    return {
+        "rank_first": ranks.first if ranks else None,
+        "rank_last": ranks.last if ranks else None,
+        "provisional": entry.place.provisional if entry.place else None,
+    }
+
+
 def _to_best_fields(entry: Entry) -> dict[str, float | None]:
     gap = entry.place.gap if entry.place else None
     return {
@@ -128,11 +144,7 @@ TASK: Column[Entry] = Column(fields=lambda entry: {"task": entry.task.name})
 VARIANT: Column[Entry] = Column(fields=lambda entry: {"variant_of": entry.task.variant_of or None})
 KIND: Column[Entry] = Column(fields=lambda entry: {"kind": entry.kind})
 COMPARABLE: Column[Entry] = Column(fields=lambda entry: {"comparable": entry.comparable})
-RANK: Column[Entry] = Column(
-    "rank",
-    lambda entry: str(entry.place.rank) if entry.place else "",
-    lambda entry: {"rank": entry.place.rank if entry.place else None},
-)
+RANK: Column[Entry] = Column("rank", _rank, _rank_fields)
 METHOD: Column[Entry] = Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label})
 TO_BEST: Column[Entry] = Column("to the best", _to_best)
 TO_BEST_FIELDS: Column[Entry] = Column(fields=_to_best_fields)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ifsl_bench.board.measured import PARTIAL, Row, mismatch
+from ifsl_bench.board.over_classes import OverClasses, over_classes
+from ifsl_bench.board.rank_intervals import Difference
+from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.metrics import Estimate, Paired, paired, student_quantile
+from ifsl_bench.protocol.metrics import Estimate, Paired, paired
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,12 @@ class Comparison:
         seeds: the seeds both have.
         by_seed: metric -> mean difference of each common seed, [len(seeds)].
         by_seed_interval: metric -> mean over seeds and half-width of Student's 95% interval; one seed has none.
+        overall: metric -> the difference over both episodes and seeds, which ranks rest on.
+        over_classes: metric -> the difference over episodes and their novel classes, see
+            :mod:`ifsl_bench.board.over_classes`; empty where there is none, which ``notes`` say.
+        classes: how many novel classes the episodes have; 0 where nobody knows.
+        effects: metric -> standard deviation of the effect that a novel class has on the difference; 0 where the
+            estimate of its square is negative.
         partial: whether the data set is marked partial, which ``notes`` say too.
         notes: what a reader should know.
     """
@@ -34,24 +44,18 @@ class Comparison:
     seeds: tuple[int, ...]
     by_seed: dict[str, np.ndarray]
     by_seed_interval: dict[str, Estimate]
+    overall: dict[str, Difference]
+    over_classes: dict[str, Estimate]
+    classes: int
+    effects: dict[str, float]
     notes: tuple[str, ...]
 
-    def overall(self, metric: str) -> Estimate:
-        """A - B with a 95% interval over both things that chance has a hand in: the episodes and the training seeds.
 
-        Each of the two intervals holds the other thing fixed. Episodes and seeds are drawn independently, so the errors
-        add, and their half-widths do as the sides of a right angle: sqrt(episodes^2 + seeds^2), with 1.96 s / sqrt(n)
-        over the paired episodes and Student's quantile over the seed-paired means. Both count what is left over between
-        seed and episode, so the sum errs to the wide side; and it excludes zero only where each of the two does. With
-        fewer than two common seeds only the episodes are left: a statement on these trained models, not on methods.
-        """
-        over, seeds = self.episodes[metric], self.by_seed_interval[metric]
-        spread = 0.0 if math.isnan(seeds.interval) else seeds.interval
-        return Estimate(over.mean, math.hypot(over.interval, spread))
-
-
-def compare(a: Row, b: Row) -> Comparison:
+def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     """Paired comparison over episodes, and over the seeds that both rows have.
+
+    Args:
+        among: all comparable rows of the task, which say how much rows vary over seeds.
 
     Raises:
         UserError: the two were not measured on the same episodes; says why.
@@ -78,6 +82,14 @@ def compare(a: Row, b: Row) -> Comparison:
     ]
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:
         notes.append("all seeds start from one pretraining: the intervals over seeds hold the backbone fixed")
+    by_class = _over_classes(a, b, np.stack([ours[name] - theirs[name] for name in ours], 1))
+    if isinstance(by_class, str):
+        notes.append(by_class)
+        of_classes, classes, effects = {}, 0, {}
+    else:
+        estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist())
+        of_classes, classes = dict(zip(ours, estimates, strict=True)), by_class.classes
+        effects = dict(zip(ours, by_class.effects.tolist(), strict=True))
     return Comparison(
         a.label,
         b.label,
@@ -88,17 +100,33 @@ def compare(a: Row, b: Row) -> Comparison:
         common,
         by_seed,
         {name: _over_seeds(values) for name, values in by_seed.items()},
+        {name: Ranking(among, name).difference(a, b, common) for name in ours},
+        of_classes,
+        classes,
+        effects,
         tuple(notes),
     )
 
 
+def _over_classes(a: Row, b: Row, differences: np.ndarray) -> OverClasses | str:
+    """Of differences [n, m], or why there is no such interval."""
+    said = (r.classes() for row in (a, b) for r in row.results)
+    classes = next((found for found in said if found is not None), None)
+    if classes is None:
+        return "no interval over classes: these results were made before they said which classes an episode has"
+    found = over_classes(differences, classes)
+    return f"no interval over classes: {found}" if isinstance(found, str) else found
+
+
 def _over_seeds(values: np.ndarray) -> Estimate:
+    from scipy.special import stdtrit
+
     n = len(values)
     if n < 2:
         return Estimate(float(values.mean()) if n else math.nan, math.nan)
-    return Estimate(float(values.mean()), student_quantile(0.975, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n))
+    return Estimate(float(values.mean()), float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1)) / math.sqrt(n))
 
 
 def p_value(value: float) -> str:
-    """As in "p = 0.01"; below 1e-15 its digits are rounding."""
+    """As in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has looked at."""
     return f"= {value:.2g}" if value >= 1e-15 else "< 1e-15"

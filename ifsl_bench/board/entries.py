@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.published import PublishedRow
-from ifsl_bench.board.ranking import Ranked, ranked
+from ifsl_bench.board.ranking import Ranked
 from ifsl_bench.protocol.metrics import Estimate
 from ifsl_bench.protocol.task import Task
 
@@ -27,7 +27,7 @@ class Entry:
         seeds: how many training seeds.
         spread: standard deviation between the seeds' accuracies; NaN for fewer than two.
         partial: whether it was measured on a part of the data; None for published rows.
-        place: rank and distance from the best, where rows were ranked and this one with them.
+        place: ranks and distance from the best, where rows were ranked and this one is comparable with them.
         note: what a reader should know of a published row.
         measured: the row that it was made from; None for published rows.
     """
@@ -52,9 +52,14 @@ class Entry:
 
 
 def entries_of(board: Board, rank: bool = False) -> list[Entry]:
-    """Comparable measured rows (the best first, where they are ranked), other measured rows, published rows."""
+    """Comparable measured rows (the best first, where they are ranked), other measured rows, published rows.
+
+    Ranks are among all of the task's comparable rows, whichever are shown.
+    """
     if rank:
-        comparable = [_measured(board, place.row, True, place) for place in ranked(board.rows)]
+        shown = {id(row) for row in board.rows}
+        places = [place for place in board.ranking.places if id(place.row) in shown]
+        comparable = [_measured(board, place.row, True, place) for place in places]
     else:
         comparable = [_measured(board, row, True) for row in board.rows]
     others = [_measured(board, row, False) for row in board.others]

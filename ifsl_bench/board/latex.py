@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.entries import Entry, entries_of
-from ifsl_bench.board.notes import notes_of
-from ifsl_bench.board.ranking import ranked
+from ifsl_bench.board.notes import notes_of, notes_of_ranks
+from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.protocol.metrics import REGULAR
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
@@ -19,8 +19,8 @@ SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
     character: f"\\{character}" for character in "&%$#_{}"
 }
 BOLD = (
-    "Bold: of the measured rows those that share the top of the column, by paired differences at 95%; of each paper "
-    "the highest of its numbers, without a test."
+    "Bold: of the ranked rows those that may be the best of the column, with 95% confidence for all rows at once, over "
+    "episodes and training seeds; of each paper the highest of its numbers, without a test."
 )
 APART = (3, "Measured, not comparable")  # a block of a table, by its place
 
@@ -36,8 +36,8 @@ def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
     Variants of a task have a table of their own, whose caption says so. Rows that are not comparable (on other
     episodes, or on a part of the data) are in a block of their own, without bold.
 
-    In bold are the measured numbers that share the top of their column by the rule of
-    :func:`ifsl_bench.board.ranking.ranked`; and of each paper the highest of several, as papers do, which is no
+    In bold are the measured numbers whose ranks, by the column's own metric, begin at 1; see
+    :class:`ifsl_bench.board.ranking.Ranking`. And of each paper the highest of several, as papers do, which is no
     statement on significance. Published +- are as printed.
 
     Args:
@@ -66,13 +66,13 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     bold: set[tuple[Entry, str]] = set()
     for board in boards:
         entries = entries_of(board)
-        bold |= _bold(entries, columns)
+        bold |= _bold(board, entries, columns)
         for entry in entries:
             blocks.setdefault(_block(entry), {}).setdefault(_label(entry, origins), {})[board.name] = entry
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD}",
-        *(f"% {line}" for line in dict.fromkeys(note for board in boards for note in notes_of(board, "their +- too"))),
+        *(f"% {line}" for line in dict.fromkeys(note for board in boards for note in _notes(board))),
         r"\begin{table}[t]",
         r"\begin{center}",
         rf"\caption{{{escaped(_caption(boards))}}}",
@@ -89,6 +89,10 @@ def _table(boards: Sequence[Board], full: bool) -> str:
             cells = [_cell(found.get(board.name), name, bold) for board in boards for name in columns]
             lines.append(" & ".join([escaped(label), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}", r"\end{table}"])
+
+
+def _notes(board: Board) -> list[str]:
+    return [*notes_of(board, "their +- too"), *notes_of_ranks(board)]
 
 
 def _caption(boards: Sequence[Board]) -> str:
@@ -131,13 +135,12 @@ def _label(entry: Entry, origins: bool) -> str:
     return f"{label}, partial data" if entry.partial and not entry.comparable else label
 
 
-def _bold(entries: Sequence[Entry], columns: Sequence[str]) -> set[tuple[Entry, str]]:
-    """The entries and metrics that share the top of the measured ones, or are the highest of several of a paper."""
+def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set[tuple[Entry, str]]:
+    """The entries and metrics that may be the best of the ranked ones, or are the highest of several of a paper."""
     found = set()
     for name in columns:
-        measured = [(entry, entry.measured) for entry in entries if entry.comparable and entry.measured]
-        tops = {id(place.row) for place in ranked([row for _, row in measured], name) if place.top}
-        found |= {(entry, name) for entry, row in measured if id(row) in tops}
+        tops = {id(place.row) for place in Ranking(board.compared, name).places if place.top}
+        found |= {(entry, name) for entry in entries if id(entry.measured) in tops}
         printed = [entry for entry in entries if entry.kind == "published" and name in entry.values]
         for source in {entry.source for entry in printed}:
             values = {entry: entry.values[name].mean for entry in printed if entry.source == source}

@@ -9,15 +9,16 @@ from ifsl_bench.board.boards import Board, load_variants
 from ifsl_bench.board.columns import task_columns
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.latex import paper_tables
-from ifsl_bench.board.notes import few_seeds, notes_of
+from ifsl_bench.board.notes import notes_of, notes_of_ranks
 from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
 
 RULE = (
-    "Rank 1: the row with the highest Acc. and all that cannot be told from it at 95%, the paired difference over "
-    "episodes and over common seeds taken together; other ranks count the rows with a higher mean. Each row is held "
-    "against the best by itself, without correction for the number of rows."
+    "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 + the rows that "
+    "are significantly better to all rows less those that are significantly worse. Differences vary over episodes and "
+    "over training seeds; novel classes are held fixed. A row with fewer than three seeds, or with options of its own, "
+    "is provisional: in its place, without a rank. A row of yours is ranked among the stored rows and itself alone."
 )
 
 
@@ -50,7 +51,7 @@ def leaderboard(
         boards: of the tasks to show, see :func:`ifsl_bench.board.boards.load_board`.
         results: the folder of results, where variants are looked for.
         style: one of :data:`ifsl_bench.board.render.FORMATS`. LaTeX has the layout of the tables of Ren et al. (2019):
-            tasks that differ in shots alone side by side, the numbers that share the top in bold.
+            tasks that differ in shots alone side by side, the numbers that may be the best in bold.
         full: more columns.
         labels: of the only rows to show of the variants, as ``boards`` may be of some rows alone; all if empty.
 
@@ -60,7 +61,7 @@ def leaderboard(
     found = _with_variants(boards, results, labels)
     if style == "latex":
         return paper_tables(found, full)
-    closing = RULE if any(len(board.rows) > 1 for board in found) else ""
+    closing = RULE if any(len(board.compared) > 1 for board in found) else ""
     return render([ranked_table(board, full) for board in found], style, closing)
 
 
@@ -69,14 +70,14 @@ def ranked_table(board: Board, full: bool = False) -> Table[Entry]:
 
     def order(entry: Entry) -> tuple[int, float]:
         if entry.comparable:
-            return 0, -entry.values["acc"].mean
+            return 0, -(entry.place.level if entry.place else entry.values["acc"].mean)
         return 1 if entry.kind == "measured" else 2, 0.0
 
     title = board.name
     if board.task.variant_of:
         title += f", a variant of {board.task.variant_of}: not comparable with it"
     entries = entries_of(board, rank=True)
-    notes = [*notes_of(board), *few_seeds([entry.place for entry in entries if entry.place])]
+    notes = [*notes_of(board), *notes_of_ranks(board)]
     return Table(task_columns(board.task, full, ranked=True), entries, title, notes, order)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.protocol.metrics import Estimate, summarise
 
+STORED = "stored"  # the origin of rows that come with the package
 PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
 
 
@@ -41,10 +43,29 @@ class Row:
         """Whether several seeds of meta-training start from one backbone: then what they share has no spread."""
         return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
 
+    @property
+    def fixed(self) -> bool:
+        """Whether it is the same for every seed by construction: one backbone, and nothing meta-trained on it."""
+        backbones = {str(r.pretraining.get("sha256")) for r in self.results}
+        return self.one_pretraining and len(backbones) == 1 and not any(r.training for r in self.results)
+
+    @property
+    def has_options(self) -> bool:
+        """Whether somebody has changed the method's options or training, which the label then says after a dot."""
+        return "." in self.label.removeprefix(self.results[0].method)
+
+    @cached_property
+    def _values(self) -> dict[str, np.ndarray]:
+        found = [r.counts().per_episode() for r in self.results]
+        return {name: np.stack([values[name] for values in found]) for name in found[0]}
+
+    def by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
+        """A metric for each seed (of these) and episode, [seeds, n], in percent."""
+        return self._values[metric][[i for i, seed in enumerate(self.seeds) if seeds is None or seed in seeds]]
+
     def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-        """Each metric for each episode, [n], in percent, averaged over seeds."""
-        chosen = [r.counts().per_episode() for r in self.results if seeds is None or r.seed in seeds]
-        return {name: np.mean([values[name] for values in chosen], axis=0) for name in chosen[0]}
+        """Each metric for each episode, [n], in percent, averaged over seeds (over these)."""
+        return {name: self.by_seed(name, seeds).mean(0) for name in self._values}
 
     def summary(self) -> dict[str, Estimate]:
         """Mean and 95% interval over episodes of the seeds' average."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.comparison import compare, p_value
-from ifsl_bench.board.measured import PARTIAL
-from ifsl_bench.board.ranking import Ranked
+from ifsl_bench.board.comparison import p_value
+from ifsl_bench.board.measured import PARTIAL, Row
+from ifsl_bench.board.ranking import Ranking
 
 
 def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[str]:
@@ -33,37 +31,52 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
     return notes + [f"{remark}." for remark in board.remarks]
 
 
-def few_seeds(places: Sequence[Ranked]) -> list[str]:
-    """A line on the rows whose comparison with the best says nothing of other training seeds."""
-    few = [f"{p.row.label} ({p.row.origin})" for p in places if p.gap is not None and p.common_seeds < 2]
-    if not few:
-        return []
-    return [f"Fewer than two training seeds in common with the best row: {', '.join(few)}. There the comparison is of "
-            f"these trained models, not of the methods."]  # fmt: skip
+def notes_of_ranks(board: Board) -> list[str]:
+    """What a reader of the ranked table should know besides."""
+    ranking, shown = board.ranking, {id(row) for row in board.rows}
+    notes = []
+    if ranking.family:
+        seeds = ", ".join(map(str, ranking.seeds))
+        notes.append(f"Ranks are among {len(ranking.family)} rows on seeds {seeds}, whichever rows are shown.")
+    places = [place for place in ranking.places if id(place.row) in shown]
+    reasons: dict[str, list[str]] = {}
+    for place in places:
+        if place.provisional:
+            reasons.setdefault(place.reason, []).append(f"{place.row.label} ({place.row.origin})")
+    if reasons:
+        said = "; ".join(f"{reason}: {', '.join(rows)}" for reason, rows in reasons.items())
+        notes.append(f"Provisional, without a rank. {said[0].upper()}{said[1:]}.")
+    if few := [f"{p.row.label} ({p.row.origin})" for p in places if p.gap is not None and p.common_seeds < 2]:
+        notes.append(
+            f"Fewer than two training seeds in common with the best row: {', '.join(few)}. There the comparison is "
+            f"over episodes alone, of these trained models and not of the methods."
+        )
+    return notes
 
 
 def standing(board: Board, label: str) -> list[str]:
     """A row among the measured ones: its rank, and the paired differences to the best and the nearest."""
-    mine = board.row(label)
+    mine, ranking = board.row(label), board.ranking
     if mine is None or mine not in board.rows:
         return [f"{label} is not comparable with the stored rows."] if mine else []
-    others = [row for row in board.rows if row is not mine]
+    (place,) = (place for place in ranking.places if place.row is mine)
+    shown = {id(row) for row in board.rows if row is not mine}
+    others = [other for other in ranking.places if id(other.row) in shown]
     if not others:
         return [f"{label} is the only measured row on these episodes."]
-    accuracy = mine.summary()["acc"].mean
-    gaps = [(row.summary()["acc"].mean, row) for row in others]
-    rank = 1 + sum(value > accuracy for value, _ in gaps)
-    lines = [f"{label}: rank {rank} of {len(others) + 1} measured rows by Acc."]
-    best = max(gaps, key=lambda g: g[0])[1]
-    nearest = min(gaps, key=lambda g: abs(g[0] - accuracy))[1]
-    for title, row in (("best other", best), ("nearest", nearest)):
-        if title == "nearest" and nearest is best:
-            continue
-        found = compare(mine, row)
-        over = found.episodes["acc"]
-        seeds = f" (common seeds {list(found.seeds)})" if found.seeds and mine.seeds != row.seeds else ""
-        lines.append(
-            f"  to the {title}, {row.label} ({row.origin}): "
-            f"{over.mean:+.2f} ± {over.interval:.2f} points, p {p_value(over.p)}{seeds}"
-        )
-    return lines
+    rank = f"provisional ({place.reason})" if place.provisional else f"rank {place.ranks} of {place.among}"
+    best = next((other.row for other in others if not other.provisional), others[0].row)
+    nearest = min((other.row for other in others), key=lambda row: abs(ranking.difference(mine, row).mean))
+    found = [("best other and nearest", best)] if nearest is best else [("best other", best), ("nearest", nearest)]
+    return [f"{label}: {rank}", *(f"  to the {what}, {_difference(ranking, mine, row)}" for what, row in found)]
+
+
+def _difference(ranking: Ranking, mine: Row, other: Row) -> str:
+    """Of a row to another, with its interval and what that is over."""
+    gap, common = ranking.difference(mine, other), ranking.common(mine, other)
+    seeds = f"seed{'s' * (len(common) > 1)} {', '.join(map(str, common))}" if common else "no seed in common"
+    over = "over episodes alone, of these trained models" if gap.models_fixed else "over episodes and seeds"
+    return (
+        f"{other.label} ({other.origin}): {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value(gap.p)}, "
+        f"{over} ({seeds})"
+    )

@@ -1,13 +1,18 @@
-"""Measured rows ranked, with what can and what cannot be told apart. Imports no torch."""
+"""Measured rows in their places, with the ranks that each can have. Imports no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from ifsl_bench.board.comparison import compare
-from ifsl_bench.board.measured import Row
-from ifsl_bench.protocol.metrics import Estimate
+import numpy as np
+
+from ifsl_bench.board.measured import STORED, Row
+from ifsl_bench.board.rank_intervals import Difference, Prior, RankInterval, difference, fit_prior, rank_intervals
+
+SEEDS = 3  # what a rank needs
 
 
 @dataclass(frozen=True)
@@ -15,50 +20,146 @@ class Ranked:
     """A row in its place.
 
     Attributes:
-        rank: 1 for every row that shares the top, else one more than the number of rows with a higher mean.
-        gap: this row minus the best one, in percentage points, with the interval of
-            :meth:`ifsl_bench.board.comparison.Comparison.overall`; None for the best.
-        common_seeds: training seeds that this row and the best one both have.
+        ranks: those that it can have; None for a provisional row.
+        among: how many rows it is ranked among, itself included; 0 for a provisional row.
+        reason: why it is provisional; "" where it is ranked.
+        gap: this row minus the best ranked one, in percentage points; None for the best.
+        common_seeds: how many training seeds the gap is over; of the best, how many its rank is over.
+        level: the best row's mean plus the gap: what rows are placed by. Their own means may be over other seeds.
     """
 
     row: Row
-    rank: int
-    gap: Estimate | None
+    ranks: RankInterval | None
+    among: int
+    reason: str
+    gap: Difference | None
     common_seeds: int
+    level: float
+
+    @property
+    def provisional(self) -> bool:
+        return self.ranks is None
 
     @property
     def top(self) -> bool:
-        return self.rank == 1
+        """Whether it may be the best."""
+        return self.ranks is not None and self.ranks.first == 1
 
 
-def ranked(rows: Sequence[Row], metric: str = "acc") -> list[Ranked]:
-    """Measured rows of one task by their mean, the best first; published rows have no part in this.
+class Ranking:
+    """All measured rows of one task, by one metric.
 
-    *Not distinguishable* from the best, and so sharing the top, is a row whose paired difference to the row with the
-    highest mean has a 95% interval that reaches zero. The difference is paired episode by episode, since all rows have
-    seen the same ones, and seed by seed where both have at least two seeds in common; the interval accounts for both,
-    see :meth:`ifsl_bench.board.comparison.Comparison.overall`. So a row leaves the top only if it is behind on the
-    episodes *and* from one training to the next. With fewer common seeds the claim is on these trained models alone,
-    and intervals are narrower for that, not surer.
-
-    Each row is held against the best by itself, at 95%: nothing is corrected for their number. Sharing the top does not
-    say that rows are equal, it says that these episodes and seeds do not tell which is better; and of many rows that
-    are in truth as good as the best, more than one in twenty may be ranked below it by chance.
+    The *family* is ranked together: the stored rows with three seeds or more and no options of their own, or where
+    there are none the user's. All are compared on the same seeds: those that all have, or if these are fewer than three
+    those that most have. A user's row that has three of these seeds is ranked in the family plus itself alone, so that
+    it moves nobody's rank. All other rows are provisional.
 
     Args:
-        rows: comparable rows, see :class:`ifsl_bench.board.boards.Board`.
+        rows: comparable rows, all that there are; see :attr:`ifsl_bench.board.boards.Board.compared`.
         metric: where more is better, as it is for every metric here (Delta is negative where joint prediction hurts).
+
+    Attributes:
+        family: the rows that are ranked together.
+        seeds: what they are compared on.
     """
-    if not rows:
-        return []
-    means = {id(row): row.summary()[metric].mean for row in rows}
-    order = sorted(rows, key=lambda row: -means[id(row)])
-    best = order[0]
-    found = [Ranked(best, 1, None, len(best.seeds))]
-    for row in order[1:]:
-        comparison = compare(row, best)
-        gap = comparison.overall(metric)
-        higher = sum(mean > means[id(row)] for mean in means.values())
-        rank = 1 if gap.mean + gap.interval >= 0 else 1 + higher
-        found.append(Ranked(row, rank, gap, len(comparison.seeds)))
-    return found
+
+    def __init__(self, rows: Sequence[Row], metric: str = "acc") -> None:
+        self.rows, self.metric = tuple(rows), metric
+        able = [row for row in rows if not row.has_options and len(row.seeds) >= SEEDS]
+        able = [row for row in able if row.origin == STORED] or able
+        self.seeds = _most_common(able)
+        self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
+
+    @cached_property
+    def places(self) -> list[Ranked]:
+        """All rows, the best first: by their difference to the best on the seeds that both have."""
+        return sorted(map(self._place, self.rows), key=lambda place: -place.level)
+
+    def difference(self, a: Row, b: Row, seeds: Sequence[int] | None = None) -> Difference:
+        """Row a minus row b, over episodes and seeds, the variance over seeds moderated by the family.
+
+        Args:
+            seeds: in place of :meth:`common`. Where the two have none in common, the difference is over episodes alone,
+                each row averaged over its own seeds.
+        """
+        x, y = (row.by_seed(self.metric, self.common(a, b) if seeds is None else seeds) for row in (a, b))
+        if not len(x) or not len(y):
+            x, y = (row.by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
+        return difference(x, y, self._prior(a, b), int(not a.fixed) + int(not b.fixed))
+
+    def common(self, a: Row, b: Row) -> tuple[int, ...]:
+        """The seeds that two rows are compared on: if both are ranked those of the ranks, else all they share."""
+        both = tuple(seed for seed in a.seeds if seed in b.seeds)
+        ranked = not self._reason(a) and not self._reason(b)
+        return tuple(seed for seed in both if seed in self.seeds) if ranked else both
+
+    @cached_property
+    def best(self) -> Row:
+        """The row of the family with the highest mean over its seeds; of all rows where none is ranked."""
+        seeds = self.seeds if self.family else None
+        return max(self.family or self.rows, key=lambda row: row.by_seed(self.metric, seeds).mean())
+
+    @cached_property
+    def _ranks(self) -> dict[int, RankInterval]:
+        """Of the family, by id of the row."""
+        return dict(zip(map(id, self.family), self._intervals(self.family, self.seeds), strict=True))
+
+    def _place(self, row: Row) -> Ranked:
+        ranks, among = None, 0
+        if id(row) in self._ranks:
+            ranks, among = self._ranks[id(row)], len(self.family)
+        elif self._is_guest(row):
+            *_, ranks = self._intervals([*self.family, row], self.common(row, row))
+            among = len(self.family) + 1
+        level, reason = float(self.best.by_seed(self.metric).mean()), self._reason(row)
+        if row is self.best:
+            return Ranked(row, ranks, among, reason, None, len(self.seeds) or len(row.seeds), level)
+        gap = self.difference(row, self.best)
+        return Ranked(row, ranks, among, reason, gap, len(self.common(row, self.best)), level + gap.mean)
+
+    def _is_guest(self, row: Row) -> bool:
+        """Whether a row is ranked with the family without being of it: a user's where the family is of stored rows."""
+        return bool(self.family) and row.origin != self.family[0].origin and not self._reason(row)
+
+    def _reason(self, row: Row) -> str:
+        """Why a row is provisional; "" where it is ranked."""
+        if (n := len(row.seeds)) < SEEDS:
+            return "1 seed" if n == 1 else f"{n} seeds"
+        if row.has_options:
+            return "options of its own"
+        if sum(seed in row.seeds for seed in self.seeds) < SEEDS:
+            lacking = [str(seed) for seed in self.seeds if seed not in row.seeds]
+            return f"it lacks seed{'s' * (len(lacking) > 1)} {', '.join(lacking)}"
+        return ""
+
+    def _prior(self, *rows: Row) -> Prior:
+        """What the family, and those of these rows that are ranked with it, say of the variance over seeds."""
+        together = [*self.family, *(row for row in rows if self._is_guest(row))]
+        if not together:
+            return Prior(0.0, 0.0)
+        seeds = [seed for seed in self.seeds if all(seed in row.seeds for row in together)]
+        return fit_prior(self._stacked(together, seeds).mean(2), _fixed(together))
+
+    def _intervals(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[RankInterval]:
+        return rank_intervals(self._stacked(rows, seeds), _fixed(rows)) if rows else []
+
+    def _stacked(self, rows: Sequence[Row], seeds: Sequence[int]) -> np.ndarray:
+        """[rows, seeds, n]."""
+        return np.stack([row.by_seed(self.metric, seeds) for row in rows])
+
+
+def _fixed(rows: Iterable[Row]) -> np.ndarray:
+    return np.array([row.fixed for row in rows])
+
+
+def _most_common(rows: Sequence[Row]) -> tuple[int, ...]:
+    """The seeds that all rows have; if these are fewer than three, those of the most rows that have three in common.
+
+    Of several such choices the lowest seeds.
+    """
+    triples = {triple for row in rows for triple in itertools.combinations(row.seeds, SEEDS)}
+    if not triples:
+        return ()
+    having = {triple: [set(row.seeds) for row in rows if set(triple) <= set(row.seeds)] for triple in triples}
+    most = min(triples, key=lambda triple: (-len(having[triple]), triple))
+    return tuple(sorted(set.intersection(*having[most])))

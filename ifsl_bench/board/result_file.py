@@ -31,7 +31,11 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class EpisodeCounts(_Part, frozen=True):
-    """Integer hits of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`."""
+    """Integer hits of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`.
+
+    ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
+    Older files are without.
+    """
 
     base_queries: int
     novel_queries: int
@@ -39,6 +43,7 @@ class EpisodeCounts(_Part, frozen=True):
     base_alone: list[int]
     novel_joint: list[int]
     novel_alone: list[int]
+    classes: list[int] = []
 
 
 class Result(_Part, frozen=True):
@@ -54,7 +59,7 @@ class Result(_Part, frozen=True):
         digest: identity of the episodes; results are comparable only where it is equal.
         fingerprint: identity of the data.
         seed: of meta-training, and of pretraining unless the task has one for all seeds.
-        episodes: hits of each episode.
+        episodes: hits of each episode, and its novel classes.
         summary: metric -> mean and half-width of the 95% interval over episodes, in percent.
         solver: statistic -> mean, max and count over episodes, as the method reported them.
         pretraining: key, checksum and accuracy of the backbone.
@@ -90,12 +95,19 @@ class Result(_Part, frozen=True):
         arrays = {name: np.asarray(getattr(e, name), dtype=np.int64) for name in COUNTS}
         return Counts(**arrays, base_queries=e.base_queries, novel_queries=e.novel_queries)
 
+    def classes(self) -> np.ndarray | None:
+        """The novel classes of each episode, int64 [n, N]; None where an older file does not say."""
+        e = self.episodes
+        return np.asarray(e.classes, dtype=np.int64).reshape(len(e.base_joint), -1) if e.classes else None
 
-def counts_entry(counts: Counts) -> EpisodeCounts:
+
+def counts_entry(counts: Counts, classes: np.ndarray | None = None) -> EpisodeCounts:
+    """Hits, and the novel classes [n, N] of each episode, as a file has them."""
     return EpisodeCounts(
         base_queries=counts.base_queries,
         novel_queries=counts.novel_queries,
         **{name: getattr(counts, name).tolist() for name in COUNTS},
+        classes=[] if classes is None else classes.reshape(-1).tolist(),
     )
 
 
@@ -120,7 +132,7 @@ def write(root: Path, result: Result) -> Path:
 
 
 def keep_old(root: Path, result: Result) -> Path | None:
-    """Renames the file that ``result`` would overwrite if that says something else; the new name, None if nothing was.
+    """Renames the file that ``result`` would overwrite if its hits are others; the new name, None if nothing was.
 
     The caller holds a lock on ``root``.
     """
@@ -128,7 +140,8 @@ def keep_old(root: Path, result: Result) -> Path | None:
     if not path.exists():
         return None
     with contextlib.suppress(CorruptFile):
-        if read(path).episodes == result.episodes:
+        old, new = (msgspec.structs.replace(r.episodes, classes=[]) for r in (read(path), result))
+        if old == new:
             return None
     kept = next(k for n in itertools.count() if not (k := path.with_name(f"{path.name}.old-{n}")).exists())
     os.replace(path, kept)
@@ -169,7 +182,7 @@ def parse(path: Path) -> Result:
 def inconsistency(result: Result) -> str:
     """Why a result contradicts itself, or "" where it does not."""
     try:
-        counts = result.counts()
+        counts, _ = result.counts(), np.asarray(result.episodes.classes, dtype=np.int64)
     except OverflowError:
         return "a count is beyond all bounds"
     n = len(counts)
@@ -186,6 +199,8 @@ def inconsistency(result: Result) -> str:
         return "more joint hits than hits alone in some episode, which cannot be"
     if not counts.base_queries and (counts.novel_joint != counts.novel_alone).any():
         return "joint hits differ from hits alone though the episodes have no base classes"
+    if reason := _odd_classes(result.episodes.classes, n):
+        return f"episodes.classes {reason}"
     expected = summary_entry(summarise(counts.per_episode()))
     if others := sorted(result.summary.keys() - expected.keys()):
         return f"summary.{others[0]} does not follow from the counts"
@@ -197,6 +212,19 @@ def inconsistency(result: Result) -> str:
         if others := sorted(result.summary[name].keys() - expected[name].keys()):
             return f"summary.{name}.{others[0]} does not follow from the counts"
     return ""
+
+
+def _odd_classes(classes: list[int], episodes: int) -> str:
+    """Why these are not the novel classes of so many episodes; "" where they may be, or are not said."""
+    ways, rest = divmod(len(classes), episodes)
+    if rest:
+        return f"has {len(classes)} entries, not equally many for each of {episodes} episodes"
+    if not ways:
+        return ""
+    ordered = np.sort(np.asarray(classes, dtype=np.int64).reshape(episodes, ways), axis=1)
+    if ordered[:, 0].min() < 0:
+        return "has classes below 0"
+    return "has an episode with a class twice" if (np.diff(ordered) == 0).any() else ""
 
 
 def packaged_root() -> Path:

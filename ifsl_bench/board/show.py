@@ -41,6 +41,8 @@ def result_facts(result: Result) -> str:
 def comparison_table(found: Comparison) -> Table[str]:
     """A row for each metric: A - B over episodes and, where there are common seeds, over these."""
 
+    several = len(found.seeds) > 1  # else only episodes are left
+
     def difference(name: str) -> dict[str, float | None]:
         over = found.episodes[name]
         return {"difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6)}
@@ -48,6 +50,16 @@ def comparison_table(found: Comparison) -> Table[str]:
     def difference_of_seeds(name: str) -> dict[str, float | None]:
         over = found.by_seed_interval[name]
         return {"difference_of_seeds": rounded(over.mean, 6), "interval_of_seeds": rounded(over.interval, 6)}
+
+    def difference_overall(name: str) -> dict[str, float | None]:
+        both = found.overall[name]
+        return {"interval_overall": rounded(both.interval, 6), "p_overall": both.p} if several else {}
+
+    def difference_over_classes(name: str) -> dict[str, float | int | None]:
+        if not found.classes:
+            return {}
+        interval, effect = rounded(found.over_classes[name].interval, 6), rounded(found.effects[name], 6)
+        return {"interval_of_classes": interval, "sd_of_classes": effect, "classes": found.classes}
 
     def each_seed(name: str) -> dict[str, list[float]]:
         return {"each_seed": [round(float(value), 6) for value in found.by_seed[name]]}
@@ -66,6 +78,16 @@ def comparison_table(found: Comparison) -> Table[str]:
             difference_of_seeds,
         ),
         Column(
+            "A - B overall" if several else None,
+            lambda name: plus_minus(found.overall[name], "+"),
+            difference_overall,
+        ),
+        Column(
+            "A - B over classes" if found.classes else None,
+            lambda name: plus_minus(found.over_classes[name], "+"),
+            difference_over_classes,
+        ),
+        Column(
             "each seed" if found.seeds else None,
             lambda name: "  ".join(f"{value:+.2f}" for value in found.by_seed[name]),
             each_seed,
@@ -75,7 +97,24 @@ def comparison_table(found: Comparison) -> Table[str]:
     title = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, seeds {list(found.seeds)}"
     notes = [
         "A - B: percentage points, 95% interval and paired t-test over episodes; trained models held fixed.",
-        "A - B over seeds: mean of the seed-paired differences, Student's 95% interval; for claims about methods.",
+        "A - B over seeds: mean of the seed-paired differences, Student's 95% interval, over other training seeds.",
+        *(["A - B overall: over episodes and seeds, as ranks are; for claims about methods."] if several else []),
+        *_of_classes(found),
         *(f"Note: {note}." for note in found.notes),
     ]
     return Table(columns, list(found.episodes), title, notes)
+
+
+def _of_classes(found: Comparison) -> list[str]:
+    """What an interval over classes is, where there is one."""
+    if not found.classes:
+        return []
+    said = (
+        f"A - B over classes: over episodes and the {found.classes} novel classes that they draw from; trained models "
+        "held fixed; for claims about other classes."
+    )
+    none = [name for name, over in found.over_classes.items() if over.interval and not found.effects[name]]
+    if none:
+        metrics = ", ".join(HEADINGS[name].text for name in none)
+        said += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
+    return [said]

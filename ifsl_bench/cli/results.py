@@ -12,7 +12,7 @@ from ifsl_bench.common.errors import UserError, unknown
 
 @click.command()
 @click.argument("tasks", nargs=-1, metavar="TASK...")
-@click.option("--rank", is_flag=True, help="Rank the measured rows by paired significance; variants of a task apart.")
+@click.option("--rank", is_flag=True, help="The ranks that each measured row can have; variants of a task apart.")
 @click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
 @click.option(
     "--method",
@@ -76,7 +76,8 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
     from ifsl_bench.board.result_file import read
     from ifsl_bench.board.show import comparison_table
 
-    rows = []
+    rows: list[Row] = []
+    among: tuple[Row, ...] = ()
     if task:
         from ifsl_bench.protocol.task_files import find
 
@@ -91,6 +92,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
                 labels = {row.label for row in (*board.rows, *board.others)}
                 raise unknown("row", name, labels, where=f"of task {found.name}")
             rows.append(row)
+        among = board.compared if all(any(row is other for other in board.compared) for row in rows) else ()
     else:
         for name in (a, b):
             path = Path(name)
@@ -98,7 +100,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
                 raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
             result = read(path)
             rows.append(Row(f"{result.label}.seed-{result.seed}", "file", (result,)))
-    click.echo(render([comparison_table(compare_rows(*rows))], style))
+    click.echo(render([comparison_table(compare_rows(rows[0], rows[1], among))], style))
 
 
 @click.command()

@@ -167,8 +167,7 @@ class Sampler:
         spec, shots = self.shape, self.shots
         ways, each = spec.ways, shots + spec.novel_queries
         index = torch.arange(start, start + count, device=self.device)
-        everything = torch.full((count,), len(self.novel_counts), device=self.device)
-        classes = self._distinct(self._random(index, 1, ways), everything, ways)  # [E, N]
+        classes = self._classes(index)
         words = self._random(index, 2, ways * each).view(count, ways, each)
         images = self._distinct(words, self.novel_counts[classes], each)  # [E, N, shots + queries]
         images = images + self.novel_starts[classes].unsqueeze(-1)
@@ -188,6 +187,15 @@ class Sampler:
         order = self._random(index, 4, query.shape[1]).argsort(dim=1, stable=True)
         query, labels = query.gather(1, order), labels.gather(1, order)
         return Episodes(classes, support, query, labels >= self.base_classes, labels, hidden, index)
+
+    def _classes(self, index: Tensor) -> Tensor:
+        """[E, N] novel classes of the episodes ``index`` [E]."""
+        everything = torch.full((len(index),), len(self.novel_counts), device=self.device)
+        return self._distinct(self._random(index, 1, self.shape.ways), everything, self.shape.ways)
+
+    def classes(self, count: int) -> np.ndarray:
+        """The novel classes of the first ``count`` episodes, int64 [count, N], as labels of the novel pool."""
+        return self._classes(torch.arange(count, device=self.device)).cpu().numpy()
 
     def _base_places(self, index: Tensor, classes: Tensor) -> Tensor:
         """[E, B] places in the list of admissible base images, for episodes ``index`` [E] of ``classes`` [E, N]."""

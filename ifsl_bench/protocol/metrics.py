@@ -83,40 +83,6 @@ def summarise(per_episode: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
     return {name: estimate(values) for name, values in per_episode.items()}
 
 
-def student_quantile(probability: float, degrees: int) -> float:
-    """The quantile of Student's t with a whole number of degrees of freedom, to 1e-10.
-
-    By bisection of the closed form of the distribution function (Abramowitz and Stegun 26.7.3 and 26.7.4).
-    """
-    low, high = 0.0, 1e9
-    for _ in range(200):
-        middle = (low + high) / 2
-        if student_cdf(middle, degrees) < probability:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
-
-
-def student_cdf(t: float, degrees: int) -> float:
-    """P(T <= t) of Student's t with a whole number of degrees of freedom."""
-    theta = math.atan2(t, math.sqrt(degrees))
-    cosine, term, total = math.cos(theta), 1.0, 0.0
-    if degrees % 2:
-        if degrees > 1:
-            term = cosine
-            for k in range(1, degrees - 1, 2):
-                total += term
-                term *= cosine**2 * (k + 1) / (k + 2)
-        inside = 2 / math.pi * (theta + math.sin(theta) * total)
-    else:
-        for k in range(0, degrees, 2):
-            total += term
-            term *= cosine**2 * (k + 1) / (k + 2)
-        inside = math.sin(theta) * total
-    return 0.5 + inside / 2
-
-
 @dataclass(frozen=True)
 class Paired:
     """A difference between two methods on the same episodes.
@@ -134,9 +100,11 @@ class Paired:
 
 def paired(a: np.ndarray, b: np.ndarray) -> Paired:
     """Paired comparison of [n] and [n] per-episode values."""
+    from scipy.special import stdtr
+
     difference = a - b
     n = len(difference)
     mean, error = float(difference.mean()), float(np.std(difference, ddof=1)) / math.sqrt(n)
     if error == 0:
         return Paired(mean, 0.0, 1.0 if mean == 0 else 0.0)
-    return Paired(mean, Z95 * error, 2 * (1 - student_cdf(abs(mean) / error, n - 1)))
+    return Paired(mean, Z95 * error, 2 * float(stdtr(n - 1, -abs(mean) / error)))

@@ -20,6 +20,7 @@ from ifsl_bench.running.check_values import odd_values
 
 if TYPE_CHECKING:
     from ifsl_bench.data.pools import Dataset
+    from ifsl_bench.protocol.episodes import Sampler
 
 METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
 
@@ -80,7 +81,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
         failures.append(f"task: {error}")
     else:
         failures += _definition(result, task)
-        for check in (_digest, _partial, _method):
+        for check in (_digest, _classes, _partial, _method):
             try:
                 failures += check(result, task, home)
             except _Unverified as error:
@@ -161,12 +162,33 @@ def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
     try:
-        _prepared(result, task, home)
-        from ifsl_bench.episodic.prepared import Workspace
-
-        return Workspace(home).prepared(task, "linear", result.seed).sampler("test").digest(count)
+        return _sampler(result, task, home).digest(count)
     except (UserError, _Unverified) as error:
         raise _Unverified(f"digest, since {error}") from error
+
+
+def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The novel classes of each episode, against the episodes drawn again from the data; older files are without."""
+    if not result.episodes.classes:
+        return
+    count, ways = len(result.episodes.base_joint), task.episode.ways
+    if (found := len(result.episodes.classes)) != count * ways:
+        yield f"episodes.classes: {found:,}, {count:,} episodes of {task.name} have {count * ways:,}"
+        return
+    try:
+        drawn = _sampler(result, task, home).classes(count)
+    except (UserError, _Unverified) as error:
+        raise _Unverified(f"classes, since {error}") from error
+    if result.episodes.classes != drawn.reshape(-1).tolist():
+        yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
+
+
+def _sampler(result: Result, task: Task, home: Home) -> Sampler:
+    """The test episodes of the very data that a result was measured on."""
+    _prepared(result, task, home)
+    from ifsl_bench.episodic.prepared import Workspace
+
+    return Workspace(home).prepared(task, "linear", result.seed).sampler("test")
 
 
 def _prepared(result: Result, task: Task, home: Home) -> Dataset:

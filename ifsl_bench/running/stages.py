@@ -295,7 +295,7 @@ class Evaluate(_OfJob):
             digest=test.sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=counts_entry(found.counts),
+            episodes=counts_entry(found.counts, test.sampler.classes(job.episodes)),
             summary=summary_entry(summarise(found.counts.per_episode())),
             solver=found.described(),
             pretraining=backbone.entry(),

@@ -1,0 +1,120 @@
+"""Intervals over novel classes, against SciPy, explicit projections and simulation."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.over_classes import over_classes
+from ifsl_bench.protocol.episodes import task_sampler
+from ifsl_bench.protocol.task_files import packaged
+
+
+def episodes(rng, n: int, classes: int, ways: int = 5) -> np.ndarray:
+    return rng.random((n, classes)).argsort(1)[:, :ways]
+
+
+def test_with_one_class_an_episode_it_is_the_t_test_of_class_means():
+    rng = np.random.default_rng(0)
+    classes = np.repeat(np.arange(12), 30)[:, None]
+    d = 3 * rng.normal(size=12)[classes[:, 0]] + rng.normal(size=360)
+    found = over_classes(d[:, None], 7 * classes + 3)
+    means = d.reshape(12, 30).mean(1)
+    low, high = stats.t.interval(0.95, 11, means.mean(), stats.sem(means))
+    assert (found.means[0] - found.intervals[0], found.means[0] + found.intervals[0]) == pytest.approx((low, high))
+    assert found.degrees[0] == pytest.approx(11)
+    expected = means.var(ddof=1) - np.mean([part.var(ddof=1) for part in d.reshape(12, 30)]) / 30
+    assert found.effects[0] == pytest.approx(np.sqrt(expected))
+    assert found.classes == 12
+
+
+def test_the_analysis_of_variance_by_explicit_projections():
+    rng = np.random.default_rng(1)
+    n, count, ways = 120, 14, 3
+    classes = episodes(rng, n, count, ways)
+    z = np.zeros((n, count))
+    for e, labels in enumerate(classes):
+        z[e, labels] = 1 / ways
+    onto, mean = z @ np.linalg.pinv(z), np.full((n, n), 1 / n)
+    d = 4 * z @ rng.normal(size=(count, 5)) + rng.normal(size=(n, 5))
+    left = np.array([x @ (np.eye(n) - onto) @ x for x in d.T]) / np.trace(np.eye(n) - onto)
+    between = np.array([x @ (onto - mean) @ x for x in d.T]) / np.trace(onto - mean)
+    k = np.trace(z.T @ (onto - mean) @ z) / np.trace(onto - mean)
+    effect = (between - left) / k
+    assert (effect > 0).all()
+    weight = (z.mean(0) ** 2).sum()
+    variance = weight * effect + left / n
+    one, other = weight / k * between, (1 / n - weight / k) * left
+    degrees = variance**2 / (one**2 / (count - 1) + other**2 / (n - count))
+    found = over_classes(d, classes)
+    assert found.effects**2 == pytest.approx(effect)
+    assert found.degrees == pytest.approx(degrees)
+    assert found.intervals == pytest.approx(stats.t.ppf(0.975, degrees) * np.sqrt(variance))
+    assert found.means == pytest.approx(d.mean(0))
+
+
+def test_an_estimate_below_zero_counts_as_zero():
+    """Differences that no class explains: what is left of noise beside the fit on classes."""
+    rng = np.random.default_rng(2)
+    classes = episodes(rng, 200, 12)
+    z = np.zeros((200, 12))
+    np.put_along_axis(z, classes, 0.2, 1)
+    noise = rng.normal(size=(200, 1))
+    d = 1.5 + noise - z @ np.linalg.pinv(z) @ noise
+    found = over_classes(d, classes)
+    assert found.effects[0] == 0
+    assert found.degrees[0] == pytest.approx(188)
+    assert found.intervals[0] == pytest.approx(
+        stats.t.ppf(0.975, 188) * np.sqrt((d - 1.5).T @ (d - 1.5) / 188 / 200)[0, 0]
+    )
+    equal = over_classes(np.zeros((200, 1)), classes)
+    assert (equal.means[0], equal.intervals[0]) == (0, 0)
+
+
+def test_an_estimate_just_above_zero_has_an_interval_of_use():
+    rng = np.random.default_rng(3)
+    classes = episodes(rng, 2000, 20)
+    found = over_classes(rng.normal(size=(2000, 400)), classes)
+    assert found.degrees.min() == 3
+    assert (found.intervals < 8 * 1.96 / np.sqrt(2000)).all()
+
+
+def test_where_classes_cannot_be_told_apart_there_is_none():
+    same = np.tile(np.arange(5), (100, 1))
+    assert over_classes(np.ones((100, 1)), same) == "100 episodes with 5 novel classes do not tell the classes apart"
+    each_once = over_classes(np.arange(10.0)[:, None], np.arange(10)[:, None])
+    assert each_once == "10 episodes with 10 novel classes do not tell the classes apart"
+    few = episodes(np.random.default_rng(4), 30, 40)
+    assert re.match(r"30 episodes with (39|40) novel classes do not", over_classes(np.ones((30, 1)), few))
+
+
+@pytest.mark.parametrize(("classes", "spread"), [(20, 1.5), (20, 4.5), (45, 0.5), (45, 2.5), (108, 4.0)])
+def test_intervals_hold_the_mean_over_all_classes_as_often_as_they_say(classes, spread):
+    """At the numbers of novel test classes of our tasks; an interval over episodes misses it far more often."""
+    rng, cases = np.random.default_rng(5), 600
+    drawn = episodes(rng, 2000, classes)
+    d = (spread * rng.normal(size=(classes, cases)))[drawn].mean(1) + 4.5 * rng.normal(size=(2000, cases))
+    found = over_classes(d, drawn)
+    held = (np.abs(found.means) <= found.intervals).mean()
+    assert held >= 0.95 - 3 * np.sqrt(0.05 * 0.95 / cases)
+    assert (np.abs(found.means) <= 1.96 * stats.sem(d)).mean() < 0.92
+    assert np.mean(found.effects**2) == pytest.approx(spread**2, rel=0.1 if spread > 1 else 0.5)
+
+
+def test_on_stored_rows_new_classes_are_the_larger_doubt(tmp_path):
+    """Their files do not say the classes; these follow from the task and the number of novel classes alone."""
+    task = packaged()["tiny-pack-1shot"]
+    starts = {"base": np.arange(96) * 200, "novel": np.arange(46) * 200}
+    drawn = task_sampler(task, "test", 0, lambda pool: starts[pool.split("/")[0]]).classes(2000)
+    board = load_board(task, tmp_path)
+    d = board.row("lr+a").per_episode()["acc"] - board.row("lr").per_episode()["acc"]
+    found = over_classes(d[:, None], drawn)
+    assert found.means[0] == pytest.approx(1.07, abs=0.01)
+    assert 1.96 * stats.sem(d) == pytest.approx(0.20, abs=0.01)
+    assert 0.65 < found.intervals[0] < 0.95
+    shuffled = over_classes(d[:, None], drawn[np.random.default_rng(6).permutation(2000)])
+    assert shuffled.intervals[0] < 0.5, "with the classes of other episodes nothing is left of their effects"

@@ -1,0 +1,125 @@
+"""Rank intervals, against SciPy, brute force and simulation."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ifsl_bench.board.rank_intervals import Prior, difference, fit_prior, holm, rank_intervals
+
+NOTHING = Prior(0.0, 0.0)
+
+
+def drawn(seed, rows, seeds, episodes, spread=0.4):
+    rng = np.random.default_rng(seed)
+    own = spread * rng.normal(size=(rows, seeds, 1))
+    return own + rng.normal(size=(rows, 1, episodes)) + 0.3 * rng.normal(size=(rows, seeds, episodes))
+
+
+def test_over_episodes_alone_it_is_the_paired_t_test():
+    a, b = drawn(0, 2, 1, 50)
+    found = difference(a, b, NOTHING, 2)
+    expected = stats.ttest_rel(a[0], b[0], alternative="greater")
+    assert found.p_better() == pytest.approx(expected.pvalue, rel=1e-9)
+    low, high = stats.ttest_rel(a[0], b[0]).confidence_interval(0.95)
+    assert (found.mean - found.interval, found.mean + found.interval) == pytest.approx((low, high))
+    fixed = np.repeat(a, 3, 0), np.repeat(b, 3, 0)
+    assert difference(*fixed, NOTHING, 0).p_better() == pytest.approx(expected.pvalue, rel=1e-9)
+
+
+def test_where_episodes_leave_no_doubt_it_is_the_paired_t_test_over_seeds():
+    rng = np.random.default_rng(1)
+    a, b = (np.repeat(rng.normal(size=(5, 1)), 20, 1) for _ in range(2))
+    found = difference(a, b, NOTHING, 2)
+    assert found.p_better() == pytest.approx(stats.ttest_rel(a[:, 0], b[:, 0], alternative="greater").pvalue, rel=1e-9)
+    assert found.degrees == pytest.approx(4)
+
+
+def test_satterthwaite_by_hand():
+    a, b = drawn(2, 2, 4, 30)
+    d = a - b
+    seeds, episodes = d.mean(1).var(ddof=1) / 4, d.mean(0).var(ddof=1) / 30
+    found = difference(a, b, NOTHING, 2)
+    assert found.error == pytest.approx(math.sqrt(seeds + episodes))
+    assert found.degrees == pytest.approx((seeds + episodes) ** 2 / (seeds**2 / 3 + episodes**2 / 29))
+    firm = difference(a, b, Prior(0.16, 3.0), 2)
+    moderated = (3 * 2 * 0.16 + 3 * 4 * seeds) / 6 / 4
+    assert firm.error == pytest.approx(math.sqrt(moderated + episodes))
+    assert firm.degrees == pytest.approx((moderated + episodes) ** 2 / (moderated**2 / 6 + episodes**2 / 29))
+
+
+def test_the_prior_is_the_rows_variance_without_what_a_seed_does_to_all_of_them():
+    rng = np.random.default_rng(3)
+    own = 0.5 * rng.normal(size=(4000, 5))
+    alike = own + 10 * rng.normal(size=(1, 5)) + 20 * rng.normal(size=(4000, 1))
+    prior = fit_prior(alike, np.zeros(4000, bool))
+    assert prior.variance == pytest.approx(0.25, rel=0.05)
+    assert prior.degrees == 4, "equal variances: as firm as it may be"
+    spread = np.exp(2 * rng.normal(size=(4000, 1)))
+    assert fit_prior(own * spread, np.zeros(4000, bool)).degrees < 1.5, "they have little in common"
+
+
+def test_rows_that_cannot_vary_are_no_part_of_the_prior():
+    means = np.vstack([drawn(4, 5, 4, 10).mean(2), np.full((3, 4), 70.0)])
+    fixed = np.array([False] * 5 + [True] * 3)
+    assert fit_prior(means, fixed) == fit_prior(means[:5], np.zeros(5, bool))
+    assert fit_prior(means[3:], fixed[3:]) == NOTHING, "two rows tell nothing"
+
+
+def test_holm_by_its_definition():
+    rng = np.random.default_rng(5)
+    for _ in range(200):
+        p = rng.uniform(size=6) ** 4
+        expected = set()
+        for rank, index in enumerate(sorted(range(6), key=lambda i: p[i])):
+            if p[index] > 0.05 / (6 - rank):
+                break
+            expected.add(index)
+        assert set(np.flatnonzero(holm(p))) == expected
+    assert holm(np.zeros(3)).all()
+    assert not holm(np.ones(3)).any()
+
+
+def test_ranks_of_rows_that_are_far_apart_are_certain_and_of_equal_ones_open():
+    x = drawn(6, 6, 5, 60, spread=0.05)
+    apart = x + 30 * np.arange(6)[:, None, None]
+    assert [(r.first, r.last) for r in rank_intervals(apart, np.zeros(6, bool))] == [(i, i) for i in (6, 5, 4, 3, 2, 1)]
+    pairs = x + 30 * (np.arange(6) // 2)[:, None, None]
+    assert [str(r) for r in rank_intervals(pairs, np.zeros(6, bool))] == ["5-6", "5-6", "3-4", "3-4", "1-2", "1-2"]
+
+
+def test_a_noisy_row_gains_nothing_by_its_noise():
+    """A better and steadier row never has a worse interval than a noisy one below it."""
+    for seed in range(30):
+        x = drawn(seed, 8, 5, 60, spread=0.1) + np.linspace(0, 4, 8)[:, None, None]
+        x[2] += 6 * np.random.default_rng(seed).normal(size=(5, 1))
+        steady = [i for i in range(8) if i != 2]
+        found = rank_intervals(x, np.zeros(8, bool))
+        for i, j in itertools.permutations(steady, 2):
+            if x[i].mean() - x[j].mean() > 2:
+                assert found[i].first <= found[j].first
+        assert found[2].last - found[2].first >= 2, "its rank is open"
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_equal_rows_are_told_apart_in_no_more_than_one_case_of_twenty(seeds):
+    cases = 400
+    wrong = sum(
+        any((r.first, r.last) != (1, 8) for r in rank_intervals(drawn(case, 8, seeds, 40), np.zeros(8, bool)))
+        for case in range(cases)
+    )
+    assert wrong / cases <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / cases)
+
+
+def test_power_rises_with_seeds():
+    better = np.where(np.arange(8) < 4, 1.0, 0.0)[:, None, None]
+    shares = []
+    for seeds in (3, 5, 10):
+        found = [rank_intervals(drawn(case, 8, seeds, 400) + better, np.zeros(8, bool)) for case in range(60)]
+        shares.append(np.mean([[r.first - 1 for r in ranks[4:]] for ranks in found]) / 4)
+    assert shares[0] < shares[1] < shares[2]
+    assert shares[2] > 0.5
