@@ -67,7 +67,7 @@ def test_tasks_are_our_episodes(learn2learn, clusters, work, name, side):
     tasks = getattr(ifsl_bench.to_learn2learn(named(clusters, name), seed=3, work=work), side)
     assert isinstance(tasks, learn2learn.data.Taskset)
     task = find(named(clusters, name))[0]
-    wanted = PreparedTask(task, "linear", 3, 1, work).loader(SIDES[side]).batch(0, 12)
+    wanted = PreparedTask(task, "linear", 3, work).loader(SIDES[side]).batch(0, 12)
     K = wanted.support.hidden.shape[1]
     for i in (11, 0, 5, 0):
         X, y = tasks[i]
@@ -123,7 +123,7 @@ def test_one_draw_serves_a_block_of_tasks_that_come_in_order(learn2learn, cluste
 @pytest.mark.parametrize("name", ["clusters-5shot", "clusters-regular-5shot"])
 def test_tasks_know_their_support(learn2learn, clusters, work, name, order):
     tasks = ifsl_bench.to_learn2learn(named(clusters, name), order=order, work=work).test
-    wanted = PreparedTask(find(named(clusters, name))[0], "linear", 0, 1, work).loader("test").batch(0, 3)
+    wanted = PreparedTask(find(named(clusters, name))[0], "linear", 0, work).loader("test").batch(0, 3)
     X, y = tasks[2]
     x, support, q, query = tasks.split(X, y)
     assert torch.equal(x, wanted.support.features[2])
@@ -166,7 +166,7 @@ def test_support_first_is_what_partition_task_finds(learn2learn, clusters, work)
 def test_images_are_normalised_or_transformed_and_the_data_set_is_learn2learns(learn2learn, glyph_home):
     work, name = api.workspace(glyph_home, device="cpu"), f"{glyph_home.parent / 'few.toml'}:few-1shot"
     tasks = ifsl_bench.to_learn2learn(name, work=work).test
-    bench = PreparedTask(find(name)[0], "linear", 0, 1, work)
+    bench = PreparedTask(find(name)[0], "linear", 0, work)
     novel, base = bench.dataset.pool("novel/test"), bench.dataset.pool("base/test")
     drawn = bench.sampler("test").sample(4, 1)
     (x, _), (q, _) = split(*tasks[4], 1)

@@ -184,7 +184,7 @@ def task(clusters):
 
 @pytest.mark.parametrize(("name", "side"), [("regular", "test"), ("regular", "train"), ("regular-shared", "train")])
 def test_episodes_have_no_base_images(clusters, task, name, side):
-    bench = PreparedTask(find(task(name))[0], "linear", 0, 1, api.workspace(clusters / "home", device="cpu"))
+    bench = PreparedTask(find(task(name))[0], "linear", 0, api.workspace(clusters / "home", device="cpu"))
     loader = bench.loader(side)
     batch = loader.batch(3, 9)
     assert batch.labels.shape == (9, 25)
@@ -235,7 +235,7 @@ def test_accuracy_is_that_of_a_plain_loop(clusters, task):
     """ProtoNet by hand: the nearest of five means."""
     work = api.workspace(clusters / "home", device="cpu")
     result = api.run("protonet", task("regular"), work=work)
-    drawn = PreparedTask(find(task("regular"))[0], "linear", 0, 1, work).sampler("test").sample(0, 60)
+    drawn = PreparedTask(find(task("regular"))[0], "linear", 0, work).sampler("test").sample(0, 60)
     images = open_dataset(clusters / "home" / "data" / "clusters").pool("novel/test").images
     for e in range(60):
         means = images[drawn.support[e].numpy()].reshape(5, 5, -1).mean(1)

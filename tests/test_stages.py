@@ -5,14 +5,17 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import types
 
 import pytest
 
 import ifsl_bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
+from ifsl_bench.plugin import method_source as source_module
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen, find_method
+from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api, provenance
 from ifsl_bench.running.dry_run import dry_run
@@ -193,26 +196,146 @@ def test_a_class_with_the_name_of_another_method_is_refused():
         find_method(other)
 
 
-def test_the_source_of_a_method_covers_the_solvers_it_uses_however_it_imports_them(tmp_path, monkeypatch):
+def sourced(method) -> str:
+    method_source.cache_clear()
+    return method_source(method)
+
+
+def test_the_source_of_a_method_covers_what_it_computes_with_however_it_imports_it(tmp_path, monkeypatch):
     """A module that says ``from ifsl_bench import solve`` has a module among its names, which has no ``__module__``."""
-    plain = "from ifsl_bench import Method\n{}\nclass X(Method):\n    def forward(self, support, query): ...\n"
-    sources = []
-    for i, line in enumerate(("", "from ifsl_bench import solve", "from ifsl_bench.solve import minimise",
-                              "import ifsl_bench.learners as own")):  # fmt: skip
+    plain = "from ifsl_bench import Method\n{}\nclass X(Method):\n    def forward(self, support, query):\n        {}\n"
+    lines = [("", "..."), ("from ifsl_bench import solve", "..."), ("from ifsl_bench.solve import minimise", "..."),
+             ("import ifsl_bench.learners as own", "..."), ("import ifsl_bench.solve", "..."),
+             ("", "from ifsl_bench.learners import LinearLearner"),
+             ("from ifsl_bench.common.cosine import cosines as c", "...")]  # fmt: skip
+    methods = []
+    for i, line in enumerate(lines):
         path = tmp_path / f"module{i}.py"
-        path.write_text(plain.format(line))
-        sources.append((find_method(str(path))[0].method, provenance.method_source))
-    before = [source(method) for method, source in sources]
-    monkeypatch.setattr(provenance, "_code_of", lambda package: [package.encode()])
-    after = [source(method) for method, source in sources]
-    assert [a == b for a, b in zip(before, after, strict=True)] == [True, False, False, False]
+        path.write_text(plain.format(*line))
+        methods.append(find_method(str(path))[0].method)
+    methods += [registry.method("imprint"), registry.method("protonet")]
+    before = [sourced(method) for method in methods]
+    monkeypatch.setattr(source_module, "_code_of", lambda shared: [shared.encode()])
+    after = [sourced(method) for method in methods]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, *[False] * 6, False, True]
+    method_source.cache_clear()
 
 
-def test_solvers_that_are_not_found_are_an_error_and_not_an_empty_hash(monkeypatch):
-    assert all(len(provenance._code_of(name)) > 3 for name in provenance.SOLVERS)
+def test_shared_code_that_is_not_found_is_an_error_and_not_an_empty_hash(monkeypatch):
+    assert all(source_module._code_of(name) for name in source_module.SHARED)
     monkeypatch.setattr("ifsl_bench.solve.__path__", ["/nowhere"])
     with pytest.raises(RuntimeError, match=r"ifsl_bench.solve has no modules in \['/nowhere'\]"):
-        provenance._code_of("ifsl_bench.solve")
+        source_module._code_of("ifsl_bench.solve")
+
+
+def test_a_file_that_is_edited_during_a_run_does_not_pass_for_what_runs(file):
+    chosen, _ = find_method(f"{file}:Means")
+    sent = pickle.dumps(chosen)
+    before = method_source(chosen.method)
+    file.write_text(FILE.replace("10.0", "20.0"))
+    assert sourced(chosen.method) == before, "what was executed, not what the file holds now"
+    with pytest.raises(UserError, match="has changed since it was chosen"):
+        pickle.loads(sent)
+    assert method_source(find_method(f"{file}:Means")[0].method) != before
+    file.write_text(FILE)
+    assert method_source(find_method(f"{file}:Means")[0].method) == before
+
+
+def test_a_class_without_a_file_is_known_by_what_it_does(work, task):
+    cell = FILE.replace("class Base", "def helper(x):\n    return x * FACTOR\n\nFACTOR = 1.0\n\nclass Base")
+    cell = cell.replace("h @ c.mT + SHIFT", "helper(h @ c.mT) + SHIFT")
+    sources, results = [], []
+    for i, text in enumerate((cell, cell, cell.replace("R = 1.0", "R = -1.0"), cell.replace("x * F", "x / F"))):
+        module = types.ModuleType(f"cell{i}")
+        sys.modules[module.__name__] = module
+        exec(compile(text, "<stdin>", "exec"), vars(module))
+        sources.append(method_source(module.Means))
+        results.append(api.run(module.Means, task, work=work))
+    assert sources[0] == sources[1]
+    assert len(set(sources)) == 3
+    assert results[0] == results[1], "stored"
+    assert results[2].episodes != results[0].episodes, "another cell is another method"
+
+
+def test_a_copy_of_a_method_does_not_take_its_label(task, work, tmp_path):
+    own = tmp_path / "copy.py"
+    own.write_text("from ifsl_bench.methods.attractor import Attractor as A\nclass Copied(A):\n    'A copy.'\n"
+                   "    shorthands = {'lr+a': {'learner': 'lr'}}\n")  # fmt: skip
+    (job,) = jobs_of([f"{own}:Copied"], task, work)
+    assert job.label == "Copied"
+    (theirs,) = jobs_of(["lr+a"], task, work)
+    assert theirs.label == "lr+a"
+
+
+def test_two_methods_of_one_label_are_refused_and_one_that_is_named_twice_is_run_once(task, work, file, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(FILE)
+    with pytest.raises(UserError, match="two different methods are called 'Means'; rename a class"):
+        jobs_of([f"{file}:Means", f"{other}:Means"], task, work)
+    assert len(jobs_of([f"{file}:Means", f"{file}:Means", "protonet", "protonet"], task, work)) == 2
+
+
+BROKEN = {
+    "raises": ("def __init__(self, base, ways):\n        raise KeyError()", "cannot be made: .*own.py line 5: Key"),
+    "lacks super": (
+        "def __init__(self, base, ways):\n        self.a = torch.nn.Linear(2, 2)",
+        r"cannot be made: .*line",
+    ),
+    "other arguments": ("def __init__(self, base):\n        super().__init__(base, 5)", r"cannot be made: .*TypeError"),
+    "tune": ("tune = [1]", r"X.tune is \[1\], expected option -> values to try"),
+    "defaults": (
+        "@classmethod\n    def defaults(cls, task):\n        return {'nothing': 1}",
+        "defaults names 'nothing'",
+    ),
+    "forward": (
+        "def forward(self, support, query):\n        return query.labels",
+        "failed: .*own.py line 5: Attribute",
+    ),
+}
+
+
+@pytest.mark.parametrize("dry", [False, True])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_faulty_method_is_one_line_that_names_the_place(kind, dry, task, work, tmp_path):
+    text, message = BROKEN[kind]
+    body = "import torch\nfrom ifsl_bench import Method, Prediction\nclass X(Method):\n    {}\n"
+    if "forward" not in text:
+        text += "\n    def forward(self, support, query):\n        return Prediction(query.base_logits)"
+    (tmp_path / "own.py").write_text(body.replace("{}", text))
+    with pytest.raises(UserError, match=message) as found:
+        (dry_run if dry else api.run_jobs)(jobs_of([f"{tmp_path / 'own.py'}:X"], task, work), work)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("arguments", [([], "glyphs-5shot"), ("lr", 3), (None, "glyphs-5shot")])
+def test_arguments_of_other_types_are_said_to_be(arguments, work):
+    with pytest.raises(UserError, match="not "):
+        api.run(*arguments, work=work)
+
+
+def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work, tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text("import torch\nfrom ifsl_bench import Method, Prediction\nclass Learned(Method):\n"
+                   "    def __init__(self, base, ways):\n        super().__init__(base, ways)\n"
+                   "        self.scale = torch.nn.Parameter(torch.ones(()))\n"
+                   "    def forward(self, support, query):\n"
+                   "        means = support.class_means(self.ways)\n"
+                   "        both = torch.cat([query.base_logits, query.features @ means.mT], -1)\n"
+                   "        return Prediction(self.scale * both)\n")  # fmt: skip
+    made = api.run(f"{own}:Learned", task, train={"steps": 5}, work=work)
+    own.write_text("raise SystemExit('ran')")
+    with pytest.raises(UserError, match=r"is of a method in a file, .*own.py:Learned; run that file to evaluate it"):
+        api.evaluate_checkpoint(work.home.trained / made.provenance["checkpoint"], task, work=work)
+
+
+def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypatch):
+    work = api.workspace(glyph_features_home, device="cpu")
+    file = glyph_features_home.parent / "few.toml"
+    (job,) = make_jobs(["protonet"], [f"{file}:few-1shot"], {}, Training(), [0], None, home=work.home)
+    _, stages, _ = stages_of(job)
+    assert stages[1].cached(work.home)
+    monkeypatch.setattr("ifsl_bench.running.stages.pretrained_sha256", lambda home, key: "another")
+    assert not stages[1].cached(work.home)
 
 
 def test_the_commit_is_that_of_the_checkout():

@@ -216,7 +216,7 @@ def test_a_run_with_fewer_base_classes(clusters, task):
     keys = [pretraining_key(t, result.fingerprint, "cosine", 0) for t in (whole, cut)]
     assert len(set(keys)) == 2
     assert result.pretraining["key"] == keys[1]
-    bench = PreparedTask(cut, "cosine", 0, 1, work)
+    bench = PreparedTask(cut, "cosine", 0, work)
     assert bench.base.weight.shape[0] == bench.base.prototypes.shape[0] == 6
     batch = bench.loader("test").batch(0, 20)
     assert batch.labels.max() == 9
@@ -237,7 +237,7 @@ def test_changed_ways_shots_and_queries_reach_the_episodes(clusters):
     result = api.run("protonet", f"{name}+ways=3", change={"shots": 2, "queries": 4}, work=work)
     assert result.task == "clusters-5shot+ways=3+shots=2+queries=4"
     assert (result.episodes.base_queries, result.episodes.novel_queries) == (12, 12)
-    batch = PreparedTask(find(f"{name}+ways=3+shots=2+queries=4")[0], "linear", 0, 1, work).loader("test").batch(0, 5)
+    batch = PreparedTask(find(f"{name}+ways=3+shots=2+queries=4")[0], "linear", 0, work).loader("test").batch(0, 5)
     assert batch.support.features.shape[:2] == (5, 6)
     assert batch.labels.shape == (5, 24)
     assert [(batch.labels[0] == label).sum().item() for label in (8, 9, 10)] == [4, 4, 4]
@@ -333,7 +333,7 @@ def test_classes_of_unequal_size_keep_their_images(tmp_path):
 def test_the_backbone_is_trained_on_the_chosen_classes_alone(glyph_home):
     """From images: the view goes through pretraining and features like a data set of its own."""
     (task,) = find(f"{glyph_home.parent / 'few.toml'}:few-1shot+base-classes=10")
-    bench = PreparedTask(task, "linear", 0, 1, api.workspace(glyph_home, device="cpu"))
+    bench = PreparedTask(task, "linear", 0, api.workspace(glyph_home, device="cpu"))
     assert bench.pretrained.head.weight.shape[0] == 10
     assert "+base-classes=10" in bench.pretrained.key
     features = bench.pool("base/test").features

@@ -68,8 +68,12 @@ def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1) -> 
     return home.features / key / name
 
 
-def is_computed(folder: Path) -> bool:
-    return (folder / "bank.json").exists()
+def is_computed(folder: Path, pretraining_sha256: str | None) -> bool:
+    """Whether features of a pretraining with these weights are there."""
+    try:
+        return bool(read_json(folder / "bank.json").get("pretraining_sha256") == pretraining_sha256)
+    except (OSError, CorruptFile):
+        return False
 
 
 def compute_features(
@@ -97,7 +101,7 @@ def compute_features(
     folder = bank_folder(home, pretrained.key, name, task, views)
     shape = (views * len(pool), pretrained.network.features)
     with locked(folder, reporter.say):
-        if is_computed(folder):
+        if (folder / "bank.json").exists():
             try:
                 return _open(folder, shape, pretrained.sha256)
             except CorruptFile as error:

@@ -87,10 +87,10 @@ class CheckpointFolder:
         return State(load_file(path), info)
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether the folder holds a training that ran to its end; a damaged one counts as none."""
+def is_finished(folder: Path, **facts: Any) -> bool:
+    """Whether the folder holds a training that ran to its end and records ``facts``; a damaged one counts as none."""
     try:
         info = CheckpointFolder(folder).info()
     except CorruptFile:
         return False
-    return bool(info and info.get("finished"))
+    return bool(info and info.get("finished") and all(info.get(key) == value for key, value in facts.items()))

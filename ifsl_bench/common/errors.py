@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import traceback
 from collections.abc import Iterable
 
 # Characters that end a line or steer a terminal; the name of a file may hold them.
@@ -37,3 +38,13 @@ def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> User
     hint = f" did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     listed = ", ".join(names) if names else "none"
     return UserError(f"unknown {kind} {name!r}{f' {where}' if where else ''};{hint} available: {listed}")
+
+
+def where(error: BaseException, file: str = "") -> str:
+    """ "line 3: ", the place in ``file`` (or "x.py line 3: ", in the innermost file) that an exception came from."""
+    if isinstance(error, SyntaxError) and error.filename == file and error.lineno:
+        return f"line {error.lineno}: "
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not file or f.filename == file]
+    if not frames:
+        return ""
+    return f"line {frames[-1].lineno}: " if file else f"{frames[-1].filename} line {frames[-1].lineno}: "

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Stage
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
-from ifsl_bench.plugin.method import Method, Prediction, check_prediction, masked_logits
+from ifsl_bench.plugin.method import Method, Prediction, ask, check_prediction, masked_logits
 from ifsl_bench.protocol.metrics import COUNTS, Counts, estimate
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
@@ -63,10 +62,7 @@ def predict(method: Method, name: str, batch: Batch) -> Prediction:
     """The method's checked answer to a batch; see :func:`check_prediction` for what is refused."""
     episodes, queries = batch.labels.shape
     classes = batch.support.hidden.shape[1] + method.ways
-    try:
-        prediction = method(batch.support, batch.query)
-    except ValueError as error:  # what solvers say of episodes that no solve can make sense of
-        raise UserError(f"method {name!r} cannot work on these episodes: {error}") from error
+    prediction = ask(method, name, batch.support, batch.query)
     return check_prediction(name, prediction, episodes, queries, classes)
 
 

@@ -32,12 +32,12 @@ class Workspace:
     reporter: Reporter = field(default_factory=Reporter)
     _open: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def prepared(self, task: Task, head: HeadKind, seed: int, views: int = 1) -> PreparedTask:
+    def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
         """The task with this pretraining; the last one asked for stays open, its features in memory."""
-        wanted = (task, head, seed, views)
-        if not self._open or self._open[0].made_of != wanted:
-            self._open[:] = [PreparedTask(*wanted, self)]
-        return self._open[0]
+        made_of = (task, head, seed)
+        found = next((one for one in self._open if one.made_of == made_of), None) or PreparedTask(*made_of, self)
+        self._open[:] = [found]
+        return found
 
 
 class PreparedTask:
@@ -45,16 +45,16 @@ class PreparedTask:
 
     Args:
         seed: of training; a task may have one pretraining for all of them.
-        views: augmented views of each meta-training image.
     """
 
-    def __init__(self, task: Task, head: HeadKind, seed: int, views: int, work: Workspace) -> None:
-        self.task, self.head, self.seed, self.views, self.work = task, head, seed, views, work
+    def __init__(self, task: Task, head: HeadKind, seed: int, work: Workspace) -> None:
+        self.task, self.head, self.seed, self.work = task, head, seed, work
+        self._features: dict[tuple[str, int], np.ndarray] = {}
         self._pools: dict[tuple[str, int], FeaturePool] = {}
 
     @property
-    def made_of(self) -> tuple[Task, HeadKind, int, int]:
-        return self.task, self.head, self.seed, self.views
+    def made_of(self) -> tuple[Task, HeadKind, int]:
+        return self.task, self.head, self.seed
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -67,9 +67,13 @@ class PreparedTask:
         return pretrain(home, self.task, self.dataset, self.head, self.seed, self.work.device, reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
-        """Of a pool, float32 [views * n, D]."""
-        work, made = self.work, self.pretrained
-        return compute_features(work.home, self.task, self.dataset, made, pool, work.device, work.reporter, views)
+        """Of a pool, float32 [views * n, D]; verified when first opened."""
+        if (pool, views) not in self._features:
+            work, made = self.work, self.pretrained
+            self._features[pool, views] = compute_features(
+                work.home, self.task, self.dataset, made, pool, work.device, work.reporter, views
+            )
+        return self._features[pool, views]
 
     @cached_property
     def base(self) -> Base:
@@ -86,8 +90,8 @@ class PreparedTask:
         """The episodes of a side; raises :class:`UserError` where they cannot be drawn."""
         return task_sampler(self.task, side, self.seed, lambda pool: self.dataset.pool(pool).starts, self.work.device)
 
-    def loader(self, side: Side) -> EpisodeLoader:
-        views = self.views if side == "train" else 1
+    def loader(self, side: Side, views: int = 1) -> EpisodeLoader:
+        """Batches of a side's episodes, of the plain images or of ``views`` augmented ones of each."""
         novel, *base = (self.pool(name, views) for name in self.task.pools(side))
         return EpisodeLoader(self.sampler(side), novel, None if self.task.regular else [novel, *base][-1])
 

@@ -9,7 +9,8 @@ import torch
 
 from ifsl_bench.backbone.networks import make_backbone
 from ifsl_bench.common.timing import seconds_of
-from ifsl_bench.plugin.method import Base, Method, Query, Support
+from ifsl_bench.plugin.method import Base, Method, Query, Support, ask
+from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocol.task import Task
 
 BACKWARD = 1.3  # drawing the episodes and the optimiser's step, beside forward and backward pass
@@ -31,7 +32,7 @@ def random_method(
     """
     features = make_backbone(task.pretraining.backbone, shape).features
     base = Base(torch.randn(classes, features), torch.zeros(classes), torch.randn(classes, features))
-    return kind(base.to(device), task.episode.ways, **options).to(device)
+    return make_method(kind, base.to(device), task.episode.ways, options).to(device)
 
 
 def _episodes(task: Task, method: Method, episodes: int) -> tuple[Support, Query]:
@@ -54,7 +55,7 @@ def step_seconds(task: Task, method: Method, episodes: int) -> float:
 
     def step() -> None:
         method.train()
-        method(support, query).logits.square().mean().backward()
+        ask(method, type(method).__name__, support, query).logits.square().mean().backward()
 
     return BACKWARD * seconds_of(step, method.base.weight.device, 5)
 
@@ -63,4 +64,5 @@ def step_seconds(task: Task, method: Method, episodes: int) -> float:
 def episode_seconds(task: Task, method: Method, at_once: int = 20) -> float:
     """Of evaluating one episode."""
     support, query = _episodes(task, method, at_once)
-    return seconds_of(lambda: method.eval()(support, query), method.base.weight.device) / at_once
+    name, device = type(method).__name__, method.base.weight.device
+    return seconds_of(lambda: ask(method.eval(), name, support, query), device) / at_once

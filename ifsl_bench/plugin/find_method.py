@@ -5,16 +5,21 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError, unknown, where
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.method_source import EXECUTED, method_source
 from ifsl_bench.plugin.options import check_method
+
+FROM = "__from__"  # a module made from a file says which
+_LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,16 @@ class Chosen:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A class from a file cannot be imported by its name elsewhere: the file is read there.
-        return (_reopen, (self.file,)) if self.file else (type(self), (self.name, self.method))
+        if self.file:
+            return _reopen, (self.file, method_source(self.method))
+        return type(self), (self.name, self.method)
 
 
-def _reopen(file: str) -> Chosen:
-    return find_method(file)[0]
+def _reopen(file: str, source: str) -> Chosen:
+    found = find_method(file)[0]
+    if method_source(found.method) != source:
+        raise UserError(f"{file} has changed since it was chosen; start the run again")
+    return found
 
 
 def find_method(said: str | type[Method]) -> tuple[Chosen, Mapping[str, Any]]:
@@ -51,16 +61,21 @@ def find_method(said: str | type[Method]) -> tuple[Chosen, Mapping[str, Any]]:
             contract.
     """
     if isinstance(said, type):
-        return Chosen(_name_of(said), _checked(said, repr(said))), {}
+        method = _checked(said, repr(said))
+        return Chosen(_name_of(method), method, getattr(sys.modules.get(method.__module__), FROM, "")
+                      and f"{getattr(sys.modules[method.__module__], FROM)}:{method.__name__}"), {}  # fmt: skip
     if not isinstance(said, str):
         raise UserError(f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {said!r}")
     path, _, wanted = said.rpartition(".py:") if ".py:" in said else (said.removesuffix(".py"), "", "")
     if path == said:  # no file
         name, method, meant = registry.resolve(said)
         return Chosen(name, method), meant
-    file = Path(f"{path}.py").expanduser().absolute()
+    try:
+        file = Path(f"{path}.py").expanduser().absolute()
+    except RuntimeError as error:  # ~nobody
+        raise UserError(f"cannot read the method in {path}.py: {error}") from error
     method = _class_in(file, wanted)
-    return Chosen(_name_of(method), method, f"{file}:{method.__qualname__}"), {}
+    return Chosen(_name_of(method), method, f"{file}:{wanted or method.__name__}"), {}
 
 
 def _name_of(method: type) -> str:
@@ -69,7 +84,7 @@ def _name_of(method: type) -> str:
     for name, point in points.items():
         if point.value.partition(" ")[0] == f"{method.__module__}:{method.__qualname__}":
             return name
-    if method.__name__ in points:
+    if method.__name__.lower() in {name.lower() for name in points}:  # file names may not tell cases apart
         raise UserError(f"class {method.__qualname__} has the name of another, registered method; rename the class")
     return method.__name__
 
@@ -103,16 +118,19 @@ def _run(file: Path) -> ModuleType:
     except OSError as error:
         raise UserError(f"cannot read the method in {file}: {error.strerror}") from error
     name = f"{file.stem}_{hashlib.sha256(str(file).encode() + content).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    module = ModuleType(name)
-    module.__file__ = str(file)
-    sys.modules[name] = module
-    try:
-        exec(compile(content, str(file), "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        line = next((f.lineno for f in reversed(inspect.trace()) if f.filename == str(file)), None)
-        at = f"line {getattr(error, 'lineno', None) or line}" if line or isinstance(error, SyntaxError) else "it"
-        raise UserError(f"{file} cannot be run: {at}: {type(error).__name__}: {error}") from error
+    with _LOCK:
+        if name in sys.modules:
+            return sys.modules[name]
+        module = ModuleType(name)
+        module.__file__ = str(file)
+        vars(module).update({EXECUTED: content, FROM: str(file)})
+        sys.modules[name] = module  # dataclasses and pickle look there while the file runs
+        try:
+            exec(compile(content, str(file), "exec"), module.__dict__)
+        except BaseException as error:
+            del sys.modules[name]
+            if not isinstance(error, (Exception, SystemExit)):
+                raise
+            at = where(error, str(file))
+            raise UserError(f"{file} cannot be run: {at}{type(error).__name__}: {error}") from error
     return module

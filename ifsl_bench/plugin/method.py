@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import UserError, where
 from ifsl_bench.protocol.task import MetaTraining, Task
 from ifsl_bench.solve.linear import AdjointReport
 
@@ -139,6 +139,22 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def forward(self, support: Support, query: Query) -> Prediction:
         """Joint logits of the queries. No state is kept between calls; an episode ignores the others in its batch."""
+
+
+def ask(method: Method, name: str, support: Support, query: Query) -> Prediction:
+    """The method's answer, not yet checked; ``name`` is what errors call it.
+
+    Raises:
+        UserError: the method refuses the episodes, or fails; says where.
+    """
+    try:
+        return method(support, query)
+    except (UserError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except ValueError as error:  # what solvers say of episodes that no solve can make sense of
+        raise UserError(f"method {name!r} cannot work on these episodes: {error}") from error
+    except Exception as error:
+        raise UserError(f"method {name!r} failed: {where(error)}{type(error).__name__}: {error}") from error
 
 
 class NonFinite(UserError):

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union
 import msgspec
 import torch
 
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError, unknown, where
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.protocol.task import Task
 
@@ -120,6 +120,8 @@ def check_method(method: type[Method]) -> None:
             raise UserError(
                 f"{method.__qualname__}.shorthands[{shorthand!r}] sets {unknown_names[0]!r}, no option of it"
             )
+    if not isinstance(method.tune, Mapping):
+        raise UserError(f"{method.__qualname__}.tune is {method.tune!r}, expected option -> values to try")
     for name, grid in method.tune.items():
         if name not in known:
             raise UserError(f"{method.__qualname__}.tune names {name!r}, which is none of its options")
@@ -127,11 +129,26 @@ def check_method(method: type[Method]) -> None:
             raise UserError(f"{method.__qualname__}.tune[{name!r}] has no values to try")
 
 
+def make_method(method: type[Method], base: Base, ways: int, options: Mapping[str, Any]) -> Method:
+    """The method beside a base classifier.
+
+    Raises:
+        UserError: its constructor refuses an option, or fails; says where.
+    """
+    try:
+        return method(base, ways, **options)
+    except UserError:
+        raise
+    except Exception as error:
+        said = f"{where(error)}{type(error).__name__}: {error}"
+        raise UserError(f"method {method.__qualname__} cannot be made: {said}") from error
+
+
 def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
     """Whether a method with these options has parameters, hence anything to meta-train."""
     small = torch.ones(6, 8)
     with torch.random.fork_rng(devices=[]):
-        made = method(Base(small, torch.zeros(6), small), 5, **options)
+        made = make_method(method, Base(small, torch.zeros(6), small), 5, options)
     return any(parameter.requires_grad for parameter in made.parameters())
 
 
@@ -183,6 +200,8 @@ def resolve_options(method: type[Method], name: str, given: Mapping[str, Any], t
             raise UserError(f"option {key!r} of method {name!r} takes {known[key].spelled}, not {value!r}")
     # In the constructor's order, without defaults: one setting, one label. What is tuned unless given stays.
     default = {key: option.default for key, option in known.items()} | method.defaults(task)
+    if strange := sorted(default.keys() - known.keys()):
+        raise UserError(f"{method.__qualname__}.defaults names {strange[0]!r}, which is none of its options")
     return {
         key: resolved[key] for key in known if key in resolved and (resolved[key] != default[key] or key in method.tune)
     }

@@ -122,7 +122,7 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
             kind = method(registered)
         except UserError:
             continue
-        for shorthand, meant in kind.shorthands.items():
+        for shorthand, meant in vars(kind).get("shorthands", {}).items():  # a subclass is another method
             shorthands.setdefault(shorthand, (registered, kind, dict(meant)))
     if name not in shorthands:
         raise unknown("method", name, [*names(METHODS), *shorthands])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import options_of, trains
 from ifsl_bench.protocol.task import Task
@@ -29,7 +30,10 @@ def settings(method: type[Method], given: Mapping[str, Any], task: Task) -> list
 def label(method: type[Method], name: str, given: Mapping[str, Any], task: Task) -> list[str]:
     """The method's name in tables, then each given option that the name does not say, as ``key=value``."""
     default = {key: option.default for key, option in options_of(method).items()}
-    called, said = method.label(name, default | settings(method, given, task)[0])
+    called, said = name, set[str]()
+    # A copy or a subclass of a registered method is another one, and says so.
+    if name in registry.names(registry.METHODS) and "shorthands" in vars(method):
+        called, said = method.label(name, default | settings(method, given, task)[0])
     return [called, *(f"{key}={short(value)}" for key, value in given.items() if key not in said)]
 
 

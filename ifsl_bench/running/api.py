@@ -119,6 +119,8 @@ def evaluate_checkpoint(
     if not checkpoint.is_dir() and (work.home.trained / checkpoint.name).is_dir():
         checkpoint = work.home.trained / checkpoint.name
     info = trained_facts(checkpoint)
+    if ".py:" in str(info["method"]):  # a path in a file that may be a stranger's is no reason to run code
+        raise UserError(f"{checkpoint.name} is of a method in a file, {info['method']}; run that file to evaluate it")
     training, about = Training.parse(info["train"]), (episodes, make_change(change or {}), work.home)
     job = make_job(info["method"], task, info["options"], training, info["seed"], *about)
     if info["method_source"] != job.source:

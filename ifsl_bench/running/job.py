@@ -14,12 +14,12 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.find_method import Chosen, find_method
 from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.plugin.options import resolve_options, trains
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import Change
-from ifsl_bench.running.provenance import method_source
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Job:
 
     @property
     def source(self) -> str:
-        """Identity of the method's code, see :func:`ifsl_bench.running.provenance.method_source`."""
+        """Identity of the method's code, see :func:`ifsl_bench.plugin.method_source.method_source`."""
         return method_source(self.method)
 
     def result_path(self, home: Home) -> Path:
@@ -116,9 +116,12 @@ def make_jobs(
     """
     if not methods or not tasks:
         raise UserError("name at least one method and one task")
+    if odd := [task for task in tasks if not isinstance(task, str)]:
+        raise UserError(f"a task is a name or path/to/my.toml, not {odd[0]!r}")
     if any(not isinstance(seed, int) or seed < 0 for seed in seeds):
         raise UserError(f"seeds must be whole numbers from 0, not {list(seeds)}")
-    found = [find_method(said) for said in dict.fromkeys(methods)]
+    found = [find_method(said) for said in methods]
+    found = [one for i, one in enumerate(found) if one not in found[:i]]
     jobs = []
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in tasks)):
         count = task.evaluation.episodes if episodes is None else episodes
@@ -132,8 +135,18 @@ def make_jobs(
             given = resolve_options(chosen.method, chosen.name, {**meant, **options}, task)
             # --train does not concern a method that has nothing to train: its result is the same whatever it says.
             rows.append((chosen, given, training if trains(chosen.method, given) else Training()))
+        _check_apart(rows, task)
         jobs += [Job(chosen, given, task, own, seed, count) for seed in seeds for chosen, given, own in rows]
     return jobs
+
+
+def _check_apart(rows: Sequence[tuple[Chosen, dict[str, Any], Training]], task: Task) -> None:
+    """Raises :class:`UserError` for two methods of one label: the second's result would take the first's place."""
+    owners: dict[str, Chosen] = {}
+    for chosen, given, training in rows:
+        label = Job(chosen, given, task, training, 0, task.evaluation.episodes).label
+        if owners.setdefault(label, chosen) != chosen:
+            raise UserError(f"two different methods are called {label!r}; rename a class, or run one at a time")
 
 
 def make_job(method: str | type[Method], task: str, options: Mapping[str, Any], training: Training, seed: int,

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
-import importlib
 import importlib.metadata
 import platform
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 
 import torch
 
 from ifsl_bench._version import __version__
 from ifsl_bench.backbone.device import describe_device
-from ifsl_bench.plugin.method import Method
 
 LIBRARIES = ("torch", "torchvision", "numpy")
-SOLVERS = ("ifsl_bench.learners", "ifsl_bench.solve")  # a method that uses them computes what they compute
 
 
 def provenance(command: str, device: torch.device, requires: Iterable[str] = ()) -> dict[str, object]:
@@ -43,43 +37,6 @@ def provenance(command: str, device: torch.device, requires: Iterable[str] = ())
         "libraries": libraries,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-
-
-def method_source(method: type[Method]) -> str:
-    """Identity of a method's code: its own module, those of its base classes, and the solvers if it uses them.
-
-    Raises:
-        RuntimeError: the solvers' code is not found where they say they are.
-    """
-    sha = hashlib.sha256(__version__.encode())
-    for kind in method.__mro__:
-        module = sys.modules.get(kind.__module__)
-        path = getattr(module, "__file__", None)
-        if issubclass(kind, Method) and kind is not Method and path:
-            sha.update(Path(path).read_bytes())
-            if any(_uses(module, name) for name in SOLVERS):  # the learners use the solvers themselves
-                for name in SOLVERS:
-                    for content in _code_of(name):
-                        sha.update(content)
-    return sha.hexdigest()[:16]
-
-
-def _uses(module: object, package: str) -> bool:
-    """Whether a module has the package, one of its modules, or something of theirs among its names."""
-    for value in vars(module).values():
-        home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if isinstance(home, str) and (home == package or home.startswith(f"{package}.")):
-            return True
-    return False
-
-
-def _code_of(package: str) -> list[bytes]:
-    """The contents of a package's modules, by name."""
-    folders = importlib.import_module(package).__path__
-    files = sorted(file for folder in folders for file in Path(folder).glob("*.py"))
-    if not files:
-        raise RuntimeError(f"{package} has no modules in {list(folders)}: results could not name the code they used")
-    return [file.read_bytes() for file in files]
 
 
 def commit() -> str:

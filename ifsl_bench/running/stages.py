@@ -36,6 +36,7 @@ from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step
 from ifsl_bench.episodic.trained import Model, load_trained
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocol.episodes import task_sampler
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task import NO_BACKBONE, Side, Task
@@ -94,7 +95,7 @@ class PrepareData(Stage):
         return rough_seconds(self.task.dataset.name)
 
     def run(self, work: Workspace) -> None:
-        prepared = work.prepared(self.task, "linear", 0)  # episodes depend on no backbone
+        prepared = PreparedTask(self.task, "linear", 0, work)  # episodes depend on no backbone
         for side in self.sides:
             prepared.sampler(side)
         prepared.check_digest()
@@ -145,7 +146,7 @@ class Features(Stage):
         return folder.relative_to(home.features).as_posix()
 
     def cached(self, home: Home) -> bool:
-        return is_computed(home.features / self.key(home))
+        return is_computed(home.features / self.key(home), pretrained_sha256(home, self.backbone.key(home)))
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
         images, backbone = self.views * data.images(self.pool), self.backbone.task.pretraining.backbone
@@ -163,14 +164,14 @@ class _OfJob(Stage):
     options: Mapping[str, Any]
 
     def prepared(self, work: Workspace) -> PreparedTask:
-        return work.prepared(self.job.task, self.job.method.head, self.job.seed, self.job.training.views)
+        return work.prepared(self.job.task, self.job.method.head, self.job.seed)
 
     def fresh(self, work: Workspace) -> Method:
         """The method with initial parameters, which depend on the method's name and the seed."""
         base = self.prepared(work).base.to(work.device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of("method", self.job.name, self.job.seed))
-            return self.job.method(base, self.job.task.episode.ways, **self.options).to(work.device)
+            return make_method(self.job.method, base, self.job.task.episode.ways, self.options).to(work.device)
 
     def validate(self, work: Workspace, method: Method) -> Evaluated:
         """On the validation episodes."""
@@ -202,7 +203,8 @@ class MetaTrain(_OfJob):
         return f"{job.task.name}-{job.name}-seed{job.seed}-{sha256_json(made_of)[:12]}"
 
     def cached(self, home: Home) -> bool:
-        return is_finished(home.trained / self.key(home))
+        backbone = Pretrain(self.job.task, self.job.method.head, self.job.seed).key(home)
+        return is_finished(home.trained / self.key(home), pretraining_sha256=pretrained_sha256(home, backbone))
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
         job, method = self.job, self.dummy(data, device)
@@ -224,7 +226,10 @@ class MetaTrain(_OfJob):
         }
         folder, how = work.home.trained / self.key(work.home), (job.schedule, job.training, job.seed)
         with locked(folder, work.reporter.say):
-            loader, accuracy = prepared.loader("train"), lambda model: self.validate(work, model).accuracy
+            loader, accuracy = (
+                prepared.loader("train", job.training.views),
+                lambda model: self.validate(work, model).accuracy,
+            )
             trained = meta_train(folder, method, job.name, loader, accuracy, *how, facts, work.reporter)
         return Model(method, trained, folder.name)
 
@@ -249,7 +254,7 @@ class Evaluate(_OfJob):
         return f"evaluating {job.where}: {job.episodes:,} episodes{choice}"
 
     def key(self, home: Home) -> str:
-        return self.job.result_path(home).relative_to(home.results).as_posix()
+        return f"{self.job.result_path(home).relative_to(home.results).as_posix()} of {self.job.source}"
 
     def cached(self, home: Home) -> bool:
         return False  # where a result is stored nobody asks for its stages

@@ -299,4 +299,4 @@ def test_the_real_pack(tmp_path):
     duplicates = dataset.manifest["about"]["duplicates"]
     assert "n01945685_164" in json.dumps(duplicates["first"][0])
     assert "n01944390_66" in json.dumps(duplicates["first"][0])
-    PreparedTask(task, "linear", 0, 1, Workspace(Home.locate(tmp_path))).check_digest()
+    PreparedTask(task, "linear", 0, Workspace(Home.locate(tmp_path))).check_digest()
