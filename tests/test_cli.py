@@ -222,6 +222,19 @@ MISTAKES = [
 ]
 
 
+def test_a_result_records_the_command_without_the_folders_of_the_machine(call, here, tmp_path):
+    for i, folders in enumerate(
+        (["--results", "R"], ["--results=R"], ["--home", str(here / "home"), "--results", "R"])
+    ):
+        where = str(tmp_path / str(i))
+        words = [word.replace("R", where) if word != "--results" else word for word in folders]
+        status, _, err = call("run", *words, "--method", "protonet", "--task", TASK, "--device", "cpu", "-q")
+        assert status == 0, err
+        (path,) = (tmp_path / str(i)).glob("*/*.json")
+        command = json.loads(path.read_text())["provenance"]["command"]
+        assert command == f"ifsl-bench run --method protonet --task {TASK} --device cpu -q"
+
+
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(a) for a, _ in MISTAKES])
 def test_mistakes_are_one_line_and_status_2(call, arguments, message):
     status, out, err = call(*arguments)

@@ -141,6 +141,12 @@ def test_no_room_takes_the_name_of_a_public_function():
             "    value = getattr(ifsl_bench, name)",
             "    assert callable(value), name",
             "    assert value.__module__.startswith('ifsl_bench.'), name",
+            "import pathlib",
+            "calls = [(ifsl_bench.run, 'no-method'), (ifsl_bench.evaluate_checkpoint, pathlib.Path('nowhere'))]",
+            "for call, what in calls:",
+            "    try: call(what, 'glyphs-5shot')",
+            "    except ifsl_bench.UserError: continue",
+            "    raise AssertionError(call)",
         ]
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -105,7 +105,7 @@ def run(
     keep_freed_memory()
     reporter = reporter_for(quiet, verbose)
     work = api.workspace(home, results_dir, device, reporter)
-    command = shlex.join(["ifsl-bench", *sys.argv[1:]])
+    command = _typed(sys.argv[1:])
     if checkpoint:
         if len(tasks) != 1 or methods or options or train or seeds != 1:
             raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself")
@@ -133,6 +133,18 @@ def run(
         click.echo("\n" + render([task_table(board, full)], style))
         for label in labels:
             click.echo("\n" + "\n".join(standing(board, label)))
+
+
+def _typed(arguments: list[str]) -> str:
+    """The command as results record it: without the folders of this machine."""
+    kept: list[str] = []
+    skip = False
+    for word in arguments:
+        folder = word.partition("=")[0] in ("--home", "--results")
+        if not skip and not folder:
+            kept.append(word)
+        skip = folder and "=" not in word
+    return shlex.join(["ifsl-bench", *kept])
 
 
 @cli.command()
