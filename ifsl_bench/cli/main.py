@@ -148,14 +148,26 @@ def _typed(arguments: list[str]) -> str:
 
 
 @cli.command()
+@click.option("--check", "checked", metavar="NAME", help="Hold this method against the contract, on made-up episodes.")
 @style_option
-def methods(style: str) -> None:
-    """List the methods, with their options and where they come from."""
+def methods(checked: str | None, style: str) -> None:
+    """List the methods, with their options and where they come from; or check one (a name, or FILE.py:CLASS)."""
     from ifsl_bench.board.render import render
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.plugin import registry
     from ifsl_bench.plugin.options import options_of
 
+    if checked is not None:
+        from ifsl_bench.plugin.contract import check_contract
+        from ifsl_bench.plugin.find_method import find_method
+
+        chosen, meant = find_method(checked)
+        found = list(check_contract(chosen.name, chosen.method, meant))
+        rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in found]
+        click.echo(render([plain_table(rules)], style))
+        if failed := [rule for rule, broken in found if broken]:
+            raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(found)} rules")
+        return
     rows = []
     for name in registry.names(registry.METHODS):
         plugin = registry.load(registry.METHODS, name)

@@ -29,12 +29,13 @@ from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
 from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.episodic.choosing import Choice, choose
-from ifsl_bench.episodic.evaluation import Evaluated, evaluate
+from ifsl_bench.episodic.evaluation import Evaluated, evaluate, predict
 from ifsl_bench.episodic.meta_training import meta_train
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
 from ifsl_bench.episodic.trained import Model, load_trained
 from ifsl_bench.plugin import settings
+from ifsl_bench.plugin.contract import Asked, check_answers
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocol.episodes import task_sampler
@@ -42,6 +43,8 @@ from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task import NO_BACKBONE, Side, Task
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.provenance import provenance
+
+FIRST = 8  # test episodes that the contract is checked on in every run
 
 
 class Stage(ABC):
@@ -280,6 +283,9 @@ class Evaluate(_OfJob):
         job, prepared = self.job, self.prepared(work)
         (method, trained, folder), choice = self._best(work)
         test, backbone = prepared.loader("test"), prepared.pretrained
+        first = test.batch(0, FIRST)
+        predict(method.eval(), job.name, first)
+        check_answers(Asked(job.name, method, first.support, first.query, first.masked))
         start = time.perf_counter()
         with work.reporter.stage(f"evaluating {job.label} on {job.task.name}", job.episodes) as stage:
             found = evaluate(method, job.name, test, job.episodes, stage)

@@ -1,0 +1,221 @@
+"""The contract of :class:`~ifsl_bench.plugin.method.Method`, held against a method's answers.
+
+Every run looks at its first test episodes (:func:`check_answers`); ``ifsl-bench methods --check NAME`` goes through all
+of :data:`RULES` on made-up episodes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin.method import Base, Method, Query, Support, ask, check_prediction, masked_logits
+from ifsl_bench.plugin.options import make_method
+
+# In single precision, and with a search that ends where its tolerance says, two ways to one answer differ by this share
+# of the logits' spread in an episode at most; in a few episodes a search may find another minimum.
+TOLERANCE = 0.05
+MOST_OTHERWISE = 0.5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A method with episodes that it has to answer; ``masked`` [E, K] are the base classes without a logit."""
+
+    name: str
+    method: Method
+    support: Support
+    query: Query
+    masked: Tensor
+
+    def logits(
+        self, support: Support | None = None, query: Query | None = None, method: Method | None = None
+    ) -> Tensor:
+        """[E, Q, K + N]; -inf where ``masked``."""
+        prediction = ask(method or self.method, self.name, support or self.support, query or self.query)
+        return masked_logits(prediction, self.masked)
+
+    def part(self, episode: int) -> Asked:
+        """One episode."""
+        at = slice(episode, episode + 1)
+        s, q = self.support, self.query
+        support = Support(s.features[at], s.labels[at], s.hidden[at], s.base_logits[at])
+        return replace(self, support=support, query=Query(q.features[at], q.base_logits[at]), masked=self.masked[at])
+
+
+def differs(found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> bool:
+    """Whether answers [E, Q, C] differ in more than ``MOST_OTHERWISE`` of the episodes, beyond rounding and search."""
+    there = torch.isfinite(expected)
+    if not torch.equal(there, torch.isfinite(found)):
+        return True
+    expected, found = expected.masked_fill(~there, 0.0), found.masked_fill(~there, 0.0)
+    scale = expected.flatten(1).std(1).clamp_min(1e-6)
+    apart = (found - expected).abs().flatten(1).amax(1) > tolerance * scale
+    return bool(apart.float().mean() > MOST_OTHERWISE)
+
+
+def repeats(given: Asked) -> str:
+    """A second call gives the same answer, whatever was asked between."""
+    first = given.logits()
+    given.part(0).logits()
+    broken = "a second call gives another answer: it draws at random or keeps something between calls"
+    return broken if differs(given.logits(), first) else ""
+
+
+def leaves_its_input(given: Asked) -> str:
+    """What a method is given is as it was after the call."""
+    parts = {
+        "support.features": given.support.features,
+        "support.labels": given.support.labels,
+        "support.hidden": given.support.hidden,
+        "support.base_logits": given.support.base_logits,
+        "query.features": given.query.features,
+        "query.base_logits": given.query.base_logits,
+        "base.weight": given.method.base.weight,
+        "base.prototypes": given.method.base.prototypes,
+    }
+    before = {name: value.detach().clone() for name, value in parts.items()}
+    given.logits()
+    changed = [name for name, value in parts.items() if not torch.equal(value, before[name])]
+    return f"it writes into {changed[0]}" if changed else ""
+
+
+def sees_one_episode(given: Asked) -> str:
+    """An episode's answer does not depend on the other episodes of its batch."""
+    whole = given.logits()
+    alone = torch.cat([given.part(episode).logits() for episode in range(len(whole))])
+    return "the answer to an episode depends on the other episodes in its batch" if differs(alone, whole) else ""
+
+
+def follows_the_queries(given: Asked) -> str:
+    """Queries in another order get the same answers in that order."""
+    q, count = given.query, given.query.features.shape[1]
+    order = torch.arange(count - 1, -1, -1, device=q.features.device)
+    turned = given.logits(query=Query(q.features[:, order], q.base_logits[:, order]))
+    broken = "the answer to a query depends on its place among the queries"
+    return broken if differs(turned[:, order], given.logits()) else ""
+
+
+def sees_one_query(given: Asked) -> str:
+    """A query's answer does not depend on the other queries: the protocol is inductive."""
+    q = given.query
+    alone = given.logits(query=Query(q.features[:, :1], q.base_logits[:, :1]))
+    return "the answer to a query depends on the other queries" if differs(alone, given.logits()[:, :1]) else ""
+
+
+def keeps_hidden_classes_out(given: Asked) -> str:
+    """What a hidden base class is like changes no answer about the others."""
+    s, q, hidden = given.support, given.query, given.support.hidden
+    if not hidden.any():
+        return ""
+    one = int(hidden.any(0).nonzero()[0])
+    there = hidden[:, one]  # [E] episodes that hide it
+    other = copy.deepcopy(given.method)
+    with torch.no_grad():
+        rows = [p for p in other.parameters() if p.shape == other.base.weight.shape]
+        for tensor in (other.base.weight, other.base.prototypes, *rows):
+            tensor[one] += 5.0
+    shifted = [x.clone() for x in (s.base_logits, q.base_logits)]
+    for x in shifted:
+        x[..., one] += 5.0
+    found = given.logits(replace(s, base_logits=shifted[0]), Query(q.features, shifted[1]), other)
+    return "a hidden base class leaves a trace in the answers" if differs(found[there], given.logits()[there]) else ""
+
+
+def ignores_the_order_of_support(given: Asked) -> str:
+    """The images of a class come in no particular order."""
+    s, ways = given.support, given.method.ways
+    order = torch.arange(s.features.shape[1]).view(ways, -1).flip(1).flatten()
+    turned = replace(s, features=s.features[:, order], base_logits=s.base_logits[:, order])
+    broken = "the answer depends on the order of a class's support images"
+    return broken if differs(given.logits(turned), given.logits()) else ""
+
+
+def learns(given: Asked) -> str:
+    """Every parameter gets a finite gradient."""
+    method = copy.deepcopy(given.method).train()
+    parameters = {name: p for name, p in method.named_parameters() if p.requires_grad}
+    if not parameters:
+        return ""
+    with torch.enable_grad():
+        logits = given.logits(method=method)
+        classes = logits.shape[-1]
+        shown = torch.isfinite(logits[:, 0]).int()  # [E, K + N]
+        labels = (shown * torch.arange(1, classes + 1)).argmax(-1, keepdim=True).expand(logits.shape[:2])
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
+    for name, parameter in parameters.items():
+        if parameter.grad is None:
+            return f"parameter {name} gets no gradient"
+        if not torch.isfinite(parameter.grad).all():
+            return f"the gradient of parameter {name} is not finite"
+    return ""
+
+
+IN_EVERY_RUN: tuple[Callable[[Asked], str], ...] = (
+    leaves_its_input,
+    repeats,
+    sees_one_episode,
+    follows_the_queries,
+    sees_one_query,
+)
+RULES = (*IN_EVERY_RUN, keeps_hidden_classes_out, ignores_the_order_of_support, learns)
+
+
+@torch.no_grad()
+def check_answers(given: Asked) -> None:
+    """Holds a method's answers against the rules of every run.
+
+    Raises:
+        UserError: it breaks one; says which.
+    """
+    for rule in IN_EVERY_RUN:
+        if broken := rule(given):
+            raise UserError(f"method {given.name!r} breaks the contract: {broken}")
+
+
+def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: int, hide: bool, regular: bool) -> Asked:
+    """A method with random parameters and random episodes, in double precision; always the same ones.
+
+    Args:
+        hide: whether base classes are hidden, as in meta-training under the shared protocol.
+        regular: whether no base class is in the softmax.
+    """
+    E, N, Q, D, K = 4, 5, 8, 24, 9
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        weight, bias, prototypes = (torch.randn(K, *size, dtype=torch.float64) for size in ((D,), (), (D,)))
+        method = make_method(kind, Base(weight, 0.1 * bias, prototypes, 9.0), N, options).double().eval()
+        x, q = (torch.randn(E, rows, D, dtype=torch.float64) for rows in (N * shots, Q))
+        hidden = torch.zeros(E, K, dtype=torch.bool)
+        if hide:
+            hidden.scatter_(1, torch.stack([torch.randperm(K)[:3] for _ in range(E)]), True)
+    labels = torch.arange(N).repeat_interleave(shots).expand(E, -1)
+    logits = [F.linear(rows, weight, 0.1 * bias) for rows in (x, q)]
+    if regular:
+        logits = [torch.full_like(rows, -torch.inf) for rows in logits]
+    masked = torch.ones_like(hidden) if regular else hidden
+    return Asked(name, method, Support(x, labels, hidden, logits[0]), Query(q, logits[1]), masked)
+
+
+def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every rule on made-up episodes: what it says, and how the method breaks it ("" where it does not)."""
+    for rule in RULES:
+        broken = ""
+        for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
+            try:
+                given = made_up(name, kind, options, shots, hide, regular)
+                episodes, queries = given.query.features.shape[:2]
+                with torch.no_grad():
+                    prediction = ask(given.method, name, given.support, given.query)
+                    check_prediction(name, prediction, episodes, queries, given.masked.shape[1] + given.method.ways)
+                    broken = broken or rule(given)
+            except UserError as error:
+                broken = broken or str(error)
+        yield (rule.__doc__ or "").strip().split("\n")[0].rstrip("."), broken

@@ -1,0 +1,77 @@
+"""The contract, checked in every run and by ``ifsl-bench methods --check``."""
+
+from __future__ import annotations
+
+import pytest
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.contract import RULES, check_contract
+from ifsl_bench.running import api
+
+START = """
+import torch
+from ifsl_bench import Method, Prediction
+
+class X(Method):
+    calls = 0
+
+    def forward(self, support, query):
+        means = support.class_means(self.ways)
+        logits = torch.cat([query.base_logits, query.features @ means.mT], -1)
+        {}
+        return Prediction(logits)
+"""
+BREAKS = {
+    "X.calls += 1; logits = logits * (1 + X.calls)": "a second call gives another answer",
+    "logits = logits + torch.randn_like(logits)": "a second call gives another answer",
+    "query.features.mul_(2)": "it writes into query.features",
+    "support.hidden.logical_not_()": "it writes into support.hidden",
+    "logits = logits - 3 * logits.mean(0)": "depends on the other episodes in its batch",
+    "logits = logits * torch.arange(1, logits.shape[1] + 1).view(1, -1, 1)": "depends on its place among the queries",
+    "logits = (logits - logits.mean(1, keepdim=True)).sort(1, descending=True).values": "depends on",
+    "logits = logits - 3 * logits.mean(1, keepdim=True)": "the answer to a query depends on the other queries",
+}
+
+
+@pytest.fixture
+def run(clusters, tmp_path):
+    work = api.workspace(clusters / "home", device="cpu")
+
+    def call(line):
+        (tmp_path / "x.py").write_text(START.format(line))
+        return api.run(f"{tmp_path / 'x.py'}:X", f"{clusters / 'clusters.toml'}:clusters-5shot", work=work)
+
+    return call
+
+
+@pytest.mark.parametrize("line", BREAKS)
+def test_a_method_that_breaks_the_contract_is_not_measured(line, run, clusters):
+    with pytest.raises(UserError, match=rf"method 'X' breaks the contract: .*{BREAKS[line]}"):
+        run(line)
+    assert not list((clusters / "home").glob("results/*/X*"))
+
+
+def test_one_that_keeps_it_is(run):
+    assert run("pass").summary["acc"]["mean"] > 20
+
+
+@pytest.mark.parametrize("name", sorted(registry.names(registry.METHODS)))
+def test_every_registered_method_keeps_every_rule(name):
+    if registry.load(registry.METHODS, name).lacks:
+        pytest.skip("its extra is not installed")
+    kind = registry.method(name)
+    found = dict(check_contract(name, kind, {"weight_decay": 1e-2} if "weight_decay" in kind.tune else {}))
+    assert len(found) == len(RULES)
+    assert not {rule: broken for rule, broken in found.items() if broken}
+
+
+def test_the_command_says_rule_by_rule_what_is_broken(call, tmp_path):
+    status, out, _ = call("methods", "--check", "protonet")
+    assert status == 0
+    assert out.count(" ok") == len(RULES)
+    (tmp_path / "x.py").write_text(START.format("logits = logits + torch.randn_like(logits)"))
+    status, out, err = call("methods", "--check", str(tmp_path / "x.py"))
+    assert status == 2
+    assert "a second call gives another answer" in out
+    assert "method 'X' breaks" in err
