@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import cloudpickle
@@ -72,7 +72,8 @@ def all_end(pids: list[int]) -> bool:
         time.sleep(0.02)
     left = [pid for pid in pids if alive(pid)]
     for pid in left:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     return not left
 
 
@@ -176,7 +177,8 @@ def test_a_dead_process_loses_nothing(which):
             for row in range(400):
                 if row == 200:
                     for child in multiprocessing.active_children()[:which]:
-                        os.kill(child.pid, signal.SIGKILL)
+                        with suppress(ProcessLookupError):  # with the first one dead, loky ends the other
+                            os.kill(child.pid, signal.SIGKILL)
                         child.join()
                 yield row, f"image {row}", encoded(picture(seed=row))
 
