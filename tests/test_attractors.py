@@ -21,7 +21,6 @@ from ifsl_bench.learners import Network, NetworkLearner, fold
 from ifsl_bench.learners.network import activations
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
 from ifsl_bench.plugin.options import check_method
-from ifsl_bench.plugin.settings import beyond
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.solve import LBFGS, measured
 from ifsl_bench.solve.tree import tree_map
@@ -386,12 +385,3 @@ def test_other_impossible_options():
     assert LR.tune["weight_decay"] == MLP.tune["weight_decay"]
     assert len(LR.tune["weight_decay"]) == 11
     assert (LR.tune["weight_decay"][0], LR.tune["weight_decay"][-1]) == (1e-6, 1e-1)
-
-
-def test_what_lies_beyond_the_ends_of_a_grid():
-    assert list(beyond(LR, {}, {"weight_decay": 1e-3})) == []
-    below = list(beyond(LR, {}, {"weight_decay": 1e-6}))
-    assert [setting["weight_decay"] for setting in below[:4]] == [3.16e-7, 1e-7, 3.16e-8, 1e-8]
-    assert len(below) == 40
-    assert next(beyond(LR, {}, {"weight_decay": 0.1})) == {"weight_decay": 0.316}
-    assert list(beyond(LR, {"weight_decay": 1e-6}, {"weight_decay": 1e-6})) == [], "what is given is not tuned"

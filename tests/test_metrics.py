@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy import stats
 
-from ifsl_bench.common.progress import Stage
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.loader import Batch
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
@@ -89,7 +88,7 @@ def test_hits_are_those_of_a_plain_loop(monkeypatch):
     loader = _Loader(50, 7, 3, spec)
     monkeypatch.setattr(evaluation, "batch_size", lambda *_: 16)
     method = _Stored(Base(torch.zeros(7, 2), torch.zeros(7), torch.zeros(7, 2)), 3)
-    found = evaluate(method, "stored", loader, 50, Stage())
+    found = evaluate(method, "stored", loader, range(50))
     for e in range(50):
         expected = dict.fromkeys(("base_joint", "base_alone", "novel_joint", "novel_alone"), 0)
         for i in range(10):

@@ -18,7 +18,7 @@ from ifsl_bench.plugin.find_method import Chosen, find_method
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api, provenance
-from ifsl_bench.running.dry_run import dry_run
+from ifsl_bench.running.api import dry_run
 from ifsl_bench.running.job import make_jobs
 from ifsl_bench.running.stages import Evaluate, MetaTrain, Pretrain, stages_of
 
@@ -69,16 +69,11 @@ def jobs_of(methods, task, work, train=None):
     return make_jobs(methods, [task], {}, Training.parse(train or {}), [0], None, home=work.home)
 
 
-def everything(job):
-    data, stages, evaluation = stages_of(job)
-    return [data, *stages, evaluation]
-
-
 @pytest.mark.parametrize("name", ["protonet", "lwof", "lr", "mlp+a"])
 def test_a_dry_run_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, work):
     (job,) = jobs_of([name], task, work, {"steps": "5"})
-    stages = everything(job)
-    assert [row["stage"] for row in dry_run([job], work)] == [stage.title for stage in stages]
+    stages = stages_of(job)
+    assert [row["stage"] for row in dry_run([job], work)] == [str(stage) for stage in stages]
     assert [stage.cached(work.home) for stage in stages] == [True] + [False] * (len(stages) - 1), "data are there"
     api.run_job(job, work)
     assert all(stage.cached(work.home) for stage in stages[:-1])
@@ -92,7 +87,7 @@ def test_every_stage_can_be_pickled_and_runs_in_another_process_to_the_same_arte
     (job,) = jobs_of(["lwof"], task, work, {"steps": "10"})
     (own,) = jobs_of([f"{file}:Means"], task, work)
     for one in (job, own):
-        for stage in everything(one):
+        for stage in stages_of(one):
             again = pickle.loads(pickle.dumps(stage))
             assert again == stage
             assert again.key(work.home) == stage.key(work.home)
@@ -107,16 +102,14 @@ def test_every_stage_can_be_pickled_and_runs_in_another_process_to_the_same_arte
         (clusters / "elsewhere").mkdir(exist_ok=True)
         if not (clusters / "elsewhere" / "data").exists():
             (clusters / "elsewhere" / "data").symlink_to(work.home.data)
-        done = subprocess.run(
-            command, input=pickle.dumps(everything(one)), capture_output=True, timeout=300, check=True
-        )
+        done = subprocess.run(command, input=pickle.dumps(stages_of(one)), capture_output=True, timeout=300, check=True)
         assert float(done.stdout) == api.run_job(one, work).summary["acc"]["mean"]
 
 
 def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_home, clusters):
     work = api.workspace(glyph_home, device="cpu")
     (job,) = make_jobs(["lwof"], ["glyphs-5shot"], {}, Training(views=3), [0], None, home=work.home)
-    pools = [(s.pool, s.views) for s in everything(job) if hasattr(s, "pool")]
+    pools = [(s.pool, s.views) for s in stages_of(job) if hasattr(s, "pool")]
     assert ("base/val", 3) in pools
     assert ("base/val", 1) in pools, "validation sees plain images"
     assert ("novel/train", 3) in pools
@@ -126,7 +119,7 @@ def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_hom
 def test_keys_change_with_what_makes_the_artefact_and_with_nothing_else(task, work):
     def key(name, **train):
         (job,) = jobs_of([name], task, work, train)
-        return MetaTrain(job, job.settings()[0]).key(work.home)
+        return MetaTrain(job).key(work.home)
 
     assert key("lwof") == key("lwof", select="last"), "every state holds both models"
     assert len({key("lwof"), key("lwof", steps="7"), key("lr+s"), key("mlp+s"), key("lr+a")}) == 5
@@ -332,10 +325,10 @@ def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypat
     work = api.workspace(glyph_features_home, device="cpu")
     file = glyph_features_home.parent / "few.toml"
     (job,) = make_jobs(["protonet"], [f"{file}:few-1shot"], {}, Training(), [0], None, home=work.home)
-    _, stages, _ = stages_of(job)
-    assert stages[1].cached(work.home)
+    features = stages_of(job)[2]
+    assert features.cached(work.home)
     monkeypatch.setattr("ifsl_bench.running.stages.pretrained_sha256", lambda home, key: "another")
-    assert not stages[1].cached(work.home)
+    assert not features.cached(work.home)
 
 
 def test_the_commit_is_that_of_the_checkout():
@@ -348,6 +341,6 @@ def test_the_commit_is_that_of_the_checkout():
 
 def test_progress_names_the_job_and_not_the_class(task, work, file, capsys):
     (job,) = jobs_of([f"{file}:Means"], task, work)
-    assert Evaluate(job, {}).title == "evaluating Means on clusters-5shot, seed 0: 60 episodes"
+    assert str(Evaluate(job)) == "evaluating Means on clusters-5shot, seed 0: 60 episodes"
     api.run_job(job, api.workspace(work.home.cache, device="cpu", reporter=LogReporter()))
     assert "evaluating Means on clusters-5shot" in capsys.readouterr().err

@@ -56,8 +56,8 @@ def work(clusters, reporter=None, home="home"):
 def train(clusters, job, reporter=None):
     place = work(clusters, reporter)
     stages.PrepareData(job.task, job.sides).run(place)
-    stage = stages.MetaTrain(job, job.options)
-    return *stage.run(place), stage.prepared(place)
+    stage = stages.MetaTrain(job)
+    return *stage.run(place), stage.backbone.prepared(place)
 
 
 @pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
@@ -87,7 +87,7 @@ def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
     assert trained.history[trained.kept_step] == max(trained.history.values())
 
     def accuracy(model):
-        return stages.MetaTrain(made, made.options).validate(bench.work, model).accuracy
+        return stages.MetaTrain(made).validate(bench.work, model)
 
     assert accuracy(method) == pytest.approx(trained.history[trained.kept_step])
     assert accuracy(method) > accuracy(Scale(bench.base, 5, offset=-3.0)) + 10
@@ -216,6 +216,6 @@ def test_training_options_are_checked(given, message):
 
 def test_initial_parameters_depend_on_seed_and_name_only(clusters):
     lwof = registry.method("lwof")
-    a, b, c = (stages.MetaTrain(job(clusters, lwof, seed=s), {}).fresh(work(clusters)) for s in (0, 0, 1))
+    a, b, c = (stages.MetaTrain(job(clusters, lwof, seed=s)).fresh(work(clusters)) for s in (0, 0, 1))
     assert torch.equal(a.to_query, b.to_query)
     assert not torch.equal(a.to_query, c.to_query)

@@ -118,9 +118,7 @@ def run(
     training = Training.parse(train)
     jobs = job.make_jobs(methods, tasks, options, training, range(seed, seed + seeds), episodes, change, work.home)
     if dry_run:
-        from ifsl_bench.running.dry_run import dry_run as rows_of
-
-        click.echo(render([plain_table(rows_of(jobs, work, rerun))], style))
+        click.echo(render([plain_table(api.dry_run(jobs, work, rerun))], style))
         return
     made = api.run_jobs(jobs, work, rerun=rerun, command=command)
     boards = [load_board(task, work.home.results) for task in dict.fromkeys(found)]

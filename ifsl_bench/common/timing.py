@@ -20,3 +20,10 @@ def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 
             torch.cuda.synchronize(device)
         took.append(time.perf_counter() - start)
     return min(took[1:] or took)
+
+
+def roughly(seconds: float | None) -> str:
+    """A rough time in words."""
+    if seconds is None:
+        return "unknown"
+    return f"about {seconds:.0f} s" if seconds < 100 else f"about {10 * round(seconds / 10):.0f} s"

@@ -1,60 +1,61 @@
-"""Values of options, chosen on the validation episodes."""
+"""The choice of options: how the settings do on validation episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import read_json, write_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.episodic.evaluation import Evaluated
-from ifsl_bench.plugin.settings import short
+from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED
 
 
-class Choice(NamedTuple):
-    """The options that are best on the validation episodes, and each setting's accuracy there, in percent."""
+@dataclass(frozen=True)
+class Tried:
+    """How a setting did.
 
-    options: dict[str, Any]
-    accuracies: dict[str, float]
-
-
-def choose(
-    name: str,
-    tuned: Sequence[str],
-    settings: Iterable[dict[str, Any]],
-    beyond: Callable[[Mapping[str, Any]], Iterator[dict[str, Any]]],
-    validate: Callable[[dict[str, Any]], Evaluated],
-    reporter: Reporter,
-) -> Choice:
-    """Tries every setting; the first of equally good ones is taken.
-
-    A best value at the end of a grid is no optimum: the search goes on beyond it for as long as accuracy rises.
-
-    Args:
-        name: the method's.
-        tuned: the options that differ between settings.
-        beyond: from the best setting to those that follow it beyond the end of a grid, nearest first.
-        validate: a setting's hits on the validation episodes.
+    Attributes:
+        accuracy: in percent, over so many validation episodes.
+        unconverged: episodes whose inner solve failed.
     """
-    accuracies: dict[str, float] = {}
 
-    def attempt(options: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-        setting = ", ".join(f"{key}={short(options[key])}" for key in tuned)
-        found = validate(options)
-        if remark := found.unconverged("validation episodes"):
-            reporter.warn(f"{name}: {setting}: {remark}")
-        reporter.say(f"{name}: {setting}: {found.accuracy:.2f}% on the validation episodes")
-        accuracies[setting] = found.accuracy
-        return found.accuracy, options
+    accuracy: float
+    episodes: int
+    unconverged: int
 
-    best = max([attempt(options) for options in settings], key=lambda pair: pair[0])
-    for options in beyond(best[1]):
-        try:
-            further = attempt(options)
-        except UserError as error:  # the option's range ends here
-            reporter.say(str(error))
-            break
-        if further[0] <= best[0]:
-            break
-        best = further
-    return Choice(best[1], accuracies)
+    @property
+    def failed(self) -> bool:
+        """Whether more than ``MOST_UNCONVERGED`` of the solves did: the accuracy is not to be trusted then."""
+        return self.unconverged > MOST_UNCONVERGED * self.episodes
+
+
+def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
+    """The setting with the highest accuracy, the first of equally good ones; says which are passed over.
+
+    Raises:
+        UserError: solves fail in all settings.
+    """
+    if failed := {setting: one for setting, one in tried.items() if one.failed}:
+        said = ", ".join(f"{key} ({one.unconverged} of {one.episodes} failed)" for key, one in failed.items())
+        reporter.warn(f"{name}: settings passed over, since inner solves fail on validation episodes: {said}")
+        if len(failed) == len(tried):
+            raise UserError(f"{name}: in no setting do the inner solves converge; set the option by hand with --set")
+    return max((setting for setting in tried if setting not in failed), key=lambda setting: tried[setting].accuracy)
+
+
+def write_trial(file: Path, tried: Tried, pretraining_sha256: str, about: str) -> None:
+    """Keeps a trial, with the checksum of the backbone that it is of."""
+    write_json(file, {"of": about, "pretraining_sha256": pretraining_sha256, **asdict(tried)})
+
+
+def read_trial(file: Path, pretraining_sha256: str | None) -> Tried | None:
+    """The trial that was kept for that backbone; None where there is none, or a damaged one."""
+    try:
+        found = read_json(file)
+        if found.pop("pretraining_sha256") == pretraining_sha256 and found.pop("of"):
+            return Tried(**found)
+    except (OSError, CorruptFile, TypeError, KeyError, AttributeError):
+        pass
+    return None

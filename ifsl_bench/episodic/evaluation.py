@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ifsl_bench.common.progress import Stage
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.plugin.method import Method, Prediction, ask, check_prediction, masked_logits
 from ifsl_bench.protocol.metrics import COUNTS, Counts, estimate
@@ -28,12 +29,15 @@ class Evaluated:
         """The mean over episodes, in percent."""
         return estimate(self.counts.per_episode()["acc"]).mean
 
-    def unconverged(self, episodes: str) -> str:
-        """A remark where more than ``MOST_UNCONVERGED`` of the inner solves did not converge; else ""."""
-        found = self.statistics.get("solver_unconverged")
-        if found is None or found.mean() <= MOST_UNCONVERGED:
-            return ""
-        return f"the inner solve of {int(found.sum())} of {len(found)} {episodes} did not converge"
+    @property
+    def unconverged(self) -> int:
+        """Episodes whose inner solve did not converge."""
+        return int(np.sum(self.statistics.get("solver_unconverged", 0)))
+
+    def remarks(self) -> Iterator[str]:
+        """A line where more than ``MOST_UNCONVERGED`` of the inner solves did not converge."""
+        if self.unconverged > MOST_UNCONVERGED * len(self.counts):
+            yield f"the inner solve of {self.unconverged} of {len(self.counts)} episodes did not converge"
 
     def described(self) -> dict[str, dict[str, float]]:
         """Statistic -> mean, maximum and sum over the episodes where it is finite, and in how many it is not."""
@@ -67,22 +71,25 @@ def predict(method: Method, name: str, batch: Batch) -> Prediction:
 
 
 @torch.no_grad()
-def evaluate(method: Method, name: str, loader: EpisodeLoader, episodes: int, stage: Stage) -> Evaluated:
-    """Counts hits over episodes 0 to ``episodes - 1`` of the loader's stream."""
+def evaluate(
+    method: Method, name: str, loader: EpisodeLoader, episodes: range, reporter: Reporter | None = None, title: str = ""
+) -> Evaluated:
+    """Counts hits over these episodes of the loader's stream; ``title`` is what the reporter calls it."""
     method.eval()
     spec = loader.sampler.shape
     base, novel = spec.base_queries, spec.ways * spec.novel_queries
     size = batch_size(loader, base + novel)
     hits: dict[str, list[np.ndarray]] = {key: [] for key in COUNTS}
     statistics: dict[str, list[np.ndarray]] = {}
-    for start in range(0, episodes, size):
-        batch = loader.batch(start, min(size, episodes - start))
-        prediction = predict(method, name, batch)
-        for key, value in _hits(prediction, batch).items():
-            hits[key].append(value.cpu().numpy())
-        for key, value in prediction.statistics.items():
-            statistics.setdefault(key, []).append(value.detach().cpu().numpy())
-        stage.advance(len(batch))
+    with (reporter or Reporter()).stage(title, len(episodes)) as stage:
+        for start in episodes[::size]:
+            batch = loader.batch(start, min(size, episodes.stop - start))
+            prediction = predict(method, name, batch)
+            for key, value in _hits(prediction, batch).items():
+                hits[key].append(value.cpu().numpy())
+            for key, value in prediction.statistics.items():
+                statistics.setdefault(key, []).append(value.detach().cpu().numpy())
+            stage.advance(len(batch))
     counts = {key: np.concatenate(value).astype(np.int64) for key, value in hits.items()}
     return Evaluated(
         Counts(**counts, base_queries=base, novel_queries=novel),

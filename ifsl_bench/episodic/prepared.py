@@ -34,10 +34,9 @@ class Workspace:
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
         """The task with this pretraining; the last one asked for stays open, its features in memory."""
-        made_of = (task, head, seed)
-        found = next((one for one in self._open if one.made_of == made_of), None) or PreparedTask(*made_of, self)
-        self._open[:] = [found]
-        return found
+        if not self._open or self._open[0].made_of != (task, head, seed):
+            self._open[:] = [PreparedTask(task, head, seed, self)]
+        return self._open[0]
 
 
 class PreparedTask:
@@ -49,12 +48,9 @@ class PreparedTask:
 
     def __init__(self, task: Task, head: HeadKind, seed: int, work: Workspace) -> None:
         self.task, self.head, self.seed, self.work = task, head, seed, work
+        self.made_of = (task, head, seed)
         self._features: dict[tuple[str, int], np.ndarray] = {}
         self._pools: dict[tuple[str, int], FeaturePool] = {}
-
-    @property
-    def made_of(self) -> tuple[Task, HeadKind, int]:
-        return self.task, self.head, self.seed
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -63,16 +59,14 @@ class PreparedTask:
 
     @cached_property
     def pretrained(self) -> Pretrained:
-        home, reporter = self.work.home, self.work.reporter
-        return pretrain(home, self.task, self.dataset, self.head, self.seed, self.work.device, reporter)
+        work = self.work
+        return pretrain(work.home, self.task, self.dataset, self.head, self.seed, work.device, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
         """Of a pool, float32 [views * n, D]; verified when first opened."""
         if (pool, views) not in self._features:
-            work, made = self.work, self.pretrained
-            self._features[pool, views] = compute_features(
-                work.home, self.task, self.dataset, made, pool, work.device, work.reporter, views
-            )
+            made_of, how = (self.task, self.dataset, self.pretrained, pool), (self.work.device, self.work.reporter)
+            self._features[pool, views] = compute_features(self.work.home, *made_of, *how, views)
         return self._features[pool, views]
 
     @cached_property
@@ -82,8 +76,8 @@ class PreparedTask:
 
     def pool(self, name: str, views: int = 1) -> FeaturePool:
         if (name, views) not in self._pools:
-            features = self.features(name, views)
-            self._pools[name, views] = feature_pool(features, self.dataset.pool(name), self.base, self.work.device)
+            features, pool = self.features(name, views), self.dataset.pool(name)
+            self._pools[name, views] = feature_pool(features, pool, self.base, self.work.device)
         return self._pools[name, views]
 
     def sampler(self, side: Side) -> Sampler:
@@ -104,14 +98,10 @@ class PreparedTask:
         task, count = self.task, self.task.evaluation.episodes
         digest = self.sampler("test").digest(count)
         record = self.work.home.cache / "digests" / f"{task.name}-{task.hash}-{self.dataset.fingerprint[:12]}.json"
-        expected = task.digest
-        if expected is None and record.exists():
-            expected = read_json(record).get("digest")
+        expected = task.digest or (read_json(record).get("digest") if record.exists() else None)
         if expected is None:
             write_json(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
         elif expected != digest:
             where = "its task file" if task.digest else record
-            raise UserError(
-                f"the test episodes of {task.name} have digest {digest[:16]}, {where} says {expected[:16]}: they are "
-                f"not the episodes that stored results were measured on"
-            )
+            raise UserError(f"the test episodes of {task.name} have digest {digest[:16]}, {where} says "
+                            f"{expected[:16]}: they are not those that stored results were measured on")  # fmt: skip

@@ -91,6 +91,8 @@ def trained_facts(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is no meta-trained model of {folder.parent}")
     if not info["finished"]:
         raise UserError(f"the meta-training in {folder} stopped at step {info['step']}; run it to its end first")
+    if ".py:" in str(info["method"]):  # a path in a file that may be a stranger's is no reason to run code
+        raise UserError(f"{folder.name} is of a method in a file, {info['method']}; run that file to evaluate it")
     return info
 
 

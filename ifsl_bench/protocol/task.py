@@ -98,6 +98,12 @@ class Evaluation(Strict, frozen=True):
     validation_episodes: int = 600
     seed: int = 0
 
+    @property
+    def halves(self) -> tuple[range, range]:
+        """The validation episodes that options are chosen on, and those that checkpoints are chosen on."""
+        middle = self.validation_episodes // 2
+        return range(middle), range(middle, self.validation_episodes)
+
 
 class Task(Strict, frozen=True):
     """One line of the leaderboard: data, pretraining, episodes, meta-training and evaluation.

@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.backbone.device import choose_device
-from ifsl_bench.backbone.pretrain import pretrained_sha256
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.preparing.outline import outline_of
+from ifsl_bench.common.timing import roughly
+from ifsl_bench.data.preparing.outline import Outline, outline_of
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.trained import trained_facts
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
-from ifsl_bench.running.job import Job, make_job
-from ifsl_bench.running.stages import Evaluate, PrepareData, Pretrain, stages_of
+from ifsl_bench.running.job import Job, make_jobs
+from ifsl_bench.running.stages import Evaluate, PrepareData, Stage, stages_of
 from ifsl_bench.running.stored import store, stored_result
 
 
@@ -65,8 +65,14 @@ def run(
         UserError: whatever is wrong, in one line.
     """
     work, training, changes = work or workspace(), Training.parse(train or {}), make_change(change or {})
-    job = make_job(method, task, options or {}, training, seed, episodes, changes, work.home)
-    return run_jobs([job], work, rerun=rerun, command="ifsl_bench.run(...)")[0]
+    jobs = make_jobs([method], [task], options or {}, training, [seed], episodes, changes, work.home)
+    return run_jobs([_only(jobs)], work, rerun=rerun, command="ifsl_bench.run(...)")[0]
+
+
+def _only(jobs: Sequence[Job]) -> Job:
+    if len(jobs) != 1:
+        raise UserError(f"the file defines the tasks {', '.join(job.task.name for job in jobs)}; say which: FILE:NAME")
+    return jobs[0]
 
 
 def run_jobs(jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, command: str = "") -> list[Result]:
@@ -75,7 +81,7 @@ def run_jobs(jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, comma
     for job in jobs:
         result = None if rerun else stored_result(job, work)
         if result is not None:
-            work.reporter.say(f"{job.where}: stored already (--rerun repeats it)")
+            work.reporter.say(f"{job}: stored already (--rerun repeats it)")
         else:
             result = run_job(job, work, command)
             store(job, work, result)
@@ -89,11 +95,40 @@ def run_job(job: Job, work: Workspace, command: str = "") -> Result:
     Raises:
         UserError: data that have to be obtained first, episodes that cannot be drawn, training that diverged.
     """
-    data, stages, evaluation = stages_of(job, command)
-    data.check(outline_of(job.task, work.home))  # before anything is made, let alone trained
-    for stage in (data, *stages):
+    _outline(job, work)  # before anything is made, let alone trained
+    *stages, evaluation = stages_of(job, command)
+    for stage in stages:
         stage.run(work)
     return evaluation.run(work)
+
+
+def _outline(job: Job, work: Workspace) -> Outline:
+    """What is known of the job's data; raises :class:`UserError` where its episodes cannot be drawn from them."""
+    outline = outline_of(job.task, work.home)
+    PrepareData(job.task, job.sides).check(outline)
+    return outline
+
+
+def dry_run(jobs: Sequence[Job], work: Workspace, rerun: bool = False) -> list[dict[str, str]]:
+    """Rows of stage, state ("cached" or "to do") and rough time, measured here on random numbers, in the order of the
+    run. Changes nothing on disk.
+
+    Raises:
+        UserError: data that have to be obtained first, or episodes that cannot be drawn from them.
+    """
+    rows: dict[tuple[str, str], dict[str, str]] = {}  # what several jobs need is there once
+    for job in jobs:
+        stages: list[Stage] = []
+        if not rerun and stored_result(job, work) is not None:
+            rows[f"result {job}", ""] = {"stage": f"result {job}", "state": "cached", "rough time": ""}
+        else:
+            outline, stages = _outline(job, work), stages_of(job)
+        for stage in stages:
+            if (key := (str(stage), stage.key(work.home))) not in rows:
+                cached = stage.cached(work.home)
+                time = "" if cached else roughly(stage.estimate(outline, work.device))
+                rows[key] = {"stage": key[0], "state": "cached" if cached else "to do", "rough time": time}
+    return list(rows.values())
 
 
 def evaluate_checkpoint(
@@ -116,20 +151,18 @@ def evaluate_checkpoint(
             the cache.
     """
     work = work or workspace()
-    if not checkpoint.is_dir() and (work.home.trained / checkpoint.name).is_dir():
-        checkpoint = work.home.trained / checkpoint.name
-    info = trained_facts(checkpoint)
-    if ".py:" in str(info["method"]):  # a path in a file that may be a stranger's is no reason to run code
-        raise UserError(f"{checkpoint.name} is of a method in a file, {info['method']}; run that file to evaluate it")
-    training, about = Training.parse(info["train"]), (episodes, make_change(change or {}), work.home)
-    job = make_job(info["method"], task, info["options"], training, info["seed"], *about)
+    folder = checkpoint if checkpoint.is_dir() else work.home.trained / checkpoint.name
+    info = trained_facts(folder)
+    about = Training.parse(info["train"]), [info["seed"]], episodes, make_change(change or {}), work.home
+    job = _only(make_jobs([info["method"]], [task], info["options"], *about))
     if info["method_source"] != job.source:
-        work.reporter.warn(f"the code of {job.name} has changed since {checkpoint.name} was trained")
+        work.reporter.warn(f"the code of {job.name} has changed since {folder.name} was trained")
     PrepareData(job.task, ("test",)).run(work)
-    if (key := Pretrain(job.task, job.method.head, job.seed).key(work.home)) != info["pretraining"]:
-        raise UserError(f"{checkpoint.name} was trained on the features of {info['pretraining']}; task {job.task.name} "
+    evaluation = Evaluate(job, command, folder)
+    if (key := evaluation.backbone.key(work.home)) != info["pretraining"]:
+        raise UserError(f"{folder.name} was trained on the features of {info['pretraining']}; task {job.task.name} "
                         f"has {key}: choose a task with the same data and pretraining")  # fmt: skip
-    if pretrained_sha256(work.home, key) != info["pretraining_sha256"]:
-        raise UserError(f"the backbone {key} that {checkpoint.name} was trained on is not in {work.home.pretrained} "
+    if evaluation.backbone.weights(work.home) != info["pretraining_sha256"]:
+        raise UserError(f"the backbone {key} that {folder.name} was trained on is not in {work.home.pretrained} "
                         f"or was trained again since; evaluate it with the --home it was trained in")  # fmt: skip
-    return Evaluate(job, job.settings()[0], command, checkpoint).run(work)
+    return evaluation.run(work)

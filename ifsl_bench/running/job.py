@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,13 @@ class Job:
 
     Attributes:
         chosen: the method, and how another process finds it.
-        options: those that are not the default, converted, in the constructor's order.
+        given: the options that somebody set, converted, in the constructor's order.
         seed: of meta-training, and of pretraining unless the task has one for all seeds.
         episodes: the first so many test episodes of the task.
     """
 
     chosen: Chosen
-    options: Mapping[str, Any]
+    given: Mapping[str, Any]
     task: Task
     training: Training
     seed: int
@@ -51,34 +51,37 @@ class Job:
     @property
     def label(self) -> str:
         """The method's name with everything that is not the default."""
-        parts = settings.label(self.method, self.name, self.options, self.task)
+        parts = settings.label(self.method, self.name, self.given, self.task)
         parts += [f"{key}={settings.short(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             parts.append(f"episodes={self.episodes}")
         return ".".join(parts)
 
-    @property
-    def where(self) -> str:
-        """The job in words, for remarks and progress."""
+    def __str__(self) -> str:
         return f"{self.label} on {self.task.name}, seed {self.seed}"
 
-    def settings(self) -> list[dict[str, Any]]:
-        """The options to try; more than one where the method tunes some that are not given."""
-        return settings.settings(self.method, self.options, self.task)
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options given, and those whose default depends on the task."""
+        return {**self.method.defaults(self.task), **self.given}
 
     @property
-    def tuned(self) -> list[str]:
-        """The options that are chosen on the validation episodes."""
-        return settings.tuned(self.method, self.options)
+    def searched(self) -> list[str]:
+        """The options that are chosen on validation episodes."""
+        return settings.searched(self.method, self.given)
+
+    def candidates(self) -> list[Job]:
+        """The jobs to choose from, where options are chosen; else this one."""
+        return [replace(self, given={**self.given, **point}) for point in settings.points(self.method, self.given)]
 
     @property
     def trains(self) -> bool:
-        return trains(self.method, self.settings()[0])
+        return trains(self.method, self.candidates()[0].options)
 
     @property
     def sides(self) -> tuple[Side, ...]:
         """The sides whose episodes the job draws."""
-        return ("test", "train", "val") if self.trains else ("test", "val") if self.tuned else ("test",)
+        return ("test", "train", "val") if self.trains else ("test", "val") if self.searched else ("test",)
 
     @property
     def schedule(self) -> MetaTraining:
@@ -112,7 +115,7 @@ def make_jobs(
         home: where the user's own tasks are.
 
     Raises:
-        UserError: an unknown name, an impossible option or number of episodes.
+        UserError: an unknown name, an impossible option or number of episodes, two methods of one label.
     """
     if not methods or not tasks:
         raise UserError("name at least one method and one task")
@@ -121,38 +124,18 @@ def make_jobs(
     if any(not isinstance(seed, int) or seed < 0 for seed in seeds):
         raise UserError(f"seeds must be whole numbers from 0, not {list(seeds)}")
     found = [find_method(said) for said in methods]
-    found = [one for i, one in enumerate(found) if one not in found[:i]]
-    jobs = []
+    jobs: dict[tuple[str, ...], Job] = {}  # what is named twice is run once
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in tasks)):
-        count = task.evaluation.episodes if episodes is None else episodes
-        spec = task.pretraining
+        count, spec = task.evaluation.episodes if episodes is None else episodes, task.pretraining
         if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
             raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
         if not isinstance(count, int) or not 2 <= count <= task.evaluation.episodes:
             raise UserError(f"--episodes must be 2 to {task.evaluation.episodes} for task {task.name}, not {count}")
-        rows = []
-        for chosen, meant in found:
+        for seed, (chosen, meant) in itertools.product(seeds, found):
             given = resolve_options(chosen.method, chosen.name, {**meant, **options}, task)
-            # --train does not concern a method that has nothing to train: its result is the same whatever it says.
-            rows.append((chosen, given, training if trains(chosen.method, given) else Training()))
-        _check_apart(rows, task)
-        jobs += [Job(chosen, given, task, own, seed, count) for seed in seeds for chosen, given, own in rows]
-    return jobs
-
-
-def _check_apart(rows: Sequence[tuple[Chosen, dict[str, Any], Training]], task: Task) -> None:
-    """Raises :class:`UserError` for two methods of one label: the second's result would take the first's place."""
-    owners: dict[str, Chosen] = {}
-    for chosen, given, training in rows:
-        label = Job(chosen, given, task, training, 0, task.evaluation.episodes).label
-        if owners.setdefault(label, chosen) != chosen:
-            raise UserError(f"two different methods are called {label!r}; rename a class, or run one at a time")
-
-
-def make_job(method: str | type[Method], task: str, options: Mapping[str, Any], training: Training, seed: int,
-             episodes: int | None, change: Change, home: Home) -> Job:  # fmt: skip
-    """The one job of :func:`make_jobs`; raises :class:`UserError` where a task file defines several tasks."""
-    jobs = make_jobs([method], [task], options, training, [seed], episodes, change, home)
-    if len(jobs) != 1:
-        raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-    return jobs[0]
+            job = Job(chosen, given, task, training, seed, count)
+            if not job.trains:  # --train changes nothing then, and is not part of its label
+                job = replace(job, training=Training())
+            if jobs.setdefault((str(job), task.hash), job).chosen != chosen:  # one's result would replace the other's
+                raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
+    return list(jobs.values())

@@ -1,17 +1,14 @@
-"""The stages of a run: data set, pretraining, features, meta-training, evaluation.
+"""The stages of a run: data set, pretraining, features, meta-training, trials, evaluation.
 
-Each is a small description that can be pickled. It knows its key, whether its artefact is in the home folder, about how
-long it takes, and how to run. :func:`stages_of` lists those of a job; runs, resumed runs and ``--dry-run`` all walk
-that one list.
+Each is a small description that can be pickled; :func:`stages_of` lists those of a job. Runs, resumed runs and dry runs
+all walk that one list.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +21,11 @@ from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
 from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, summary_entry
 from ifsl_bench.common.checkpoint import is_finished
 from ifsl_bench.common.files import Home, locked, sha256_json
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
 from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
-from ifsl_bench.episodic.choosing import Choice, choose
-from ifsl_bench.episodic.evaluation import Evaluated, evaluate, predict
+from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
+from ifsl_bench.episodic.evaluation import evaluate, predict
 from ifsl_bench.episodic.meta_training import meta_train
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
@@ -48,12 +44,7 @@ FIRST = 8  # test episodes that the contract is checked on in every run
 
 
 class Stage(ABC):
-    """A piece of work."""
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """What it is, for people."""
+    """A piece of work; ``str`` says what it is, for people."""
 
     @abstractmethod
     def key(self, home: Home) -> str:
@@ -79,8 +70,7 @@ class PrepareData(Stage):
     task: Task
     sides: tuple[Side, ...]
 
-    @property
-    def title(self) -> str:
+    def __str__(self) -> str:
         return f"data set {self.task.dataset.name}"
 
     def key(self, home: Home) -> str:
@@ -112,24 +102,30 @@ class Pretrain(Stage):
     head: HeadKind
     seed: int
 
-    @property
-    def title(self) -> str:
-        spec = self.task.pretraining
-        return f"pretraining {spec.backbone}, {self.head} head, seed {self.task.pretraining_seed(self.seed)}"
+    def __str__(self) -> str:
+        backbone, seed = self.task.pretraining.backbone, self.task.pretraining_seed(self.seed)
+        return f"pretraining {backbone}, {self.head} head, seed {seed}"
 
     def key(self, home: Home, fingerprint: str = "?") -> str:
         """On data of that fingerprint, where they are neither prepared nor pinned."""
         return pretraining_key(self.task, fingerprint_of(self.task, home) or fingerprint, self.head, self.seed)
 
+    def weights(self, home: Home) -> str | None:
+        """The checksum of the weights in the cache; None where there are none."""
+        return pretrained_sha256(home, self.key(home))
+
     def cached(self, home: Home) -> bool:
-        return pretrained_sha256(home, self.key(home)) is not None
+        return self.weights(home) is not None
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
         size = (data.shape, data.base_classes, data.images("base/train"))
         return pretraining_seconds(self.task.pretraining, *size, device) if data.shape else None
 
+    def prepared(self, work: Workspace) -> PreparedTask:
+        return work.prepared(self.task, self.head, self.seed)
+
     def run(self, work: Workspace) -> None:
-        _ = work.prepared(self.task, self.head, self.seed).pretrained
+        _ = self.prepared(work).pretrained
 
 
 @dataclass(frozen=True)
@@ -140,8 +136,7 @@ class Features(Stage):
     pool: str
     views: int
 
-    @property
-    def title(self) -> str:
+    def __str__(self) -> str:
         return f"features of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
 
     def key(self, home: Home) -> str:
@@ -149,78 +144,74 @@ class Features(Stage):
         return folder.relative_to(home.features).as_posix()
 
     def cached(self, home: Home) -> bool:
-        return is_computed(home.features / self.key(home), pretrained_sha256(home, self.backbone.key(home)))
+        return is_computed(home.features / self.key(home), self.backbone.weights(home))
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
         images, backbone = self.views * data.images(self.pool), self.backbone.task.pretraining.backbone
         return images * feature_seconds(backbone, data.shape, device) if data.shape else None
 
     def run(self, work: Workspace) -> None:
-        work.prepared(self.backbone.task, self.backbone.head, self.backbone.seed).features(self.pool, self.views)
+        self.backbone.prepared(work).features(self.pool, self.views)
 
 
 @dataclass(frozen=True)
 class _OfJob(Stage):
-    """A stage of one job, with one setting of its options."""
+    """A stage of one job."""
 
     job: Job
-    options: Mapping[str, Any]
 
-    def prepared(self, work: Workspace) -> PreparedTask:
-        return work.prepared(self.job.task, self.job.method.head, self.job.seed)
+    @property
+    def backbone(self) -> Pretrain:
+        return Pretrain(self.job.task, self.job.method.head, self.job.seed)
+
+    def key(self, home: Home) -> str:
+        """Different whenever the parameters could differ."""
+        job = self.job
+        training = {k: v for k, v in job.training.changes().items() if k != "select"}  # every state holds both models
+        plan, backbone = msgspec.to_builtins(job.schedule), self.backbone.key(home)
+        made_of = [job.name, job.source, job.options, training, plan, job.task.definition(), backbone]
+        return f"{job.task.name}-{job.name}-seed{job.seed}-{sha256_json(made_of)[:12]}"
 
     def fresh(self, work: Workspace) -> Method:
         """The method with initial parameters, which depend on the method's name and the seed."""
-        base = self.prepared(work).base.to(work.device)
+        base = self.backbone.prepared(work).base.to(work.device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of("method", self.job.name, self.job.seed))
-            return make_method(self.job.method, base, self.job.task.episode.ways, self.options).to(work.device)
-
-    def validate(self, work: Workspace, method: Method) -> Evaluated:
-        """On the validation episodes."""
-        count = self.job.task.evaluation.validation_episodes
-        with Reporter().stage("", count) as stage:
-            return evaluate(method, self.job.name, self.prepared(work).loader("val"), count, stage)
+            return make_method(self.job.method, base, self.job.task.episode.ways, self.job.options).to(work.device)
 
     def dummy(self, data: Outline, device: torch.device) -> Method | None:
         """The method on random weights; None where the shape of the data is unknown."""
         size = (data.base_classes, data.shape, device)
-        return random_method(self.job.method, self.options, self.job.task, *size) if data.shape else None
+        return random_method(self.job.method, self.job.options, self.job.task, *size) if data.shape else None
 
 
 @dataclass(frozen=True)
 class MetaTrain(_OfJob):
     """The method, meta-trained if it has anything to train."""
 
-    @property
-    def title(self) -> str:
-        tuned = "".join(f", {key}={settings.short(self.options[key])}" for key in self.job.tuned)
-        return f"meta-training {self.job.where}: {self.job.schedule.steps:,} steps{tuned}"
-
-    def key(self, home: Home) -> str:
-        """Different whenever the parameters could differ."""
-        job = self.job
-        training = {k: v for k, v in job.training.changes().items() if k != "select"}  # every state holds both models
-        plan, backbone = msgspec.to_builtins(job.schedule), Pretrain(job.task, job.method.head, job.seed).key(home)
-        made_of = [job.name, job.source, dict(self.options), training, plan, job.task.definition(), backbone]
-        return f"{job.task.name}-{job.name}-seed{job.seed}-{sha256_json(made_of)[:12]}"
+    def __str__(self) -> str:
+        return f"meta-training {self.job}: {self.job.schedule.steps:,} steps"
 
     def cached(self, home: Home) -> bool:
-        backbone = Pretrain(self.job.task, self.job.method.head, self.job.seed).key(home)
-        return is_finished(home.trained / self.key(home), pretraining_sha256=pretrained_sha256(home, backbone))
+        return is_finished(home.trained / self.key(home), pretraining_sha256=self.backbone.weights(home))
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
         job, method = self.job, self.dummy(data, device)
         return job.schedule.steps * step_seconds(job.task, method, job.training.episodes_per_step) if method else None
 
+    def validate(self, work: Workspace, method: Method) -> float:
+        """Accuracy in percent on the validation episodes that checkpoints are chosen on."""
+        _, episodes = self.job.task.evaluation.halves
+        return evaluate(method, self.job.name, self.backbone.prepared(work).loader("val"), episodes).accuracy
+
     def run(self, work: Workspace) -> Model:
-        job, method, prepared = self.job, self.fresh(work), self.prepared(work)
+        job, method, prepared = self.job, self.fresh(work), self.backbone.prepared(work)
         if not any(p.requires_grad for p in method.parameters()):
             return Model(method.eval())
         facts = {
             "method": job.chosen.file or job.name,
             "method_source": job.source,
-            "options": dict(self.options),
+            "options": job.options,
             "train": job.training.changes(),
             "task": job.task.name,
             "pretraining": prepared.pretrained.key,
@@ -229,17 +220,43 @@ class MetaTrain(_OfJob):
         }
         folder, how = work.home.trained / self.key(work.home), (job.schedule, job.training, job.seed)
         with locked(folder, work.reporter.say):
-            loader, accuracy = (
-                prepared.loader("train", job.training.views),
-                lambda model: self.validate(work, model).accuracy,
-            )
-            trained = meta_train(folder, method, job.name, loader, accuracy, *how, facts, work.reporter)
+            loader, check = prepared.loader("train", job.training.views), lambda model: self.validate(work, model)
+            trained = meta_train(folder, method, job.name, loader, check, *how, facts, work.reporter)
         return Model(method, trained, folder.name)
 
 
 @dataclass(frozen=True)
+class Trial(_OfJob):
+    """One of the jobs to choose from, on the validation episodes that options are chosen on."""
+
+    def __str__(self) -> str:
+        return f"trial of {self.job}: {len(self.job.task.evaluation.halves[0]):,} validation episodes"
+
+    def file(self, home: Home) -> Path:
+        return home.cache / "trials" / f"{self.key(home)}-{self.job.training.select}.json"
+
+    def cached(self, home: Home) -> bool:
+        return read_trial(self.file(home), self.backbone.weights(home)) is not None
+
+    def estimate(self, data: Outline, device: torch.device) -> float | None:
+        method, episodes = self.dummy(data, device), self.job.task.evaluation.halves[0]
+        return len(episodes) * episode_seconds(self.job.task, method) if method else None
+
+    def run(self, work: Workspace) -> Tried:
+        job, file, prepared = self.job, self.file(work.home), self.backbone.prepared(work)
+        tried = read_trial(file, prepared.pretrained.sha256)
+        if tried is None:
+            model, episodes = MetaTrain(job).run(work), job.task.evaluation.halves[0]
+            found = evaluate(model.method, job.name, prepared.loader("val"), episodes, work.reporter, str(self))
+            tried = Tried(found.accuracy, len(episodes), found.unconverged)
+            write_trial(file, tried, prepared.pretrained.sha256, str(job))
+        work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
+        return tried
+
+
+@dataclass(frozen=True)
 class Evaluate(_OfJob):
-    """The result, after a choice among settings on the validation episodes; :mod:`ifsl_bench.running.stored` keeps it.
+    """The result, of the best of its candidates; :mod:`ifsl_bench.running.stored` keeps it.
 
     Attributes:
         command: what the user typed, recorded with the result.
@@ -249,57 +266,43 @@ class Evaluate(_OfJob):
     command: str = ""
     model: Path | None = None
 
-    @property
-    def title(self) -> str:
-        job, tries = self.job, len(self.job.settings())
-        more = "" if job.trains else " or more"
-        choice = f", after choosing {', '.join(job.tuned)} among {tries}{more}" if tries > 1 else ""
-        return f"evaluating {job.where}: {job.episodes:,} episodes{choice}"
-
-    def key(self, home: Home) -> str:
-        return f"{self.job.result_path(home).relative_to(home.results).as_posix()} of {self.job.source}"
+    def __str__(self) -> str:
+        return f"evaluating {self.job}: {self.job.episodes:,} episodes"
 
     def cached(self, home: Home) -> bool:
         return False  # where a result is stored nobody asks for its stages
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
-        job, method = self.job, self.dummy(data, device)
-        tries = len(job.settings()) if job.tuned else 0
-        episodes = job.episodes + tries * job.task.evaluation.validation_episodes
-        return episodes * episode_seconds(job.task, method) if method else None
-
-    def _best(self, work: Workspace) -> tuple[Model, Choice]:
-        job, options = self.job, self.job.settings()
-        if self.model is not None:
-            return load_trained(self.model, self.fresh(work), job.name, job.training.select), Choice(options[0], {})
-        choice = Choice(options[0], {})
-        if len(options) > 1:
-            following = partial(settings.beyond, job.method, job.options)
-            attempt = lambda setting: self.validate(work, MetaTrain(job, setting).run(work).method)  # noqa: E731
-            choice = choose(job.name, job.tuned, options, following, attempt, work.reporter)
-        return MetaTrain(job, choice.options).run(work), choice
+        method = replace(self, job=self.job.candidates()[0]).dummy(data, device)
+        return self.job.episodes * episode_seconds(self.job.task, method) if method else None
 
     def run(self, work: Workspace) -> Result:
-        job, prepared = self.job, self.prepared(work)
-        (method, trained, folder), choice = self._best(work)
+        job, searched, accuracies = self.job, ", ".join(self.job.searched), {}
+        if searched and self.model is None:
+            tried = {settings.spelled(one.given, job.searched): (one, Trial(one).run(work)) for one in job.candidates()}
+            accuracies = {setting: trial.accuracy for setting, (_, trial) in tried.items()}
+            best = best_of(str(job), {setting: trial for setting, (_, trial) in tried.items()}, work.reporter)
+            job = tried[best][0]
+        stage, prepared = MetaTrain(job), self.backbone.prepared(work)
+        if self.model is None:
+            method, trained, folder = stage.run(work)
+        else:
+            method, trained, folder = load_trained(self.model, stage.fresh(work), job.name, job.training.select)
         test, backbone = prepared.loader("test"), prepared.pretrained
         first = test.batch(0, FIRST)
         predict(method.eval(), job.name, first)
         check_answers(Asked(job.name, method, first.support, first.query, first.masked))
         start = time.perf_counter()
-        with work.reporter.stage(f"evaluating {job.label} on {job.task.name}", job.episodes) as stage:
-            found = evaluate(method, job.name, test, job.episodes, stage)
+        found = evaluate(method, job.name, test, range(job.episodes), work.reporter, f"evaluating {self.job}")
         seconds = time.perf_counter() - start
-        if remark := found.unconverged("episodes"):
-            work.reporter.warn(f"{job.label} on {job.task.name}: {remark}")
-        for remark in trained.remarks() if trained else ():
-            work.reporter.warn(f"{job.where}: {remark}")
+        for remark in (*found.remarks(), *(trained.remarks() if trained else ())):
+            work.reporter.warn(f"{self.job}: {remark}")
         return Result(
             schema=SCHEMA,
             method=job.name,
-            label=job.label,
-            options=choice.options,
-            tuned={", ".join(job.tuned): choice.accuracies} if choice.accuracies else {},
+            label=self.job.label,
+            options=job.options,
+            tuned={searched: accuracies} if accuracies else {},
             train=job.training.changes(),
             task=job.task.name,
             task_hash=job.task.hash,
@@ -327,15 +330,16 @@ class Evaluate(_OfJob):
         )
 
 
-def stages_of(job: Job, command: str = "") -> tuple[PrepareData, list[Stage], Evaluate]:
-    """The stages of a job in their order: its data, what is made of them, and what gives the result."""
+def stages_of(job: Job, command: str = "") -> list[Stage]:
+    """The stages of a job in their order: its data first, what gives the result last."""
     task, backbone = job.task, Pretrain(job.task, job.method.head, job.seed)
-    stages: list[Stage] = [backbone]
+    stages: list[Stage] = [PrepareData(task, job.sides), backbone]
     if task.pretraining.backbone != NO_BACKBONE:
         pools = {("base/train", 1): None}
         for side in job.sides:
             pools |= {(pool, job.training.views if side == "train" else 1): None for pool in task.pools(side)}
         stages += [Features(backbone, pool, views) for pool, views in pools]
-    if job.trains:
-        stages += [MetaTrain(job, options) for options in job.settings()]
-    return PrepareData(task, job.sides), stages, Evaluate(job, job.settings()[0], command)
+    for one in job.candidates():
+        stages += [MetaTrain(one)] if one.trains else []
+        stages += [Trial(one)] if job.searched else []
+    return [*stages, Evaluate(job, command)]

@@ -1,4 +1,4 @@
-"""Results in the results folder: whether a job's is there and current, and how a new one takes an old one's place."""
+"""Stored results: whether a job's is there and current, and how a new one takes an old one's place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
     Task definition, data, method code, options, training, episodes and the backbone's weights must be the same, as far
     as data and backbone are in the cache to compare with.
     """
-    path = job.result_path(work.home)
+    path, searched = job.result_path(work.home), job.searched
     if not path.exists():
         return None
     try:
@@ -29,12 +29,12 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
         return None
     fingerprint = fingerprint_of(job.task, work.home)
     key = Pretrain(job.task, job.method.head, job.seed).key(work.home, result.fingerprint)
-    weights, tuned = pretrained_sha256(work.home, key), job.tuned
+    weights = pretrained_sha256(work.home, key)
     wanted = {
         "task": (result.task_hash, job.task.hash),
         "data": (result.fingerprint, fingerprint or result.fingerprint),
         "method's code": (result.provenance.get("method_source"), job.source),
-        "options": tuple({k: v for k, v in o.items() if k not in tuned} for o in (result.options, job.settings()[0])),
+        "options": ({k: v for k, v in result.options.items() if k not in searched}, job.options),
         "training": (result.train, job.training.changes()),
         "seed": (result.seed, job.seed),
         "number of episodes": (len(result.episodes.base_joint), job.episodes),
