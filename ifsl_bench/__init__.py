@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Prediction as Prediction
     from ifsl_bench.plugin.method import Query as Query
     from ifsl_bench.plugin.method import Support as Support
+    from ifsl_bench.plugin.space import Choices as Choices
+    from ifsl_bench.plugin.space import Range as Range
     from ifsl_bench.protocol.task import MetaTraining as MetaTraining
     from ifsl_bench.protocol.task import Schedule as Schedule
     from ifsl_bench.protocol.task import Task as Task
@@ -33,6 +35,7 @@ _HOMES = {
     "ifsl_bench.common.errors": ("UserError",),
     "ifsl_bench.running.interop": ("from_learn2learn", "to_learn2learn"),
     "ifsl_bench.plugin.method": ("Base", "Method", "Prediction", "Query", "Support"),
+    "ifsl_bench.plugin.space": ("Choices", "Range"),
     "ifsl_bench.protocol.task": ("MetaTraining", "Schedule", "Task"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners import fixed_class
 from ifsl_bench.plugin.learn2learn import REQUIRES, load
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.space import RATE, Range, Space
 
 
 class Heads(nn.Module):
@@ -54,11 +55,11 @@ class ANIL(Method):
 
     Options:
         inner_steps: gradient steps in an episode, in training and evaluation alike.
-        inner_rate: their size; chosen on the validation episodes unless given, since it depends on the features' scale.
+        inner_rate: their size; what suits depends on the features' scale.
         first_order: whether meta-gradients take the steps as constants (FOMAML).
     """
 
-    tune: ClassVar[Mapping[str, Sequence[Any]]] = {"inner_rate": (0.1, 0.3, 1.0)}
+    space: ClassVar[Space] = {"inner_rate": Range(0.01, 10.0, log=True), RATE: Range(1e-4, 1e-2, log=True)}
     requires: ClassVar[Mapping[str, str]] = REQUIRES
 
     def __init__(

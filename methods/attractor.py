@@ -18,7 +18,7 @@ from ifsl_bench.plugin.method import Base, Support
 class Attractor(AttractorMethod):
     """Fast weights V learned in each episode under a meta-learned regulariser R that attends to the base classes:
 
-        L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  1e-5/2 |V|^2  +  R(V)
+        L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2  +  R(V)
         R(V) = (1/N) sum_k sum_d exp(log_gamma_d) (V_kd - u_kd)^2
         u_k  = sum_j a_kj f_phi(W_a,j) + U_0,    a_kj = softmax_j(tau unit(p_k) . unit(W_a,j))
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from ifsl_bench.common.cosine import cosines, unit
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 
 
@@ -26,6 +27,7 @@ class LwoF(Method):
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
+    space: ClassVar[Space] = {RATE: Range(1e-4, 1e-2, log=True)}
     schedule: ClassVar[MetaTraining | None] = MetaTraining(
         steps=10_000, schedule=Schedule(rate=1e-3, drops=(6000, 8000)), validate_every=1000
     )

@@ -15,7 +15,7 @@ from ifsl_bench.plugin.method import Base, Support
 class StaticAttractor(AttractorMethod):
     """Fast weights V learned in each episode under a meta-learned regulariser R with a centre that is always the same:
 
-        L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  1e-5/2 |V|^2  +  R(V)
+        L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2  +  R(V)
         R(V) = (1/N) sum_k sum_d exp(log_gamma_d) (V_kd - u_d)^2
 
     V = [W, b] for h(x) = W x + b. For h(x) = W tanh(W_2 x + b_2) + W_3 x + b there are three such terms: on [W, b], on

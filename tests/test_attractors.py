@@ -11,8 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ifsl_bench.methods.attractor import Attractor
-from ifsl_bench.methods.lr import LR
-from ifsl_bench.methods.mlp import MLP
+from ifsl_bench.methods.ridge import Ridge
 from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
 
@@ -41,8 +40,7 @@ def with_options(method, **options):
 
 
 VARIANTS = {
-    "lr": LR,
-    "mlp": MLP,
+    **{o: with_options(Ridge, learner=o) for o in ("lr", "mlp")},
     **{f"{name}-{o}": with_options(c, learner=o) for name, c in CLASSES.items() for o in ("lr", "mlp")},
     "attn-lr-t-bptt": with_options(Attractor, learner="lr", gradient="t-bptt", converge=False),
     "static-lr-t-bptt": with_options(StaticAttractor, learner="lr", gradient="t-bptt"),
@@ -75,7 +73,7 @@ def test_float32_agrees_with_float64_in_most_episodes(method):
     assert float((worst.max() if method.learner.convex else worst.median()).detach()) < 2e-3
 
 
-@pytest.mark.parametrize("plugin", [LR, MLP, StaticAttractor, Attractor])
+@pytest.mark.parametrize("plugin", [Ridge, StaticAttractor, Attractor])
 def test_classes_keep_the_contract(plugin):
     check_method(plugin)
     contract.test_options_are_declared_and_documented(plugin(contract.make_base(), contract.N))
@@ -172,12 +170,12 @@ def test_stored_unrolled_logits_and_meta_gradients(oracle):
             assert relative(method.get_parameter(name).grad, expected) < 1e-7, name
 
 
-@pytest.mark.parametrize("plugin", [LR, MLP])
-def test_stored_baselines(oracle, plugin):
-    z = oracle(f"{plugin.__name__.lower()}_none_s5_nomask")
+@pytest.mark.parametrize("learner", ["lr", "mlp"])
+def test_stored_baselines(oracle, learner):
+    z = oracle(f"{learner}_none_s5_nomask")
     base, support, query, _ = stored_episode(z)
-    method = plugin(base, N, weight_decay=float(np.float32(1e-3)))
-    if plugin is MLP:
+    method = Ridge(base, N, learner=learner, weight_decay=float(np.float32(1e-3)))
+    if learner == "mlp":
         method.learner = stay(z)
     assert relative(method(support, query).logits[0], z["tight/query_logits_no_dummy_step"]) < 1e-6
 
@@ -323,7 +321,7 @@ def test_statistics_say_how_it_went(learner, converge):
 def test_a_solve_that_needs_more_steps_is_flagged():
     base = contract.make_base()
     support, query = contract.make_episodes(base)
-    method = MLP(base, N)
+    method = Ridge(base, N, learner="mlp")
     method.learner = type("Hurried", (NetworkLearner,), {"solver": lambda self, *_: LBFGS(1e-12, max_steps=3)})(
         N, contract.D
     )
@@ -378,10 +376,11 @@ def test_impossible_options(plugin, options, message):
 
 def test_other_impossible_options():
     base = contract.make_base()
-    for plugin, options in ((LR, {"weight_decay": 0.0}), (MLP, {"weight_decay": -1.0}), (Attractor, {"hidden": 0}),
+    for plugin, options in ((Ridge, {"weight_decay": 0.0}), (Ridge, {"weight_decay": -1.0}), (Attractor, {"hidden": 0}),
                             (Attractor, {"dropout": 1.0})):  # fmt: skip
         with pytest.raises(UserError, match=next(iter(options))):
             plugin(base, N, **options)
-    assert LR.tune["weight_decay"] == MLP.tune["weight_decay"]
-    assert len(LR.tune["weight_decay"]) == 11
-    assert (LR.tune["weight_decay"][0], LR.tune["weight_decay"][-1]) == (1e-6, 1e-1)
+    grid = Ridge.grid["weight_decay"]
+    assert len(grid) == 11
+    assert (grid[0], grid[-1]) == (1e-6, 1e-1)
+    np.testing.assert_allclose(np.diff(np.log10(grid)), 0.5, atol=1e-3)

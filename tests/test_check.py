@@ -194,7 +194,10 @@ def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
         ({"label": "zzz.steps=5", "train": {"steps": 5}}, ""),
         ({"label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method zzz"),
         ({"label": "lwof"}, "label: 'lwof' is method lwof, the file is of method zzz"),
-        ({"method": "lr+a", "label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method lr+a"),
+        (
+            {"method": "lr+a", "label": "lr+a", "setting": "paper"},
+            "label: 'lr+a' is method attractor, the file is of method lr+a",
+        ),
         ({"label": ""}, "label: '' is no method's name with the options"),
         ({"label": "a/b"}, "label: 'a/b' is no method's name with the options"),
         ({"label": "zzz.gamma=0.5"}, "label: 'zzz.gamma=0.5' is no method's name with the options"),

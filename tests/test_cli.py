@@ -293,7 +293,7 @@ def write_plugin(folder: Path, entries: str, code: str) -> None:
 
 PLUGIN = '''
 import torch
-from ifsl_bench import Method, Prediction
+from ifsl_bench import Method, Prediction, Range
 from ifsl_bench.common.errors import UserError
 
 class Wrong(Method):
@@ -309,7 +309,8 @@ class Nan(Method):
 
 class Tuned(Method):
     """Base logits beside cosine ones, ``weight`` times; weight is tuned."""
-    tune = {"weight": (0.0, 1e-3, 100.0)}
+    space = {"weight": Range(0.0, 200.0)}
+    grid = {"weight": (0.0, 1e-3, 100.0)}
     def __init__(self, base, ways, *, weight: float = 0.0):
         super().__init__(base, ways)
         self.weight = weight
@@ -321,7 +322,7 @@ class Tuned(Method):
 
 class Stubborn(Tuned):
     """Its solves fail where the weight is large, which is where it is best."""
-    tune = {"weight": (0.25, 0.5, 1.0)}
+    grid = {"weight": (0.25, 0.5, 1.0)}
     def forward(self, support, query):
         failed = torch.full((len(query.features),), float(self.weight > 0.75))
         return Prediction(super().forward(support, query).logits, {"solver_unconverged": failed})
@@ -347,9 +348,9 @@ class BadHead(Wrong):
     """A head that does not exist."""
     head = "cosin"
 
-class BadTune(Wrong):
+class BadSpace(Wrong):
     """Tunes what it does not have."""
-    tune = {"nothing": (1, 2)}
+    space = {"nothing": Range(1, 2)}
 
 class Abstract(Method):
     """Forgot its forward."""
@@ -379,7 +380,7 @@ def plugins(tmp_path, monkeypatch):
         "wrong = other_methods:Wrong\nnan = other_methods:Nan\ntuned = other_methods:Tuned\ntext = other_methods:Text\n"
         "gone = other_methods:Gone\nbroken = other_broken:X\nheavy = other_heavy:X [big]\nleaves = other_leaves:X\n"
         "deaf = other_methods:Deaf\nexploding = other_methods:Exploding\nbad-head = other_methods:BadHead\n"
-        "bad-tune = other_methods:BadTune\nabstract = other_methods:Abstract\nbad-option = other_methods:BadOption\n"
+        "bad-space = other_methods:BadSpace\nabstract = other_methods:Abstract\nbad-option = other_methods:BadOption\n"
         "bad-statistic = other_methods:BadStatistic\nwants = other_methods:Wants\n"
         "stubborn = other_methods:Stubborn\n"
     )
@@ -420,7 +421,7 @@ def test_broken_plugins_are_listed_and_take_nobody_down(call, here, plugins):
     [
         ("leaves", "broken: SystemExit"),
         ("bad-head", "BadHead.head is 'cosin', expected 'linear' or 'cosine'"),
-        ("bad-tune", "BadTune.tune names 'nothing', which is none of its options"),
+        ("bad-space", "BadSpace.space names 'nothing', which is none of its options, nor 'train.rate'"),
         ("abstract", "Abstract does not define forward"),
         ("bad-option", "which --set cannot read"),
         ("deaf", "its logits in training do not depend on them"),
@@ -515,10 +516,12 @@ def test_tuned_options_are_chosen_on_validation_and_recorded(call, here, plugins
 def test_a_setting_whose_solves_fail_is_never_chosen(call, here, plugins):
     status, _, err = call("run", "--method", "stubborn", "--task", TASK, "--device", "cpu")
     assert status == 0, err
-    assert "settings passed over, since inner solves fail on validation episodes: weight=1 (10 of 10 failed)" in err
+    assert "weight=1 is passed over: inner solves fail in 10 of 10 validation episodes" in err
     value = json.loads((here / "home/results/clusters-5shot/stubborn.seed-0.json").read_text())
     tried = value["tuned"]["weight"]
     assert max(tried, key=tried.get) == "weight=1"
+    assert value["passed_over"] == ["weight=1"]
+    assert value["edge"] == []
     assert value["options"] == {"weight": 0.5}
 
 
@@ -537,5 +540,5 @@ def test_library_call(here):
     assert 0 < result.summary["acc"]["mean"] <= 100
     again = ifsl_bench.run(method="imprint", task="clusters.toml:clusters-1shot", work=work)
     assert again == result
-    with pytest.raises(ifsl_bench.UserError, match="defines the tasks clusters-1shot, .* say which: FILE:NAME"):
+    with pytest.raises(ifsl_bench.UserError, match=r"defines the tasks clusters-1shot, .* say which: FILE:NAME"):
         ifsl_bench.run(method="imprint", task="clusters.toml", work=work)

@@ -61,7 +61,7 @@ def test_every_registered_method_keeps_every_rule(name):
     if registry.load(registry.METHODS, name).lacks:
         pytest.skip("its extra is not installed")
     kind = registry.method(name)
-    found = dict(check_contract(name, kind, {"weight_decay": 1e-2} if "weight_decay" in kind.tune else {}))
+    found = dict(check_contract(name, kind, {"weight_decay": 1e-2} if "weight_decay" in kind.grid else {}))
     assert len(found) == len(RULES)
     assert not {rule: broken for rule, broken in found.items() if broken}
 

@@ -175,5 +175,5 @@ def test_works_without_gradients_and_with_other_numbers_of_ways(method):
 def test_options_are_declared_and_documented(method):
     for option in options_of(type(method)).values():
         assert option.name in (type(method).__doc__ or "") + (type(method).__init__.__doc__ or ""), option.name
-    assert set(type(method).tune) <= set(options_of(type(method)))
+    assert set(type(method).space) <= set(options_of(type(method))) | {"train.rate"}
     assert type(method).head in ("linear", "cosine")

@@ -275,7 +275,9 @@ BROKEN = {
         r"cannot be made: .*line",
     ),
     "other arguments": ("def __init__(self, base):\n        super().__init__(base, 5)", r"cannot be made: .*TypeError"),
-    "tune": ("tune = [1]", r"X.tune is \[1\], expected option -> values to try"),
+    "tune": ("tune = [1]", r"X.tune is not read any more; give X.space a Range or Choices for each option"),
+    "space": ("space = {'a': (1, 2)}", r"X.space is .*, expected option -> ifsl_bench.Range or ifsl_bench.Choices"),
+    "grid": ("grid = {'a': (1, 2)}", r"X.grid names 'a', which is no option of its space"),
     "defaults": (
         "@classmethod\n    def defaults(cls, task):\n        return {'nothing': 1}",
         "defaults names 'nothing'",

@@ -77,7 +77,7 @@ def test_one_step_is_adam_on_the_mean_cross_entropy_of_the_joint_logits(clusters
 
 
 def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
-    made = job(clusters, train={"steps": "400"}, options={"offset": -3.0})
+    made = job(clusters, train={"steps": "400", "select": "best"}, options={"offset": -3.0})
     made.method.schedule = MetaTraining(steps=400, schedule=Schedule(rate=0.05), validate_every=100)
     try:
         method, trained, _, bench = train(clusters, made)
@@ -95,7 +95,7 @@ def test_training_raises_validation_accuracy_and_keeps_the_best(clusters):
 
 def test_select_last_shares_the_training_with_best(clusters):
     better_early = {"offset": 0.0, "start": 30.0}
-    best, kept, folder, _ = train(clusters, job(clusters, options=better_early))
+    best, kept, folder, _ = train(clusters, job(clusters, train={"select": "best"}, options=better_early))
     log = io.StringIO()
     last, final, other, _ = train(
         clusters, job(clusters, train={"select": "last"}, options=better_early), LogReporter(log)
@@ -193,10 +193,10 @@ def test_divergence_is_said(clusters):
 
 def test_schedule_of_the_method_wins_and_steps_stretch_it():
     lwof = registry.method("lwof")
-    plan = Training().stretched(lwof.schedule)
+    plan = Training().applied(lwof.schedule)
     assert [plan.schedule.at(s, plan.steps) for s in (5999, 6000, 8000)] == pytest.approx([1e-3, 1e-4, 1e-5])
     assert plan.steps == 10_000
-    short = Training(steps=100).stretched(lwof.schedule)
+    short = Training(steps=100).applied(lwof.schedule)
     assert (short.steps, short.schedule.drops, short.validate_every) == (100, (60, 80), 10)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ifsl_bench.board.measured import PARTIAL, STORED, Row, mismatch, rows_of
+from ifsl_bench.board.measured import PAPER, PARTIAL, STORED, Row, mismatch, rows_of
 from ifsl_bench.board.published import PublishedRow, published
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.result_file import Result, packaged_root, stored
@@ -28,6 +28,7 @@ class Board:
             shown apart and never ranked with ``rows``.
         papers: published rows, of the same protocol or of a related one (their ``protocol`` then says so).
         remarks: on files and rows that are left out.
+        setting: that rows are ranked in, see :class:`ifsl_bench.board.ranking.Ranking`.
     """
 
     task: Task
@@ -36,6 +37,7 @@ class Board:
     others: tuple[Row, ...]
     papers: tuple[PublishedRow, ...]
     remarks: tuple[str, ...]
+    setting: str = PAPER
 
     @property
     def name(self) -> str:
@@ -48,7 +50,11 @@ class Board:
     @cached_property
     def ranking(self) -> Ranking:
         """By accuracy."""
-        return Ranking(self.compared)
+        return Ranking(self.compared, setting=self.setting)
+
+    def in_setting(self, setting: str) -> Board:
+        """The board, its rows ranked in another setting."""
+        return replace(self, setting=setting)
 
     @property
     def labels(self) -> set[str]:

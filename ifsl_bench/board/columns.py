@@ -58,6 +58,7 @@ def task_columns(task: Task, full: bool = False, ranked: bool = False) -> list[C
         *((TO_BEST,) if ranked else ()),
         SEEDS,
         SPREAD,
+        _trials(full),
         _source(ranked),
         PARTIAL_DATA,
         *((TO_BEST_FIELDS, PRINTED) if ranked else ()),
@@ -106,6 +107,22 @@ def _source(ranked: bool) -> Column[Entry]:
         return f"{plain(entry)}, {'not comparable' if entry.measured else 'other protocol'}"
 
     return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)})
+
+
+def _trials(shown: bool) -> Column[Entry]:
+    """How options were chosen: for programs, and among more columns for readers."""
+
+    def text(entry: Entry) -> str:
+        row = entry.measured
+        return "" if row is None else f"{row.trials}" + (f", edge: {', '.join(row.edge)}" if row.edge else "")
+
+    def fields(entry: Entry) -> dict[str, str | int | None]:
+        row = entry.measured
+        if row is None:
+            return {"setting": None, "trials": None, "edge": None}
+        return {"setting": row.setting, "trials": row.trials, "edge": ", ".join(row.edge)}
+
+    return Column("trials" if shown else None, text, fields)
 
 
 def _to_best(entry: Entry) -> str:

@@ -18,7 +18,8 @@ RULE = (
     "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 + the rows that "
     "are significantly better to all rows less those that are significantly worse. Differences vary over episodes and "
     "over training seeds; novel classes are held fixed. A row with fewer than three seeds, or with options of its own, "
-    "is provisional: in its place, without a rank. A row of yours is ranked among the stored rows and itself alone."
+    "is provisional: in its place, without a rank. Methods as published are ranked apart from tuned ones (--setting). "
+    "A row of yours is ranked among the stored rows and itself alone."
 )
 
 
@@ -87,6 +88,7 @@ def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[st
     found: dict[str, Board] = {}
     for board in named.values():
         variants = [other for other in load_variants(board.task, results) if other.name not in named]
+        variants = [other.in_setting(board.setting) for other in variants]
         if labels:
             variants = [other.only(labels) for other in variants]
         if board.empty and not variants:

@@ -12,6 +12,7 @@ import numpy as np
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.protocol.metrics import Estimate, summarise
 
+PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 STORED = "stored"  # the origin of rows that come with the package
 PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
 
@@ -48,6 +49,26 @@ class Row:
         """Whether it is the same for every seed by construction: one backbone, and nothing meta-trained on it."""
         backbones = {str(r.pretraining.get("sha256")) for r in self.results}
         return self.one_pretraining and len(backbones) == 1 and not any(r.training for r in self.results)
+
+    @property
+    def setting(self) -> str:
+        """What it is ranked with, see :attr:`Result.setting`; older files count as "paper"."""
+        return self.results[0].setting or PAPER
+
+    @property
+    def trials(self) -> int:
+        """How many settings were tried to choose from; 1 where nothing was chosen."""
+        return max([1, *(len(tried) for r in self.results for tried in r.tuned.values())])
+
+    @property
+    def edge(self) -> list[str]:
+        """The options whose chosen value lies on the edge of what was tried, for some seed."""
+        return sorted({name for r in self.results for name in r.edge})
+
+    @property
+    def older(self) -> bool:
+        """Whether it is from before results said how options and checkpoints were chosen, and something was."""
+        return any(not r.setting and (r.training or r.tuned) for r in self.results)
 
     @property
     def has_options(self) -> bool:
@@ -105,8 +126,10 @@ def _other_method(a: Result, b: Result) -> str:
     """Why two results of one label are not of the same method; tuned options may differ between seeds."""
     if a.provenance.get("method_source") != b.provenance.get("method_source"):
         return "the method's code differs"
-    if a.train != b.train or a.options.keys() != b.options.keys() or (not a.tuned and a.options != b.options):
+    if a.given() != b.given():
         return "options or training differ"
+    if a.setting != b.setting and EVERY not in (a.setting, b.setting):
+        return "options or checkpoints were chosen in another way"
     return ""
 
 

@@ -20,6 +20,15 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
         notes.append(f"Measured: mean ± 95% interval over {count:,} episodes, averaged over seeds, in percent.")
     if any(row.one_pretraining for row in board.rows):
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
+    if many := [f"{row.label} {row.trials}" for row in board.rows if row.trials > 1]:
+        notes.append(f"Settings tried on validation episodes, by row (of all others one): {', '.join(many)}.")
+    if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
+        notes.append(f"Chosen on the edge of what was tried, so that more may lie beyond: {', '.join(edges)}.")
+    if older := sum(row.older for row in board.rows):
+        notes.append(
+            f"{older} of {len(board.rows)} measured rows are of an older rule: the checkpoint that was best on "
+            "validation, and grids followed beyond their ends. The rule now: the last checkpoint, and the grid alone."
+        )
     if any(row.partial for row in board.rows):
         notes.append(f"{PARTIAL.capitalize()}.")
     above = "the rows above" if board.rows or board.papers else "results on the whole"

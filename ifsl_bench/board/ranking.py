@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ifsl_bench.board.measured import STORED, Row
+from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
 from ifsl_bench.board.rank_intervals import Difference, Prior, RankInterval, difference, fit_prior, rank_intervals
 
 SEEDS = 3  # what a rank needs
@@ -49,23 +49,24 @@ class Ranked:
 class Ranking:
     """All measured rows of one task, by one metric.
 
-    The *family* is ranked together: the stored rows with three seeds or more and no options of their own, or where
-    there are none the user's. All are compared on the same seeds: those that all have, or if these are fewer than three
-    those that most have. A user's row that has three of these seeds is ranked in the family plus itself alone, so that
-    it moves nobody's rank. All other rows are provisional.
+    The *family* is ranked together: of the rows of one setting, the stored ones with three seeds or more and no
+    options of their own, or where there are none the user's. All are compared on the same seeds: those that all
+    have, or if these are fewer than three those that most have. A user's row that has three of these seeds is
+    ranked in the family plus itself alone, so that it moves nobody's rank. All other rows are provisional.
 
     Args:
         rows: comparable rows, all that there are; see :attr:`ifsl_bench.board.boards.Board.compared`.
         metric: where more is better, as it is for every metric here (Delta is negative where joint prediction hurts).
+        setting: "paper", or "tuned-12" for the best of so many trials; rows that are the same in all are in each.
 
     Attributes:
         family: the rows that are ranked together.
         seeds: what they are compared on.
     """
 
-    def __init__(self, rows: Sequence[Row], metric: str = "acc") -> None:
-        self.rows, self.metric = tuple(rows), metric
-        able = [row for row in rows if not row.has_options and len(row.seeds) >= SEEDS]
+    def __init__(self, rows: Sequence[Row], metric: str = "acc", setting: str = PAPER) -> None:
+        self.rows, self.metric, self.setting = tuple(rows), metric, setting
+        able = [row for row in rows if self._is_apt(row) and not row.has_options and len(row.seeds) >= SEEDS]
         able = [row for row in able if row.origin == STORED] or able
         self.seeds = _most_common(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
@@ -121,8 +122,13 @@ class Ranking:
         """Whether a row is ranked with the family without being of it: a user's where the family is of stored rows."""
         return bool(self.family) and row.origin != self.family[0].origin and not self._reason(row)
 
+    def _is_apt(self, row: Row) -> bool:
+        return row.setting in (self.setting, EVERY)
+
     def _reason(self, row: Row) -> str:
         """Why a row is provisional; "" where it is ranked."""
+        if not self._is_apt(row):
+            return f"of a ranking of its own, --setting {row.setting}"
         if (n := len(row.seeds)) < SEEDS:
             return "1 seed" if n == 1 else f"{n} seeds"
         if row.has_options:

@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import math
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib import resources
@@ -53,8 +54,8 @@ class Result(_Part, frozen=True):
         schema: version of this format.
         label: the method's name in tables and file names, with every option that is not the default.
         options: the method's options that were given or tuned.
-        tuned: option -> {value: validation accuracy in percent}; empty where nothing was tuned.
-        train: what was changed about meta-training.
+        tuned: options -> {values: validation accuracy in percent}; empty where nothing was chosen.
+        train: what was changed about meta-training, ``rate`` also where it was chosen.
         task_hash: identity of the task's definition.
         digest: identity of the episodes; results are comparable only where it is equal.
         fingerprint: identity of the data.
@@ -67,6 +68,11 @@ class Result(_Part, frozen=True):
         cost: seconds by stage, parameters, episodes a second.
         partial: whether the data set was made from less than its source should hold.
         provenance: command, version, commit, device, library versions, time.
+        setting: "paper" for the method as published, "tuned-12" for the best of 12 trials, "every" for what is the same
+            in all settings; "" in older files, which are of the method as published but for two things: the checkpoint
+            that was best on validation, and grids that were followed beyond their ends.
+        passed_over: values that were tried and could not be chosen, since inner solves failed there.
+        edge: the options whose chosen value lies on the edge of their grid or space.
     """
 
     schema: int
@@ -88,6 +94,24 @@ class Result(_Part, frozen=True):
     cost: dict[str, float]
     provenance: dict[str, Any]
     partial: bool = False
+    setting: str = ""
+    passed_over: list[str] = []
+    edge: list[str] = []
+
+    @property
+    def trials(self) -> int:
+        """How many settings ``--tune`` tried; 0 for a method as published."""
+        return int(self.setting.removeprefix("tuned-")) if re.fullmatch(r"tuned-\d{1,6}", self.setting) else 0
+
+    @property
+    def chosen(self) -> set[str]:
+        """What was chosen on validation episodes: names of options, ``train.rate`` for the learning rate."""
+        return {name for names in self.tuned for name in names.split(", ")}
+
+    def given(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Options and changes of meta-training that somebody set: those that a label may say."""
+        options = {key: value for key, value in self.options.items() if key not in self.chosen}
+        return options, {key: value for key, value in self.train.items() if f"train.{key}" not in self.chosen}
 
     def counts(self) -> Counts:
         """The hits as arrays."""

@@ -48,7 +48,9 @@ def cli() -> None:
 @click.option("--task", "tasks", multiple=True, callback=names, help="Tasks, or TOML files of your own.")
 @click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE", help="An option of the method.")
 @click.option("--train", multiple=True, callback=pairs, metavar="NAME=VALUE",
-              help="episodes_per_step, select=best|last, views, steps.")  # fmt: skip
+              help="episodes_per_step, select=last|best, views, rate, steps.")  # fmt: skip
+@click.option("--tune", "trials", type=int, default=0, metavar="N",
+              help="Choose among N settings of each method on validation episodes.")  # fmt: skip
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of training; the first of --seeds."
 )
@@ -70,6 +72,7 @@ def run(
     tasks: list[str],
     options: dict[str, str],
     train: dict[str, str],
+    trials: int,
     seed: int,
     seeds: int,
     episodes: int | None,
@@ -95,6 +98,7 @@ def run(
     from ifsl_bench.backbone.device import keep_freed_memory
     from ifsl_bench.board.boards import load_board
     from ifsl_bench.board.leaderboard import task_table
+    from ifsl_bench.board.measured import EVERY, PAPER
     from ifsl_bench.board.notes import standing
     from ifsl_bench.board.render import PROGRAMS, render
     from ifsl_bench.board.show import result_table
@@ -107,7 +111,7 @@ def run(
     work = api.workspace(home, results_dir, device, reporter)
     command = _typed(sys.argv[1:])
     if checkpoint:
-        if len(tasks) != 1 or methods or options or train or seeds != 1:
+        if len(tasks) != 1 or methods or options or train or trials or seeds != 1:
             raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself")
         result = api.evaluate_checkpoint(
             Path(checkpoint), tasks[0], episodes=episodes, change=change.said(), work=work, command=command
@@ -116,7 +120,8 @@ def run(
         click.echo(render([result_table(result, title)], style))
         return
     training = Training.parse(train)
-    jobs = job.make_jobs(methods, tasks, options, training, range(seed, seed + seeds), episodes, change, work.home)
+    which = range(seed, seed + seeds), episodes, change, work.home, trials
+    jobs = job.make_jobs(methods, tasks, options, training, *which)
     if dry_run:
         click.echo(render([plain_table(api.dry_run(jobs, work, rerun))], style))
         return
@@ -130,7 +135,9 @@ def run(
         board = whole.usual(labels)
         click.echo("\n" + render([task_table(board, full)], style))
         for label in labels:
-            click.echo("\n" + "\n".join(standing(board, label)))
+            row = board.row(label)
+            setting = row.setting if row and row.setting != EVERY else PAPER
+            click.echo("\n" + "\n".join(standing(board.in_setting(setting), label)))
 
 
 def _typed(arguments: list[str]) -> str:

@@ -17,32 +17,37 @@ class Tried:
     """How a setting did.
 
     Attributes:
-        accuracy: in percent, over so many validation episodes.
+        accuracy: in percent, over so many validation episodes; 0 where training diverged.
         unconverged: episodes whose inner solve failed.
+        diverged: what was said of a training that diverged.
     """
 
     accuracy: float
     episodes: int
-    unconverged: int
+    unconverged: int = 0
+    diverged: str = ""
 
     @property
-    def failed(self) -> bool:
-        """Whether more than ``MOST_UNCONVERGED`` of the solves did: the accuracy is not to be trusted then."""
-        return self.unconverged > MOST_UNCONVERGED * self.episodes
+    def failed(self) -> str:
+        """Why it cannot be chosen: its training, or more than ``MOST_UNCONVERGED`` of its inner solves; else ""."""
+        if self.unconverged > MOST_UNCONVERGED * self.episodes:
+            return f"inner solves fail in {self.unconverged} of {self.episodes} validation episodes"
+        return self.diverged
 
 
 def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
-    """The setting with the highest accuracy, the first of equally good ones; says which are passed over.
+    """The setting with the highest accuracy, the first of equally good ones; says which are passed over, and why.
 
     Raises:
-        UserError: solves fail in all settings.
+        UserError: none can be chosen.
     """
-    if failed := {setting: one for setting, one in tried.items() if one.failed}:
-        said = ", ".join(f"{key} ({one.unconverged} of {one.episodes} failed)" for key, one in failed.items())
-        reporter.warn(f"{name}: settings passed over, since inner solves fail on validation episodes: {said}")
-        if len(failed) == len(tried):
-            raise UserError(f"{name}: in no setting do the inner solves converge; set the option by hand with --set")
-    return max((setting for setting in tried if setting not in failed), key=lambda setting: tried[setting].accuracy)
+    sound = {setting: one.accuracy for setting, one in tried.items() if not one.failed}
+    for setting, one in tried.items():
+        if one.failed:
+            reporter.warn(f"{name}: {setting} is passed over: {one.failed}")
+    if not sound:
+        raise UserError(f"{name}: none of {len(tried)} settings works; set the options by hand with --set")
+    return max(sound, key=sound.__getitem__)
 
 
 def write_trial(file: Path, tried: Tried, pretraining_sha256: str, about: str) -> None:

@@ -29,6 +29,10 @@ BLOCK = 64  # episodes whose features are gathered at once
 SHARED_FROM = 8  # episodes a step from which several threads pay
 
 
+class Diverged(UserError):
+    """A meta-training whose loss became infinite or NaN."""
+
+
 def meta_train(
     folder: Path,
     method: Method,
@@ -52,7 +56,7 @@ def meta_train(
         facts: what made this model, recorded with it.
 
     Raises:
-        UserError: the loss became infinite or NaN.
+        Diverged: the loss became infinite or NaN.
     """
     store = CheckpointFolder(folder)
     parameters = dict(method.named_parameters())
@@ -169,8 +173,8 @@ def _steps(
             yield step, value
 
 
-def _diverged(name: str, what: str, step: int, spec: MetaTraining) -> UserError:
-    return UserError(
+def _diverged(name: str, what: str, step: int, spec: MetaTraining) -> Diverged:
+    return Diverged(
         f"meta-training of {name!r} diverged: {what} at step {step + 1} of {spec.steps}; "
         f"a lower learning rate (now {spec.schedule.rate}) or another option may help"
     )

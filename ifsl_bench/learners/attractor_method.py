@@ -6,13 +6,14 @@ import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.solve.linear import Neumann
 
@@ -30,7 +31,7 @@ READ: Mapping[Gradient, tuple[str, ...]] = {
 class AttractorMethod(Method):
     """Fast weights V learned in each episode under a meta-learned regulariser R, as in Ren et al. (NeurIPS 2019):
 
-        L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  1e-5/2 |V|^2  +  R(V)
+        L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2  +  R(V)
         R(V) = (1/N) sum_k sum_d exp(log_gamma_d) (V_kd - u_kd)^2
 
     A subclass has an option ``gamma`` (default `GAMMA`) beside its own, registers what its centres u are made of, calls
@@ -47,8 +48,15 @@ class AttractorMethod(Method):
             curvature at an episode's start; the rate used is among the statistics.
         converge: whether t-bptt goes on to the minimum in evaluation, or stops after ``steps`` steps there too.
         gamma: initial exp(log_gamma); in tasks of one shot the default is 0.1.
+        weight_decay: of all fast weights; the default is the released code's.
     An option that ``gradient`` does not read is refused unless it has its default.
     """
+
+    space: ClassVar[Space] = {
+        "gamma": Range(1e-4, 1.0, log=True),
+        "weight_decay": Range(1e-8, 1e-2, log=True),
+        RATE: Range(1e-4, 1e-2, log=True),
+    }
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
@@ -68,8 +76,12 @@ class AttractorMethod(Method):
         damping: float = 0.1,
         rate: float = 1.0,
         converge: bool = True,
+        weight_decay: float = WEIGHT_DECAY,
     ) -> None:
         super().__init__(base, ways)
+        if not 0 <= weight_decay < float("inf"):
+            raise UserError(f"weight_decay must be 0 or positive, and finite, not {weight_decay}")
+        self.weight_decay = weight_decay
         self.meta = meta(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
         self.learner = (LinearLearner if learner == "lr" else NetworkLearner)(ways, base.weight.shape[1])
         start = self.learner.start() if self.meta.needs_start else []
@@ -100,7 +112,7 @@ class AttractorMethod(Method):
     def forward(self, support: Support, query: Query) -> Prediction:
         rest = fixed_class(support.base_logits, support.hidden)  # [E, S]
         pulls = [
-            fold(u, log_gamma, WEIGHT_DECAY, part.rows)
+            fold(u, log_gamma, self.weight_decay, part.rows)
             for part, u, log_gamma in zip(self.learner.parts, self.centres(support), self.log_gamma, strict=True)
         ]
         rows = (support.features, support.labels, rest)

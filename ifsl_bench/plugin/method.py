@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError, where
+from ifsl_bench.plugin.space import Space
 from ifsl_bench.protocol.task import MetaTraining, Task
 from ifsl_bench.solve.linear import AdjointReport
 
@@ -104,7 +105,10 @@ class Method(nn.Module, ABC):
 
     Attributes:
         head: the pretraining to start from.
-        tune: option -> values to try; the best on the validation episodes is taken and recorded.
+        space: what ``--tune`` searches: option -> :class:`Range` or :class:`Choices`; ``train.rate`` is the learning
+            rate of meta-training.
+        grid: for options of the space, the values that the method as published chooses from on validation episodes,
+            where nobody sets or tunes them.
         schedule: replaces the task's meta-training schedule.
         shorthands: further names of the method, each with the options that it stands for.
         requires: top-level modules that the method imports when it is made, and that its package does not depend on,
@@ -113,7 +117,8 @@ class Method(nn.Module, ABC):
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "linear"
-    tune: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    space: ClassVar[Space] = {}
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {}
     schedule: ClassVar[MetaTraining | None] = None
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     requires: ClassVar[Mapping[str, str]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
@@ -14,6 +14,7 @@ import torch
 
 from ifsl_bench.common.errors import UserError, unknown, where
 from ifsl_bench.plugin.method import Base, Method
+from ifsl_bench.plugin.space import RATE, Choices, Range
 from ifsl_bench.protocol.task import Task
 
 
@@ -108,7 +109,7 @@ def check_method(method: type[Method]) -> None:
     """Holds a plugin's class against the contract before anything is computed.
 
     Raises:
-        UserError: abstract, an unknown head, options that cannot be set, or ``tune`` of an option it does not have.
+        UserError: abstract, an unknown head, options that cannot be set, or a space of options it does not have.
     """
     if missing := sorted(getattr(method, "__abstractmethods__", ())):
         raise UserError(f"{method.__qualname__} does not define {', '.join(missing)}")
@@ -120,13 +121,21 @@ def check_method(method: type[Method]) -> None:
             raise UserError(
                 f"{method.__qualname__}.shorthands[{shorthand!r}] sets {unknown_names[0]!r}, no option of it"
             )
-    if not isinstance(method.tune, Mapping):
-        raise UserError(f"{method.__qualname__}.tune is {method.tune!r}, expected option -> values to try")
-    for name, grid in method.tune.items():
-        if name not in known:
-            raise UserError(f"{method.__qualname__}.tune names {name!r}, which is none of its options")
-        if not grid:
-            raise UserError(f"{method.__qualname__}.tune[{name!r}] has no values to try")
+    _check_space(method, known)
+
+
+def _check_space(method: type[Method], known: Mapping[str, Option]) -> None:
+    called, space, grid = method.__qualname__, method.space, method.grid
+    if hasattr(method, "tune"):
+        raise UserError(f"{called}.tune is not read any more; give {called}.space a Range or Choices for each option")
+    if not isinstance(space, Mapping) or not all(isinstance(one, (Range, Choices)) for one in space.values()):
+        raise UserError(f"{called}.space is {space!r}, expected option -> ifsl_bench.Range or ifsl_bench.Choices")
+    if strange := sorted(space.keys() - known.keys() - {RATE}):
+        raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE!r}")
+    if not isinstance(grid, Mapping) or not all(isinstance(one, Sequence) and len(one) for one in grid.values()):
+        raise UserError(f"{called}.grid is {grid!r}, expected option -> values to try")
+    if strange := sorted(grid.keys() - (space.keys() & known.keys())):
+        raise UserError(f"{called}.grid names {strange[0]!r}, which is no option of its space")
 
 
 def make_method(method: type[Method], base: Base, ways: int, options: Mapping[str, Any]) -> Method:
@@ -170,7 +179,9 @@ def _convert(kind: Any, value: Any) -> Any:
     return msgspec.convert(value, kind, strict=not text)
 
 
-def resolve_options(method: type[Method], name: str, given: Mapping[str, Any], task: Task) -> dict[str, Any]:
+def resolve_options(
+    method: type[Method], name: str, given: Mapping[str, Any], task: Task, trials: int = 0
+) -> dict[str, Any]:
     """Checks options against the constructor and converts them to the declared types.
 
     Args:
@@ -178,9 +189,11 @@ def resolve_options(method: type[Method], name: str, given: Mapping[str, Any], t
         name: what the user called it.
         given: option -> value; strings (from ``--set``) or Python values.
         task: what the defaults may depend on.
+        trials: of a search.
 
     Returns:
-        The given options, converted, in the constructor's order and without those that are the default.
+        The given options, converted, in the constructor's order and without those that are the default and would not be
+        searched if they were not given.
 
     Raises:
         UserError: no such option (with the nearest names), or a value of another type.
@@ -198,10 +211,22 @@ def resolve_options(method: type[Method], name: str, given: Mapping[str, Any], t
                 continue
         else:
             raise UserError(f"option {key!r} of method {name!r} takes {known[key].spelled}, not {value!r}")
-    # In the constructor's order, without defaults: one setting, one label. What is tuned unless given stays.
-    default = {key: option.default for key, option in known.items()} | method.defaults(task)
-    if strange := sorted(default.keys() - known.keys()):
+    return settled(method, resolved, task, trials)
+
+
+def defaults(method: type[Method], task: Task) -> dict[str, Any]:
+    """Every option's default, in the constructor's order; some may depend on the task.
+
+    Raises:
+        UserError: the method has a default for what is none of its options.
+    """
+    known, own = options_of(method), method.defaults(task)
+    if strange := sorted(own.keys() - known.keys()):
         raise UserError(f"{method.__qualname__}.defaults names {strange[0]!r}, which is none of its options")
-    return {
-        key: resolved[key] for key in known if key in resolved and (resolved[key] != default[key] or key in method.tune)
-    }
+    return {key: option.default for key, option in known.items()} | own
+
+
+def settled(method: type[Method], values: Mapping[str, Any], task: Task, trials: int = 0) -> dict[str, Any]:
+    """Options in the constructor's order, without defaults (one setting, one label) that nothing would be tried for."""
+    default, tried = defaults(method, task), method.space if trials else method.grid
+    return {key: values[key] for key in default if key in values and (values[key] != default[key] or key in tried)}

@@ -1,26 +1,46 @@
-"""A method's settings: what tables call them, and which are tried where options are chosen."""
+"""A method's settings: what tables call them, and which are tried where some are chosen on validation episodes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import options_of
+from ifsl_bench.plugin.space import halton
 from ifsl_bench.protocol.task import Task
 
 
-def searched(method: type[Method], given: Mapping[str, Any]) -> list[str]:
-    """The options that are chosen on validation episodes: those that the method tunes and nobody has set."""
-    return [key for key in method.tune if key not in given]
+def searched(method: type[Method], given: Container[str], trials: int) -> list[str]:
+    """What is chosen on validation episodes: of the method's grid, or with ``trials`` of its space, what is not given.
+
+    Names of options, and ``train.rate`` for the learning rate of meta-training.
+    """
+    return [key for key in (method.space if trials else method.grid) if key not in given]
 
 
-def points(method: type[Method], given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The values of :func:`searched` to try: the product of their grids, which is one empty point without any."""
-    free = searched(method, given)
-    return [dict(zip(free, values, strict=True)) for values in itertools.product(*(method.tune[key] for key in free))]
+def points(
+    method: type[Method], given: Container[str], trials: int, default: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The values of :func:`searched` to try; one empty point where it is empty.
+
+    The product of the grid's values; or the default and ``trials - 1`` points of the space, see
+    :func:`ifsl_bench.plugin.space.halton`.
+    """
+    free = searched(method, given, trials)
+    if not free or not trials:
+        grids = (method.grid[key] for key in free)
+        return [dict(zip(free, values, strict=True)) for values in itertools.product(*grids)]
+    return [{key: point[key] for key in free} for point in (default, *halton(method.space, trials - 1))]
+
+
+def at_edge(method: type[Method], point: Mapping[str, Any], trials: int) -> list[str]:
+    """The names in a point whose values lie on the edge of the grid, or of the space, that they were chosen from."""
+    if trials:
+        return [key for key, value in point.items() if method.space[key].at_edge(value)]
+    return [key for key, value in point.items() if value in (method.grid[key][0], method.grid[key][-1])]
 
 
 def label(method: type[Method], name: str, given: Mapping[str, Any], task: Task) -> list[str]:
@@ -33,9 +53,9 @@ def label(method: type[Method], name: str, given: Mapping[str, Any], task: Task)
     return [called, *(f"{key}={short(value)}" for key, value in given.items() if key not in said)]
 
 
-def spelled(values: Mapping[str, Any], names: Iterable[str]) -> str:
-    """Some options in words, ``a=1, b=2``."""
-    return ", ".join(f"{name}={short(values[name])}" for name in names)
+def spelled(point: Mapping[str, Any]) -> str:
+    """In words, ``a=1, b=2``."""
+    return ", ".join(f"{key}={short(value)}" for key, value in point.items())
 
 
 def short(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -16,13 +17,15 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         episodes_per_step: episodes whose mean loss makes one step; the paper uses 1.
-        select: "best" keeps the parameters with the best validation accuracy, "last" the final ones (as the authors).
+        select: "last" keeps the final parameters, as Ren et al. (2019); "best" those with the best validation accuracy.
+        rate: the learning rate to begin with; 0 for that of the schedule.
         views: augmented views of each meta-training image; 1 means the plain images.
         steps: 0 for the schedule of the method or task; otherwise the schedule is stretched to this many steps.
     """
 
     episodes_per_step: int = 1
-    select: Literal["best", "last"] = "best"
+    select: Literal["last", "best"] = "last"
+    rate: float = 0.0
     views: int = 1
     steps: int = 0
 
@@ -43,6 +46,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--train: {error}") from error
         if made.episodes_per_step < 1 or made.views < 1 or made.steps < 0:
             raise UserError("--train: episodes_per_step and views must be at least 1, steps at least 0")
+        if not 0 <= made.rate < math.inf:
+            raise UserError(f"--train: rate must be positive and finite (or 0 for the schedule's), not {made.rate}")
         return made
 
     def changes(self) -> dict[str, Any]:
@@ -51,8 +56,10 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             f.name: getattr(self, f.name) for f in msgspec.structs.fields(self) if getattr(self, f.name) != f.default
         }
 
-    def stretched(self, spec: MetaTraining) -> MetaTraining:
-        """The schedule with ``steps`` applied."""
+    def applied(self, spec: MetaTraining) -> MetaTraining:
+        """The schedule with ``rate`` and ``steps``."""
+        if self.rate:
+            spec = msgspec.structs.replace(spec, schedule=msgspec.structs.replace(spec.schedule, rate=self.rate))
         if not self.steps:
             return spec
         factor = self.steps / spec.steps

@@ -42,6 +42,7 @@ def run(
     seed: int = 0,
     episodes: int | None = None,
     change: Mapping[str, int] | None = None,
+    tune: int = 0,
     rerun: bool = False,
     work: Workspace | None = None,
 ) -> Result:
@@ -58,6 +59,8 @@ def run(
         episodes: the first so many test episodes; all of the task's by default.
         change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see
             :mod:`ifsl_bench.protocol.variants`.
+        tune: choose among so many settings of the method's space on validation episodes, its default among them; 0
+            for the method as published.
         rerun: evaluate again even if the same result is stored.
         work: folders, device and progress display; see :func:`workspace`.
 
@@ -65,7 +68,7 @@ def run(
         UserError: whatever is wrong, in one line.
     """
     work, training, changes = work or workspace(), Training.parse(train or {}), make_change(change or {})
-    jobs = make_jobs([method], [task], options or {}, training, [seed], episodes, changes, work.home)
+    jobs = make_jobs([method], [task], options or {}, training, [seed], episodes, changes, work.home, tune)
     return run_jobs([_only(jobs)], work, rerun=rerun, command="ifsl_bench.run(...)")[0]
 
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse
 from ifsl_bench.common.errors import UserError
@@ -222,12 +222,26 @@ def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield f"partial: {str(result.partial).lower()}, data set {data.name} with this fingerprint is {made}"
 
 
+def _is_known(result: Result) -> bool:
+    """Whether the method is installed; older files name LR and MLP by what are shorthands now."""
+    if result.setting or result.method in registry.names(registry.METHODS):
+        return result.method in registry.names(registry.METHODS)
+    with contextlib.suppress(UserError):
+        return bool(registry.resolve(result.method))
+    return False
+
+
 def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     """Label, options and backbone, as the installed method and the task make them."""
-    if result.method not in registry.names(registry.METHODS):
+    if not _is_known(result):
         yield from _unknown_method(result, task)
         raise _Unverified(f"label and backbone, since method {result.method} is not installed here")
-    if lacks := registry.load(registry.METHODS, result.method).lacks:
+    lacks = (
+        registry.load(registry.METHODS, result.method).lacks
+        if result.method in registry.names(registry.METHODS)
+        else ""
+    )
+    if lacks:
         yield from _unknown_method(result, task)
         raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
     from ifsl_bench.backbone.pretrain import pretraining_key
@@ -237,30 +251,23 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     from ifsl_bench.running.job import Job
 
     try:
-        name, method, _ = registry.resolve(result.method)
-        options, training = resolve_options(method, name, _given(result), task), Training.parse(result.train)
+        name, method, meant = registry.resolve(result.method)
+        (given, train), trials = result.given(), result.trials
+        options, training = resolve_options(method, name, {**meant, **given}, task, trials), Training.parse(train)
     except UserError as error:
         yield f"options: {error}"
         return
-    if others := sorted(_tuned(result) - set(method.tune)):  # they would be missing in the label
+    if others := sorted(result.chosen - set(method.space)):  # they would be missing in the label
         yield f"tuned: {others[0]} is no option that method {name} tunes"
-    job = Job(Chosen(name, method), options, task, training, result.seed, len(result.episodes.base_joint))
+    count = len(result.episodes.base_joint)
+    job = Job(Chosen(name, method), options, task, training, result.seed, count, trials)
+    if result.setting and job.setting != result.setting:
+        yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
     key = pretraining_key(task, result.fingerprint, method.head, result.seed)
     if result.pretraining.get("key") not in (None, key):
         yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {key!r}"
-
-
-def _tuned(result: Result) -> set[str]:
-    """The options that were chosen on the validation episodes."""
-    return {name for names in result.tuned for name in names.split(", ")}
-
-
-def _given(result: Result) -> dict[str, Any]:
-    """The options that a label may say."""
-    tuned = _tuned(result)
-    return {key: value for key, value in result.options.items() if key not in tuned}
 
 
 def _unknown_method(result: Result, task: Task) -> Iterator[str]:
@@ -273,8 +280,9 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     from ifsl_bench.plugin.settings import short
     from ifsl_bench.protocol.training import Training
 
+    options, train = result.given()
     try:
-        said = Training.parse(result.train).changes()
+        said = Training.parse(train).changes()
     except UserError as error:
         yield f"options: {error}"
         return
@@ -282,9 +290,10 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
         said["episodes"] = count
     end = "".join(f".{key}={short(value)}" for key, value in said.items())
     name = result.label.removesuffix(end)
-    parts = [f".{key}={short(value)}" for key, value in _given(result).items()]
+    parts = [f".{key}={short(value)}" for key, value in options.items()]
     while part := next((part for part in parts if name.endswith(part)), ""):
         name = name.removesuffix(part)
+    name = name.removesuffix(f"@{result.setting}" if result.trials else "")
     if not result.label.endswith(end):
         yield f"label: {result.label!r}, training and number of episodes make it end in {end!r}"
     elif not re.fullmatch(METHOD, name):

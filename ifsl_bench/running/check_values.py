@@ -25,6 +25,11 @@ def odd_values(result: Result) -> Iterator[str]:
         yield from _hex(name, getattr(result, name), digits)
     for option, tried in result.tuned.items():
         yield from _percent(f"tuned.{option}", tried)
+    if not re.fullmatch(r"|paper|every|tuned-[1-9]\d*", result.setting):
+        yield f"setting: {result.setting!r}, where 'paper', 'every' or 'tuned-N' was expected"
+    values = {value for tried in result.tuned.values() for value in tried}
+    if strange := [*(set(result.passed_over) - values), *(set(result.edge) - result.chosen)]:
+        yield f"passed_over, edge: {strange[0]!r} is nothing that was tuned"
     for name, cost in result.cost.items():
         if cost < 0:
             yield f"cost.{name}: {cost:g} is negative"

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -15,11 +17,14 @@ from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.find_method import Chosen, find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source
-from ifsl_bench.plugin.options import resolve_options, trains
+from ifsl_bench.plugin.options import defaults, resolve_options, settled, trains
+from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import Change
+
+TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Job:
         given: the options that somebody set, converted, in the constructor's order.
         seed: of meta-training, and of pretraining unless the task has one for all seeds.
         episodes: the first so many test episodes of the task.
+        trials: how many settings are tried to choose from; 0 for the method as published.
     """
 
     chosen: Chosen
@@ -39,6 +45,7 @@ class Job:
     training: Training
     seed: int
     episodes: int
+    trials: int = 0
 
     @property
     def name(self) -> str:
@@ -51,7 +58,8 @@ class Job:
     @property
     def label(self) -> str:
         """The method's name with everything that is not the default."""
-        parts = settings.label(self.method, self.name, self.given, self.task)
+        name, *parts = settings.label(self.method, self.name, self.given, self.task)
+        parts.insert(0, f"{name}@{self.setting}" if self.trials else name)
         parts += [f"{key}={settings.short(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             parts.append(f"episodes={self.episodes}")
@@ -61,22 +69,40 @@ class Job:
         return f"{self.label} on {self.task.name}, seed {self.seed}"
 
     @property
+    def setting(self) -> str:
+        """What it is ranked with: "paper", "tuned-12", or "every" for what is the same in all settings."""
+        if self.trials:
+            return f"tuned-{self.trials}"
+        return "paper" if self.trains or self.method.space else "every"
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options given, and those whose default depends on the task."""
         return {**self.method.defaults(self.task), **self.given}
 
     @property
     def searched(self) -> list[str]:
-        """The options that are chosen on validation episodes."""
-        return settings.searched(self.method, self.given)
+        """What is chosen on validation episodes."""
+        return settings.searched(self.method, self._said(), self.trials)
 
-    def candidates(self) -> list[Job]:
-        """The jobs to choose from, where options are chosen; else this one."""
-        return [replace(self, given={**self.given, **point}) for point in settings.points(self.method, self.given)]
+    def _said(self) -> dict[str, Any]:
+        return {**self.given, **({RATE: self.training.rate} if self.training.rate else {})}
+
+    def candidates(self) -> list[tuple[dict[str, Any], Job]]:
+        """The points to choose from, and the job of each; one empty point, and this job, where nothing is chosen."""
+        default = {**defaults(self.method, self.task), RATE: self.schedule.schedule.rate}
+        found = []
+        for point in settings.points(self.method, self._said(), self.trials, default):
+            options = settled(self.method, {**self.given, **point}, self.task)
+            rate = point.get(RATE, self.training.rate)
+            training = msgspec.structs.replace(self.training, rate=0.0 if rate == default[RATE] else rate)
+            seed = TUNING_SEED if self.trials else self.seed
+            found.append((point, replace(self, given=options, training=training, seed=seed, trials=0)))
+        return found
 
     @property
     def trains(self) -> bool:
-        return trains(self.method, self.candidates()[0].options)
+        return trains(self.method, self.options)
 
     @property
     def sides(self) -> tuple[Side, ...]:
@@ -85,8 +111,8 @@ class Job:
 
     @property
     def schedule(self) -> MetaTraining:
-        """The meta-training schedule: the method's or the task's, stretched where the user says so."""
-        return self.training.stretched(self.method.schedule or self.task.meta_training)
+        """The meta-training schedule: the method's or the task's, with what the user says of it."""
+        return self.training.applied(self.method.schedule or self.task.meta_training)
 
     @property
     def source(self) -> str:
@@ -106,6 +132,7 @@ def make_jobs(
     episodes: int | None,
     change: Change | None = None,
     home: Home | None = None,
+    trials: int = 0,
 ) -> list[Job]:
     """The jobs of a command, by task, then seed, then method; every name and option is checked before any work.
 
@@ -113,6 +140,7 @@ def make_jobs(
         methods: what :func:`ifsl_bench.plugin.find_method.find_method` takes.
         change: of every task, beside what their names say; see :mod:`ifsl_bench.protocol.variants`.
         home: where the user's own tasks are.
+        trials: how many settings of each method to choose from; 0 for the methods as published.
 
     Raises:
         UserError: an unknown name, an impossible option or number of episodes, two methods of one label.
@@ -123,6 +151,8 @@ def make_jobs(
         raise UserError(f"a task is a name or path/to/my.toml, not {odd[0]!r}")
     if any(not isinstance(seed, int) or seed < 0 for seed in seeds):
         raise UserError(f"seeds must be whole numbers from 0, not {list(seeds)}")
+    if not isinstance(trials, int) or trials < 0 or trials == 1:
+        raise UserError(f"--tune takes the number of settings to try, at least 2, not {trials}")
     found = [find_method(said) for said in methods]
     jobs: dict[tuple[str, ...], Job] = {}  # what is named twice is run once
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in tasks)):
@@ -132,10 +162,11 @@ def make_jobs(
         if not isinstance(count, int) or not 2 <= count <= task.evaluation.episodes:
             raise UserError(f"--episodes must be 2 to {task.evaluation.episodes} for task {task.name}, not {count}")
         for seed, (chosen, meant) in itertools.product(seeds, found):
-            given = resolve_options(chosen.method, chosen.name, {**meant, **options}, task)
-            job = Job(chosen, given, task, training, seed, count)
-            if not job.trains:  # --train changes nothing then, and is not part of its label
-                job = replace(job, training=Training())
+            given = resolve_options(chosen.method, chosen.name, {**meant, **options}, task, trials)
+            job = Job(chosen, given, task, training, seed, count, trials)
+            # What --train and --tune do not concern is the same whatever they say, and has one label.
+            job = job if job.trains else replace(job, training=Training())
+            job = job if job.searched else replace(job, trials=0)
             if jobs.setdefault((str(job), task.hash), job).chosen != chosen:  # one's result would replace the other's
                 raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
     return list(jobs.values())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,19 @@ from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
 from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
 from ifsl_bench.episodic.evaluation import evaluate, predict
-from ifsl_bench.episodic.meta_training import meta_train
+from ifsl_bench.episodic.meta_training import Diverged, meta_train
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
 from ifsl_bench.episodic.trained import Model, load_trained
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.contract import Asked, check_answers
-from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.method import Method, NonFinite
 from ifsl_bench.plugin.options import make_method
+from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.episodes import task_sampler
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task import NO_BACKBONE, Side, Task
-from ifsl_bench.running.job import Job
+from ifsl_bench.running.job import TUNING_SEED, Job
 from ifsl_bench.running.provenance import provenance
 
 FIRST = 8  # test episodes that the contract is checked on in every run
@@ -227,10 +229,11 @@ class MetaTrain(_OfJob):
 
 @dataclass(frozen=True)
 class Trial(_OfJob):
-    """One of the jobs to choose from, on the validation episodes that options are chosen on."""
+    """One of the jobs to choose from, meta-trained, on the validation episodes that options are chosen on."""
 
     def __str__(self) -> str:
-        return f"trial of {self.job}: {len(self.job.task.evaluation.halves[0]):,} validation episodes"
+        steps = f"{self.job.schedule.steps:,} steps, " if self.job.trains else ""
+        return f"trial of {self.job}: {steps}{len(self.job.task.evaluation.halves[0]):,} validation episodes"
 
     def file(self, home: Home) -> Path:
         return home.cache / "trials" / f"{self.key(home)}-{self.job.training.select}.json"
@@ -239,16 +242,22 @@ class Trial(_OfJob):
         return read_trial(self.file(home), self.backbone.weights(home)) is not None
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
-        method, episodes = self.dummy(data, device), self.job.task.evaluation.halves[0]
-        return len(episodes) * episode_seconds(self.job.task, method) if method else None
+        if (method := self.dummy(data, device)) is None:
+            return None
+        training = MetaTrain(self.job).estimate(data, device) if self.job.trains else 0.0
+        return (training or 0.0) + len(self.job.task.evaluation.halves[0]) * episode_seconds(self.job.task, method)
 
     def run(self, work: Workspace) -> Tried:
         job, file, prepared = self.job, self.file(work.home), self.backbone.prepared(work)
         tried = read_trial(file, prepared.pretrained.sha256)
         if tried is None:
-            model, episodes = MetaTrain(job).run(work), job.task.evaluation.halves[0]
-            found = evaluate(model.method, job.name, prepared.loader("val"), episodes, work.reporter, str(self))
-            tried = Tried(found.accuracy, len(episodes), found.unconverged)
+            episodes = job.task.evaluation.halves[0]
+            try:
+                method = MetaTrain(job).run(work).method
+                found = evaluate(method, job.name, prepared.loader("val"), episodes, work.reporter, str(self))
+                tried = Tried(found.accuracy, len(episodes), found.unconverged)
+            except (Diverged, NonFinite) as error:
+                tried = Tried(0.0, len(episodes), diverged=str(error))
             write_trial(file, tried, prepared.pretrained.sha256, str(job))
         work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
         return tried
@@ -273,16 +282,30 @@ class Evaluate(_OfJob):
         return False  # where a result is stored nobody asks for its stages
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
-        method = replace(self, job=self.job.candidates()[0]).dummy(data, device)
-        return self.job.episodes * episode_seconds(self.job.task, method) if method else None
+        method = self.dummy(data, device)
+        if method is None:
+            return None
+        training = self.job.trials and self.job.seed != TUNING_SEED and self.job.trains  # of what was chosen
+        return self.job.episodes * episode_seconds(self.job.task, method) + (
+            MetaTrain(self.job).estimate(data, device) or 0.0 if training else 0.0
+        )
+
+    def chosen(self, work: Workspace) -> tuple[Job, dict[str, Any]]:
+        """The best of the job's candidates, with this job's seed, and what a result says of the choice."""
+        if not self.job.searched or self.model is not None:
+            return self.job, {"options": self.job.options, "tuned": {}}
+        candidates = {settings.spelled(point): (point, one) for point, one in self.job.candidates()}
+        tried = {spelled: Trial(one).run(work) for spelled, (_, one) in candidates.items()}
+        point, best = candidates[best_of(str(self.job), tried, work.reporter)]
+        return replace(best, seed=self.job.seed), {
+            "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
+            "tuned": {", ".join(point): {spelled: trial.accuracy for spelled, trial in tried.items()}},
+            "passed_over": [spelled for spelled, trial in tried.items() if trial.failed],
+            "edge": settings.at_edge(self.job.method, point, self.job.trials),
+        }
 
     def run(self, work: Workspace) -> Result:
-        job, searched, accuracies = self.job, ", ".join(self.job.searched), {}
-        if searched and self.model is None:
-            tried = {settings.spelled(one.given, job.searched): (one, Trial(one).run(work)) for one in job.candidates()}
-            accuracies = {setting: trial.accuracy for setting, (_, trial) in tried.items()}
-            best = best_of(str(job), {setting: trial for setting, (_, trial) in tried.items()}, work.reporter)
-            job = tried[best][0]
+        job, choice = self.chosen(work)
         stage, prepared = MetaTrain(job), self.backbone.prepared(work)
         if self.model is None:
             method, trained, folder = stage.run(work)
@@ -301,8 +324,8 @@ class Evaluate(_OfJob):
             schema=SCHEMA,
             method=job.name,
             label=self.job.label,
-            options=job.options,
-            tuned={searched: accuracies} if accuracies else {},
+            **choice,
+            setting=self.job.setting,
             train=job.training.changes(),
             task=job.task.name,
             task_hash=job.task.hash,
@@ -330,16 +353,23 @@ class Evaluate(_OfJob):
         )
 
 
+def _features(job: Job, sides: Iterable[Side]) -> list[Stage]:
+    """The backbone of a job, and the features under it that the episodes of these sides need."""
+    backbone, pools = Pretrain(job.task, job.method.head, job.seed), {("base/train", 1): None}
+    if job.task.pretraining.backbone == NO_BACKBONE:
+        return [backbone]
+    for side in sides:
+        pools |= {(pool, job.training.views if side == "train" else 1): None for pool in job.task.pools(side)}
+    return [backbone, *(Features(backbone, pool, views) for pool, views in pools)]
+
+
 def stages_of(job: Job, command: str = "") -> list[Stage]:
     """The stages of a job in their order: its data first, what gives the result last."""
-    task, backbone = job.task, Pretrain(job.task, job.method.head, job.seed)
-    stages: list[Stage] = [PrepareData(task, job.sides), backbone]
-    if task.pretraining.backbone != NO_BACKBONE:
-        pools = {("base/train", 1): None}
-        for side in job.sides:
-            pools |= {(pool, job.training.views if side == "train" else 1): None for pool in task.pools(side)}
-        stages += [Features(backbone, pool, views) for pool, views in pools]
-    for one in job.candidates():
-        stages += [MetaTrain(one)] if one.trains else []
-        stages += [Trial(one)] if job.searched else []
+    stages: list[Stage] = [PrepareData(job.task, job.sides), *_features(job, job.sides)]
+    if job.trials and job.seed != TUNING_SEED:
+        stages += _features(replace(job, seed=TUNING_SEED), [side for side in job.sides if side != "test"])
+    if job.searched:
+        stages += [Trial(one) for _, one in job.candidates()]
+    elif job.trains:
+        stages += [MetaTrain(job)]
     return [*stages, Evaluate(job, command)]

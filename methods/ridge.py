@@ -1,0 +1,54 @@
+"""LR and MLP: a classifier under a plain ridge beside the base classifier, baselines of Ren et al. (NeurIPS 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.learners.attractor import ridge
+from ifsl_bench.learners.episodic import WEIGHT_DECAYS, Converged, LinearLearner, NetworkLearner, fixed_class
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.space import Range, Space
+
+
+class Ridge(Method):
+    """Fast weights V that minimise, from the support set alone,
+
+        mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2
+
+    over all base and novel classes; the base classifier stays as it is. No meta-training: the episodic objective of
+    Ren, Liao, Fetaya & Zemel, Incremental Few-Shot Learning with Attention Attractor Networks (NeurIPS 2019), with
+    R = 0. Hidden base classes are left out.
+
+    LR has V = [W, b] and h(x) = W x + b. It is convex, and solved to the minimum by a Newton method in dual numbers.
+    MLP has V = (W, b, W_2, b_2, W_3) and h(x) = W tanh(W_2 x + b_2) + W_3 x + b with 40 hidden units. It is not convex:
+    a batched L-BFGS finds a minimum from a fixed small start; ours searches in dual numbers, so it may find another
+    than a search in V would.
+
+    Options:
+        learner: ``lr`` or ``mlp``.
+        weight_decay: of all fast weights, biases included; chosen from the protocol's grid on validation episodes
+            unless given.
+    """
+
+    shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"lr": {"learner": "lr"}, "mlp": {"learner": "mlp"}}
+    space: ClassVar[Space] = {"weight_decay": Range(1e-10, 1e-1, log=True)}
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}
+
+    def __init__(
+        self, base: Base, ways: int, *, learner: Literal["lr", "mlp"] = "lr", weight_decay: float = 1e-3
+    ) -> None:
+        super().__init__(base, ways)
+        if not 0 < weight_decay < float("inf"):
+            raise UserError(f"weight_decay must be positive, or the weights have no end, not {weight_decay}")
+        self.weight_decay = weight_decay
+        self.learner = (LinearLearner if learner == "lr" else NetworkLearner)(ways, base.weight.shape[1])
+
+    def forward(self, support: Support, query: Query) -> Prediction:
+        x, rest = support.features, fixed_class(support.base_logits, support.hidden)  # [E, S, D], [E, S]
+        pulls = [ridge(1 if p.common else p.rows, p.size, self.weight_decay, x) for p in self.learner.parts]
+        found = Converged().answer(self.learner, (x, support.labels, rest), pulls, query.features)
+        return Prediction(torch.cat([query.base_logits, found.novel], -1), found.statistics)

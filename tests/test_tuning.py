@@ -1,0 +1,238 @@
+"""The search for options: what is tried, what is chosen from it and for whom, and where it stands in tables."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from ifsl_bench import Method, Prediction
+from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.entries import entries_of
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.episodic.choosing import Tried, best_of
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.options import defaults
+from ifsl_bench.plugin.space import RATE, Choices, Range, halton
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.training import Training
+from ifsl_bench.running import api, stages
+from ifsl_bench.running.check import check_file
+from ifsl_bench.running.job import make_jobs
+
+
+class Scaled(Method):
+    """Cosines beside the base logits; a learned offset, a temperature to choose."""
+
+    space: ClassVar = {"temperature": Range(0.01, 100.0, log=True), RATE: Range(1e-4, 1e-1, log=True)}
+
+    def __init__(self, base, ways, *, temperature: float = 0.02):
+        super().__init__(base, ways)
+        self.temperature = temperature
+        self.offset = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, support, query):
+        h, c = (torch.nn.functional.normalize(x, dim=-1) for x in (query.features, support.class_means(self.ways)))
+        base = torch.nn.functional.normalize(query.base_logits, dim=-1)
+        return Prediction(torch.cat([base, self.temperature * h @ c.mT + self.offset], -1))
+
+
+@pytest.fixture
+def task(clusters):
+    return f"{clusters / 'clusters.toml'}:clusters-5shot"
+
+
+@pytest.fixture
+def work(clusters):
+    return api.workspace(clusters / "home", device="cpu")
+
+
+def job_of(task, work, seed=0, trials=4, method=Scaled, **options):
+    return make_jobs([method], [task], options, Training(steps=20), [seed], None, home=work.home, trials=trials)[0]
+
+
+def test_points_are_the_same_for_everybody_and_fill_the_space():
+    space = {"a": Range(1e-10, 1e-1, log=True), "b": Range(1, 10), "c": Choices(("x", "y")), "d": Range(-1.0, 1.0)}
+    points = halton(space, 64)
+    assert points[:2] == [
+        {"a": 0.00427, "b": 5, "c": "y", "d": points[0]["d"]},
+        {"a": 1.35e-07, "b": 8, "c": "x", "d": points[1]["d"]},
+    ], "pinned: results of one budget are of the same points"
+    assert halton({"a": space["a"]}, 3) == [{"a": point["a"]} for point in points[:3]]
+    assert {type(point["b"]) for point in points} == {int}
+    for share in (
+        (np.log10([p["a"] for p in points]) + 10) / 9,
+        (np.array([p["d"] for p in points]) + 1) / 2,
+    ):
+        counts, _ = np.histogram(share, bins=8, range=(0, 1))
+        assert counts.min() >= 5, "8 of 64 in each eighth, were they perfectly even"
+    assert sum(point["c"] == "x" for point in points) in range(28, 37)
+
+
+def test_the_edge_of_a_range_is_its_outer_twentieth_on_its_own_scale():
+    wide = Range(1e-10, 1.0, log=True)
+    assert [wide.at_edge(value) for value in (1e-10, 1e-9, 1e-5, 0.1, 0.5, 2.0)] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert [Range(0.0, 1.0).at_edge(value) for value in (0.04, 0.06, 0.96)] == [True, False, True]
+    assert not Choices((1, 2)).at_edge(1)
+    for low, high in ((1.0, 1.0), (0.0, 1.0), (math.nan, 1.0)):
+        with pytest.raises(ValueError, match="is no range"):
+            Range(low, high, log=True)
+
+
+def test_every_method_that_has_something_to_choose_declares_where():
+    task = find("glyphs-5shot")[0]
+    for name in registry.names(registry.METHODS):
+        kind = registry.load(registry.METHODS, name).value
+        if kind is None:
+            continue
+        (job,) = make_jobs([name], ["glyphs-5shot"], {}, Training(), [0], None)
+        assert bool(kind.space) == (job.trains or bool(kind.grid)), name
+        known = {**defaults(kind, task), RATE: job.schedule.schedule.rate}
+        for key, range_ in kind.space.items():
+            assert isinstance(range_, Choices) or range_.low <= known[key] <= range_.high, (name, key)
+            assert not range_.at_edge(known[key]), f"{name}: the default of {key} is at an edge of its space"
+
+
+def test_the_default_comes_first_and_shares_its_training_with_the_method_as_published(task, work):
+    job = job_of(task, work)
+    (point, default), *others = job.candidates()
+    assert point == {"temperature": 0.02, RATE: 1e-3}
+    assert len(others) == 3
+    plain = job_of(task, work, trials=0)
+    assert plain.setting == "paper"
+    assert stages.MetaTrain(default).key(work.home) == stages.MetaTrain(plain).key(work.home)
+    assert [one.options["temperature"] for _, one in others] == [point["temperature"] for point, _ in others]
+    assert [one.schedule.schedule.rate for _, one in others] == [point[RATE] for point, _ in others]
+
+
+def test_what_is_given_is_not_searched_and_moves_no_other_point(task, work):
+    free, held = job_of(task, work).candidates(), job_of(task, work, temperature=0.02).candidates()
+    assert [point for point, _ in held] == [{RATE: point[RATE]} for point, _ in free]
+    assert {one.options.get("temperature", 0.02) for _, one in held} == {0.02}, "the default, and yet given"
+    assert job_of(task, work, temperature=0.02).label == "Scaled@tuned-4.temperature=0.02.steps=20"
+
+
+def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task, work):
+    first, second = (api.run_jobs([job_of(task, work, seed)], work)[0] for seed in (0, 1))
+    assert first.label == "Scaled@tuned-4.steps=20"
+    assert (first.setting, first.trials, first.chosen) == ("tuned-4", 4, {"temperature", RATE})
+    (tried,) = first.tuned.values()
+    assert second.tuned == first.tuned
+    assert second.options == first.options
+    best = max(tried, key=tried.get)
+    assert f"temperature={first.options['temperature']:g}" in best
+    job = job_of(task, work)
+    for spelled, (point, one) in zip(tried, job.candidates(), strict=True):
+        method = stages.MetaTrain(one).run(work).method.eval()
+        loader, hits = stages.MetaTrain(one).backbone.prepared(work).loader("val"), 0
+        episodes = job.task.evaluation.halves[0]
+        assert (episodes, job.task.evaluation.halves[1]) == (range(10), range(10, 20))
+        for i in episodes:  # one at a time
+            batch = loader.batch(i, 1)
+            with torch.no_grad():
+                hits += int((method(batch.support, batch.query).logits.argmax(-1) == batch.labels).sum())
+        assert tried[spelled] == pytest.approx(100 * hits / (len(episodes) * batch.labels.shape[1])), point
+    path = work.home.results / first.task / "Scaled@tuned-4.steps=20.seed-0.json"
+    assert path.exists()
+    board = load_board(job.task, work.home.results)
+    (row,) = (row for row in board.rows if row.label == first.label)
+    assert (row.seeds, row.trials) == ((0, 1), 4)
+    assert {place.row.label: place.reason for place in board.ranking.places}[row.label].endswith("--setting tuned-4")
+    assert entries_of(board)[0].measured is row
+
+
+def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
+    made, evaluate = [], stages.evaluate
+
+    def counted(method, name, loader, episodes, *more):
+        if more:
+            made.append(more[1])
+            if len(made) == 3:
+                raise KeyboardInterrupt
+        return evaluate(method, name, loader, episodes, *more)
+
+    monkeypatch.setattr(stages, "evaluate", counted)
+    with pytest.raises(KeyboardInterrupt):
+        api.run_jobs([job_of(task, work)], work)
+    api.run_jobs([job_of(task, work)], work)
+    assert len(made) == 3 + 2 + 1, "two trials that were done are kept"
+    assert made[2] == made[3]
+    assert made[-1].startswith("evaluating")
+
+
+def test_a_setting_that_diverges_is_passed_over(task, work):
+    class Fragile(Scaled):
+        """Its logits overflow once the parameter has gone far."""
+
+        space: ClassVar = {RATE: Range(1e-4, 1e6, log=True)}
+
+        def forward(self, support, query):
+            return Prediction(super().forward(support, query).logits * self.offset.square().exp())
+
+    with pytest.warns(UserWarning, match=r"train.rate=\d.* is passed over: meta-training of 'Fragile' diverged"):
+        result = api.run_jobs([job_of(task, work, trials=3, method=Fragile)], work)[0]
+    (tried,) = result.tuned.values()
+    assert result.passed_over
+    assert all(tried[setting] == 0 for setting in result.passed_over)
+
+
+def test_the_best_sound_setting_is_chosen():
+    tried = {"a": Tried(50.0, 1000, 1), "b": Tried(60.0, 1000, 2), "c": Tried(55.0, 1000), "d": Tried(55.0, 1000)}
+    with pytest.warns(UserWarning, match="x: b is passed over: inner solves fail in 2 of 1000 validation episodes"):
+        assert best_of("x", tried, Reporter()) == "c", "the first of equally good ones"
+    with pytest.raises(UserError, match="none of 1 settings works"), pytest.warns(UserWarning, match="passed over"):
+        best_of("x", {"b": tried["b"]}, Reporter())
+
+
+def test_what_has_nothing_to_choose_is_the_same_in_every_setting(task, work):
+    (tuned,) = make_jobs(["imprint"], [task], {}, Training(), [0], None, home=work.home, trials=12)
+    (plain,) = make_jobs(["imprint"], [task], {}, Training(), [0], None, home=work.home)
+    assert tuned == plain
+    assert plain.setting == "every"
+    for bad in (1, -1, 2.0):
+        with pytest.raises(UserError, match=f"at least 2, not {bad}"):
+            make_jobs(["imprint"], [task], {}, Training(), [0], None, home=work.home, trials=bad)
+
+
+def test_a_tuned_baseline_keeps_its_grid_as_published_and_searches_wider_with_a_budget(task, work):
+    (paper,) = make_jobs(["lr"], [task], {}, Training(), [0], None, home=work.home)
+    (tuned,) = make_jobs(["lr"], [task], {}, Training(), [0], None, home=work.home, trials=12)
+    assert (paper.setting, paper.label) == ("paper", "lr")
+    assert (tuned.setting, tuned.label) == ("tuned-12", "lr@tuned-12")
+    grid = [point["weight_decay"] for point, _ in paper.candidates()]
+    assert (len(grid), min(grid), max(grid)) == (11, 1e-6, 1e-1)
+    wide = [point["weight_decay"] for point, _ in tuned.candidates()]
+    assert len(wide) == 12
+    assert min(wide) < 1e-8
+    result = api.run_jobs([paper], work)[0]
+    assert set(next(iter(result.tuned.values()))) == {f"weight_decay={value:.15g}" for value in grid}
+    assert (result.edge == ["weight_decay"]) == (result.options["weight_decay"] in (1e-6, 1e-1))
+
+
+def test_a_contributed_result_says_its_setting_as_it_is(task, work):
+    (job,) = make_jobs(["lr"], [task], {}, Training(), [0], None, home=work.home, trials=3)
+    api.run_jobs([job], work)
+    path, own = job.result_path(work.home), {job.task.name: job.task}
+    failures = check_file(path, own, work.home).failures
+    assert all(failure.startswith("provenance") for failure in failures), "no command, perhaps changed files"
+    text = path.read_text()
+    for old, new, said in (
+        ('"setting": "tuned-3"', '"setting": "tuned-4"', "label: 'lr@tuned-3', method, options"),
+        ('"setting": "tuned-3"', '"setting": "best"', "setting: 'best', where"),
+        ('"edge": [', '"edge": ["gamma"', "'gamma' is nothing that was tuned"),
+    ):
+        assert old in text
+        path.write_text(text.replace(old, new))
+        assert any(said in failure for failure in check_file(path, own, work.home).failures), said
+    path.write_text(text)
