@@ -1,4 +1,4 @@
-"""LwoF with ``normalise=True``: the model of Gidaris and Komodakis (CVPR 2018), beside their formulas written out."""
+"""LwoF beside its formulas written out: Gidaris and Komodakis' (``normalise=True``), and Ren et al.'s."""
 
 from __future__ import annotations
 
@@ -41,34 +41,38 @@ globals().update({k: v for k, v in vars(contract).items() if k.startswith("test_
 def published(p: dict[str, Tensor], x: Tensor, labels: Tensor, queries: Tensor, hidden: Tensor) -> Tensor:
     """Sections 3.1 and 3.2 of the paper for one episode, image by image; -> logits of the shown classes, base first.
 
-    z' / |z'| everywhere; Att(phi_q z', k_b) a softmax over base classes of gamma cos; phi_q with a bias.
+    z' / |z'| everywhere; Att(phi_q z', k_b) a softmax over base classes of gamma cos; phi_q with a bias. Without that
+    bias it is Ren et al.'s: lengths in the attention are 1e-5 longer, and what is mixed has the length it has.
     """
     length = lambda v: v / v.pow(2).sum().sqrt()  # noqa: E731
+    mixed, unit = length, length
+    if "query_bias" not in p:
+        mixed, unit = torch.clone, lambda v: v / (v.pow(2).sum().sqrt() + 1e-5)
     shown = [b for b in range(len(hidden)) if not hidden[b]]
-    memory = [length(p["weight"][b]) for b in shown]
-    keys = [length(p["keys"][b]) for b in shown]
+    memory, keys = [mixed(p["weight"][b]) for b in shown], [unit(p["keys"][b]) for b in shown]
     novel = []
     for k in range(contract.N):
-        images = [length(x[i]) for i in range(len(x)) if labels[i] == k]
+        images = [mixed(x[i]) for i in range(len(x)) if labels[i] == k]
         attended = []
         for z in images:
-            asked = length(p["to_query"].T @ z + p["query_bias"])
+            asked = unit(p["to_query"].T @ z + p.get("query_bias", 0))
             grades = torch.stack([p["tau_query"] * (asked * key).sum() for key in keys]).exp()
             attended.append(sum(a * w for a, w in zip(grades / grades.sum(), memory, strict=True)))
         mean, other = sum(images) / len(images), sum(attended) / len(attended)
         novel.append(p["phi_mean"] * mean + p["phi_attended"] * other)
-    weights = [*memory, *map(length, novel)]
+    weights = [*(length(p["weight"][b]) for b in shown), *map(length, novel)]
     return torch.stack([torch.stack([p["tau"] * (length(q) * w).sum() for w in weights]) for q in queries])
 
 
 @pytest.mark.parametrize("shots", [1, 5])
 @pytest.mark.parametrize("hide", [False, True])
-def test_logits_and_gradients_are_those_of_the_published_formulas(shots, hide):
+@pytest.mark.parametrize("normalise", [False, True])
+def test_logits_and_gradients_are_those_of_the_published_formulas(normalise, hide, shots):
     D, K, N, E, Q = 64, 12, contract.N, 2, 6
     generator = torch.Generator().manual_seed(shots)
     draw = lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)  # noqa: E731
     weight, x, q = draw(K, D), 3 * draw(E, N * shots, D), 3 * draw(E, Q, D)
-    method = LwoF(Base(weight, torch.zeros(K), weight, 9.0), N, normalise=True)
+    method = LwoF(Base(weight, torch.zeros(K), weight, 9.0), N, normalise=normalise)
     with torch.no_grad():
         for parameter in method.parameters():
             parameter.copy_(draw(*parameter.shape) if parameter.dim() else 7 + draw())
