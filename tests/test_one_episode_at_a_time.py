@@ -307,9 +307,13 @@ def test_baselines(learner, shots, mode, weight_decay):
     same_answers(single, points, logits, loss, 1e-6)
 
 
-def attractor(kind: str, base: Base, gamma: float, **options) -> tuple[torch.nn.Module, dict[str, Tensor]]:
-    """A method whose meta-parameters are away from their initial values, and these for the formulas."""
-    method = METHODS[kind](base, N, gamma=gamma, **options).eval()
+def attractor(kind: str, base: Base, mode: str, gamma: float, **options) -> tuple[torch.nn.Module, dict[str, Tensor]]:
+    """A method whose meta-parameters are away from their initial values, and these for the formulas.
+
+    Where base classes are hidden, as in meta-training, it is solved as in meta-training.
+    """
+    options |= {"dropout": 0.0} if kind == "attn" else {}
+    method = METHODS[kind](base, N, gamma=gamma, **options).train(mode == "shared")
     with torch.no_grad():
         for parameter in method.parameters():
             parameter.add_(0.4 * torch.randn_like(parameter))
@@ -327,7 +331,7 @@ def test_attractors(kind, learner, shots, mode, gamma):
         options = dict(zip(("steps", "damping", "rate"), series, strict=True)) if series else {}
         torch.manual_seed(shots)
         method, theta = attractor(
-            kind, base, gamma, learner=learner, gradient="rbp" if series else "implicit", **options
+            kind, base, mode, gamma, learner=learner, gradient="rbp" if series else "implicit", **options
         )
         logits, loss, found, _ = ours(method, *case)
         points = points or [ep.minimum(theta, near) for ep, near in zip(single, found, strict=True)]
@@ -344,7 +348,7 @@ def test_attractors_unrolled(kind, learner, shots, mode, gamma):
     rate, steps, scale = (0.3, 5, 1.0) if mode == "separate" else (1.0, 8, 8.0)
     base, *case = draw(shots + 20, shots, mode, scale)
     options = {"learner": learner, "gradient": "t-bptt", "steps": steps, "rate": rate, "converge": False}
-    method, theta = attractor(kind, base, gamma, **options)
+    method, theta = attractor(kind, base, mode, gamma, **options)
     logits, loss, _, statistics = ours(method, *case)
     start = torch.cat([part.flatten() for part in method.buffers()])
     single = one_by_one(base, *case, learner=learner)
