@@ -28,8 +28,9 @@ class Attractor(AttractorMethod):
     temperature of its own, and the mean is over the units; the three share f_phi's hidden layer. Learned: phi, U_0, tau
     and log_gamma. Ren, Liao, Fetaya & Zemel, Incremental Few-Shot Learning with Attention Attractor Networks (NeurIPS
     2019). As in their code, and not in the paper, R is a mean over classes and p_k has dropout; unlike in their code, a
-    hidden base class leaves no trace in the attention, and nothing of it in the softmax. Initially tau is 2, biases are
-    0, weights and U_0 truncated normal with deviation 0.01 (mlp: U_0 0.1).
+    hidden base class leaves no trace in the attention, and nothing of it in the softmax, and no "dummy step", one more
+    gradient step of size 1, follows the solve: at a minimum it changes nothing. Initially tau is 2, biases are 0,
+    weights and U_0 truncated normal with deviation 0.01 (mlp: U_0 0.1).
 
     Options:
         hidden: units of f_phi's hidden layer.

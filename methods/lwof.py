@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
@@ -22,8 +23,30 @@ class LwoF(Method):
     class k is ``phi_1 * mean_k(x) + phi_2 * mean_k(att W_a)``, elementwise; logits are ``tau_b cos(h, [W_a ; w])``.
     Learned: W_q, the keys k, tau_q, phi_1, phi_2, tau_b, and W_a itself, from its pretrained value.
 
-    This follows the baseline in the released code of Ren et al. (2019), which does not normalise the features and W_a
-    before they are mixed, as Gidaris and Komodakis do; ``normalise=True`` does.
+    This follows the baseline in the released code of Ren et al. (2019), where unit(v) = v / (|v| + 1e-5), and features
+    and W_a are mixed as they are. With ``normalise`` it is the model of Gidaris and Komodakis' own code: unit(v) =
+    v / |v|, x_i and W_a are made unit vectors first, and the query is x_i W_q + b_q, b_q learned from 0. (They also add
+    one bias to the logits of all classes alike, which no softmax sees.) Their training is not this one:
+
+                       their code, mini-ImageNet                    here
+        images         cropped and flipped at random, dropout       features computed once, neither of them
+                       in the residual network
+        an episode     15 + 15 queries, its classes hidden          25 + 25 queries, its classes hidden where the
+                                                                    task's novel training classes are the base classes
+        steps          60,000, 8 episodes each                      10,000, 1 episode each
+        optimiser      SGD, Nesterov momentum 0.9, weight decay     Adam
+                       5e-4
+        rate           0.1, from step 20,000 on 0.006, 40,000       0.001, from step 6,000 on 0.0001, 8,000 on 0.00001
+                       on 0.0012, 50,000 on 0.00024
+        checkpoint     of one every 1,000 steps, the best in        of one every 1,000 steps, the best in joint
+                       accuracy among the novel classes alone       accuracy
+        evaluation     600 episodes, 75 + 75 queries                2,000 episodes, 25 + 25 queries
+
+    Options:
+        normalise: Gidaris and Komodakis' model, see above, instead of Ren et al.'s.
+        init: initial values. ``ren``: W_q and keys normal with deviation 0.1, tau_b 10. ``gidaris``: W_q the identity
+            plus noise of deviation 0.001, keys normal with deviation sqrt(2/D), tau_b as pretrained. Both: phi_1 and
+            phi_2 are 1, tau_q is 10.
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
@@ -32,23 +55,37 @@ class LwoF(Method):
         steps=10_000, schedule=Schedule(rate=1e-3, drops=(6000, 8000)), validate_every=1000
     )
 
-    def __init__(self, base: Base, ways: int, *, normalise: bool = False) -> None:
+    def __init__(
+        self, base: Base, ways: int, *, normalise: bool = False, init: Literal["ren", "gidaris"] = "ren"
+    ) -> None:
         super().__init__(base, ways)
         classes, features = base.weight.shape
-        self.normalise = normalise
+        dtype = base.weight.dtype
+        to_query = torch.randn(features, features, dtype=dtype)
+        keys = torch.randn(classes, features, dtype=dtype)
+        if init == "gidaris":
+            to_query, keys, tau = torch.eye(features) + 0.001 * to_query, math.sqrt(2 / features) * keys, base.scale
+        else:
+            to_query, keys, tau = 0.1 * to_query, 0.1 * keys, 10.0
         self.weight = nn.Parameter(base.weight.clone())  # [K, D], W_a
-        self.to_query = nn.Parameter(0.1 * torch.randn(features, features, dtype=base.weight.dtype))  # W_q
-        self.keys = nn.Parameter(0.1 * torch.randn(classes, features, dtype=base.weight.dtype))
-        self.phi_mean = nn.Parameter(torch.ones(features, dtype=base.weight.dtype))
-        self.phi_attended = nn.Parameter(torch.ones(features, dtype=base.weight.dtype))
-        self.tau_query = nn.Parameter(torch.tensor(10.0, dtype=base.weight.dtype))
-        self.tau = nn.Parameter(torch.tensor(10.0, dtype=base.weight.dtype))
+        self.to_query = nn.Parameter(to_query)  # [D, D], W_q
+        self.query_bias = nn.Parameter(torch.zeros(features, dtype=dtype)) if normalise else None  # [D], b_q
+        self.keys = nn.Parameter(keys)  # [K, D]
+        self.phi_mean = nn.Parameter(torch.ones(features, dtype=dtype))
+        self.phi_attended = nn.Parameter(torch.ones(features, dtype=dtype))
+        self.tau_query = nn.Parameter(torch.tensor(10.0, dtype=dtype))
+        self.tau = nn.Parameter(torch.tensor(tau, dtype=dtype))
 
     def novel_weights(self, support: Support) -> torch.Tensor:
         """The generated weights [E, N, D]."""
-        features = unit(support.features) if self.normalise else support.features  # [E, S, D]
-        memory = unit(self.weight) if self.normalise else self.weight  # [K, D]
-        scores = self.tau_query * unit(features @ self.to_query) @ unit(self.keys).T  # [E, S, K]
+        memory: torch.Tensor = self.weight  # [K, D]
+        if self.query_bias is None:
+            features, keys = support.features, unit(self.keys)  # [E, S, D], [K, D]
+            queries = unit(features @ self.to_query)
+        else:
+            features, memory, keys = (F.normalize(v, dim=-1) for v in (support.features, memory, self.keys))
+            queries = F.normalize(features @ self.to_query + self.query_bias, dim=-1)
+        scores = self.tau_query * queries @ keys.T  # [E, S, K]
         attention = scores.masked_fill(support.hidden.unsqueeze(1), -torch.inf).softmax(-1)
         one_hot = F.one_hot(support.labels, self.ways).to(features.dtype)  # [E, S, N]
         share = one_hot.mT / one_hot.sum(-2).unsqueeze(-1)  # [E, N, S], averages over a class's images

@@ -102,19 +102,3 @@ def test_lwof_of_a_batch_is_one_episode_at_a_time_with_hidden_classes(lwof):
         alone = small(Support(x[e : e + 1], labels[:1], none, x[:1, :, :1]), Query(q[e : e + 1], q[:1, :, :1])).logits
         together = torch.cat([logits[e, :, :12][:, keep], logits[e, :, 12:]], -1)
         torch.testing.assert_close(together, alone[0], rtol=0, atol=1e-12)
-
-
-def test_lwof_normalise_ignores_the_scale_of_features_and_memory(lwof):
-    z, _ = lwof
-    support, query = episode(z)
-    weight = z["param/w_class_a"].T.contiguous()
-    outputs = []
-    for factor in (1.0, 10.0):
-        torch.manual_seed(0)
-        method = registry.method("lwof")(Base(factor * weight, z["param/b_class_a"], weight), 5, normalise=True)
-        scaled = Support(factor * support.features, support.labels, support.hidden, support.base_logits)
-        outputs.append(method(scaled, query).logits)
-    torch.testing.assert_close(*outputs, rtol=0, atol=1e-4)
-    torch.manual_seed(0)
-    plain = registry.method("lwof")(Base(weight, z["param/b_class_a"], weight), 5)(support, query).logits
-    assert (plain - outputs[0]).abs().max() > 1e-3
