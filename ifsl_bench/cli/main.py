@@ -161,6 +161,7 @@ def methods(checked: str | None, style: str) -> None:
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.plugin import registry
     from ifsl_bench.plugin.options import options_of
+    from ifsl_bench.plugin.settings import short
 
     if checked is not None:
         from ifsl_bench.plugin.contract import check_contract
@@ -176,22 +177,18 @@ def methods(checked: str | None, style: str) -> None:
     rows = []
     for name in registry.names(registry.METHODS):
         plugin = registry.load(registry.METHODS, name)
-        row = {"method": name, "package": plugin.package, "head": "", "options": "", "what": plugin.problem}
+        row = {"method": name, "shorthands": "", "package": plugin.package, "head": "", "options": "", "what": plugin.problem}
         if not plugin.problem:
             try:
                 kind = registry.method(name)
             except UserError as error:
                 row["what"] = f"broken: {error}"
             else:
-                shown = [f"{o.name}={_plain(o.default)} ({o.spelled})" for o in options_of(kind).values()]
-                row |= {"head": kind.head, "options": ", ".join(shown)}
+                shown = [f"{o.name}={short(o.default)} ({o.spelled})" for o in options_of(kind).values()]
+                row |= {"shorthands": ", ".join(kind.shorthands), "head": kind.head, "options": ", ".join(shown)}
                 row["what"] = (kind.__doc__ or "").strip().split("\n")[0]
         rows.append(row)
     click.echo(render([plain_table(rows)], style))
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
 @cli.command()
