@@ -177,7 +177,14 @@ def methods(checked: str | None, style: str) -> None:
     rows = []
     for name in registry.names(registry.METHODS):
         plugin = registry.load(registry.METHODS, name)
-        row = {"method": name, "shorthands": "", "package": plugin.package, "head": "", "options": "", "what": plugin.problem}
+        row = {
+            "method": name,
+            "shorthands": "",
+            "package": plugin.package,
+            "head": "",
+            "options": "",
+            "what": plugin.problem,
+        }
         if not plugin.problem:
             try:
                 kind = registry.method(name)
