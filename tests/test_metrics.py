@@ -38,7 +38,7 @@ def test_estimate():
 def test_metrics_by_hand():
     counts = Counts(np.array([20, 25]), np.array([24, 25]), np.array([10, 0]), np.array([20, 5]), 25, 25)
     values = counts.per_episode()
-    assert set(values) == set(METRICS)
+    assert set(values) == {*METRICS, "harmonic"}
     assert values["acc"].tolist() == [60.0, 50.0]
     assert values["base_joint"].tolist() == [80.0, 100.0]
     assert values["delta_a"] == pytest.approx([-16.0, 0.0])
@@ -102,3 +102,30 @@ def test_hits_are_those_of_a_plain_loop(monkeypatch):
         for name, value in expected.items():
             assert getattr(found.counts, name)[e] == value
     assert found.statistics["steps"].tolist() == [6.0] * 50
+    assert [hits.tolist() for hits in found.margins.joint_hits(0)] == [
+        found.counts.base_joint.tolist(), found.counts.novel_joint.tolist(),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("bias", [-1.0, 1.0, 0.5])
+def test_hits_with_a_bias_are_those_of_logits_with_it(monkeypatch, bias):
+    """And AUSUC, which is a sweep over all biases, does not change."""
+    from ifsl_bench.episodic import evaluation
+    from ifsl_bench.protocol.task import EpisodeSpec
+
+    spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
+    loader = _Loader(50, 7, 3, spec)
+    loader.logits[:5, :, 7:] = -torch.inf  # no bias raises these
+    monkeypatch.setattr(evaluation, "batch_size", lambda *_: 16)
+    method = _Stored(Base(torch.zeros(7, 2), torch.zeros(7), torch.zeros(7, 2)), 3)
+    plain = evaluate(method, "stored", loader, range(50))
+    loader.logits[..., 7:] += bias
+    biased = evaluate(method, "stored", loader, range(50))
+    base, novel = plain.margins.joint_hits(bias)
+    assert np.array_equal(base, biased.counts.base_joint)
+    assert np.array_equal(novel, biased.counts.novel_joint)
+    assert not np.array_equal(novel, plain.counts.novel_joint)
+    assert np.array_equal(plain.counts.pairs, biased.counts.pairs)
+    for name in ("base", "novel"):
+        right = np.isfinite(getattr(plain.margins, name)[5:]).sum(1)
+        assert np.array_equal(right, getattr(plain.counts, f"{name}_alone")[5:])

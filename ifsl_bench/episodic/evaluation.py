@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ import torch
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.plugin.method import Method, Prediction, ask, check_prediction, masked_logits
+from ifsl_bench.protocol.calibration import Calibrated, Margins, calibrate
 from ifsl_bench.protocol.metrics import COUNTS, Counts, estimate
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
@@ -19,10 +20,17 @@ BATCH_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Hit counts, and the method's own statistics of each episode (name -> [n])."""
+    """What was found in n episodes.
+
+    Attributes:
+        counts: hits.
+        statistics: the method's own numbers, name -> [n].
+        margins: of the queries, four bytes each; None in regular few-shot learning.
+    """
 
     counts: Counts
     statistics: dict[str, np.ndarray]
+    margins: Margins | None
 
     @property
     def accuracy(self) -> float:
@@ -38,6 +46,15 @@ class Evaluated:
         """A line where more than ``MOST_UNCONVERGED`` of the inner solves did not converge."""
         if self.unconverged > MOST_UNCONVERGED * len(self.counts):
             yield f"the inner solve of {self.unconverged} of {len(self.counts)} episodes did not converge"
+
+    def calibrated(self, validation: Evaluated, apply: bool) -> tuple[Counts, Calibrated]:
+        """The counts with those of the bias that is best on validation episodes, as the joint hits too if ``apply``."""
+        if self.margins is None or validation.margins is None:
+            raise ValueError("without base classes there is nothing to calibrate")
+        found = calibrate(validation.margins, self.margins)
+        base, novel = found.base_joint, found.novel_joint
+        counts = replace(self.counts, calibrated_base=base, calibrated_novel=novel)
+        return replace(counts, base_joint=base, novel_joint=novel) if apply else counts, found
 
     def described(self) -> dict[str, dict[str, float]]:
         """Statistic -> mean, maximum and sum over the episodes where it is finite, and in how many it is not."""
@@ -80,34 +97,51 @@ def evaluate(
     base, novel = spec.base_queries, spec.ways * spec.novel_queries
     size = batch_size(loader, base + novel)
     hits: dict[str, list[np.ndarray]] = {key: [] for key in COUNTS}
+    margins: list[Margins] = []
+    pairs: list[np.ndarray] = []
     statistics: dict[str, list[np.ndarray]] = {}
     with (reporter or Reporter()).stage(title, len(episodes)) as stage:
         for start in episodes[::size]:
             batch = loader.batch(start, min(size, episodes.stop - start))
             prediction = predict(method, name, batch)
-            for key, value in _hits(prediction, batch).items():
+            found, margin = _hits(prediction, batch)
+            for key, value in found.items():
                 hits[key].append(value.cpu().numpy())
+            if base:
+                margins.append(_apart(margin, batch.novel))
+                pairs.append(margins[-1].pairs())
             for key, value in prediction.statistics.items():
                 statistics.setdefault(key, []).append(value.detach().cpu().numpy())
             stage.advance(len(batch))
     counts = {key: np.concatenate(value).astype(np.int64) for key, value in hits.items()}
     return Evaluated(
-        Counts(**counts, base_queries=base, novel_queries=novel),
+        Counts(**counts, base_queries=base, novel_queries=novel, pairs=np.concatenate(pairs) if base else None),
         {key: np.concatenate(value) for key, value in statistics.items()},
+        Margins(*(np.concatenate([getattr(m, side) for m in margins]) for side in ("base", "novel"))) if base else None,
     )
 
 
-def _hits(prediction: Prediction, batch: Batch) -> dict[str, torch.Tensor]:
-    """The four counts of each episode, name -> [E]."""
+def _apart(margin: torch.Tensor, novel: torch.Tensor) -> Margins:
+    """Margins [E, Q] of queries in any order, the base ones apart from those that are ``novel``, [E, Q]."""
+    values, which = margin.cpu().numpy(), novel.cpu().numpy()
+    return Margins(values[~which].reshape(len(values), -1), values[which].reshape(len(values), -1))
+
+
+def _hits(prediction: Prediction, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The four counts of each episode, name -> [E], and the margin of each query, float32 [E, Q].
+
+    A novel class at -inf stays there with any bias, so that the margin is then +inf.
+    """
     classes = batch.support.hidden.shape[1]
     logits = masked_logits(prediction, batch.masked)  # [E, Q, K + N]
     base, base_at = logits[..., :classes].max(-1)  # [E, Q]
     novel, novel_at = logits[..., classes:].max(-1)
     base_right = ~batch.novel & (base_at == batch.labels)
     novel_right = batch.novel & (novel_at + classes == batch.labels)
+    margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float()
     return {
         "base_joint": (base_right & (base >= novel)).sum(1),
         "base_alone": base_right.sum(1),
         "novel_joint": (novel_right & (novel > base)).sum(1),
         "novel_alone": novel_right.sum(1),
-    }
+    }, margin.masked_fill(~(base_right | novel_right), torch.nan)

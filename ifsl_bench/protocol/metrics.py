@@ -1,4 +1,4 @@
-"""The five accuracies of an episode as integer hit counts, and what is computed from them. Imports no torch."""
+"""The accuracies of an episode as integer counts, and what is computed from them. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 COUNTS = ("base_joint", "base_alone", "novel_joint", "novel_alone")
+MORE_COUNTS = ("pairs", "calibrated_base", "calibrated_novel")  # older results are without
 METRICS = ("acc", "base_joint", "base_alone", "novel_joint", "novel_alone", "delta_a", "delta_b", "delta")
 REGULAR = ("acc",)  # without base classes joint and alone are one, and there is nothing to lose
+BALANCE = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what joint accuracy hides
 Z95 = 1.96  # the protocol's 95% interval: 1.96 s / sqrt(n)
 
 
@@ -25,6 +27,11 @@ class Counts:
         novel_alone: [n] novel queries right among the N novel classes.
         base_queries: base queries in an episode; 0 in regular few-shot learning.
         novel_queries: novel queries in an episode, over all classes.
+        pairs: [n] twice the pairs that make AUSUC, see :meth:`ifsl_bench.protocol.calibration.Margins.pairs`; None
+            where they were not counted, as in older results and in regular few-shot learning.
+        calibrated_base: [n] ``base_joint`` with a bias on the novel logits that was chosen on validation episodes; None
+            where none was.
+        calibrated_novel: [n] ``novel_joint`` with that bias.
     """
 
     base_joint: np.ndarray
@@ -33,20 +40,20 @@ class Counts:
     novel_alone: np.ndarray
     base_queries: int
     novel_queries: int
+    pairs: np.ndarray | None = None
+    calibrated_base: np.ndarray | None = None
+    calibrated_novel: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.base_joint)
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """What these counts give: :data:`METRICS`, or in regular few-shot learning the accuracy alone."""
-        return METRICS if self.base_queries else REGULAR
-
     def per_episode(self) -> dict[str, np.ndarray]:
-        """Each of :attr:`metrics` for each episode, [n], in percent.
+        """Metric -> its value in each episode, [n], in percent.
 
-        ``acc`` is over all queries; Delta_a = base joint - base alone, Delta_b = novel joint - novel alone, Delta
-        their mean (Ren et al. 2019, section 4.3): negative where joint prediction hurts.
+        These are :data:`METRICS` and as far as they are known :data:`BALANCE`, or in regular few-shot learning the
+        accuracy alone. ``acc`` is over all queries; Delta_a = base joint - base alone, Delta_b = novel joint - novel
+        alone, Delta their mean (Ren et al. 2019, section 4.3): negative where joint prediction hurts.
+        ``harmonic`` is as :func:`harmonic` has it; ``ausuc`` the area under the base-novel curve (Chao et al. 2016).
         """
         value = {"acc": (self.base_joint + self.novel_joint) / (self.base_queries + self.novel_queries)}
         if not self.base_queries:
@@ -60,7 +67,29 @@ class Counts:
         value["delta_a"] = value["base_joint"] - value["base_alone"]
         value["delta_b"] = value["novel_joint"] - value["novel_alone"]
         value["delta"] = (value["delta_a"] + value["delta_b"]) / 2
-        return {name: 100 * value[name] for name in METRICS}
+        value["harmonic"] = harmonic(value["base_joint"], value["novel_joint"])
+        if self.pairs is not None:
+            value["ausuc"] = self.pairs / (2 * self.base_queries * self.novel_queries)
+        if self.calibrated_base is not None and self.calibrated_novel is not None:
+            base, novel = self.calibrated_base, self.calibrated_novel
+            value["calibrated_acc"] = (base + novel) / (self.base_queries + self.novel_queries)
+            lost = (base - self.base_alone) / self.base_queries, (novel - self.novel_alone) / self.novel_queries
+            value["calibrated_delta"] = (lost[0] + lost[1]) / 2
+        return {name: 100 * value[name] for name in (*METRICS, *BALANCE) if name in value}
+
+
+def harmonic(base: np.ndarray, novel: np.ndarray) -> np.ndarray:
+    """The harmonic mean of the means of [n] and [n] values, spread over the episodes: [n], in the values' unit.
+
+    An episode's own harmonic mean may be 0/0. So it is made linear at the means B and N (the delta method): an
+    episode's value is H + dH/dB (b - B) + dH/dN (n - N). The mean of these is H = 2 B N / (B + N), and their standard
+    deviation makes its interval, with the covariance of base and novel values in it.
+    """
+    b, n = float(base.mean()), float(novel.mean())
+    if b + n == 0:
+        return np.zeros(len(base))
+    by_base, by_novel = 2 * (n / (b + n)) ** 2, 2 * (b / (b + n)) ** 2
+    return 2 * b * n / (b + n) + by_base * (base - b) + by_novel * (novel - n)
 
 
 @dataclass(frozen=True)

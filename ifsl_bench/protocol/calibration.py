@@ -1,0 +1,104 @@
+"""Whether a method ranks queries well or only weighs base against novel classes well. Imports no torch.
+
+All of it follows from one number a query, its *margin* t: its best base logit minus its best novel logit. With a bias b
+added to all novel logits, a base query that is right among the base classes is right among all classes if t >= b, and a
+novel query that is right among the novel classes if t < b. No bias makes the others right, so their margin is NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+POINTS = 51  # of the base-novel curve: quantiles of the validation margins, the ends included
+
+
+@dataclass(frozen=True)
+class Margins:
+    """The margins of n episodes; NaN where a query is wrong among its own classes already.
+
+    Attributes:
+        base: [n, Qb] of the base queries.
+        novel: [n, Qn] of the novel queries.
+    """
+
+    base: np.ndarray
+    novel: np.ndarray
+
+    def joint_hits(self, bias: float) -> tuple[np.ndarray, np.ndarray]:
+        """Base and novel queries that are right among all classes, [n] and [n], with a bias on the novel logits."""
+        exact = np.float64(bias)  # a Python number would be rounded to the margins' own precision
+        return (self.base >= exact).sum(1), (self.novel < exact).sum(1)
+
+    def pairs(self) -> np.ndarray:
+        """Twice the pairs of a base and a novel query with the larger margin at the base query, ties half, [n]."""
+        base, novel = self.base[:, :, None], self.novel[:, None, :]
+        return (base > novel).sum((1, 2)) + (base >= novel).sum((1, 2))
+
+    def finite(self) -> np.ndarray:
+        """All margins that a bias can reach."""
+        values = np.concatenate([self.base.ravel(), self.novel.ravel()])
+        return values[np.isfinite(values)]
+
+
+def best_bias(margins: Margins) -> float:
+    """The one bias on the novel logits with the most joint hits over all queries; exact over all biases.
+
+    Hits change at the margins alone, so that all biases between two neighbours are as good as one another; neighbouring
+    intervals that are equally good are one plateau. Taken is the middle of the best plateau, of several the widest, and
+    of equally wide ones that of the lowest bias. A plateau without an end, where it is best to answer with base classes
+    always or with novel classes always, counts up to the lowest or the highest margin: the bias is never further out
+    than is needed. Without any margin it is 0.
+    """
+    at = np.unique(margins.finite())  # [m]
+    if not len(at):
+        return 0.0
+    # Interval i is (at[i - 1], at[i]]: base queries from at[i] on are right, and novel ones below, up to at[i - 1].
+    base, novel = (np.sort(part[np.isfinite(part)]) for part in (margins.base, margins.novel))
+    lost = np.concatenate([[0], np.searchsorted(base, at, side="right")])
+    gained = np.concatenate([[0], np.searchsorted(novel, at, side="right")])
+    best = gained - lost == (gained - lost).max()  # [m + 1]
+    edges = np.diff(best.astype(int), prepend=0, append=0)
+    first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1  # intervals of each best plateau
+    ends = np.concatenate([at[:1], at, at[-1:]]).astype(np.float64)
+    low, high = ends[first], ends[last + 1]
+    one = int(np.argmax(high - low))
+    if first[one] == len(at):  # above all margins, where a bias equal to the highest is not enough
+        return float(np.nextafter(at[-1], at.dtype.type(np.inf)))
+    return float((low[one] + high[one]) / 2)
+
+
+def curve_biases(margins: Margins) -> np.ndarray:
+    """Biases for the base-novel curve, ascending, at most :data:`POINTS`: quantiles of the margins, to six digits."""
+    at = margins.finite().astype(np.float64)
+    quantiles = np.quantile(at, np.linspace(0, 1, POINTS)) if len(at) else at
+    return np.unique([float(f"{bias:.6g}") for bias in quantiles])
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What a bias found on validation episodes makes of n test episodes.
+
+    Attributes:
+        bias: added to all novel logits.
+        validation_episodes: how many it was found on.
+        base_joint: [n] base queries right among all classes, with it.
+        novel_joint: [n] novel queries right among all classes, with it.
+        curve: [m, 3] a bias, and the base and the novel queries that are right among all classes with it, over all
+            test episodes; ascending in the bias.
+    """
+
+    bias: float
+    validation_episodes: int
+    base_joint: np.ndarray
+    novel_joint: np.ndarray
+    curve: np.ndarray
+
+
+def calibrate(validation: Margins, test: Margins) -> Calibrated:
+    """Finds the bias on validation episodes and counts the hits of test episodes with it."""
+    bias = best_bias(validation)
+    base, novel = test.joint_hits(bias)
+    points = [(b, *(int(hits.sum()) for hits in test.joint_hits(b))) for b in curve_biases(validation)]
+    return Calibrated(bias, len(validation.base), base, novel, np.array(points).reshape(-1, 3))

@@ -1,0 +1,164 @@
+"""AUSUC and calibrated accuracy against sweeps over all thresholds, logits and all."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ifsl_bench.protocol.calibration import POINTS, Margins, best_bias, calibrate, curve_biases
+from ifsl_bench.protocol.metrics import Counts, estimate, harmonic
+
+NAN, INF = np.nan, np.inf
+
+
+def some(seed: int, episodes: int = 4, values: int = 6, base: int = 5, novel: int = 4) -> Margins:
+    """Margins with many ties, a third of them of queries that are wrong anyway."""
+    generator = np.random.default_rng(seed)
+
+    def draw(n: int, shift: float) -> np.ndarray:
+        found = generator.integers(0, values, (episodes, n)) + shift
+        return np.where(generator.random((episodes, n)) < 0.3, NAN, found).astype(np.float32)
+
+    return Margins(draw(base, 1), draw(novel, 0))
+
+
+def sweep(values: np.ndarray) -> list[float]:
+    """A threshold in each interval that margins make, their ends included."""
+    at = sorted({float(v) for v in values.ravel() if np.isfinite(v)})
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(at)]
+    return sorted([at[0] - 1, *at, *middles, at[-1] + 1])
+
+
+def area(base: np.ndarray, novel: np.ndarray) -> float:
+    """Under the curve of (novel, base) accuracy as the bias grows, by trapezoids."""
+    x, y = [], []
+    for bias in sweep(np.concatenate([base, novel])):
+        y.append(sum(t >= bias for t in base) / len(base))
+        x.append(sum(t < bias for t in novel) / len(novel))
+    return sum((x1 - x0) * (y0 + y1) / 2 for x0, x1, y0, y1 in zip(x, x[1:], y, y[1:], strict=False))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ausuc_is_the_area_under_a_sweep_of_all_biases(seed):
+    margins = some(seed)
+    counts = Counts(*(np.zeros(4, int),) * 4, 5, 4, pairs=margins.pairs())
+    for e, found in enumerate(counts.per_episode()["ausuc"]):
+        assert found == pytest.approx(100 * area(margins.base[e], margins.novel[e]), abs=1e-9)
+
+
+def acc(margins: Margins, bias: float) -> int:
+    return sum(int((margins.base[e] >= bias).sum() + (margins.novel[e] < bias).sum()) for e in range(len(margins.base)))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_bias_is_better_than_the_one_chosen_and_it_is_in_the_middle(seed):
+    margins = some(seed, values=(6, 60, 1000)[seed % 3])
+    tried = sweep(np.concatenate([margins.base.ravel(), margins.novel.ravel()]))
+    hits = [acc(margins, bias) for bias in tried]
+    bias = best_bias(margins)
+    assert acc(margins, bias) == max(hits)
+    # The plateaus: runs of thresholds that are equally good, between the margins beside them.
+    plateaus, run = [], []
+    for threshold, found in [*zip(tried, hits, strict=True), (INF, -1)]:
+        if found == max(hits):
+            run.append(threshold)
+        elif run:
+            plateaus.append(run)
+            run = []
+    at = np.sort(margins.finite())
+    ends = [(max(at[at < r[0]], default=at[0]), r[-1] if r[-1] in at else min(at[at > r[-1]], default=at[-1]))
+            for r in plateaus]  # fmt: skip
+    low, high = max(ends, key=lambda e: e[1] - e[0])
+    assert bias == pytest.approx((low + high) / 2)
+
+
+@pytest.mark.parametrize(
+    ("base", "novel", "expected"),
+    [
+        ([3.0], [1.0], 2.0),
+        ([1.0, 3.0], [2.0, 4.0], 2.5),  # as good as the two ends, which have no width
+        ([1.0, 2.0], [NAN], 1.0),  # base classes always: no lower than need be
+        ([NAN], [1.0, 2.0], np.nextafter(np.float32(2), np.float32(3))),  # novel ones always: above the highest
+        ([NAN], [2.0, 2.0], np.nextafter(np.float32(2), np.float32(3))),
+        ([NAN], [NAN], 0.0),
+        ([INF], [-INF, INF], 0.0),  # no bias moves any of them
+        ([2.0, INF], [0.0, -INF, INF], 1.0),
+        ([1.0], [1.0], 1.0),  # all biases are as good
+        ([10.0, 0.0], [0.0, 8.0], 9.0),
+        ([0.0, 4.0, 9.0], [0.0, 4.0], 4.5),  # up to 9 all are as good, since at 0 and 4 two queries change places
+        ([5.0, 1.0, 6.0], [0.0, 1.0], 2.5),  # 0 to 1 and 1 to 5 are one plateau
+    ],
+)
+def test_ends_and_ties_by_hand(base, novel, expected):
+    margins = Margins(np.array([base], np.float32), np.array([novel], np.float32))
+    found = best_bias(margins)
+    assert found == expected
+    assert acc(margins, found) == max(acc(margins, b) for b in (-100, 0, 0.5, 1, 2.5, 4.5, 9.5, 100))
+
+
+@pytest.mark.parametrize("steps", [0, 1])  # the middle is rounded up to float32 for one, and down for the other
+def test_a_bias_between_two_margins_that_are_neighbours_in_float32_tells_them_apart(steps):
+    low, high = (np.float32((10_000_000 + steps + i) * 2.0**-26) for i in range(2))
+    margins = Margins(np.array([[high]]), np.array([[low]]))
+    bias = best_bias(margins)
+    assert float(low) < bias < float(high)
+    assert [hits.tolist() for hits in margins.joint_hits(bias)] == [[1], [1]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_constant_on_the_novel_logits_changes_neither_ausuc_nor_calibrated_hits(seed):
+    validation, test = some(seed), some(seed + 100)
+    shifted = [Margins(m.base - 1.5, m.novel - 1.5) for m in (validation, test)]
+    assert np.array_equal(shifted[1].pairs(), test.pairs())
+    one, other = calibrate(validation, test), calibrate(*shifted)
+    assert other.bias == one.bias - 1.5
+    assert np.array_equal(one.base_joint, other.base_joint)
+    assert np.array_equal(one.novel_joint, other.novel_joint)
+    assert np.array_equal(one.curve[:, 1:], other.curve[:, 1:])
+    assert not np.array_equal(test.joint_hits(0)[1], shifted[1].joint_hits(0)[1]), "as hits themselves do"
+
+
+def test_the_curve_goes_through_quantiles_of_the_validation_margins():
+    validation, test = some(0, 50, 1000), some(1, 60, 1000)
+    found = calibrate(validation, test)
+    biases = curve_biases(validation)
+    at = np.sort(validation.finite())
+    assert len(biases) == POINTS
+    assert (biases[0], biases[25], biases[-1]) == pytest.approx((at[0], np.median(at), at[-1]), rel=1e-5)
+    assert found.curve.shape == (POINTS, 3)
+    for bias, base, novel in found.curve:
+        assert base == (test.base >= bias).sum()
+        assert novel == (test.novel < bias).sum()
+    assert found.validation_episodes == 50
+    assert len(calibrate(Margins(*np.full((2, 3, 2), NAN)), test).curve) == 0
+
+
+def test_the_harmonic_mean_is_of_the_means_and_its_interval_that_of_the_delta_method():
+    generator = np.random.default_rng(0)
+    b = generator.binomial(25, 0.8, 400) / 25
+    n = np.clip(b - 0.3 + generator.normal(0, 0.1, 400), 0, 1)
+    found = estimate(harmonic(b, n))
+    mean = np.array([b.mean(), n.mean()])
+
+    def of(x: np.ndarray) -> float:
+        return 2 * x[0] * x[1] / (x[0] + x[1])
+
+    step = 1e-6
+    slope = np.array([(of(mean + step * unit) - of(mean - step * unit)) / (2 * step) for unit in np.eye(2)])
+    assert found.mean == pytest.approx(of(mean))
+    assert found.interval == pytest.approx(1.96 * np.sqrt(slope @ np.cov(b, n) @ slope / 400))
+    resampled = [of(np.array([b[i].mean(), n[i].mean()])) for i in generator.integers(0, 400, (2000, 400))]
+    assert found.interval == pytest.approx(1.96 * np.std(resampled), rel=0.06)
+    assert harmonic(np.zeros(3), np.zeros(3)).tolist() == [0, 0, 0]
+
+
+def test_calibrated_metrics_by_hand():
+    counts = Counts(np.array([20, 25]), np.array([24, 25]), np.array([10, 0]), np.array([20, 5]), 25, 25,
+                    np.array([625, 0]), np.array([18, 20]), np.array([16, 5]))  # fmt: skip
+    values = counts.per_episode()
+    assert values["ausuc"].tolist() == [50.0, 0.0]
+    assert values["calibrated_acc"].tolist() == [68.0, 50.0]
+    assert values["calibrated_delta"] == pytest.approx([-20.0, -10.0])
+    assert values["harmonic"].mean() == pytest.approx(2 * 90 * 20 / 110)
