@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ifsl_bench.board.entries import Entry
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.table import Column
-from ifsl_bench.protocol.metrics import METRICS, REGULAR, Estimate, Paired
+from ifsl_bench.protocol.metrics import BALANCE, METRICS, REGULAR, Estimate, Paired
 from ifsl_bench.protocol.task import Task
 
 
@@ -31,6 +32,7 @@ class Heading:
 
 HEADINGS = {
     "acc": Heading("Acc.", r"Acc. $\uparrow$", short=True, paper_short=True),
+    "calibrated_acc": Heading("cal. Acc.", r"cal. Acc. $\uparrow$", short=True),
     "delta": Heading("Delta", r"$\Delta \downarrow$", short=True, paper_short=True),
     "delta_a": Heading("Delta_a", r"$\Delta_a \downarrow$", short=True),
     "delta_b": Heading("Delta_b", r"$\Delta_b \downarrow$", short=True),
@@ -38,18 +40,30 @@ HEADINGS = {
     "base_alone": Heading("base alone"),
     "novel_joint": Heading("novel joint"),
     "novel_alone": Heading("novel alone"),
+    "harmonic": Heading("harmonic"),
+    "ausuc": Heading("AUSUC"),
+    "calibrated_delta": Heading("cal. Delta"),
 }  # fmt: skip
 
 
-def task_columns(task: Task, full: bool = False, ranked: bool = False) -> list[Column[Entry]]:
+def task_columns(
+    task: Task, full: bool = False, ranked: bool = False, known: Collection[str] = METRICS
+) -> list[Column[Entry]]:
     """The columns of a task's table.
 
     Args:
-        full: also the joint and alone accuracies of base and novel classes.
+        full: also the joint and alone accuracies of base and novel classes, and what weighs one against the other.
         ranked: also the rank, and how far each row is from the best.
+        known: the metrics that some row has. Readers are not shown what older results are without where no row has it;
+            programs get it always.
     """
-    names = METRICS if full else [name for name, heading in HEADINGS.items() if heading.short]
-    metrics = [_metric(name, shown=name in REGULAR or not task.regular, bold=ranked) for name in names]
+    wanted = [*METRICS, *BALANCE] if full else [name for name, heading in HEADINGS.items() if heading.short]
+
+    def shown(name: str) -> bool:
+        return name in REGULAR or (not task.regular and (name in METRICS or name in known))
+
+    metrics = [_metric(name, shown(name), bold=ranked) for name in wanted]
+    metrics += [_metric(name, shown=False, bold=False) for name in BALANCE if name not in wanted]
     return [
         TASK,
         *((VARIANT, KIND, COMPARABLE, RANK) if ranked else ()),

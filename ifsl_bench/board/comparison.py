@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.board.measured import PARTIAL, Row, mismatch
+from ifsl_bench.board.measured import PARTIAL, Row, having, mismatch
 from ifsl_bench.board.over_classes import OverClasses, over_classes
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
@@ -64,16 +64,14 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         raise UserError(f"{a.label!r} and {b.label!r} cannot be compared: {reason}")
     common = tuple(s for s in a.seeds if s in b.seeds)
     ours, theirs = a.per_episode(common or None), b.per_episode(common or None)
+    ours = {name: values for name, values in ours.items() if name in theirs}
     notes = [PARTIAL] if (on_part := a.partial or b.partial) else []
     if common != a.seeds or common != b.seeds:
         used = f"only the common seeds {list(common)} are used" if common else "no seed is common, all are averaged"
         notes.append(f"{a.label} has seeds {list(a.seeds)}, {b.label} has {list(b.seeds)}: {used}")
     theirs_by_seed = {result.seed: result for result in b.results}
     pairs = [(left, theirs_by_seed[left.seed]) for left in a.results if left.seed in theirs_by_seed]
-    by_seed = {
-        name: np.array([left.summary[name]["mean"] - right.summary[name]["mean"] for left, right in pairs])
-        for name in ours
-    }
+    by_seed = {name: a.by_seed(name, common).mean(1) - b.by_seed(name, common).mean(1) for name in ours}
     notes += [
         f"seed {left.seed}: the two start from backbones that were trained separately (another machine?)"
         for left, right in pairs
@@ -100,7 +98,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         common,
         by_seed,
         {name: _over_seeds(values) for name, values in by_seed.items()},
-        {name: Ranking(among, name).difference(a, b, common) for name in ours},
+        {name: Ranking(having(among, name), name).difference(a, b, common) for name in ours},
         of_classes,
         classes,
         effects,

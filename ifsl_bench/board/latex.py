@@ -9,9 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.entries import Entry, entries_of
-from ifsl_bench.board.notes import notes_of, notes_of_ranks
+from ifsl_bench.board.measured import having
+from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.ranking import Ranking
-from ifsl_bench.protocol.metrics import REGULAR
+from ifsl_bench.protocol.metrics import METRICS, REGULAR
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
@@ -58,10 +59,12 @@ def _kind(task: Task) -> str:
 
 def _table(boards: Sequence[Board], full: bool) -> str:
     columns = [name for name, heading in HEADINGS.items() if heading.paper and (full or heading.paper_short)]
+    measured = [row for board in boards for row in (*board.rows, *board.others)]
+    columns = [name for name in columns if name in METRICS or having(measured, name)]
     if boards[0].task.regular:
         columns = list(REGULAR)
     # Rows of one label may come from two places, the package and the user; then labels say which.
-    origins = len({row.origin for board in boards for row in (*board.rows, *board.others)}) > 1
+    origins = len({row.origin for row in measured}) > 1
     blocks: dict[tuple[int, str], dict[str, dict[str, Entry]]] = {}
     bold: set[tuple[Entry, str]] = set()
     for board in boards:
@@ -73,6 +76,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD}",
         *(f"% {line}" for line in dict.fromkeys(note for board in boards for note in _notes(board))),
+        *([f"% {CALIBRATED}"] if "calibrated_acc" in columns else []),
         r"\begin{table}[t]",
         r"\begin{center}",
         rf"\caption{{{escaped(_caption(boards))}}}",
@@ -139,7 +143,7 @@ def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set
     """The entries and metrics that may be the best of the ranked ones, or are the highest of several of a paper."""
     found = set()
     for name in columns:
-        tops = {id(place.row) for place in Ranking(board.compared, name).places if place.top}
+        tops = {id(place.row) for place in Ranking(having(board.compared, name), name).places if place.top}
         found |= {(entry, name) for entry in entries if id(entry.measured) in tops}
         printed = [entry for entry in entries if entry.kind == "published" and name in entry.values]
         for source in {entry.source for entry in printed}:
@@ -156,4 +160,5 @@ def _cell(entry: Entry | None, name: str, bold: Collection[tuple[Entry, str]]) -
     value = entry.values[name]
     text = rf"\textbf{{{value.mean:.2f}}}" if (entry, name) in bold else f"{value.mean:.2f}"
     interval = value.interval if entry.printed is None else entry.printed
-    return rf"{text} $\pm$ {interval:.2f}" if name == "acc" and not math.isnan(interval) else text
+    accuracy = name in ("acc", "calibrated_acc")
+    return rf"{text} $\pm$ {interval:.2f}" if accuracy and not math.isnan(interval) else text

@@ -9,7 +9,7 @@ from ifsl_bench.board.boards import Board, load_variants
 from ifsl_bench.board.columns import task_columns
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.latex import paper_tables
-from ifsl_bench.board.notes import notes_of, notes_of_ranks
+from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
@@ -40,7 +40,8 @@ def task_table(board: Board, full: bool = False) -> Table[Entry]:
         return (1, 0.0) if apart else (0, -entry.values["acc"].mean)
 
     entries = sorted(entries_of(board), key=order)
-    return Table(task_columns(board.task, full), entries, board.name, notes_of(board))
+    known = _known(entries)
+    return Table(task_columns(board.task, full, False, known), entries, board.name, _notes(board, known))
 
 
 def leaderboard(
@@ -78,8 +79,18 @@ def ranked_table(board: Board, full: bool = False) -> Table[Entry]:
     if board.task.variant_of:
         title += f", a variant of {board.task.variant_of}: not comparable with it"
     entries = entries_of(board, rank=True)
-    notes = [*notes_of(board), *notes_of_ranks(board)]
-    return Table(task_columns(board.task, full, ranked=True), entries, title, notes, order)
+    known = _known(entries)
+    notes = [*_notes(board, known), *notes_of_ranks(board)]
+    return Table(task_columns(board.task, full, True, known), entries, title, notes, order)
+
+
+def _known(entries: Iterable[Entry]) -> set[str]:
+    """The metrics that some entry has."""
+    return {name for entry in entries for name in entry.values}
+
+
+def _notes(board: Board, known: Collection[str]) -> list[str]:
+    return [*notes_of(board), *([CALIBRATED] if "calibrated_acc" in known else [])]
 
 
 def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> Sequence[Board]:

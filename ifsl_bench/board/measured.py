@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.protocol.metrics import Estimate, summarise
+from ifsl_bench.protocol.metrics import Estimate, harmonic, summarise
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 STORED = "stored"  # the origin of rows that come with the package
@@ -78,15 +78,27 @@ class Row:
     @cached_property
     def _values(self) -> dict[str, np.ndarray]:
         found = [r.counts().per_episode() for r in self.results]
-        return {name: np.stack([values[name] for values in found]) for name in found[0]}
+        shared = [name for name in found[0] if all(name in values for values in found)]  # older files have fewer
+        return {name: np.stack([values[name] for values in found]) for name in shared}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those that the results of all seeds have."""
+        return tuple(self._values)
 
     def by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """A metric for each seed (of these) and episode, [seeds, n], in percent."""
         return self._values[metric][[i for i, seed in enumerate(self.seeds) if seeds is None or seed in seeds]]
 
     def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-        """Each metric for each episode, [n], in percent, averaged over seeds (over these)."""
-        return {name: self.by_seed(name, seeds).mean(0) for name in self._values}
+        """Each metric for each episode, [n], in percent, averaged over seeds (over these).
+
+        The harmonic mean is that of the averages.
+        """
+        values = {name: self.by_seed(name, seeds).mean(0) for name in self._values}
+        if "harmonic" in values:
+            values["harmonic"] = harmonic(values["base_joint"], values["novel_joint"])
+        return values
 
     def summary(self) -> dict[str, Estimate]:
         """Mean and 95% interval over episodes of the seeds' average."""
@@ -96,6 +108,11 @@ class Row:
         """Standard deviation between the seeds' means (n - 1), NaN for one seed."""
         means = [r.summary[metric]["mean"] for r in self.results]
         return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
+
+
+def having(rows: Iterable[Row], metric: str) -> list[Row]:
+    """The rows that have a metric."""
+    return [row for row in rows if metric in row.metrics]
 
 
 def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str]]:

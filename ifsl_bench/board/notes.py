@@ -7,6 +7,8 @@ from ifsl_bench.board.comparison import p_value
 from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.ranking import Ranking
 
+CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes; blank in older results."
+
 
 def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[str]:
     """What a reader of the task's table should know, a line each.

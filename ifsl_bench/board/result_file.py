@@ -20,11 +20,14 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
+from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import read_json, write_json
-from ifsl_bench.protocol.metrics import COUNTS, Counts, Estimate, summarise
+from ifsl_bench.protocol.calibration import Calibrated
+from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, Estimate, summarise
 
 SCHEMA = 1
+LATER = ("classes", *MORE_COUNTS)  # what the episodes of older files are without
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,10 +35,10 @@ class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class EpisodeCounts(_Part, frozen=True):
-    """Integer hits of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`.
+    """Integer counts of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`.
 
     ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
-    Older files are without.
+    Older files are without these and without what follows.
     """
 
     base_queries: int
@@ -45,6 +48,32 @@ class EpisodeCounts(_Part, frozen=True):
     novel_joint: list[int]
     novel_alone: list[int]
     classes: list[int] = []
+    pairs: list[int] = []
+    calibrated_base: list[int] = []
+    calibrated_novel: list[int] = []
+
+
+class Curve(_Part, frozen=True):
+    bias: list[float]
+    base_joint: list[int]
+    novel_joint: list[int]
+
+
+class Calibration(_Part, frozen=True):
+    """What was found on validation episodes; see :class:`ifsl_bench.protocol.calibration.Calibrated`.
+
+    Attributes:
+        bias: on the novel logits, of ``episodes.calibrated_base`` and ``calibrated_novel``.
+        validation_episodes: how many it was found on.
+        curve: the base-novel curve: ascending biases, and the base and novel queries that are right among all classes
+            with each, over all test episodes.
+        applied: whether the bias is part of the row, so that ``episodes.base_joint`` and ``novel_joint`` have it too.
+    """
+
+    bias: float
+    validation_episodes: int
+    curve: Curve
+    applied: bool = False
 
 
 class Result(_Part, frozen=True):
@@ -60,7 +89,7 @@ class Result(_Part, frozen=True):
         digest: identity of the episodes; results are comparable only where it is equal.
         fingerprint: identity of the data.
         seed: of meta-training, and of pretraining unless the task has one for all seeds.
-        episodes: hits of each episode, and its novel classes.
+        episodes: counts of each episode, and its novel classes.
         summary: metric -> mean and half-width of the 95% interval over episodes, in percent.
         solver: statistic -> mean, max and count over episodes, as the method reported them.
         pretraining: key, checksum and accuracy of the backbone.
@@ -73,6 +102,7 @@ class Result(_Part, frozen=True):
             that was best on validation, and grids that were followed beyond their ends.
         passed_over: values that were tried and could not be chosen, since inner solves failed there.
         edge: the options whose chosen value lies on the edge of their grid or space.
+        calibration: None in older files, in regular few-shot learning, and where no validation episodes can be drawn.
     """
 
     schema: int
@@ -97,11 +127,17 @@ class Result(_Part, frozen=True):
     setting: str = ""
     passed_over: list[str] = []
     edge: list[str] = []
+    calibration: Calibration | None = None
 
     @property
     def trials(self) -> int:
         """How many settings ``--tune`` tried; 0 for a method as published."""
         return int(self.setting.removeprefix("tuned-")) if re.fullmatch(r"tuned-\d{1,6}", self.setting) else 0
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the bias of its calibration is part of the row."""
+        return self.calibration is not None and self.calibration.applied
 
     @property
     def chosen(self) -> set[str]:
@@ -114,9 +150,10 @@ class Result(_Part, frozen=True):
         return options, {key: value for key, value in self.train.items() if f"train.{key}" not in self.chosen}
 
     def counts(self) -> Counts:
-        """The hits as arrays."""
+        """The counts as arrays."""
         e = self.episodes
-        arrays = {name: np.asarray(getattr(e, name), dtype=np.int64) for name in COUNTS}
+        known = [*COUNTS, *(name for name in MORE_COUNTS if getattr(e, name))]
+        arrays = {name: np.asarray(getattr(e, name), dtype=np.int64) for name in known}
         return Counts(**arrays, base_queries=e.base_queries, novel_queries=e.novel_queries)
 
     def classes(self) -> np.ndarray | None:
@@ -126,12 +163,24 @@ class Result(_Part, frozen=True):
 
 
 def counts_entry(counts: Counts, classes: np.ndarray | None = None) -> EpisodeCounts:
-    """Hits, and the novel classes [n, N] of each episode, as a file has them."""
+    """Counts, and the novel classes [n, N] of each episode, as a file has them."""
+    known = [name for name in (*COUNTS, *MORE_COUNTS) if getattr(counts, name) is not None]
     return EpisodeCounts(
         base_queries=counts.base_queries,
         novel_queries=counts.novel_queries,
-        **{name: getattr(counts, name).tolist() for name in COUNTS},
+        **{name: getattr(counts, name).tolist() for name in known},
         classes=[] if classes is None else classes.reshape(-1).tolist(),
+    )
+
+
+def calibration_entry(found: Calibrated, applied: bool = False) -> Calibration:
+    """What calibration found, as a file has it; its hits of each episode are among the counts."""
+    base, novel = (found.curve[:, i].astype(int).tolist() for i in (1, 2))
+    return Calibration(
+        bias=found.bias,
+        validation_episodes=found.validation_episodes,
+        curve=Curve(bias=found.curve[:, 0].tolist(), base_joint=base, novel_joint=novel),
+        applied=applied,
     )
 
 
@@ -164,8 +213,9 @@ def keep_old(root: Path, result: Result) -> Path | None:
     if not path.exists():
         return None
     with contextlib.suppress(CorruptFile):
-        old, new = (msgspec.structs.replace(r.episodes, classes=[]) for r in (read(path), result))
-        if old == new:
+        old, new = read(path).episodes, result.episodes
+        later: dict[str, list[int]] = {name: [] for name in LATER if not (getattr(old, name) and getattr(new, name))}
+        if msgspec.structs.replace(old, **later) == msgspec.structs.replace(new, **later):
             return None
     kept = next(k for n in itertools.count() if not (k := path.with_name(f"{path.name}.old-{n}")).exists())
     os.replace(path, kept)
@@ -209,26 +259,17 @@ def inconsistency(result: Result) -> str:
         counts, _ = result.counts(), np.asarray(result.episodes.classes, dtype=np.int64)
     except OverflowError:
         return "a count is beyond all bounds"
-    n = len(counts)
-    if counts.base_queries < 0 or counts.novel_queries < 1:
-        return "an episode has no novel queries, or fewer than no base queries"
-    for name in COUNTS:
-        values = getattr(counts, name)
-        limit = counts.base_queries if name.startswith("base") else counts.novel_queries
-        if len(values) != n or n < 2:
-            return f"episodes.{name} has {len(values)} entries, episodes.base_joint has {n}; at least 2 are needed"
-        if values.min() < 0 or values.max() > limit:
-            return f"episodes.{name} has hits outside 0..{limit}"
-    if (counts.base_joint > counts.base_alone).any() or (counts.novel_joint > counts.novel_alone).any():
-        return "more joint hits than hits alone in some episode, which cannot be"
-    if not counts.base_queries and (counts.novel_joint != counts.novel_alone).any():
-        return "joint hits differ from hits alone though the episodes have no base classes"
-    if reason := _odd_classes(result.episodes.classes, n):
+    if reason := odd_counts(counts):
+        return reason
+    if reason := odd_classes(result.episodes.classes, len(counts)):
         return f"episodes.classes {reason}"
+    if reason := _odd_calibration(result.calibration, counts):
+        return f"calibration {reason}"
     expected = summary_entry(summarise(counts.per_episode()))
     if others := sorted(result.summary.keys() - expected.keys()):
         return f"summary.{others[0]} does not follow from the counts"
-    for name in expected:
+    older = {"harmonic"} - result.summary.keys() if counts.pairs is None else set()
+    for name in (name for name in expected if name not in older):
         for part in ("mean", "interval"):
             stored = result.summary.get(name, {}).get(part, math.nan)
             if not math.isclose(stored, expected[name][part], rel_tol=0, abs_tol=2e-6):
@@ -238,17 +279,17 @@ def inconsistency(result: Result) -> str:
     return ""
 
 
-def _odd_classes(classes: list[int], episodes: int) -> str:
-    """Why these are not the novel classes of so many episodes; "" where they may be, or are not said."""
-    ways, rest = divmod(len(classes), episodes)
-    if rest:
-        return f"has {len(classes)} entries, not equally many for each of {episodes} episodes"
-    if not ways:
-        return ""
-    ordered = np.sort(np.asarray(classes, dtype=np.int64).reshape(episodes, ways), axis=1)
-    if ordered[:, 0].min() < 0:
-        return "has classes below 0"
-    return "has an episode with a class twice" if (np.diff(ordered) == 0).any() else ""
+def _odd_calibration(found: Calibration | None, counts: Counts) -> str:
+    """Why this is not what calibration found on episodes with these counts; "" where it may be."""
+    if found is None:
+        return "is not there, episodes.calibrated_base is" if counts.calibrated_base is not None else ""
+    curve = found.curve
+    if len({len(curve.bias), len(curve.base_joint), len(curve.novel_joint)}) > 1:
+        return "has a curve whose parts differ in length"
+    if found.validation_episodes < 1:
+        return f"says that it is from {found.validation_episodes} validation episodes"
+    points = np.array([curve.bias, curve.base_joint, curve.novel_joint], dtype=np.float64).T
+    return odd_calibration(counts, found.bias, points, found.applied)
 
 
 def packaged_root() -> Path:

@@ -5,19 +5,20 @@ from __future__ import annotations
 from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import Comparison, p_value
 from ifsl_bench.board.measured import PARTIAL
-from ifsl_bench.board.result_file import Result
+from ifsl_bench.board.result_file import Calibration, Result, summary_entry
 from ifsl_bench.board.table import Column, Table
+from ifsl_bench.protocol.metrics import summarise
 
 
 def result_table(result: Result, title: str = "") -> Table[str]:
-    """A row for each metric of a result: the five accuracies and the three differences."""
+    """A row for each metric of a result."""
+    values = summary_entry(summarise(result.counts().per_episode()))  # older files do not have all of them
 
     def number(heading: str, part: str) -> Column[str]:
-        values = result.summary
         return Column(heading, lambda name: f"{values[name][part]:.2f}", lambda name: {part: values[name][part]})
 
     metric: Column[str] = Column("metric", lambda name: HEADINGS[name].text, lambda name: {"metric": name})
-    return Table([metric, number("mean", "mean"), number("95% interval", "interval")], result.counts().metrics, title)
+    return Table([metric, number("mean", "mean"), number("95% interval", "interval")], list(values), title)
 
 
 def result_facts(result: Result) -> str:
@@ -30,12 +31,18 @@ def result_facts(result: Result) -> str:
         f"data         fingerprint {result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         f"pretraining  {result.pretraining.get('key')}, accuracy {result.pretraining.get('accuracy')}",
         f"training     {training or 'none'}",
+        *([f"calibration  {_calibration(result.calibration)}"] if result.calibration else []),
         *(f"tuned        {key}: {values}" for key, values in result.tuned.items()),
         *(f"solver       {key}: {values}" for key, values in result.solver.items()),
         f"cost         {', '.join(f'{k} {v:g}' for k, v in cost.items())}",
         *(f"{key:12} {value}" for key, value in result.provenance.items()),
     ]
     return "\n".join(lines)
+
+
+def _calibration(found: Calibration) -> str:
+    said = f"bias {found.bias:g} on the novel logits, found on {found.validation_episodes:,} validation episodes"
+    return f"{said}; part of the row" if found.applied else said
 
 
 def comparison_table(found: Comparison) -> Table[str]:

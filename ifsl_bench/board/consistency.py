@@ -1,0 +1,89 @@
+"""Whether the counts of a result can be those of one method on some episodes. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
+
+
+def odd_counts(counts: Counts) -> str:
+    """Why no method has these counts; "" where one may."""
+    n = len(counts)
+    if counts.base_queries < 0 or counts.novel_queries < 1:
+        return "an episode has no novel queries, or fewer than no base queries"
+    for name in COUNTS:
+        values = getattr(counts, name)
+        limit = counts.base_queries if name.startswith("base") else counts.novel_queries
+        if len(values) != n or n < 2:
+            return f"episodes.{name} has {len(values)} entries, episodes.base_joint has {n}; at least 2 are needed"
+        if values.min() < 0 or values.max() > limit:
+            return f"episodes.{name} has hits outside 0..{limit}"
+    if (counts.base_joint > counts.base_alone).any() or (counts.novel_joint > counts.novel_alone).any():
+        return "more joint hits than hits alone in some episode, which cannot be"
+    if not counts.base_queries and (counts.novel_joint != counts.novel_alone).any():
+        return "joint hits differ from hits alone though the episodes have no base classes"
+    return _odd_later_counts(counts)
+
+
+def _odd_later_counts(counts: Counts) -> str:
+    """The same of the counts that older results are without."""
+    limits = (2 * counts.base_alone * counts.novel_alone, counts.base_alone, counts.novel_alone)
+    for name, limit in zip(MORE_COUNTS, limits, strict=True):
+        values = getattr(counts, name)
+        if values is None:
+            continue
+        if not counts.base_queries:
+            return f"episodes.{name} is there though the episodes have no base classes"
+        if len(values) != len(counts):
+            return f"episodes.{name} has {len(values)} entries, episodes.base_joint has {len(counts)}"
+        if (values < 0).any() or (values > limit).any():
+            return f"episodes.{name} has an episode with less than 0, or more than its hits alone allow"
+    if (counts.calibrated_base is None) != (counts.calibrated_novel is None):
+        return "episodes.calibrated_base and episodes.calibrated_novel are not both there"
+    if counts.pairs is None:
+        return ""
+    # Queries that are right with one and the same bias are pairs in the right order.
+    least = counts.base_joint * counts.novel_joint
+    if counts.calibrated_base is not None and counts.calibrated_novel is not None:
+        least = np.maximum(least, counts.calibrated_base * counts.calibrated_novel)
+    return "episodes.pairs has fewer than the joint hits of an episode make" if (counts.pairs < 2 * least).any() else ""
+
+
+def odd_classes(classes: Sequence[int], episodes: int) -> str:
+    """Why these are not the novel classes of so many episodes; "" where they may be, or are not said."""
+    ways, rest = divmod(len(classes), episodes)
+    if rest:
+        return f"has {len(classes)} entries, not equally many for each of {episodes} episodes"
+    if not ways:
+        return ""
+    ordered = np.sort(np.asarray(classes, dtype=np.int64).reshape(episodes, ways), axis=1)
+    if ordered[:, 0].min() < 0:
+        return "has classes below 0"
+    return "has an episode with a class twice" if (np.diff(ordered) == 0).any() else ""
+
+
+def odd_calibration(counts: Counts, bias: float, curve: np.ndarray, applied: bool) -> str:
+    """Why no method has these hits at these biases on the novel logits; "" where one may.
+
+    Args:
+        curve: [m, 3] a bias, and the base and novel hits with it.
+        applied: whether the joint hits are those with ``bias``; else they are those with 0.
+    """
+    if counts.calibrated_base is None or counts.calibrated_novel is None:
+        return "is there, episodes.calibrated_base is not"
+    joint, calibrated = (counts.base_joint, counts.novel_joint), (counts.calibrated_base, counts.calibrated_novel)
+    if applied and not all(map(np.array_equal, joint, calibrated)):
+        return "is applied, and yet joint hits and calibrated ones differ"
+    if (np.diff(curve[:, 0]) <= 0).any():
+        return "has a curve whose biases do not ascend"
+    stored = [(bias, *calibrated), (bias if applied else 0.0, *joint)]
+    points = np.concatenate([curve, [(b, base.sum(), novel.sum()) for b, base, novel in stored]])
+    points = points[np.lexsort((-points[:, 1], points[:, 0]))]
+    if (np.diff(points[:, 1]) > 0).any() or (np.diff(points[:, 2]) < 0).any():
+        return "has base hits that rise, or novel hits that fall, as the bias grows"
+    if (points[:, 1:] < 0).any() or (points[:, 1:] > [counts.base_alone.sum(), counts.novel_alone.sum()]).any():
+        return "has more hits than there are alone, or fewer than none"
+    return ""

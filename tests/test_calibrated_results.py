@@ -1,0 +1,218 @@
+"""Calibration in result files, in rows and in tables; older files without it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from ifsl_bench.board import boards
+from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.latex import paper_tables
+from ifsl_bench.board.leaderboard import ranked_table, task_table
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.render import PROGRAMS, render
+from ifsl_bench.board.result_file import (
+    SCHEMA,
+    Result,
+    calibration_entry,
+    counts_entry,
+    keep_old,
+    read,
+    summary_entry,
+    write,
+)
+from ifsl_bench.board.show import result_facts, result_table
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.protocol.calibration import Margins, calibrate
+from ifsl_bench.protocol.metrics import BALANCE, Counts, summarise
+from ifsl_bench.protocol.task_files import find
+
+TASK = find("mini-5shot")[0]
+QUERIES = 10
+
+
+def margins(seed: int, episodes: int, gap: float = 2.0, shift: float = 1.0) -> Margins:
+    """Base queries above novel ones by ``gap``, and all of them too high by ``shift``."""
+    generator = np.random.default_rng(seed)
+
+    def draw(mean: float) -> np.ndarray:
+        values = generator.normal(mean + shift, 1, (episodes, QUERIES)).astype(np.float32)
+        return np.where(generator.random(values.shape) < 0.1, np.nan, values)
+
+    return Margins(draw(gap / 2), draw(-gap / 2))
+
+
+def result(label: str = "m", seed: int = 0, n: int = 60, older: bool = False, applied: bool = False, **of) -> Result:
+    validation, test = margins(seed + 50, 40, **of), margins(seed, n, **of)
+    found = calibrate(validation, test)
+    base, novel = test.joint_hits(found.bias if applied else 0)
+    alone = np.isfinite(test.base).sum(1), np.isfinite(test.novel).sum(1)
+    more = {} if older else {
+        "pairs": test.pairs(), "calibrated_base": found.base_joint, "calibrated_novel": found.novel_joint,
+    }  # fmt: skip
+    counts = Counts(base, alone[0], novel, alone[1], QUERIES, QUERIES, **more)
+    summary = summary_entry(summarise(counts.per_episode()))
+    if older:
+        summary.pop("harmonic")
+    return Result(
+        schema=SCHEMA, method=label, label=label, options={}, tuned={}, train={}, task=TASK.name, task_hash=TASK.hash,
+        digest=f"d{n}", fingerprint="f", seed=seed, episodes=counts_entry(counts), summary=summary, solver={},
+        pretraining={"key": f"k{seed}", "sha256": "s"}, training={}, cost={}, provenance={},
+        calibration=None if older else calibration_entry(found, applied),
+    )  # fmt: skip
+
+
+def test_round_trip_of_a_row_with_calibration_and_of_one_from_before(tmp_path):
+    for one in (result(), result("with", applied=True), result("older", older=True)):
+        path = write(tmp_path, one)
+        assert read(path) == one
+    stored = json.loads(path.read_text())
+    for name in ("pairs", "calibrated_base", "calibrated_novel"):
+        assert not stored["episodes"].pop(name)
+    assert stored.pop("calibration") is None
+    path.write_text(json.dumps(stored))
+    assert read(path) == one, "files from before do not have the fields at all"
+    assert set(BALANCE) & read(path).counts().per_episode().keys() == {"harmonic"}
+
+
+def test_a_new_result_takes_the_place_of_an_older_one_with_the_same_hits_and_of_no_other(tmp_path):
+    write(tmp_path, result(older=True))
+    assert keep_old(tmp_path, result()) is None
+    write(tmp_path, result())
+    assert keep_old(tmp_path, result(older=True)) is None
+    assert keep_old(tmp_path, result(gap=2.1)) == tmp_path / TASK.name / "m.seed-0.json.old-0"
+
+
+def change(field: str, at: int, value: int):
+    def apply(stored: dict) -> None:
+        stored["episodes"][field][at] += value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (change("pairs", 3, 1000), "episodes.pairs has an episode with less than 0, or more than its hits alone"),
+        (change("pairs", 3, -100), "episodes.pairs has fewer than the joint hits of an episode make"),
+        (change("calibrated_base", 0, -20), "episodes.calibrated_base has an episode with less than 0"),
+        (change("calibrated_novel", 0, 20), "episodes.calibrated_novel has an episode with less than 0, or more"),
+        (change("calibrated_novel", 0, -1), "summary.calibrated_acc.mean is"),
+        (change("pairs", 0, 1), "summary.ausuc.mean is"),
+        (lambda v: v["episodes"]["pairs"].pop(), "episodes.pairs has 59 entries, episodes.base_joint has 60"),
+        (lambda v: v["episodes"]["pairs"].__setitem__(0, 10**30), "beyond all bounds"),
+        (lambda v: v["episodes"].pop("calibrated_novel"), "calibrated_novel are not both there"),
+        (lambda v: v.pop("calibration"), "calibration is not there, episodes.calibrated_base is"),
+        (lambda v: [v["episodes"].pop(f"calibrated_{side}") for side in ("base", "novel")],
+         "calibration is there, episodes.calibrated_base is not"),
+        (lambda v: v["calibration"].update(applied=True), "applied, and yet joint hits and calibrated ones differ"),
+        (lambda v: v["calibration"].update(bias=-5), "calibration has base hits that rise, or novel hits that fall"),
+        (lambda v: v["calibration"].update(validation_episodes=0), "says that it is from 0 validation episodes"),
+        (lambda v: v["calibration"].update(more=1), "unknown field `more`"),
+        (lambda v: v["calibration"]["curve"]["bias"].pop(), "a curve whose parts differ in length"),
+        (lambda v: v["calibration"]["curve"]["bias"].reverse(), "a curve whose biases do not ascend"),
+        (lambda v: v["calibration"]["curve"]["base_joint"].__setitem__(10, 0), "calibration has base hits that rise"),
+        (lambda v: v["calibration"]["curve"]["novel_joint"].__setitem__(40, 0), "or novel hits that fall"),
+        (lambda v: v["calibration"]["curve"]["base_joint"].__setitem__(0, 10**6), "more hits than there are alone"),
+        (lambda v: v["summary"].pop("harmonic"), "summary.harmonic.mean is nan"),
+        (lambda v: v["summary"]["harmonic"].update(mean=1.0), "summary.harmonic.mean is 1.0, the counts give"),
+        (lambda v: v["episodes"].update(base_queries=0, base_joint=[0] * 60, base_alone=[0] * 60,
+                                        novel_joint=v["episodes"]["novel_alone"]),
+         "episodes.pairs is there though the episodes have no base classes"),
+    ],
+)  # fmt: skip
+def test_calibration_that_no_episodes_can_have_is_refused(tmp_path, fault, message):
+    path = write(tmp_path, result())
+    stored = json.loads(path.read_text())
+    fault(stored)
+    path.write_text(json.dumps(stored))
+    with pytest.raises(CorruptFile) as error:
+        read(path)
+    assert message in str(error.value)
+
+
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *results: Result):
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    for one in results:
+        write(tmp_path / "results", one)
+    return load_board(TASK, tmp_path / "results")
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full, ranked):
+    table_of = ranked_table if ranked else task_table
+    older = board(tmp_path, monkeypatch, result("older", older=True))
+    headings = table_of(older, full).headings()
+    assert "cal. Acc." not in headings
+    assert "AUSUC" not in headings
+    assert ("harmonic" in headings) == full, "it follows from the counts that older files have"
+    both = table_of(board(tmp_path, monkeypatch, result("new")), full)
+    assert [note for note in both.notes if note.startswith("cal.: with one bias on all novel logits")]
+    assert not [note for note in table_of(older, full).notes if note.startswith("cal.")]
+    shown = set(both.headings()) - set(headings)
+    assert shown == ({"AUSUC", "cal. Acc.", "cal. Delta"} if full else {"cal. Acc."})
+    at = both.headings().index("cal. Acc.")
+    assert full or both.headings()[at - 1] == "Acc."
+    cells = {cells[both.headings().index("method")].text: cells[at].text for cells in both.cells()}
+    new = result("new").summary["calibrated_acc"]
+    assert cells["new"] == f"{new['mean']:.2f} ± {new['interval']:.2f}"
+    assert cells["older"] == ""
+    for style in PROGRAMS:
+        load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
+        rows = {row["method"]: row for row in load(render([both], style)) if row["source"] == "yours"}
+        for name in BALANCE:
+            assert float(rows["new"][name]) == pytest.approx(result("new").summary[name]["mean"], abs=1e-4)
+            assert (rows["older"][name] in (None, "")) == (name != "harmonic")
+
+
+def test_latex_in_the_layout_of_papers_has_it_in_full_tables(tmp_path, monkeypatch):
+    found = board(tmp_path, monkeypatch, result("older", older=True), *(result("new", seed) for seed in range(3)))
+    assert "cal." not in paper_tables([found])
+    full = paper_tables([found], full=True)
+    assert r"cal. Acc. $\uparrow$" in full
+    value = found.row("new").summary()["calibrated_acc"]
+    assert rf"\textbf{{{value.mean:.2f}}} $\pm$ {value.interval:.2f}" in full, "it is the only one in its column"
+    assert "cal." not in paper_tables([board(tmp_path / "b", monkeypatch, result("older", older=True))], full=True)
+
+
+def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():
+    results = tuple(result(seed=seed, gap=1 + seed) for seed in range(3))
+    row = Row("m", "yours", results)
+    found = row.summary()
+    for name in ("ausuc", "calibrated_acc", "calibrated_delta"):
+        assert found[name].mean == pytest.approx(np.mean([r.summary[name]["mean"] for r in results]), abs=1e-5)
+    b, n = found["base_joint"].mean, found["novel_joint"].mean
+    assert found["harmonic"].mean == pytest.approx(2 * b * n / (b + n))
+    mixed = Row("m", "yours", (*results[:2], result(seed=2, older=True)))
+    assert set(BALANCE) & set(mixed.metrics) == {"harmonic"}
+
+
+def test_comparisons_have_what_both_rows_have():
+    a, b, c = (Row(label, "yours", tuple(result(label, s, older=label == "c", gap=gap) for s in range(3)))
+               for label, gap in (("a", 2.0), ("b", 1.5), ("c", 1.0)))  # fmt: skip
+    found = compare(a, b, [a, b, c])
+    d = a.per_episode()["ausuc"] - b.per_episode()["ausuc"]
+    assert found.episodes["ausuc"].mean == pytest.approx(d.mean())
+    assert found.by_seed["ausuc"].mean() == pytest.approx(d.mean())
+    assert found.overall["ausuc"].mean == pytest.approx(d.mean())
+    assert set(BALANCE) & compare(a, c, [a, b, c]).overall.keys() == {"harmonic"}
+
+
+def test_a_shown_result_says_its_bias(tmp_path):
+    one = result(applied=True)
+    assert [name for name in result_table(one).rows if name in BALANCE] == list(BALANCE)
+    assert f"bias {one.calibration.bias:g} on the novel logits, found on 40 validation episodes; part of the row" in (
+        result_facts(one)
+    )
+    older = result(older=True)
+    assert [name for name in result_table(older).rows if name in BALANCE] == ["harmonic"]
+    assert "calibration" not in result_facts(older)
+    assert result_facts(msgspec.structs.replace(one, calibration=None)) != result_facts(one)
