@@ -166,9 +166,9 @@ def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         api.run_jobs([job_of(task, work)], work)
     api.run_jobs([job_of(task, work)], work)
-    assert len(made) == 3 + 2 + 1, "two trials that were done are kept"
+    assert len(made) == 3 + 2 + 2, "two trials that were done are kept; test episodes, and those that calibrate, follow"
     assert made[2] == made[3]
-    assert made[-1].startswith("evaluating")
+    assert [title.split()[0] for title in made[-2:]] == ["evaluating", "calibrating"]
 
 
 def test_a_setting_that_diverges_is_passed_over(task, work):

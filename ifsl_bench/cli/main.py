@@ -59,6 +59,8 @@ def cli() -> None:
 @change_options
 @click.option("--checkpoint", metavar="DIR", help="Evaluate this meta-trained model; nothing is trained or stored.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, what is cached, and a rough time.")
+@click.option("--calibrate", is_flag=True,
+              help="Add the bias to the novel logits that is best on validation episodes; a row NAME+cal.")  # fmt: skip
 @click.option("--rerun", is_flag=True, help="Evaluate again even if the result is stored.")
 @click.option("--full", is_flag=True, help="Tables with the joint and alone accuracies too.")
 @device_option
@@ -79,6 +81,7 @@ def run(
     change: Change,
     checkpoint: str | None,
     dry_run: bool,
+    calibrate: bool,
     rerun: bool,
     full: bool,
     device: str,
@@ -111,7 +114,7 @@ def run(
     work = api.workspace(home, results_dir, device, reporter)
     command = _typed(sys.argv[1:])
     if checkpoint:
-        if len(tasks) != 1 or methods or options or train or trials or seeds != 1:
+        if len(tasks) != 1 or methods or options or train or trials or calibrate or seeds != 1:
             raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself")
         result = api.evaluate_checkpoint(
             Path(checkpoint), tasks[0], episodes=episodes, change=change.said(), work=work, command=command
@@ -120,7 +123,7 @@ def run(
         click.echo(render([result_table(result, title)], style))
         return
     training = Training.parse(train)
-    which = range(seed, seed + seeds), episodes, change, work.home, trials
+    which = range(seed, seed + seeds), episodes, change, work.home, trials, calibrate
     jobs = job.make_jobs(methods, tasks, options, training, *which)
     if dry_run:
         click.echo(render([plain_table(api.dry_run(jobs, work, rerun))], style))

@@ -43,6 +43,7 @@ def run(
     episodes: int | None = None,
     change: Mapping[str, int] | None = None,
     tune: int = 0,
+    calibrate: bool = False,
     rerun: bool = False,
     work: Workspace | None = None,
 ) -> Result:
@@ -61,6 +62,8 @@ def run(
             :mod:`ifsl_bench.protocol.variants`.
         tune: choose among so many settings of the method's space on validation episodes, its default among them; 0
             for the method as published.
+        calibrate: add the bias to the novel logits that is best on validation episodes; a row of its own, such as
+            ``imprint+cal``.
         rerun: evaluate again even if the same result is stored.
         work: folders, device and progress display; see :func:`workspace`.
 
@@ -68,7 +71,8 @@ def run(
         UserError: whatever is wrong, in one line.
     """
     work, training, changes = work or workspace(), Training.parse(train or {}), make_change(change or {})
-    jobs = make_jobs([method], [task], options or {}, training, [seed], episodes, changes, work.home, tune)
+    about = training, [seed], episodes, changes, work.home, tune, calibrate
+    jobs = make_jobs([method], [task], options or {}, *about)
     return run_jobs([_only(jobs)], work, rerun=rerun, command="ifsl_bench.run(...)")[0]
 
 

@@ -146,6 +146,9 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
     ):
         if found != expected:
             yield f"episodes.{name}: {found}, episodes of {task.name} have {expected}"
+    used, half = result.calibration and result.calibration.validation_episodes, len(task.evaluation.halves[0])
+    if used not in (None, half):
+        yield f"calibration.validation_episodes: {used}, task {task.name} has {half} for it"
     if len(episodes.base_joint) > task.evaluation.episodes:
         yield f"episodes: {len(episodes.base_joint):,}, task {task.name} has {task.evaluation.episodes:,}"
 
@@ -260,7 +263,7 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     if others := sorted(result.chosen - set(method.space)):  # they would be missing in the label
         yield f"tuned: {others[0]} is no option that method {name} tunes"
     count = len(result.episodes.base_joint)
-    job = Job(Chosen(name, method), options, task, training, result.seed, count, trials)
+    job = Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)
     if result.setting and job.setting != result.setting:
         yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
     if job.label != result.label:
@@ -293,7 +296,10 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     parts = [f".{key}={short(value)}" for key, value in options.items()]
     while part := next((part for part in parts if name.endswith(part)), ""):
         name = name.removesuffix(part)
-    name = name.removesuffix(f"@{result.setting}" if result.trials else "")
+    marks = ("+cal" if result.calibrated else "") + (f"@{result.setting}" if result.trials else "")
+    if not name.endswith(marks):
+        yield f"label: {result.label!r}, calibration and number of trials make its name end in {marks!r}"
+    name = name.removesuffix(marks)
     if not result.label.endswith(end):
         yield f"label: {result.label!r}, training and number of episodes make it end in {end!r}"
     elif not re.fullmatch(METHOD, name):

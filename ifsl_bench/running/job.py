@@ -37,6 +37,7 @@ class Job:
         seed: of meta-training, and of pretraining unless the task has one for all seeds.
         episodes: the first so many test episodes of the task.
         trials: how many settings are tried to choose from; 0 for the method as published.
+        calibrated: whether the row has the bias on the novel logits that is best on validation episodes.
     """
 
     chosen: Chosen
@@ -46,6 +47,7 @@ class Job:
     seed: int
     episodes: int
     trials: int = 0
+    calibrated: bool = False
 
     @property
     def name(self) -> str:
@@ -59,7 +61,7 @@ class Job:
     def label(self) -> str:
         """The method's name with everything that is not the default."""
         name, *parts = settings.label(self.method, self.name, self.given, self.task)
-        parts.insert(0, f"{name}@{self.setting}" if self.trials else name)
+        parts.insert(0, name + ("+cal" if self.calibrated else "") + (f"@{self.setting}" if self.trials else ""))
         parts += [f"{key}={settings.short(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             parts.append(f"episodes={self.episodes}")
@@ -89,7 +91,10 @@ class Job:
         return {**self.given, **({RATE: self.training.rate} if self.training.rate else {})}
 
     def candidates(self) -> list[tuple[dict[str, Any], Job]]:
-        """The points to choose from, and the job of each; one empty point, and this job, where nothing is chosen."""
+        """The points to choose from, and the job of each; one empty point, and this job, where nothing is chosen.
+
+        They are the same with and without calibration, and are not calibrated.
+        """
         default = {**defaults(self.method, self.task), RATE: self.schedule.schedule.rate}
         found = []
         for point in settings.points(self.method, self._said(), self.trials, default):
@@ -97,7 +102,8 @@ class Job:
             rate = point.get(RATE, self.training.rate)
             training = msgspec.structs.replace(self.training, rate=0.0 if rate == default[RATE] else rate)
             seed = TUNING_SEED if self.trials else self.seed
-            found.append((point, replace(self, given=options, training=training, seed=seed, trials=0)))
+            plain = replace(self, given=options, training=training, seed=seed, trials=0, calibrated=False)
+            found.append((point, plain))
         return found
 
     @property
@@ -106,8 +112,10 @@ class Job:
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """The sides whose episodes the job draws."""
-        return ("test", "train", "val") if self.trains else ("test", "val") if self.searched else ("test",)
+        """The sides whose episodes the job cannot do without."""
+        if self.trains:
+            return "test", "train", "val"
+        return ("test", "val") if self.searched or self.calibrated else ("test",)
 
     @property
     def schedule(self) -> MetaTraining:
@@ -133,6 +141,7 @@ def make_jobs(
     change: Change | None = None,
     home: Home | None = None,
     trials: int = 0,
+    calibrate: bool = False,
 ) -> list[Job]:
     """The jobs of a command, by task, then seed, then method; every name and option is checked before any work.
 
@@ -141,9 +150,11 @@ def make_jobs(
         change: of every task, beside what their names say; see :mod:`ifsl_bench.protocol.variants`.
         home: where the user's own tasks are.
         trials: how many settings of each method to choose from; 0 for the methods as published.
+        calibrate: see :attr:`Job.calibrated`.
 
     Raises:
-        UserError: an unknown name, an impossible option or number of episodes, two methods of one label.
+        UserError: an unknown name, an impossible option or number of episodes, two methods of one label, or nothing to
+            calibrate.
     """
     if not methods or not tasks:
         raise UserError("name at least one method and one task")
@@ -161,9 +172,11 @@ def make_jobs(
             raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
         if not isinstance(count, int) or not 2 <= count <= task.evaluation.episodes:
             raise UserError(f"--episodes must be 2 to {task.evaluation.episodes} for task {task.name}, not {count}")
+        if calibrate and task.regular:
+            raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
         for seed, (chosen, meant) in itertools.product(seeds, found):
             given = resolve_options(chosen.method, chosen.name, {**meant, **options}, task, trials)
-            job = Job(chosen, given, task, training, seed, count, trials)
+            job = Job(chosen, given, task, training, seed, count, trials, calibrate)
             # What --train and --tune do not concern is the same whatever they say, and has one label.
             job = job if job.trains else replace(job, training=Training())
             job = job if job.searched else replace(job, trials=0)

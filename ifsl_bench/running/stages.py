@@ -19,14 +19,15 @@ import torch
 from ifsl_bench.backbone.features import bank_folder, is_computed
 from ifsl_bench.backbone.pretrain import HeadKind, pretrained_sha256, pretraining_key
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
-from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, summary_entry
+from ifsl_bench.board.result_file import SCHEMA, Calibration, Result, calibration_entry, counts_entry, summary_entry
 from ifsl_bench.common.checkpoint import is_finished
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, locked, sha256_json
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
 from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
-from ifsl_bench.episodic.evaluation import evaluate, predict
+from ifsl_bench.episodic.evaluation import Evaluated, evaluate, predict
 from ifsl_bench.episodic.meta_training import Diverged, meta_train
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
@@ -37,7 +38,7 @@ from ifsl_bench.plugin.method import Method, NonFinite
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.episodes import task_sampler
-from ifsl_bench.protocol.metrics import summarise
+from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task import NO_BACKBONE, Side, Task
 from ifsl_bench.running.job import TUNING_SEED, Job
 from ifsl_bench.running.provenance import provenance
@@ -286,7 +287,8 @@ class Evaluate(_OfJob):
         if method is None:
             return None
         training = self.job.trials and self.job.seed != TUNING_SEED and self.job.trains  # of what was chosen
-        return self.job.episodes * episode_seconds(self.job.task, method) + (
+        episodes = self.job.episodes + len(self.job.task.evaluation.halves[0])  # these for calibration
+        return episodes * episode_seconds(self.job.task, method) + (
             MetaTrain(self.job).estimate(data, device) or 0.0 if training else 0.0
         )
 
@@ -318,6 +320,7 @@ class Evaluate(_OfJob):
         start = time.perf_counter()
         found = evaluate(method, job.name, test, range(job.episodes), work.reporter, f"evaluating {self.job}")
         seconds = time.perf_counter() - start
+        counts, calibration = self.calibrated(work, method, found)
         for remark in (*found.remarks(), *(trained.remarks() if trained else ())):
             work.reporter.warn(f"{self.job}: {remark}")
         return Result(
@@ -332,8 +335,8 @@ class Evaluate(_OfJob):
             digest=test.sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=counts_entry(found.counts, test.sampler.classes(job.episodes)),
-            summary=summary_entry(summarise(found.counts.per_episode())),
+            episodes=counts_entry(counts, test.sampler.classes(job.episodes)),
+            summary=summary_entry(summarise(counts.per_episode())),
             solver=found.described(),
             pretraining=backbone.entry(),
             training=trained.entry() if trained else {},
@@ -350,7 +353,26 @@ class Evaluate(_OfJob):
                 "checkpoint": folder,
             },
             partial=prepared.dataset.partial,
+            calibration=calibration,
         )
+
+    def calibrated(self, work: Workspace, method: Method, found: Evaluated) -> tuple[Counts, Calibration | None]:
+        """The counts with those of the bias that is best on the validation episodes that options are chosen on.
+
+        Without them in regular few-shot learning, and with a warning where the data have too few validation classes.
+        """
+        job, prepared = self.job, self.backbone.prepared(work)
+        if found.margins is None:
+            return found.counts, None
+        try:
+            prepared.sampler("val")
+        except UserError as error:
+            work.reporter.warn(f"{job}: no calibrated Acc., since validation episodes cannot be drawn: {error}")
+            return found.counts, None
+        loader, episodes = prepared.loader("val"), job.task.evaluation.halves[0]
+        validation = evaluate(method, job.name, loader, episodes, work.reporter, f"calibrating {job}")
+        counts, bias = found.calibrated(validation, job.calibrated)
+        return counts, calibration_entry(bias, job.calibrated)
 
 
 def _features(job: Job, sides: Iterable[Side]) -> list[Stage]:
@@ -365,11 +387,12 @@ def _features(job: Job, sides: Iterable[Side]) -> list[Stage]:
 
 def stages_of(job: Job, command: str = "") -> list[Stage]:
     """The stages of a job in their order: its data first, what gives the result last."""
-    stages: list[Stage] = [PrepareData(job.task, job.sides), *_features(job, job.sides)]
+    sides = job.sides if job.task.regular else (*job.sides, "val")  # every row has calibrated numbers beside its own
+    stages: list[Stage] = [PrepareData(job.task, job.sides), *_features(job, sides)]
     if job.trials and job.seed != TUNING_SEED:
         stages += _features(replace(job, seed=TUNING_SEED), [side for side in job.sides if side != "test"])
     if job.searched:
         stages += [Trial(one) for _, one in job.candidates()]
     elif job.trains:
-        stages += [MetaTrain(job)]
+        stages += [MetaTrain(replace(job, calibrated=False))]
     return [*stages, Evaluate(job, command)]

@@ -37,6 +37,7 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
         "options": (result.given()[0], {k: v for k, v in job.options.items() if k not in searched}),
         "training": (result.given()[1], job.training.changes()),
         "choice of options or checkpoint": (result.setting, job.setting if result.setting else "every"),
+        "calibration": (result.calibrated, job.calibrated),
         "seed": (result.seed, job.seed),
         "number of episodes": (len(result.episodes.base_joint), job.episodes),
         "backbone": (result.pretraining.get("key"), key),
