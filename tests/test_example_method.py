@@ -98,7 +98,7 @@ def test_its_commands_run_on_a_small_task(site, clusters):
             words[:] = [f"{word}.steps=20" if word.startswith("proto-imaml") else word for word in words]
     _, listed, _, ran, compared, *_ = child(["-c", LOOP, json.dumps(lines)], site, clusters).split("<end>\n")
     row = next(line.split() for line in listed.splitlines() if line.startswith("proto-imaml"))
-    assert row[1:3] == ["proto-imaml", "cosine"]
+    assert row[1:4] == ["proto-rbp", "proto-imaml", "cosine"]
     assert "gradient=implicit (implicit|rbp), precision=0.003 (float)" in listed
     assert "proto-imaml.steps=20: provisional (1 seed)" in ran
     assert "A = proto-imaml.steps=20, B = imprint" in compared

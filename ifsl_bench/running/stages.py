@@ -260,7 +260,7 @@ class Trial(_OfJob):
             except (Diverged, NonFinite) as error:
                 tried = Tried(0.0, len(episodes), diverged=str(error))
             write_trial(file, tried, prepared.pretrained.sha256, str(job))
-        work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
+            work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
         return tried
 
 
@@ -298,7 +298,9 @@ class Evaluate(_OfJob):
             return self.job, {"options": self.job.options, "tuned": {}}
         candidates = {settings.spelled(point): (point, one) for point, one in self.job.candidates()}
         tried = {spelled: Trial(one).run(work) for spelled, (_, one) in candidates.items()}
-        point, best = candidates[best_of(str(self.job), tried, work.reporter)]
+        name = best_of(str(self.job), tried, work.reporter)
+        work.reporter.say(f"{self.job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
+        point, best = candidates[name]
         return replace(best, seed=self.job.seed), {
             "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
             "tuned": {", ".join(point): {spelled: trial.accuracy for spelled, trial in tried.items()}},
