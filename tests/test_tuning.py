@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from typing import ClassVar
 
@@ -236,3 +237,29 @@ def test_a_contributed_result_says_its_setting_as_it_is(task, work):
         path.write_text(text.replace(old, new))
         assert any(said in failure for failure in check_file(path, own, work.home).failures), said
     path.write_text(text)
+
+
+def test_each_setting_has_a_ranking_of_its_own(task, work, call):
+    place = ["--home", str(work.home.cache), "--results", str(work.home.results), "--format", "csv"]
+    common = [task, *place, "--device", "cpu", "--seeds", "3", "-q"]
+    for more in ([], ["--tune", "3"]):
+        status, _, err = call("run", "--method", "lr,imprint", *more, "--task", *common)
+        assert status == 0, err
+
+    def ranked(*more):
+        status, out, err = call("table", "--rank", *more, task, *place)
+        assert status == 0, err
+        return {row["method"]: row for row in csv.DictReader(out.splitlines())}
+
+    paper, tuned = ranked(), ranked("--setting", "tuned-3")
+    assert set(paper) == {"lr", "imprint"}
+    assert set(tuned) == {"lr@tuned-3", "imprint"}
+    assert {(row["provisional"], row["rank_last"] in ("1", "2")) for row in (*paper.values(), *tuned.values())} == {
+        ("False", True)
+    }
+    assert (paper["lr"]["trials"], tuned["lr@tuned-3"]["trials"], tuned["imprint"]["trials"]) == ("11", "3", "1")
+    status, _, err = call("table", "--setting", "tuned-4", task, *place)
+    assert status == 2
+    assert "unknown setting 'tuned-4'" in err
+    status, out, _ = call("table", "--setting", "tuned-3", task, *place)
+    assert [row["method"] for row in csv.DictReader(out.splitlines())].count("lr") == 0

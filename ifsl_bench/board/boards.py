@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ifsl_bench.board.measured import PAPER, PARTIAL, STORED, Row, mismatch, rows_of
+from ifsl_bench.board.measured import EVERY, PAPER, PARTIAL, STORED, Row, mismatch, rows_of
 from ifsl_bench.board.published import PublishedRow, published
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.result_file import Result, packaged_root, stored
@@ -53,8 +54,12 @@ class Board:
         return Ranking(self.compared, setting=self.setting)
 
     def in_setting(self, setting: str) -> Board:
-        """The board, its rows ranked in another setting."""
-        return replace(self, setting=setting)
+        """The rows of a setting, to be ranked, and a remark on those of other settings."""
+        rows = tuple(row for row in self.rows if row.setting in (setting, EVERY))
+        counts = Counter(row.setting for row in self.rows if row not in rows)
+        remarks = [f"`ifsl-bench table --rank --setting {other} {self.name}` has {count} more row{'s' * (count > 1)}"
+                   for other, count in sorted(counts.items())]  # fmt: skip
+        return replace(self, setting=setting, rows=rows, remarks=(*self.remarks, *remarks))
 
     @property
     def labels(self) -> set[str]:

@@ -52,8 +52,8 @@ class Row:
 
     @property
     def setting(self) -> str:
-        """What it is ranked with, see :attr:`Result.setting`; older files count as "paper"."""
-        return self.results[0].setting or PAPER
+        """What it is ranked with, see :attr:`Result.setting`; older files are "paper" where anything was chosen."""
+        return self.results[0].setting or (PAPER if self.older else EVERY)
 
     @property
     def trials(self) -> int:

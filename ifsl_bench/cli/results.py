@@ -13,8 +13,8 @@ from ifsl_bench.common.errors import UserError, unknown
 @click.command()
 @click.argument("tasks", nargs=-1, metavar="TASK...")
 @click.option("--rank", is_flag=True, help="The ranks that each measured row can have; variants of a task apart.")
-@click.option("--setting", default="paper", show_default=True, metavar="NAME",
-              help="What to rank: paper (methods as published), or tuned-12 (the best of 12 trials), ...")  # fmt: skip
+@click.option("--setting", metavar="NAME", help="Only methods as published (paper, what --rank ranks), or tuned ones "
+              "(tuned-12 for the best of 12 trials).")  # fmt: skip
 @click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
 @click.option(
     "--method",
@@ -30,7 +30,7 @@ from ifsl_bench.common.errors import UserError, unknown
 def table(
     tasks: tuple[str, ...],
     rank: bool,
-    setting: str,
+    setting: str | None,
     full: bool,
     labels: list[str],
     home: str | None,
@@ -52,13 +52,16 @@ def table(
         boards = [board.only(labels) for board in boards]
     if not tasks:
         boards = [board for board in boards if not board.empty]
+    if rank or setting:
+        from ifsl_bench.board.measured import EVERY, PAPER
+
+        settings = {PAPER, *(row.setting for board in boards for row in board.compared)} - {EVERY}
+        if setting and setting not in settings:
+            raise unknown("setting", setting, settings)
+        boards = [board.in_setting(setting or PAPER) for board in boards]
     if rank:
         from ifsl_bench.board.leaderboard import leaderboard
-        from ifsl_bench.board.measured import PAPER
 
-        if setting not in (settings := {PAPER, *(row.setting for board in boards for row in board.compared)}):
-            raise unknown("setting", setting, settings)
-        boards = [board.in_setting(setting) for board in boards]
         click.echo(leaderboard(boards, folders.results, style, full, labels))
     else:
         from ifsl_bench.board.leaderboard import task_table
