@@ -116,9 +116,10 @@ def _source(ranked: bool) -> Column[Entry]:
         return entry.source if entry.measured else f"published: {entry.source}"
 
     def text(entry: Entry) -> str:
+        said = plain(entry) + (", transductive" if entry.measured and entry.measured.transductive else "")
         if entry.comparable or not (entry.measured or ranked):
-            return plain(entry)
-        return f"{plain(entry)}, {'not comparable' if entry.measured else 'other protocol'}"
+            return said
+        return f"{said}, {'not comparable' if entry.measured else 'other protocol'}"
 
     return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)})
 

@@ -33,6 +33,8 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
         )
     if any(row.partial for row in board.rows):
         notes.append(f"{PARTIAL.capitalize()}.")
+    if looking := [f"{row.label} ({row.origin})" for row in (*board.rows, *board.others) if row.transductive]:
+        notes.append(f"Transductive, seeing an episode's queries all at once, and ranked apart: {', '.join(looking)}.")
     above = "the rows above" if board.rows or board.papers else "results on the whole"
     apart = ((row, reason) for row in board.others if (reason := board.apart(row)))
     notes += [f"{row.label} ({row.origin}) is not comparable with {above}: {reason}." for row, reason in apart]

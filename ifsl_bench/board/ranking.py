@@ -53,6 +53,7 @@ class Ranking:
     options of their own, or where there are none the user's. All are compared on the same seeds: those that all
     have, or if these are fewer than three those that most have. A user's row that has three of these seeds is
     ranked in the family plus itself alone, so that it moves nobody's rank. All other rows are provisional.
+    Transductive rows, beside others, are ranked by themselves and come last.
 
     Args:
         rows: comparable rows, all that there are; see :attr:`ifsl_bench.board.boards.Board.compared`.
@@ -65,8 +66,12 @@ class Ranking:
     """
 
     def __init__(self, rows: Sequence[Row], metric: str = "acc", setting: str = PAPER) -> None:
-        self.rows, self.metric, self.setting = tuple(rows), metric, setting
-        able = [row for row in rows if self._is_apt(row) and not row.has_options and len(row.seeds) >= SEEDS]
+        apart = [row for row in rows if row.transductive]
+        self.apart = Ranking(apart, metric, setting) if 0 < len(apart) < len(rows) else None
+        self.rows = tuple(row for row in rows if not (self.apart and row.transductive))
+        self.metric, self.setting = metric, setting
+        able = [row for row in self.rows if self._is_apt(row) and not (row.has_options or row.superseded)]
+        able = [row for row in able if len(row.seeds) >= SEEDS]
         able = [row for row in able if row.origin == STORED] or able
         self.seeds = _most_common(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
@@ -74,7 +79,8 @@ class Ranking:
     @cached_property
     def places(self) -> list[Ranked]:
         """All rows, the best first: by their difference to the best on the seeds that both have."""
-        return sorted(map(self._place, self.rows), key=lambda place: -place.level)
+        found = sorted(map(self._place, self.rows), key=lambda place: -place.level)
+        return found + (self.apart.places if self.apart else [])
 
     def difference(self, a: Row, b: Row, seeds: Sequence[int] | None = None) -> Difference:
         """Row a minus row b, over episodes and seeds, the variance over seeds moderated by the family.
@@ -120,7 +126,8 @@ class Ranking:
 
     def _is_guest(self, row: Row) -> bool:
         """Whether a row is ranked with the family without being of it: a user's where the family is of stored rows."""
-        return bool(self.family) and row.origin != self.family[0].origin and not self._reason(row)
+        inductive = self.apart is None or not row.transductive
+        return inductive and bool(self.family) and row.origin != self.family[0].origin and not self._reason(row)
 
     def _is_apt(self, row: Row) -> bool:
         return row.setting in (self.setting, EVERY)
@@ -131,6 +138,8 @@ class Ranking:
             return f"of a ranking of its own, --setting {row.setting}"
         if (n := len(row.seeds)) < SEEDS:
             return "1 seed" if n == 1 else f"{n} seeds"
+        if row.superseded:
+            return "the method of that name computes something else now"
         if row.has_options:
             return "options of its own"
         if sum(seed in row.seeds for seed in self.seeds) < SEEDS:

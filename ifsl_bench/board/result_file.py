@@ -23,6 +23,7 @@ import numpy as np
 from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import read_json, write_json
+from ifsl_bench.plugin.behaviour import Probe, malformed
 from ifsl_bench.protocol.calibration import Calibrated
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, Estimate, summarise
 
@@ -96,6 +97,8 @@ class Result(_Part, frozen=True):
         training: validation accuracy by step, the step kept, how solves went; empty where nothing was meta-trained.
         cost: seconds by stage, parameters, episodes a second.
         partial: whether the data set was made from less than its source should hold.
+        transductive: whether the method looks at an episode's other queries.
+        probe: what the method computes on a few made-up episodes; None in older files, and where that is unknown.
         provenance: command, version, commit, device, library versions, time.
         setting: "paper" for the method as published, "tuned-12" for the best of 12 trials, "every" for what is the same
             in all settings; "" in older files, which are of the method as published but for two things: the checkpoint
@@ -128,6 +131,8 @@ class Result(_Part, frozen=True):
     passed_over: list[str] = []
     edge: list[str] = []
     calibration: Calibration | None = None
+    transductive: bool = False
+    probe: Probe | None = None
 
     @property
     def trials(self) -> int:
@@ -261,6 +266,8 @@ def inconsistency(result: Result) -> str:
         return "a count is beyond all bounds"
     if reason := odd_counts(counts):
         return reason
+    if result.probe and (reason := malformed(result.probe)):
+        return f"probe: {reason}"
     if reason := odd_classes(result.episodes.classes, len(counts)):
         return f"episodes.classes {reason}"
     if reason := _odd_calibration(result.calibration, counts):

@@ -30,7 +30,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.results import check, compare, show, table
+from ifsl_bench.cli.results import check, compare, reproduce, show, table
 from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def cli() -> None:
 @click.option("--calibrate", is_flag=True,
               help="Add the bias to the novel logits that is best on validation episodes; a row NAME+cal.")  # fmt: skip
 @click.option("--rerun", is_flag=True, help="Evaluate again even if the result is stored.")
+@click.option("--retrain", is_flag=True, help="Train again too; the old model is kept under another name.")
 @click.option("--full", is_flag=True, help="Tables with the joint and alone accuracies too.")
 @device_option
 @home_option
@@ -83,6 +84,7 @@ def run(
     dry_run: bool,
     calibrate: bool,
     rerun: bool,
+    retrain: bool,
     full: bool,
     device: str,
     home: str | None,
@@ -126,9 +128,9 @@ def run(
     which = range(seed, seed + seeds), episodes, change, work.home, trials, calibrate
     jobs = job.make_jobs(methods, tasks, options, training, *which)
     if dry_run:
-        click.echo(render([plain_table(api.dry_run(jobs, work, rerun))], style))
+        click.echo(render([plain_table(api.dry_run(jobs, work, rerun or retrain))], style))
         return
-    made = api.run_jobs(jobs, work, rerun=rerun, command=command)
+    made = api.run_jobs(jobs, work, rerun=rerun, retrain=retrain, command=command)
     boards = [load_board(task, work.home.results) for task in dict.fromkeys(found)]
     if style in PROGRAMS:
         click.echo(render([task_table(board, full) for board in boards], style))
@@ -216,7 +218,7 @@ def tasks(home: str | None, style: str) -> None:
 def _guarded(call: Callable[[], Any]) -> int:
     """Runs the program; every mistake of the user's is one line and status 2."""
     try:
-        call()
+        status = call()
     except UserError as error:
         click.echo(f"ifsl-bench: {error}", err=True)
         return 2
@@ -239,10 +241,10 @@ def _guarded(call: Callable[[], Any]) -> int:
         where = f" {error.filename}" if error.filename else ""
         click.echo(f"ifsl-bench: the system refused{where}: {error.strerror or error}", err=True)
         return 2
-    return 0
+    return status if isinstance(status, int) else 0
 
 
-for command in (table, compare, show, check, data):
+for command in (table, compare, show, check, reproduce, data):
     cli.add_command(command)
 
 

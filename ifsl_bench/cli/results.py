@@ -1,4 +1,4 @@
-"""``ifsl-bench table``, ``compare``, ``show`` and ``check``: what is done with results that are there."""
+"""``ifsl-bench table``, ``compare``, ``show``, ``check``, ``reproduce``: what is done with stored results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from pathlib import Path
 
 import click
 
-from ifsl_bench.cli.options import folders_of, home_option, names, results_option, style_option
+from ifsl_bench.cli.options import (
+    device_option,
+    folders_of,
+    home_option,
+    names,
+    quiet_option,
+    reporter_for,
+    results_option,
+    style_option,
+    verbose_option,
+)
 from ifsl_bench.common.errors import UserError, unknown
 
 
@@ -149,3 +159,50 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
         bad += bool(found.failures)
     if bad:
         raise UserError(f"{bad} of {len(files)} result files fail" if len(files) > 1 else "the result file fails")
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="RESULT.json...")
+@click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
+@click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
+@click.option(
+    "--within", default=0.0, metavar="POINTS", help="Let the accuracy differ by so much [0: all counts equal]."
+)
+@device_option
+@click.option("--home", metavar="DIR", help="Use what is stored there [an empty home, with your data sets].")
+@quiet_option
+@verbose_option
+def reproduce(
+    files: tuple[str, ...],
+    method: str | None,
+    task: str | None,
+    within: float,
+    device: str,
+    home: str | None,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Run the jobs of stored results again: a line each, status 1 if one comes out otherwise.
+
+    Without --home all is made anew, the pretraining too; data sets that you have prepared are used as they are.
+    """
+    import tempfile
+
+    from ifsl_bench.board.result_file import read
+    from ifsl_bench.running import api
+    from ifsl_bench.running.reproduce import job_of, lend_data
+    from ifsl_bench.running.reproduce import reproduce as run_again
+
+    found = []
+    stored = {name: read(Path(name)) for name in files}
+    with tempfile.TemporaryDirectory(prefix="ifsl-bench-") as scratch:
+        work = api.workspace(home or scratch, Path(scratch) / "results", device, reporter_for(quiet, verbose))
+        for name, result in stored.items():
+            if home is None:
+                usual = folders_of(None)
+                lend_data(job_of(result, usual, task, method).task, usual, work.home)
+            found.append(run_again(Path(name), work, task, method))
+            click.echo(f"{name}: {found[-1].line}")
+    near = (one.episodes is not None and within > 0 and abs(one.points) <= within for one in found)
+    if not all(one.identical or close for one, close in zip(found, near, strict=True)):
+        click.get_current_context().exit(1)

@@ -70,6 +70,11 @@ class Home:
         return self.cache / "trained"
 
     @property
+    def probes(self) -> Path:
+        """What methods compute on made-up episodes."""
+        return self.cache / "probes"
+
+    @property
     def tasks(self) -> Path:
         """Task files of the data sets that the user prepared from images of their own."""
         return self.cache / "tasks"
@@ -236,15 +241,15 @@ def sweep(target: Path) -> None:
     shutil.rmtree(target.parent / f"{PARTIAL}{target.name}", ignore_errors=True)
 
 
-def set_aside(path: Path) -> Path:
-    """Renames a corrupt file or folder out of the way and returns its new name; nothing is deleted."""
+def set_aside(path: Path, why: str = "corrupt") -> Path:
+    """Renames a file or folder out of the way and returns its new name, which says why; nothing is deleted."""
     for n in range(1000):
-        aside = path.with_name(f"{path.name}.corrupt-{n}")
+        aside = path.with_name(f"{path.name}.{why}-{n}")
         if not aside.exists():
             with disk_errors(path):
                 os.replace(path, aside)
             return aside
-    raise UserError(f"{path} is corrupt, and so are a thousand copies beside it; remove {path.parent}")
+    raise UserError(f"{path} is {why}, and so are a thousand copies beside it; remove {path.parent}")
 
 
 def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:

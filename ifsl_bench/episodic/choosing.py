@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import read_json, write_json
@@ -50,17 +51,26 @@ def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
     return max(sound, key=sound.__getitem__)
 
 
-def write_trial(file: Path, tried: Tried, pretraining_sha256: str, about: str) -> None:
-    """Keeps a trial, with the checksum of the backbone that it is of."""
-    write_json(file, {"of": about, "pretraining_sha256": pretraining_sha256, **asdict(tried)})
+def write_trial(
+    file: Path, tried: Tried, pretraining_sha256: str, about: str, made_by: Mapping[str, Any]
+) -> None:  # fmt: skip
+    """Keeps a trial, with the checksum of the backbone that it is of, and what tells its method from others."""
+    write_json(file, {"of": about, "pretraining_sha256": pretraining_sha256, "made_by": made_by, **asdict(tried)})
 
 
-def read_trial(file: Path, pretraining_sha256: str | None) -> Tried | None:
-    """The trial that was kept for that backbone; None where there is none, or a damaged one."""
+def read_trial(
+    file: Path, pretraining_sha256: str | None, same: Callable[[Mapping[str, Any]], bool]
+) -> Tried | None:  # fmt: skip
+    """The trial that was kept for that backbone; None where there is none, a damaged one, or one of another method.
+
+    Args:
+        same: whether what made the trial is the method in question.
+    """
     try:
         found = read_json(file)
-        if found.pop("pretraining_sha256") == pretraining_sha256 and found.pop("of"):
+        made_by = found.pop("made_by")
+        if found.pop("pretraining_sha256") == pretraining_sha256 and found.pop("of") and same(made_by):
             return Tried(**found)
-    except (OSError, CorruptFile, TypeError, KeyError, AttributeError):
+    except (OSError, CorruptFile, TypeError, KeyError, AttributeError, ValueError):
         pass
     return None

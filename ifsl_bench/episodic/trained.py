@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -77,6 +78,21 @@ class Solves:
     def _count(self, **more: int) -> None:
         for key, value in more.items():
             self.counts[key] = self.counts.get(key, 0) + value
+
+
+def folders(first: Path) -> Iterator[Path]:
+    """Where models of one description may lie, one beside the other: ``first``, then ``first-2`` and so on."""
+    yield first
+    yield from (first.with_name(f"{first.name}-{number}") for number in itertools.count(2))
+
+
+def holds(folder: Path, same: Callable[[Mapping[str, Any]], bool]) -> bool:
+    """Whether a folder is free, or has a model whose recorded facts are those of the ``same`` method."""
+    try:
+        info = CheckpointFolder(folder).info()
+        return info is None or same(info)
+    except (CorruptFile, ValueError):
+        return True  # it is set aside when it is opened
 
 
 def trained_facts(folder: Path) -> dict[str, Any]:

@@ -104,8 +104,10 @@ def follows_the_queries(given: Asked) -> str:
 
 
 def sees_one_query(given: Asked) -> str:
-    """A query's answer does not depend on the other queries: the protocol is inductive."""
+    """A query's answer does not depend on the other queries, unless the class declares that it is transductive."""
     q = given.query
+    if given.method.transductive:
+        return ""
     alone = given.logits(query=Query(q.features[:, :1], q.base_logits[:, :1]))
     return "the answer to a query depends on the other queries" if differs(alone, given.logits()[:, :1]) else ""
 

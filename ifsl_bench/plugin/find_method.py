@@ -35,6 +35,12 @@ class Chosen:
     method: type[Method]
     file: str = ""
 
+    @property
+    def distribution(self) -> dict[str, str]:
+        """Name and version of the package that registers it; empty for a class that nobody registers."""
+        point = None if self.file else registry.owner(self.name)
+        return registry.distribution_of(point) if point else {}
+
     def __reduce__(self) -> tuple[Any, ...]:
         # A class from a file cannot be imported by its name elsewhere: the file is read there.
         if self.file:
@@ -81,10 +87,12 @@ def find_method(said: str | type[Method]) -> tuple[Chosen, Mapping[str, Any]]:
 def _name_of(method: type) -> str:
     """The registered name of a class, or the class's own where it has none and nobody else has it."""
     points = registry.names(registry.METHODS)
-    for name, point in points.items():
+    for point in points.values():
         if point.value.partition(" ")[0] == f"{method.__module__}:{method.__qualname__}":
-            return name
-    if method.__name__.lower() in {name.lower() for name in points}:  # file names may not tell cases apart
+            return registry.called(registry.METHODS, point)
+    if method.__name__.lower() in {
+        name.lower() for name in (*points, *registry.all_shorthands())
+    }:  # file names may not tell cases apart
         raise UserError(f"class {method.__qualname__} has the name of another, registered method; rename the class")
     return method.__name__
 

@@ -114,6 +114,10 @@ class Method(nn.Module, ABC):
         requires: top-level modules that the method imports when it is made, and that its package does not depend on,
             each with the command that installs it. Where one is missing the method is listed with that command, and
             refused before anything is computed.
+        transductive: whether an answer may depend on the other queries of its episode (not on other episodes). Such
+            methods are marked, and ranked by themselves.
+        revision: raise it to have trained models made anew that the harness would take for those of the same method: it
+            tells methods apart by what they compute on a few made-up episodes, not by their source.
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "linear"
@@ -122,6 +126,8 @@ class Method(nn.Module, ABC):
     schedule: ClassVar[MetaTraining | None] = None
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     requires: ClassVar[Mapping[str, str]] = {}
+    transductive: ClassVar[bool] = False
+    revision: ClassVar[int] = 0
 
     def __init__(self, base: Base, ways: int) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ def method_source(method: type[Method]) -> str:
         if not issubclass(kind, Method) or kind is Method:
             continue
         module = sys.modules.get(kind.__module__)
-        content = _content(module)
+        content = executed(module)
         sha.update(content if content is not None else repr(list(_compiled(kind, module, set()))).encode())
         if NAMED.search(content or b"") or any(_uses(module, name) for name in SHARED):
             for name in SHARED:
@@ -45,11 +45,11 @@ def method_source(method: type[Method]) -> str:
     return sha.hexdigest()[:16]
 
 
-def _content(module: ModuleType | None) -> bytes | None:
+def executed(module: ModuleType | None) -> bytes | None:
     """What a module was made from; None where there is no file."""
-    executed = getattr(module, EXECUTED, None)
-    if isinstance(executed, bytes):
-        return executed
+    content = getattr(module, EXECUTED, None)
+    if isinstance(content, bytes):
+        return content
     path = getattr(module, "__file__", None)
     return Path(path).read_bytes() if path and Path(path).is_file() else None
 

@@ -6,6 +6,7 @@ an extra, and takes nobody else down.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 METHODS = "ifsl_bench.methods"
 DATASETS = "ifsl_bench.datasets"
+OWN = "ifsl_bench"  # this package's distribution
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,62 @@ class Plugin:
 
 
 def names(group: str) -> dict[str, EntryPoint]:
-    """Registered names, without importing any of them; of two equal names the first package in order counts."""
+    """Registered names, without importing any of them.
+
+    Where several packages register one name, each of them is there as ``package:name`` besides, and the name alone is
+    nobody's: :func:`load` says whose it might be.
+    """
     return dict(_names(group, tuple(sys.path)))
 
 
 @lru_cache(maxsize=8)  # every look-up would read the metadata of all packages anew
-def _names(group: str, _path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
-    for point in sorted(entry_points(group=group), key=lambda p: (p.name, p.dist.name if p.dist else "")):
-        found.setdefault(point.name, point)
+def _points(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
+    found: dict[str, list[EntryPoint]] = {}
+    for point in sorted(entry_points(group=group), key=lambda p: (p.name, package_of(p))):
+        found.setdefault(point.name, []).append(point)
     return found
+
+
+@lru_cache(maxsize=8)
+def _names(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    found: dict[str, EntryPoint] = {}
+    for name, points in _points(group, path).items():
+        found[name] = points[0]
+        if len(points) > 1:
+            found |= {f"{package_of(point)}:{name}": point for point in points}
+    return found
+
+
+def package_of(point: EntryPoint) -> str:
+    """The distribution that registers a name."""
+    return point.dist.name if point.dist else "?"
+
+
+def distribution_of(point: EntryPoint) -> dict[str, str]:
+    """Name and version of the distribution that registers a name."""
+    return {"name": package_of(point), "version": point.dist.version if point.dist else "?"}
+
+
+def same_package(a: str, b: str) -> bool:
+    """Whether two names are of one distribution; cases, hyphens and underscores are all one (PEP 503)."""
+    first, second = (re.sub(r"[-_.]+", "-", name).lower() for name in (a, b))
+    return first == second
+
+
+def owners(group: str, name: str) -> list[EntryPoint]:
+    """Who registers ``name``; of ``package:name`` that package alone."""
+    package, _, plain = name.rpartition(":")
+    points = _points(group, tuple(sys.path)).get(plain, [])
+    return [point for point in points if not package or same_package(package, package_of(point))]
+
+
+def called(group: str, point: EntryPoint) -> str:
+    """What results call what is registered: its name, or ``package:name`` where others have that name too.
+
+    What comes with this package keeps its name, so that its rows stay the ones that they were.
+    """
+    alone = len(owners(group, point.name)) == 1 or same_package(package_of(point), OWN)
+    return point.name if alone else f"{package_of(point)}:{point.name}"
 
 
 def is_installed(module: str) -> bool:
@@ -57,8 +105,16 @@ def is_installed(module: str) -> bool:
 
 def load(group: str, name: str) -> Plugin:
     """Imports one plugin; a failure is a :class:`Plugin` with a ``problem``, not an exception."""
-    point = names(group)[name]
-    package = point.dist.name if point.dist else "?"
+    points = owners(group, name)
+    if len(points) > 1:
+        whose = " and ".join(package_of(point) for point in points)
+        choice = " or ".join(f"{package_of(point)}:{name}" for point in points)
+        how = f"say which is meant, {choice}" if group == METHODS else "uninstall all but one of them"
+        return Plugin(
+            name, "/".join(package_of(point) for point in points), problem=f"ambiguous: {whose} register it; {how}"
+        )
+    (point,) = points
+    package = package_of(point)
     try:
         value = point.load()
         for module, install in getattr(value, "requires", {}).items():
@@ -84,7 +140,7 @@ def get(group: str, kind: str, name: str) -> Any:
     Raises:
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
     """
-    if name not in names(group):
+    if not owners(group, name):
         raise unknown(kind, name, names(group))
     plugin = load(group, name)
     if plugin.problem:
@@ -109,21 +165,73 @@ def method(name: str) -> type[Method]:
 
 
 def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
-    """A method by its registered name or by a shorthand: the registered name, the class, and the options meant.
+    """A method by its registered name or by a shorthand: what results call it, the class, and the options meant.
+
+    Either may begin with ``package:``, which chooses among the packages that have it.
 
     Raises:
-        UserError: as :func:`method`.
+        UserError: as :func:`method`; a name that several have; or a method whose shorthands are names of others.
     """
-    if name in names(METHODS):
-        return name, method(name), {}
-    shorthands: dict[str, tuple[str, type[Method], dict[str, Any]]] = {}
-    for registered in names(METHODS):
-        try:
-            kind = method(registered)
-        except UserError:
-            continue
-        for shorthand, meant in vars(kind).get("shorthands", {}).items():  # a subclass is another method
-            shorthands.setdefault(shorthand, (registered, kind, dict(meant)))
-    if name not in shorthands:
-        raise unknown("method", name, [*names(METHODS), *shorthands])
-    return shorthands[name]
+    if points := owners(METHODS, name):
+        kind, known = method(name), called(METHODS, points[0])
+        if points[0].name in all_shorthands():  # equal names are told apart by `package:`, labels would not be
+            check_free(points[0].name, known, f"method {points[0].name!r}")
+        check_shorthands(known, kind)
+        return known, kind, {}
+    package, _, plain = name.rpartition(":")
+    found = [
+        (point, kind, meant)
+        for point, kind, meant in all_shorthands().get(plain, [])
+        if not package or same_package(package, package_of(point))
+    ]
+    if not found:
+        raise unknown("method", name, [*names(METHODS), *all_shorthands()])
+    if len(found) > 1:
+        whose = " and ".join(f"{called(METHODS, point)} of {package_of(point)}" for point, *_ in found)
+        raise UserError(f"{name!r} is a shorthand of several methods, {whose}; name the method and its options instead")
+    ((point, kind, meant),) = found
+    check_shorthands(called(METHODS, point), kind)
+    return called(METHODS, point), kind, dict(meant)
+
+
+def check_shorthands(name: str, kind: type[Method]) -> None:
+    """Raises :class:`UserError` where a method's shorthands are also names or shorthands of other methods."""
+    for shorthand in vars(kind).get("shorthands", {}):
+        check_free(shorthand, name, f"shorthand {shorthand!r} of method {name}")
+
+
+def check_free(said: str, name: str, what: str) -> None:
+    """Raises :class:`UserError` where what a method calls itself is the name or a shorthand of another one.
+
+    Args:
+        said: its name, a shorthand or a label.
+        name: what results call the method.
+        what: how the error names ``said``.
+    """
+    mine = owner(name)
+    others = [(point, f"method {point.name}") for point in owners(METHODS, said)]
+    others += [(point, f"a shorthand of method {point.name}") for point, *_ in all_shorthands().get(said, [])]
+    for point, kind in others:
+        if mine is None or (point.name, package_of(point)) != (mine.name, package_of(mine)):
+            by = f" (package {package_of(mine)})" if mine else ""
+            raise UserError(f"{what}{by} is also {kind} (package {package_of(point)}); one of them needs another name")
+
+
+def owner(name: str) -> EntryPoint | None:
+    """Who registers what results call ``name``; None for a method that nobody registers."""
+    points = owners(METHODS, name)
+    return next((point for point in points if len(points) == 1 or same_package(package_of(point), OWN)), None)
+
+
+def all_shorthands() -> dict[str, list[tuple[EntryPoint, type[Method], dict[str, Any]]]]:
+    """All shorthands, each with whose it is and what it stands for; plugins that cannot be used have none."""
+    found: dict[str, list[tuple[EntryPoint, type[Method], dict[str, Any]]]] = {}
+    for points in _points(METHODS, tuple(sys.path)).values():
+        for point in points:
+            try:
+                kind = method(f"{package_of(point)}:{point.name}")
+            except UserError:
+                continue
+            for shorthand, meant in vars(kind).get("shorthands", {}).items():  # a subclass is another method
+                found.setdefault(shorthand, []).append((point, kind, dict(meant)))
+    return found

@@ -50,6 +50,10 @@ def label(method: type[Method], name: str, given: Mapping[str, Any], task: Task)
     # A copy or a subclass of a registered method is another one, and says so.
     if name in registry.names(registry.METHODS) and "shorthands" in vars(method):
         called, said = method.label(name, default | method.defaults(task) | dict(given))
+        if called != name and called not in method.shorthands:
+            registry.check_free(called, name, f"label {called!r} of method {name}")
+        package = name.rpartition(":")[0]  # said where others have the name too
+        called = called if called.startswith(f"{package}:") or not package else f"{package}:{called}"
     return [called, *(f"{key}={short(value)}" for key, value in given.items() if key not in said)]
 
 

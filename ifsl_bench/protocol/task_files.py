@@ -154,10 +154,21 @@ def own(home: Home) -> dict[str, Task]:
     tasks: dict[str, Task] = {}
     for path in sorted(home.tasks.glob("*.toml")) if home.tasks.is_dir() else ():
         for task in parse(_text(path), str(path)):
-            if task.name in tasks or task.name in packaged():
+            if task.name in tasks:
                 raise UserError(f"{path}: there is another task {task.name!r}; call this one something else")
+            _check_free(task, str(path))
             tasks[task.name] = task
     return tasks
+
+
+def _check_free(task: Task, where: str) -> None:
+    """Raises :class:`UserError` for a task of one's own with the name of another one that comes with the package."""
+    other = packaged().get(task.name)
+    if other is not None and other != task:
+        raise UserError(
+            f"{where}: task {task.name!r} is also one that comes with ifsl_bench (data set {other.dataset.name}); "
+            f"call this one something else"
+        )
 
 
 def find(name: str, change: Change | None = None, home: Home | None = None) -> list[Task]:
@@ -190,6 +201,8 @@ def _named(name: str, home: Home | None) -> list[Task]:
         path += ".toml"
     if path.endswith(".toml"):
         tasks = {task.name: task for task in parse(_text(Path(path)), path)}
+        for task in tasks.values():
+            _check_free(task, path)
         if chosen and chosen not in tasks:
             raise unknown("task", chosen, tasks, where=f"in {path}")
         return [tasks[chosen]] if chosen else list(tasks.values())

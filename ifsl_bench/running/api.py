@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
+from ifsl_bench.common.files import Home, locked, set_aside
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.timing import roughly
 from ifsl_bench.data.preparing.outline import Outline, outline_of
@@ -19,7 +20,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.job import Job, make_jobs
-from ifsl_bench.running.stages import Evaluate, PrepareData, Stage, stages_of
+from ifsl_bench.running.stages import Evaluate, MetaTrain, PrepareData, Stage, Trial, stages_of
 from ifsl_bench.running.stored import store, stored_result
 
 
@@ -45,6 +46,7 @@ def run(
     tune: int = 0,
     calibrate: bool = False,
     rerun: bool = False,
+    retrain: bool = False,
     work: Workspace | None = None,
 ) -> Result:
     """Runs one method on one task and returns the result, stored as a file as well.
@@ -65,6 +67,7 @@ def run(
         calibrate: add the bias to the novel logits that is best on validation episodes; a row of its own, such as
             ``imprint+cal``.
         rerun: evaluate again even if the same result is stored.
+        retrain: train again even if the model is stored, which is kept under another name.
         work: folders, device and progress display; see :func:`workspace`.
 
     Raises:
@@ -73,7 +76,7 @@ def run(
     work, training, changes = work or workspace(), Training.parse(train or {}), make_change(change or {})
     about = training, [seed], episodes, changes, work.home, tune, calibrate
     jobs = make_jobs([method], [task], options or {}, *about)
-    return run_jobs([_only(jobs)], work, rerun=rerun, command="ifsl_bench.run(...)")[0]
+    return run_jobs([_only(jobs)], work, rerun=rerun, retrain=retrain, command="ifsl_bench.run(...)")[0]
 
 
 def _only(jobs: Sequence[Job]) -> Job:
@@ -82,11 +85,21 @@ def _only(jobs: Sequence[Job]) -> Job:
     return jobs[0]
 
 
-def run_jobs(jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, command: str = "") -> list[Result]:
-    """Runs jobs in their order, skipping what is stored already; each result is on disk before the next job starts."""
+def run_jobs(
+    jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, retrain: bool = False, command: str = ""
+) -> list[Result]:
+    """Runs jobs in their order, skipping what is stored already; each result is on disk before the next job starts.
+
+    Args:
+        rerun: evaluate again even if a result is stored.
+        retrain: train again even if a model is stored, which is kept under another name; rerun follows.
+    """
     made: list[Result] = []
+    renewed: set[Path] = set()  # what jobs share, as trials, is trained anew once
     for job in jobs:
-        result = None if rerun else stored_result(job, work)
+        if retrain:
+            _put_aside(job, work, renewed)
+        result = None if rerun or retrain else stored_result(job, work)
         if result is not None:
             work.reporter.say(f"{job}: stored already (--rerun repeats it)")
         else:
@@ -94,6 +107,19 @@ def run_jobs(jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, comma
             store(job, work, result)
         made.append(result)
     return made
+
+
+def _put_aside(job: Job, work: Workspace, renewed: set[Path]) -> None:
+    """Renames the models and trials of a job, but for those that ``renewed`` names already."""
+    stages: list[MetaTrain | Trial] = [] if job.searched else [MetaTrain(job)]
+    for _, one in job.candidates() if job.searched else ():
+        stages += [Trial(one), MetaTrain(one), MetaTrain(replace(one, seed=job.seed))]
+    for stage in stages:
+        path = stage.file(work.home) if isinstance(stage, Trial) else stage.folder(work.home)
+        with locked(path, work.reporter.say):
+            if path not in renewed and path.exists():
+                work.reporter.say(f"{stage}: what was there is kept as {set_aside(path, 'replaced')}")
+        renewed.add(path)
 
 
 def run_job(job: Job, work: Workspace, command: str = "") -> Result:
@@ -118,7 +144,7 @@ def _outline(job: Job, work: Workspace) -> Outline:
 
 def dry_run(jobs: Sequence[Job], work: Workspace, rerun: bool = False) -> list[dict[str, str]]:
     """Rows of stage, state ("cached" or "to do") and rough time, measured here on random numbers, in the order of the
-    run. Changes nothing on disk.
+    run. Changes nothing on disk; only what a method computes is kept there, to be compared with.
 
     Raises:
         UserError: data that have to be obtained first, or episodes that cannot be drawn from them.
@@ -161,11 +187,13 @@ def evaluate_checkpoint(
     folder = checkpoint if checkpoint.is_dir() else work.home.trained / checkpoint.name
     info = trained_facts(folder)
     about = Training.parse(info["train"]), [info["seed"]], episodes, make_change(change or {}), work.home
-    job = _only(make_jobs([info["method"]], [task], info["options"], *about))
-    if info["method_source"] != job.source:
-        work.reporter.warn(f"the code of {job.name} has changed since {folder.name} was trained")
-    PrepareData(job.task, ("test",)).run(work)
+    package = info.get("distribution", {}).get("name")  # others may have a method of that name too
+    said = f"{package}:{info['method']}" if package and ":" not in info["method"] else info["method"]
+    job = _only(make_jobs([said], [task], info["options"], *about))
     evaluation = Evaluate(job, command, folder)
+    if other := job.other_method(work.home, info):
+        work.reporter.warn(f"{job.name} is another method than the one that {folder.name} was trained with: {other}")
+    PrepareData(job.task, ("test",)).run(work)
     if (key := evaluation.backbone.key(work.home)) != info["pretraining"]:
         raise UserError(f"{folder.name} was trained on the features of {info['pretraining']}; task {job.task.name} "
                         f"has {key}: choose a task with the same data and pretraining")  # fmt: skip

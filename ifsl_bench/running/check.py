@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ifsl_bench.data.pools import Dataset
     from ifsl_bench.protocol.episodes import Sampler
 
-METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
+METHOD = (
+    r"(?:[A-Za-z0-9][A-Za-z0-9._-]*:)?[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
+)
 
 
 @dataclass(frozen=True)
@@ -236,15 +238,20 @@ def _is_known(result: Result) -> bool:
 
 def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     """Label, options and backbone, as the installed method and the task make them."""
+    recorded = result.provenance.get("distribution")
+    package = str(recorded.get("name") or "") if isinstance(recorded, dict) else ""
+    owners = registry.owners(registry.METHODS, result.method)
+    package = package or (registry.OWN if len(owners) > 1 else "")  # older files do not say
+    theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
+    if owners and not theirs:
+        here = " and ".join(registry.package_of(point) for point in owners)
+        yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
+        return
     if not _is_known(result):
         yield from _unknown_method(result, task)
         raise _Unverified(f"label and backbone, since method {result.method} is not installed here")
-    lacks = (
-        registry.load(registry.METHODS, result.method).lacks
-        if result.method in registry.names(registry.METHODS)
-        else ""
-    )
-    if lacks:
+    said = f"{registry.package_of(theirs[0])}:{theirs[0].name}" if package and theirs else result.method
+    if owners and (lacks := registry.load(registry.METHODS, said).lacks):
         yield from _unknown_method(result, task)
         raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
     from ifsl_bench.backbone.pretrain import pretraining_key
@@ -254,7 +261,7 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     from ifsl_bench.running.job import Job
 
     try:
-        name, method, meant = registry.resolve(result.method)
+        name, method, meant = registry.resolve(said)
         (given, train), trials = result.given(), result.trials
         options, training = resolve_options(method, name, {**meant, **given}, task, trials), Training.parse(train)
     except UserError as error:

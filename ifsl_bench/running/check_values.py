@@ -68,9 +68,10 @@ def _provenance(found: dict[str, Any]) -> Iterator[str]:
     for key in ("checkpoint", *TEXTS):
         if not isinstance(found.get(key, ""), str):
             yield f"provenance.{key}: {reprlib.repr(found[key])} is no text"
-    libraries = found.get("libraries", {})
-    if not isinstance(libraries, dict) or not all(isinstance(version, str) for version in libraries.values()):
-        yield f"provenance.libraries: {reprlib.repr(libraries)}, where versions by name were expected"
+    for key in ("libraries", "distribution"):
+        versions = found.get(key, {})
+        if not isinstance(versions, dict) or not all(isinstance(value, str) for value in versions.values()):
+            yield f"provenance.{key}: {reprlib.repr(versions)}, where texts by name were expected"
     commit = found.get("commit", "")
     if "+changes" in str(commit):
         yield f"provenance: measured with files changed since commit {str(commit)[:12]}; run it again"

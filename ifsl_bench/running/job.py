@@ -14,10 +14,12 @@ from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import settings
+from ifsl_bench.plugin.behaviour import Probe, comparable, differs
 from ifsl_bench.plugin.find_method import Chosen, find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.plugin.options import defaults, resolve_options, settled, trains
+from ifsl_bench.plugin.probe_cache import probe_of
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
@@ -126,6 +128,29 @@ class Job:
     def source(self) -> str:
         """Identity of the method's code, see :func:`ifsl_bench.plugin.method_source.method_source`."""
         return method_source(self.method)
+
+    def probe(self, home: Home) -> Probe | None:
+        """What the method computes; the same for all values of the numbers that it searches."""
+        searches = {*self.method.space, *self.method.grid}
+        kept = {k: v for k, v in self.options.items() if k not in searches or isinstance(v, (bool, str))}
+        return probe_of(home.probes, self.name, self.method, kept, self.task.shots)
+
+    def identity(self, home: Home) -> dict[str, Any]:
+        """What tells the method from others; recorded with what is made."""
+        return {"method_source": self.source, "probe": msgspec.to_builtins(self.probe(home))}
+
+    def other_method(self, home: Home, made_by: Mapping[str, Any]) -> str:
+        """In what the method that made something differs from the job's; "" in nothing that shows.
+
+        Args:
+            made_by: its :meth:`identity`. Without a probe of today's version, the code is compared.
+        """
+        probe = msgspec.convert(made_by.get("probe"), Probe | None)
+        mine = self.probe(home) if probe else None
+        if mine and probe and comparable(mine, probe):
+            return differs(probe, mine)
+        same = made_by.get("method_source") == self.source
+        return "" if same else "its code, which was recorded without what it computes"
 
     def result_path(self, home: Home) -> Path:
         return home.results / self.task.name / file_name(self.label, self.seed)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import torch
@@ -31,7 +32,7 @@ from ifsl_bench.episodic.evaluation import Evaluated, evaluate, predict
 from ifsl_bench.episodic.meta_training import Diverged, meta_train
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
-from ifsl_bench.episodic.trained import Model, load_trained
+from ifsl_bench.episodic.trained import Model, folders, holds, load_trained
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.contract import Asked, check_answers
 from ifsl_bench.plugin.method import Method, NonFinite
@@ -168,12 +169,12 @@ class _OfJob(Stage):
         return Pretrain(self.job.task, self.job.method.head, self.job.seed)
 
     def key(self, home: Home) -> str:
-        """Different whenever the parameters could differ."""
+        """Different whenever the parameters could differ though `Job.other_method` sees nothing."""
         job = self.job
         training = {k: v for k, v in job.training.changes().items() if k != "select"}  # every state holds both models
         plan, backbone = msgspec.to_builtins(job.schedule), self.backbone.key(home)
-        made_of = [job.name, job.source, job.options, training, plan, job.task.definition(), backbone]
-        return f"{job.task.name}-{job.name}-seed{job.seed}-{sha256_json(made_of)[:12]}"
+        made_of = [job.name, job.method.revision, job.options, training, plan, job.task.definition(), backbone]
+        return f"{job.task.name}-{quote(job.name)}-seed{job.seed}-{sha256_json(made_of)[:12]}"
 
     def fresh(self, work: Workspace) -> Method:
         """The method with initial parameters, which depend on the method's name and the seed."""
@@ -195,8 +196,16 @@ class MetaTrain(_OfJob):
     def __str__(self) -> str:
         return f"meta-training {self.job}: {self.job.schedule.steps:,} steps"
 
+    def is_ours(self, home: Home, folder: Path) -> bool:
+        """Whether a folder is free, or what is in it was trained by what computes the same as the job's method."""
+        return holds(folder, lambda info: not self.job.other_method(home, info))
+
+    def folder(self, home: Home) -> Path:
+        """Where the model is, or will be."""
+        return next(folder for folder in folders(home.trained / self.key(home)) if self.is_ours(home, folder))
+
     def cached(self, home: Home) -> bool:
-        return is_finished(home.trained / self.key(home), pretraining_sha256=self.backbone.weights(home))
+        return is_finished(self.folder(home), pretraining_sha256=self.backbone.weights(home))
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
         job, method = self.job, self.dummy(data, device)
@@ -213,7 +222,8 @@ class MetaTrain(_OfJob):
             return Model(method.eval())
         facts = {
             "method": job.chosen.file or job.name,
-            "method_source": job.source,
+            **self.job.identity(work.home),
+            "distribution": job.chosen.distribution,
             "options": job.options,
             "train": job.training.changes(),
             "task": job.task.name,
@@ -221,11 +231,15 @@ class MetaTrain(_OfJob):
             "pretraining_sha256": prepared.pretrained.sha256,
             "seed": job.seed,
         }
-        folder, how = work.home.trained / self.key(work.home), (job.schedule, job.training, job.seed)
-        with locked(folder, work.reporter.say):
-            loader, check = prepared.loader("train", job.training.views), lambda model: self.validate(work, model)
-            trained = meta_train(folder, method, job.name, loader, check, *how, facts, work.reporter)
-        return Model(method, trained, folder.name)
+        loader, check = prepared.loader("train", job.training.views), lambda model: self.validate(work, model)
+        for folder in folders(work.home.trained / self.key(work.home)):
+            with locked(folder, work.reporter.say):
+                if not self.is_ours(work.home, folder):  # asked under the lock: another process may have made it
+                    continue
+                how = job.schedule, job.training, job.seed, facts, work.reporter
+                trained = meta_train(folder, method, job.name, loader, check, *how)
+                return Model(method, trained, folder.name)
+        raise AssertionError("there is no end of folders")
 
 
 @dataclass(frozen=True)
@@ -240,7 +254,11 @@ class Trial(_OfJob):
         return home.cache / "trials" / f"{self.key(home)}-{self.job.training.select}.json"
 
     def cached(self, home: Home) -> bool:
-        return read_trial(self.file(home), self.backbone.weights(home)) is not None
+        return self.kept(home, self.backbone.weights(home)) is not None
+
+    def kept(self, home: Home, weights: str | None) -> Tried | None:
+        """The trial of the same method on the same backbone, if there is one."""
+        return read_trial(self.file(home), weights, lambda made_by: not self.job.other_method(home, made_by))
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
         if (method := self.dummy(data, device)) is None:
@@ -250,7 +268,7 @@ class Trial(_OfJob):
 
     def run(self, work: Workspace) -> Tried:
         job, file, prepared = self.job, self.file(work.home), self.backbone.prepared(work)
-        tried = read_trial(file, prepared.pretrained.sha256)
+        tried = self.kept(work.home, prepared.pretrained.sha256)
         if tried is None:
             episodes = job.task.evaluation.halves[0]
             try:
@@ -259,7 +277,7 @@ class Trial(_OfJob):
                 tried = Tried(found.accuracy, len(episodes), found.unconverged)
             except (Diverged, NonFinite) as error:
                 tried = Tried(0.0, len(episodes), diverged=str(error))
-            write_trial(file, tried, prepared.pretrained.sha256, str(job))
+            write_trial(file, tried, prepared.pretrained.sha256, str(job), job.identity(work.home))
             work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
         return tried
 
@@ -352,10 +370,13 @@ class Evaluate(_OfJob):
             provenance={
                 **provenance(self.command, work.device, job.method.requires),
                 "method_source": job.source,
+                "distribution": job.chosen.distribution,
                 "checkpoint": folder,
             },
             partial=prepared.dataset.partial,
             calibration=calibration,
+            transductive=job.method.transductive,
+            probe=self.job.probe(work.home),
         )
 
     def calibrated(self, work: Workspace, method: Method, found: Evaluated) -> tuple[Counts, Calibration | None]:

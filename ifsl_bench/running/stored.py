@@ -9,6 +9,7 @@ from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import locked
 from ifsl_bench.data.preparing.outline import fingerprint_of
 from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.plugin.settings import spelled
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.stages import Pretrain
 
@@ -16,8 +17,8 @@ from ifsl_bench.running.stages import Pretrain
 def stored_result(job: Job, work: Workspace) -> Result | None:
     """The job's stored result, if it is what the job would make now.
 
-    Task definition, data, method code, options, training, episodes and the backbone's weights must be the same, as far
-    as data and backbone are in the cache to compare with.
+    Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
+    backbone are in the cache to compare with, and so must be what the method computes; of older results, its code.
     """
     path, searched = job.result_path(work.home), job.searched
     if not path.exists():
@@ -30,23 +31,30 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
     fingerprint = fingerprint_of(job.task, work.home)
     key = Pretrain(job.task, job.method.head, job.seed).key(work.home, result.fingerprint)
     weights = pretrained_sha256(work.home, key)
+    tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
+    to_try = {spelled(point) for point, _ in job.candidates()} if searched else set()
     wanted = {
         "task": (result.task_hash, job.task.hash),
         "data": (result.fingerprint, fingerprint or result.fingerprint),
-        "method's code": (result.provenance.get("method_source"), job.source),
         "options": (result.given()[0], {k: v for k, v in job.options.items() if k not in searched}),
         "training": (result.given()[1], job.training.changes()),
         "choice of options or checkpoint": (result.setting, job.setting if result.setting else "every"),
         "calibration": (result.calibrated, job.calibrated),
+        "settings to choose from": (tried if result.probe else to_try, to_try),  # of older results the code says it
         "seed": (result.seed, job.seed),
         "number of episodes": (len(result.episodes.base_joint), job.episodes),
         "backbone": (result.pretraining.get("key"), key),
         "backbone's weights": (result.pretraining.get("sha256"), weights or result.pretraining.get("sha256")),
     }
     changed = [name for name, (stored, now) in wanted.items() if stored != now]
+    made_by = {"method_source": result.provenance.get("method_source"), "probe": result.probe}
+    if not changed and (other := job.other_method(work.home, made_by)):  # last, for it may take seconds
+        changed = [f"the method: {other}"]
     if changed:
         work.reporter.say(f"{path.name} is out of date (changed: {', '.join(changed)})")
         return None
+    if made_by["method_source"] != job.source:
+        work.reporter.say(f"{job}: the code of {job.name} has changed since, and computes the same")
     return result
 
 

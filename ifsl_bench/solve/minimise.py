@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -12,6 +14,21 @@ from .adjoint import Adjoint, Implicit
 from .objective import FunctionObjective, Objective, check
 from .outcome import Solution, Solver
 from .tree import Tree, tensors, tree_map
+
+_replaced: ContextVar[Callable[[Solver], Solver] | None] = ContextVar("replaced", default=None)
+
+
+@contextmanager
+def solvers_replaced(replace: Callable[[Solver], Solver]) -> Iterator[None]:
+    """Inside, `minimise` runs replace(solver) wherever it would search for a minimum.
+
+    So a solve that is part of something larger can be looked at, at unknowns of one's own, without a search.
+    """
+    token = _replaced.set(replace)
+    try:
+        yield
+    finally:
+        _replaced.reset(token)
 
 
 def minimise(
@@ -40,4 +57,7 @@ def minimise(
     check(problem, args)
     if start is not None and any(leaf.dtype not in (torch.float32, torch.float64) for leaf in tensors(start)):
         raise ValueError("v0 must be float32 or float64: rounding of anything shorter stops a search too early")
-    return (adjoint or Implicit()).apply(problem, solver, start, args)
+    through = adjoint or Implicit()
+    if (replace := _replaced.get()) is not None and isinstance(through, Implicit):
+        solver = replace(solver)
+    return through.apply(problem, solver, start, args)

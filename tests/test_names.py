@@ -1,0 +1,183 @@
+"""One name for one method: two packages that register a name, a shorthand or a label are refused with both named."""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+
+import msgspec
+import pytest
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running import api
+from ifsl_bench.running.check import check_file
+
+SOURCE = """
+import torch
+from ifsl_bench import Method, Prediction
+
+class Theirs(Method):
+    shorthands = {shorthands}
+
+    def __init__(self, base, ways, *, power: float = 1.0) -> None:
+        super().__init__(base, ways)
+        self.power = power
+
+    def forward(self, support, query):
+        novel = {scale} * query.features @ support.class_means(self.ways).mT
+        return Prediction(torch.cat([query.base_logits, novel], -1))
+
+    @classmethod
+    def label(cls, name, options):
+        {label}
+"""
+PLAIN = "return super().label(name, options)"
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Installs a distribution that registers one method, as pip would lay it out."""
+    made = []
+
+    def install(package, name, scale=0.5, shorthands=(), label=PLAIN):
+        site, module = tmp_path / f"site-{package}", f"{package}_module"
+        info = site / f"{package}-0.3.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.3\n")
+        (info / "entry_points.txt").write_text(f"[ifsl_bench.methods]\n{name} = {module}:Theirs\n")
+        named = {shorthand: {"power": 2.0} for shorthand in shorthands}
+        (site / f"{module}.py").write_text(SOURCE.format(scale=scale, shorthands=named, label=label))
+        monkeypatch.syspath_prepend(str(site))
+        made.append((site, module))
+        importlib.invalidate_caches()
+
+    def uninstall(package):
+        shutil.rmtree(tmp_path / f"site-{package}")
+        sys.path.remove(str(tmp_path / f"site-{package}"))
+        importlib.invalidate_caches()
+
+    install.undo = uninstall
+    yield install
+    for _, module in made:
+        sys.modules.pop(module, None)
+
+
+def refused(said):
+    with pytest.raises(UserError) as caught:
+        registry.resolve(said)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_name_of_two_packages_is_refused_and_either_can_be_chosen(installed):
+    installed("alien", "protonet")
+    message = refused("protonet")
+    assert "ifsl_bench" in message
+    assert "alien" in message
+    assert "alien:protonet" in message
+    ours, theirs = registry.resolve("ifsl-bench:protonet"), registry.resolve("alien:protonet")
+    assert (ours[0], ours[1].__name__) == ("protonet", "ProtoNet")
+    assert (theirs[0], theirs[1].__name__) == ("alien:protonet", "Theirs")
+    assert registry.resolve("imprint")[0] == "imprint"
+
+
+def test_two_strangers_with_one_name_are_told_apart_too(installed):
+    installed("alien", "new")
+    assert registry.resolve("new")[0] == registry.resolve("alien:new")[0] == "new"
+    installed("other", "new", scale=2.0)
+    assert "alien" in refused("new")
+    assert [registry.resolve(f"{package}:new")[0] for package in ("alien", "other")] == ["alien:new", "other:new"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shorthands", "label", "asked", "said"),
+    [
+        ("new", ["imprint"], PLAIN, "new", "shorthand 'imprint' of method new (package alien) is also method imprint"),
+        ("new", ["lr+a"], PLAIN, "new", "shorthand 'lr+a' of method new (package alien) is also a shorthand of method"),
+        ("new", ["lr+a"], PLAIN, "lr+a", "'lr+a' is a shorthand of several methods"),
+        ("lr+a", [], PLAIN, "lr+a", "method 'lr+a' (package alien) is also a shorthand of method attractor"),
+    ],
+)
+def test_shorthands_that_are_anothers_are_refused_with_both_owners(name, shorthands, label, asked, said, installed):
+    installed("alien", name, shorthands=shorthands, label=label)
+    message = refused(asked)
+    assert said in message
+    assert "alien" in message
+    assert "ifsl_bench" in message
+
+
+def test_a_label_that_is_anothers_is_refused(installed, clusters):
+    installed("alien", "new", label="return 'imprint', set()")
+    with pytest.raises(UserError, match=r"label 'imprint' of method new \(package alien\) is also method imprint"):
+        api.run("new", f"{clusters / 'clusters.toml'}:clusters-5shot", work=api.workspace(clusters / "home"))
+
+
+def test_rows_of_a_name_that_two_packages_have_are_told_apart_and_say_whose_they_are(installed, clusters):
+    work = api.workspace(clusters / "home", device="cpu")
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    installed("alien", "protonet", shorthands=["alien-two"])
+    theirs, ours = (api.run(f"{package}:protonet", task, work=work) for package in ("alien", "ifsl_bench"))
+    assert (theirs.label, ours.label) == ("alien:protonet", "protonet")
+    assert theirs.provenance["distribution"] == {"name": "alien", "version": "0.3"}
+    assert ours.provenance["distribution"]["name"] == "ifsl_bench"
+    assert theirs.episodes != ours.episodes
+    short = api.run("alien:protonet", task, options={"power": 2.0}, work=work)
+    assert short.label == "alien:alien-two"
+    tasks = {one.name: one for one in find(str(clusters / "clusters.toml"))}
+    folder = work.home.results / "clusters-5shot"
+    for result in (theirs, ours, short):
+        (path,) = (p for p in folder.iterdir() if msgspec.json.decode(p.read_bytes())["label"] == result.label)
+        assert not [line for line in check_file(path, tasks, work.home).failures if "commit" not in line]
+
+
+def test_a_result_of_a_strangers_method_is_not_taken_for_ours(installed, clusters):
+    """A stranger's package registers a name; its result goes to somebody who has another method of that name."""
+    work = api.workspace(clusters / "home", device="cpu")
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    tasks = {one.name: one for one in find(str(clusters / "clusters.toml"))}
+    api.run("imprint", task, work=work)
+    path = work.home.results / "clusters-5shot" / "imprint.seed-0.json"
+
+    def found(**distribution):
+        stored = msgspec.json.decode(path.read_bytes())
+        stored["provenance"]["distribution"] = distribution
+        path.write_bytes(msgspec.json.encode(stored))
+        return check_file(path, tasks, work.home)
+
+    assert not [line for line in found(name="ifsl-bench", version="0").failures if "method" in line]
+    (line,) = (line for line in found(name="alien", version="0.3").failures if "method" in line)
+    assert line == "method: 'imprint' of package alien, the one that is installed here is of package ifsl_bench"
+    (line,) = (line for line in found(name="alien", version=3).failures if "distribution" in line)
+    assert "provenance.distribution" in line
+    installed("alien", "imprint")
+    assert not [line for line in found(name="ifsl_bench", version="0").failures if "method" in line]
+
+
+def test_a_class_of_a_file_may_not_have_the_name_of_a_shorthand(installed, tmp_path):
+    installed("alien", "new", shorthands=["Short"])
+    (tmp_path / "x.py").write_text("from alien_module import Theirs\nclass Short(Theirs):\n    pass\n")
+    from ifsl_bench.plugin.find_method import find_method
+
+    with pytest.raises(UserError, match="Short has the name of another, registered method"):
+        find_method(str(tmp_path / "x.py"))
+
+
+def test_a_task_of_ones_own_may_not_have_a_packaged_tasks_name(minimal_task, tmp_path):
+    (name,) = (task.name for task in find_in(minimal_task, tmp_path / "first.toml"))
+    with pytest.raises(UserError, match=r"second.toml: task 'mini-5shot' is also one that comes with ifsl_bench"):
+        find_in(minimal_task.replace(name, "mini-5shot"), tmp_path / "second.toml")
+
+
+def find_in(text, path):
+    path.write_text(text)
+    return find(str(path))
+
+
+def test_a_packaged_file_by_its_path_is_the_packaged_task():
+    from importlib import resources
+
+    file = resources.files("ifsl_bench.tasks") / "glyphs.toml"
+    assert find(f"{file}:glyphs-5shot") == find("glyphs-5shot")

@@ -1,0 +1,90 @@
+"""Methods that declare that they look at an episode's other queries: let through, marked, and ranked apart."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ifsl_bench.board import result_file
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.leaderboard import task_table
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.notes import notes_of, notes_of_ranks, standing
+from ifsl_bench.board.ranking import Ranking
+from ifsl_bench.board.render import render
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running import api
+
+TOGETHER = """
+import torch
+from ifsl_bench import Method, Prediction
+
+class Together(Method):
+    {declared}
+
+    def forward(self, support, query):
+        queries = query.features
+        means = support.class_means(self.ways)
+        for _ in range(3):
+            share = (queries @ means.mT).softmax(-1)
+            means = means + 0.5 * share.mT @ queries / queries.shape[1]
+        logits = torch.cat([query.base_logits, queries @ means.mT], -1)
+        {broken}
+        return Prediction(logits)
+"""
+
+
+@pytest.fixture
+def run(clusters, tmp_path):
+    work = api.workspace(clusters / "home", device="cpu")
+
+    def call(declared, broken="pass"):
+        (tmp_path / "x.py").write_text(TOGETHER.format(declared=declared, broken=broken))
+        return api.run(f"{tmp_path / 'x.py'}:Together", f"{clusters / 'clusters.toml'}:clusters-5shot", work=work)
+
+    return call
+
+
+def test_only_a_class_that_says_so_may_look_at_other_queries(run):
+    with pytest.raises(UserError, match="depends on the other queries"):
+        run("pass")
+    assert run("transductive = True").transductive
+    with pytest.raises(UserError, match="depends on the other episodes"):
+        run("transductive = True", "logits = logits - 3 * logits.mean(0)")
+
+
+@pytest.fixture(scope="module")
+def board():
+    """Three stored rows of glyphs-5shot; the best and the last are said to be transductive."""
+    (task,) = find("glyphs-5shot")
+    root = result_file.packaged_root() / task.name
+
+    def row(label, transductive):
+        results = [result_file.read(root / f"{label}.seed-{seed}.json") for seed in range(3)]
+        return Row(label, "stored", tuple(msgspec.structs.replace(r, transductive=transductive) for r in results))
+
+    rows = (row("lwof", True), row("imprint", False), row("protonet", True))
+    return Board(task, rows, rows, (), (), ())
+
+
+def test_transductive_rows_are_ranked_by_themselves_and_marked(board):
+    places = board.ranking.places
+    assert [(place.row.label, str(place.ranks), place.among) for place in places] == [
+        ("imprint", "1", 1),
+        ("lwof", "1", 2),
+        ("protonet", "2", 2),
+    ]
+    alone = Ranking([row for row in board.rows if not row.transductive]).places
+    assert [place.level for place in places[:1]] == [place.level for place in alone]
+    table = render([task_table(board)], "text")
+    marked = [line.split()[0] for line in table.splitlines() if "stored, transductive" in line]
+    assert sorted(marked) == ["lwof", "protonet"]
+    assert any("ranked apart: lwof (stored), protonet (stored)" in note for note in notes_of(board))
+    assert notes_of_ranks(board)
+    assert "rank 1 of 2" in standing(board, "lwof")[0]
+
+
+def test_a_table_of_transductive_rows_alone_has_ranks(board):
+    rows = [row for row in board.rows if row.transductive]
+    assert [str(place.ranks) for place in Ranking(rows).places] == ["1", "2"]
