@@ -143,6 +143,10 @@ def test_a_method_that_cannot_work_on_such_episodes_has_no_probe_and_one_without
         def forward(self, support, query):
             raise RuntimeError("no")
 
+    class Deaf(Means):
+        def forward(self, support, query):
+            return Prediction(super().forward(support, query).logits.detach())
+
     class Single(Means):
         def forward(self, support, query):
             if query.features.dtype == torch.float64:
@@ -150,6 +154,7 @@ def test_a_method_that_cannot_work_on_such_episodes_has_no_probe_and_one_without
             return super().forward(support, query)
 
     assert probe("x", Picky, {}, 5) is None
+    assert differs(of(Means), of(Deaf)).startswith("meta-gradient")
     assert {name.split(", ")[1] for name in of(Single).numbers if "," in name} == {"float32"}
 
 

@@ -68,10 +68,10 @@ def probe(name: str, method: type[Method], options: Mapping[str, Any], shots: in
             for dtype in (torch.float64, torch.float32):
                 try:
                     numbers |= _measured(name, method, options, shots, dtype)
-                except UserError:
+                except Exception:
                     if dtype == torch.float32:  # which is what runs compute in
                         raise
-    except UserError:
+    except Exception:  # whatever is wrong with the method, a run says it of real episodes
         return None
     return Probe(VERSION, _declared(method), numbers)
 
@@ -224,8 +224,8 @@ def _loss_of(given: Asked, method: Method) -> tuple[Tensor, dict[str, Tensor]]:
     parameters = {name: p for name, p in method.named_parameters() if p.requires_grad}
     with torch.enable_grad():
         logits = given.logits(method=method)  # [E, Q, K + N]
-        if not parameters:
-            return logits.detach(), {}
+        if not parameters or not logits.requires_grad:  # the latter is refused in training
+            return logits.detach(), {name: torch.zeros_like(p) for name, p in parameters.items()}
         labels = K + torch.arange(QUERIES).expand(len(logits), -1) % N
         loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)

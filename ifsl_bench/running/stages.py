@@ -234,11 +234,9 @@ class MetaTrain(_OfJob):
         loader, check = prepared.loader("train", job.training.views), lambda model: self.validate(work, model)
         for folder in folders(work.home.trained / self.key(work.home)):
             with locked(folder, work.reporter.say):
-                if not self.is_ours(work.home, folder):  # asked under the lock: another process may have made it
-                    continue
-                how = job.schedule, job.training, job.seed, facts, work.reporter
-                trained = meta_train(folder, method, job.name, loader, check, *how)
-                return Model(method, trained, folder.name)
+                if self.is_ours(work.home, folder):  # asked under the lock: another process may have made it
+                    how = job.schedule, job.training, job.seed, facts, work.reporter
+                    return Model(method, meta_train(folder, method, job.name, loader, check, *how), folder.name)
         raise AssertionError("there is no end of folders")
 
 
