@@ -20,7 +20,8 @@ from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api, provenance
 from ifsl_bench.running.api import dry_run
 from ifsl_bench.running.job import make_jobs
-from ifsl_bench.running.stages import Evaluate, MetaTrain, Pretrain, stages_of
+from ifsl_bench.running.preparation import Pretrain
+from ifsl_bench.running.stages import Evaluate, MetaTrain, stages_of
 
 FILE = """
 import torch
@@ -329,7 +330,7 @@ def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypat
     (job,) = make_jobs(["protonet"], [f"{file}:few-1shot"], {}, Training(), [0], None, home=work.home)
     features = stages_of(job)[2]
     assert features.cached(work.home)
-    monkeypatch.setattr("ifsl_bench.running.stages.pretrained_sha256", lambda home, key: "another")
+    monkeypatch.setattr("ifsl_bench.running.preparation.pretrained_sha256", lambda home, key: "another")
     assert not features.cached(work.home)
 
 

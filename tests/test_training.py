@@ -17,7 +17,7 @@ from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api, stages
+from ifsl_bench.running import api, preparation, stages
 from ifsl_bench.running.job import Job
 
 
@@ -55,7 +55,7 @@ def work(clusters, reporter=None, home="home"):
 
 def train(clusters, job, reporter=None):
     place = work(clusters, reporter)
-    stages.PrepareData(job.task, job.sides).run(place)
+    preparation.PrepareData(job.task, job.sides).run(place)
     stage = stages.MetaTrain(job)
     return *stage.run(place), stage.backbone.prepared(place)
 

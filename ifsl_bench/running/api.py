@@ -20,7 +20,8 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.job import Job, make_jobs
-from ifsl_bench.running.stages import Evaluate, MetaTrain, PrepareData, Stage, Trial, stages_of
+from ifsl_bench.running.preparation import PrepareData, Stage
+from ifsl_bench.running.stages import Evaluate, MetaTrain, Trial, stages_of
 from ifsl_bench.running.stored import store, stored_result
 
 

@@ -1,13 +1,11 @@
-"""The stages of a run: data set, pretraining, features, meta-training, trials, evaluation.
+"""The stages of a job, behind those of :mod:`ifsl_bench.running.preparation`: meta-training, trials, evaluation.
 
-Each is a small description that can be pickled; :func:`stages_of` lists those of a job. Runs, resumed runs and dry runs
-all walk that one list.
+:func:`stages_of` lists all of them. Runs, resumed runs and dry runs walk that one list.
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,20 +15,16 @@ from urllib.parse import quote
 import msgspec
 import torch
 
-from ifsl_bench.backbone.features import bank_folder, is_computed
-from ifsl_bench.backbone.pretrain import HeadKind, pretrained_sha256, pretraining_key
-from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
 from ifsl_bench.board.result_file import SCHEMA, Calibration, Result, calibration_entry, counts_entry, summary_entry
 from ifsl_bench.common.checkpoint import is_finished
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, locked, sha256_json
 from ifsl_bench.common.seeds import seed_of
-from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
-from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
+from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
 from ifsl_bench.episodic.evaluation import Evaluated, evaluate, predict
 from ifsl_bench.episodic.meta_training import Diverged, meta_train
-from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
 from ifsl_bench.episodic.trained import Model, folders, holds, load_trained
 from ifsl_bench.plugin import settings
@@ -38,124 +32,13 @@ from ifsl_bench.plugin.contract import Asked, check_answers
 from ifsl_bench.plugin.method import Method, NonFinite
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.plugin.space import RATE
-from ifsl_bench.protocol.episodes import task_sampler
 from ifsl_bench.protocol.metrics import Counts, summarise
-from ifsl_bench.protocol.task import NO_BACKBONE, Side, Task
+from ifsl_bench.protocol.task import NO_BACKBONE, Side
 from ifsl_bench.running.job import TUNING_SEED, Job
+from ifsl_bench.running.preparation import Features, PrepareData, Pretrain, Stage
 from ifsl_bench.running.provenance import provenance
 
 FIRST = 8  # test episodes that the contract is checked on in every run
-
-
-class Stage(ABC):
-    """A piece of work; ``str`` says what it is, for people."""
-
-    @abstractmethod
-    def key(self, home: Home) -> str:
-        """What its artefact is called; equal keys of one kind of stage mean equal artefacts."""
-
-    @abstractmethod
-    def cached(self, home: Home) -> bool:
-        """Whether the artefact is there."""
-
-    @abstractmethod
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
-        """About how many seconds it takes here; None where nobody knows."""
-
-    @abstractmethod
-    def run(self, work: Workspace) -> Any:
-        """Opens the artefact, or makes it, from where an earlier run stopped."""
-
-
-@dataclass(frozen=True)
-class PrepareData(Stage):
-    """The data set, from which the episodes of some sides can be drawn."""
-
-    task: Task
-    sides: tuple[Side, ...]
-
-    def __str__(self) -> str:
-        return f"data set {self.task.dataset.name}"
-
-    def key(self, home: Home) -> str:
-        return self.task.dataset.name
-
-    def cached(self, home: Home) -> bool:
-        return is_prepared(home, self.task.dataset.name)
-
-    def check(self, data: Outline) -> None:
-        """Raises :class:`UserError` where episodes cannot be drawn, as far as that is known."""
-        for side in self.sides if data.starts else ():
-            task_sampler(self.task, side, 0, data.starts.__getitem__)
-
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
-        return rough_seconds(self.task.dataset.name)
-
-    def run(self, work: Workspace) -> None:
-        prepared = PreparedTask(self.task, "linear", 0, work)  # episodes depend on no backbone
-        for side in self.sides:
-            prepared.sampler(side)
-        prepared.check_digest()
-
-
-@dataclass(frozen=True)
-class Pretrain(Stage):
-    """The backbone and its base classifier. ``seed`` is that of training."""
-
-    task: Task
-    head: HeadKind
-    seed: int
-
-    def __str__(self) -> str:
-        backbone, seed = self.task.pretraining.backbone, self.task.pretraining_seed(self.seed)
-        return f"pretraining {backbone}, {self.head} head, seed {seed}"
-
-    def key(self, home: Home, fingerprint: str = "?") -> str:
-        """On data of that fingerprint, where they are neither prepared nor pinned."""
-        return pretraining_key(self.task, fingerprint_of(self.task, home) or fingerprint, self.head, self.seed)
-
-    def weights(self, home: Home) -> str | None:
-        """The checksum of the weights in the cache; None where there are none."""
-        return pretrained_sha256(home, self.key(home))
-
-    def cached(self, home: Home) -> bool:
-        return self.weights(home) is not None
-
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
-        size = (data.shape, data.base_classes, data.images("base/train"))
-        return pretraining_seconds(self.task.pretraining, *size, device) if data.shape else None
-
-    def prepared(self, work: Workspace) -> PreparedTask:
-        return work.prepared(self.task, self.head, self.seed)
-
-    def run(self, work: Workspace) -> None:
-        _ = self.prepared(work).pretrained
-
-
-@dataclass(frozen=True)
-class Features(Stage):
-    """The features of a pool under a pretraining, of the plain images or of ``views`` augmented ones of each."""
-
-    backbone: Pretrain
-    pool: str
-    views: int
-
-    def __str__(self) -> str:
-        return f"features of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
-
-    def key(self, home: Home) -> str:
-        folder = bank_folder(home, self.backbone.key(home), self.pool, self.backbone.task, self.views)
-        return folder.relative_to(home.features).as_posix()
-
-    def cached(self, home: Home) -> bool:
-        return is_computed(home.features / self.key(home), self.backbone.weights(home))
-
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
-        images, backbone = self.views * data.images(self.pool), self.backbone.task.pretraining.backbone
-        return images * feature_seconds(backbone, data.shape, device) if data.shape else None
-
-    def run(self, work: Workspace) -> None:
-        self.backbone.prepared(work).features(self.pool, self.views)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ifsl_bench.data.preparing.outline import fingerprint_of
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.settings import spelled
 from ifsl_bench.running.job import Job
-from ifsl_bench.running.stages import Pretrain
+from ifsl_bench.running.preparation import Pretrain
 
 
 def stored_result(job: Job, work: Workspace) -> Result | None:

@@ -1,0 +1,133 @@
+"""What a run is made of before any method comes in: a stage as such, data set, pretraining, features.
+
+Each is a small description that can be pickled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ifsl_bench.backbone.features import bank_folder, is_computed
+from ifsl_bench.backbone.pretrain import HeadKind, pretrained_sha256, pretraining_key
+from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
+from ifsl_bench.common.files import Home
+from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
+from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
+from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.protocol.episodes import task_sampler
+from ifsl_bench.protocol.task import Side, Task
+
+
+class Stage(ABC):
+    """A piece of work; ``str`` says what it is, for people."""
+
+    @abstractmethod
+    def key(self, home: Home) -> str:
+        """What its artefact is called; equal keys of one kind of stage mean equal artefacts."""
+
+    @abstractmethod
+    def cached(self, home: Home) -> bool:
+        """Whether the artefact is there."""
+
+    @abstractmethod
+    def estimate(self, data: Outline, device: torch.device) -> float | None:
+        """About how many seconds it takes here; None where nobody knows."""
+
+    @abstractmethod
+    def run(self, work: Workspace) -> Any:
+        """Opens the artefact, or makes it, from where an earlier run stopped."""
+
+
+@dataclass(frozen=True)
+class PrepareData(Stage):
+    """The data set, from which the episodes of some sides can be drawn."""
+
+    task: Task
+    sides: tuple[Side, ...]
+
+    def __str__(self) -> str:
+        return f"data set {self.task.dataset.name}"
+
+    def key(self, home: Home) -> str:
+        return self.task.dataset.name
+
+    def cached(self, home: Home) -> bool:
+        return is_prepared(home, self.task.dataset.name)
+
+    def check(self, data: Outline) -> None:
+        """Raises :class:`UserError` where episodes cannot be drawn, as far as that is known."""
+        for side in self.sides if data.starts else ():
+            task_sampler(self.task, side, 0, data.starts.__getitem__)
+
+    def estimate(self, data: Outline, device: torch.device) -> float | None:
+        return rough_seconds(self.task.dataset.name)
+
+    def run(self, work: Workspace) -> None:
+        prepared = PreparedTask(self.task, "linear", 0, work)  # episodes depend on no backbone
+        for side in self.sides:
+            prepared.sampler(side)
+        prepared.check_digest()
+
+
+@dataclass(frozen=True)
+class Pretrain(Stage):
+    """The backbone and its base classifier. ``seed`` is that of training."""
+
+    task: Task
+    head: HeadKind
+    seed: int
+
+    def __str__(self) -> str:
+        backbone, seed = self.task.pretraining.backbone, self.task.pretraining_seed(self.seed)
+        return f"pretraining {backbone}, {self.head} head, seed {seed}"
+
+    def key(self, home: Home, fingerprint: str = "?") -> str:
+        """On data of that fingerprint, where they are neither prepared nor pinned."""
+        return pretraining_key(self.task, fingerprint_of(self.task, home) or fingerprint, self.head, self.seed)
+
+    def weights(self, home: Home) -> str | None:
+        """The checksum of the weights in the cache; None where there are none."""
+        return pretrained_sha256(home, self.key(home))
+
+    def cached(self, home: Home) -> bool:
+        return self.weights(home) is not None
+
+    def estimate(self, data: Outline, device: torch.device) -> float | None:
+        size = (data.shape, data.base_classes, data.images("base/train"))
+        return pretraining_seconds(self.task.pretraining, *size, device) if data.shape else None
+
+    def prepared(self, work: Workspace) -> PreparedTask:
+        return work.prepared(self.task, self.head, self.seed)
+
+    def run(self, work: Workspace) -> None:
+        _ = self.prepared(work).pretrained
+
+
+@dataclass(frozen=True)
+class Features(Stage):
+    """The features of a pool under a pretraining, of the plain images or of ``views`` augmented ones of each."""
+
+    backbone: Pretrain
+    pool: str
+    views: int
+
+    def __str__(self) -> str:
+        return f"features of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
+
+    def key(self, home: Home) -> str:
+        folder = bank_folder(home, self.backbone.key(home), self.pool, self.backbone.task, self.views)
+        return folder.relative_to(home.features).as_posix()
+
+    def cached(self, home: Home) -> bool:
+        return is_computed(home.features / self.key(home), self.backbone.weights(home))
+
+    def estimate(self, data: Outline, device: torch.device) -> float | None:
+        images, backbone = self.views * data.images(self.pool), self.backbone.task.pretraining.backbone
+        return images * feature_seconds(backbone, data.shape, device) if data.shape else None
+
+    def run(self, work: Workspace) -> None:
+        self.backbone.prepared(work).features(self.pool, self.views)
