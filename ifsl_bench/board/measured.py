@@ -75,8 +75,8 @@ class Row:
 
     @property
     def older(self) -> bool:
-        """Whether it is from before results said how options and checkpoints were chosen, and something was."""
-        return any(not r.setting and (r.training or r.tuned) for r in self.results)
+        """Whether a result is from before results said how options and checkpoints were chosen, and something was."""
+        return any(r.older for r in self.results)
 
     @property
     def has_options(self) -> bool:

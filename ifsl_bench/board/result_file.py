@@ -145,6 +145,11 @@ class Result(_Part, frozen=True):
         return self.calibration is not None and self.calibration.applied
 
     @property
+    def older(self) -> bool:
+        """Whether it is from before results said how options and checkpoints were chosen, and something was."""
+        return not self.setting and bool(self.training or self.tuned)
+
+    @property
     def chosen(self) -> set[str]:
         """What was chosen on validation episodes: names of options, ``train.rate`` for the learning rate."""
         return {name for names in self.tuned for name in names.split(", ")}

@@ -15,7 +15,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.behaviour import comparable, differs
-from ifsl_bench.protocol.metrics import COUNTS
+from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running.api import run_job
@@ -100,6 +100,8 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     if stored.digest != found.digest:
         reasons.append("other episodes")
     episodes = None if reasons else _other_counts(stored, found)
+    if stored.older:
+        reasons.append("stored under an older rule for checkpoints and grids")
     if stored.probe and found.probe and comparable(stored.probe, found.probe):
         reasons += [f"the method differs in {other}"] if (other := differs(stored.probe, found.probe)) else []
     for name in ("device", "libraries"):
@@ -111,8 +113,9 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
 
 def _other_counts(a: Result, b: Result) -> int:
     """In how many episodes any count differs."""
-    pairs = [(getattr(a.counts(), name), getattr(b.counts(), name)) for name in COUNTS]
-    return int(np.any([one != other for one, other in pairs], axis=0).sum())
+    pairs = [(getattr(a.counts(), name), getattr(b.counts(), name)) for name in (*COUNTS, *MORE_COUNTS)]
+    known = [(one, other) for one, other in pairs if one is not None and other is not None]
+    return int(np.any([one != other for one, other in known], axis=0).sum())
 
 
 def lend_data(task: Task, lender: Home, scratch: Home) -> None:
