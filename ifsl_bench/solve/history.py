@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ class History(State):
     yy: Tensor  # [E, m, m] <y_i, y_j>
     head: Tensor  # [E] the oldest slot, overwritten next
     scale: Tensor  # [E] the inverse Hessian before the pairs have their say
+    unit: Tensor  # [E] its size at the start: a pair that shows far less is rounding
 
     @staticmethod
-    def empty(z: Tensor, m: int) -> History:
+    def empty(z: Tensor, m: int, unit: Tensor) -> History:
         episodes, size = z.shape
         head = torch.zeros(episodes, dtype=torch.long, device=z.device)
         sy, yy = z.new_zeros(episodes, m, m), z.new_zeros(episodes, m, m)
-        return History(z.new_zeros(episodes, 2 * m, size), sy, yy, head, z.new_ones(episodes))
+        return History(z.new_zeros(episodes, 2 * m, size), sy, yy, head, z.new_ones(episodes), unit)
 
     def then(
         self, taken: Tensor, s: Tensor, y: Tensor, y_image: Tensor, g: Tensor, g_image: Tensor
@@ -34,12 +35,12 @@ class History(State):
         """After steps s [E, P] in the episodes `taken` that changed the gradient by y and made it g: what is known then
         (in the same memory), and the direction -H g."""
         curvature, length = dot(s, y_image), dot(y, y_image)
-        fresh = taken & (curvature > torch.finfo(s.dtype).eps * length) & (length > 0)
+        fresh = taken & (curvature > torch.finfo(s.dtype).eps * self.unit * length) & (length > 0)
         head = self._remember(fresh, s, y)
         scale = torch.where(fresh, curvature / length, self.scale)
         products = torch.stack([y_image, g_image], 1) @ self.pairs.mT  # [E, 2, 2m]
         self._fill(fresh, products[:, 0])
-        after = History(self.pairs, self.sy, self.yy, head, scale)
+        after = replace(self, head=head, scale=scale)
         return after, after._direction(g, products[:, 1])
 
     def forget(self, rows: Tensor) -> None:

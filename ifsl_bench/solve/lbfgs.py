@@ -21,7 +21,7 @@ from .history import History
 from .iterate import State, iterate
 from .objective import Objective
 from .outcome import Outcome, relative_tolerance
-from .search import Bracket, aside, weak_wolfe
+from .search import Bracket, aside, first_step, weak_wolfe
 from .single import SingleSpace
 from .space import Space, coordinates
 from .tree import Tree, column, dot, tree_map
@@ -137,11 +137,12 @@ def _begin(space: Space, z: Tensor, m: int) -> _Search:
     zero = torch.zeros_like(value)
     count = torch.zeros(len(z), dtype=torch.long, device=z.device)
     length = dot(g, g_image).clamp_min(0).sqrt()
+    t, unit = first_step(value, length, space.penalised)
     return _Search(
         z=z, image=image, g=g, g_image=g_image, value=value, norm=norm,
         d=-g, d_image=-g_image, slope=-(length**2),
-        t=1 / length.clamp_min(1), low=zero, high=torch.full_like(zero, torch.inf), trials=count,
-        history=History.empty(z, m), steps=count, goal=zero, gap=zero, late=count,
+        t=t, low=zero, high=torch.full_like(zero, torch.inf), trials=count,
+        history=History.empty(z, m, unit), steps=count, goal=zero, gap=zero, late=count,
         active=count > 0, converged=count > 0,
     )  # fmt: skip
 
@@ -178,12 +179,13 @@ class _Turn:
         # A direction that does not descend (rounding): the gradient, and the history begins anew.
         lost = accepted & ~(descent < 0)
         # Steps that had to be short stay short for a while: a saturating loss bends more than its past says.
-        first = (2 * s.t).clamp_max(1)
+        # The very first is not short if it was one unit of its own: the first pair knows that unit.
+        first = torch.where((s.steps == 0) & (history.unit < 1), one, (2 * s.t).clamp_max(1))
         if bool(lost.any()):
             history.forget(lost)
             d = torch.where(column(lost, d), -g, d)
             descent = torch.where(lost, -dot(g, g_image), descent)
-            first = torch.where(lost, 1 / (-descent).sqrt().clamp_min(1), first)
+            first = torch.where(lost, first_step(value, (-descent).sqrt(), space.penalised)[0], first)
         d = choose(d, s.d)
         d_image = space.image(d)
         z, image, norm = choose(z, s.z), choose(image, s.image), choose(norm, s.norm)

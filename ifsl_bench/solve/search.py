@@ -10,6 +10,8 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+LEAST = 1e-4  # a good step takes off so much of what the slope promised
+
 
 def backtrack(
     evaluate: Callable[[Tensor], tuple[Tensor, T]], value: Tensor, slope: Tensor, trials: int = 40
@@ -22,11 +24,25 @@ def backtrack(
     t = torch.ones_like(value)
     for _ in range(trials):
         there, more = evaluate(t)
-        bad = ~(there <= value + 1e-4 * t * slope + 4 * eps * value.abs())
+        bad = ~(there <= value + LEAST * t * slope + 4 * eps * value.abs())
         if not bool(bad.any()):
             break
         t = torch.where(bad, t / 2, t)
     return t, bad, there, more
+
+
+def first_step(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:
+    """How far to go at first along -g, |g| = length [E] in the metric; and the unit of such steps, [E].
+
+    No further than a length of 1, and then the unit is 1. But an objective that is nowhere negative cannot fall by more
+    than its value [E]: where a step of length 1 would have to, to be good (`weak_wolfe`), it says nothing of the scale
+    of the problem, and the unit is the step to the minimum of a parabola that touches zero.
+    """
+    t = 1 / length.clamp_min(1)
+    square = length.square()
+    far = (value > 0) & (value < LEAST * t * square) & nonnegative
+    unit = torch.where(far, 2 * value / square, 1)
+    return torch.where(far, unit, t), unit
 
 
 class Bracket(NamedTuple):
@@ -48,7 +64,7 @@ def weak_wolfe(
     eps = torch.finfo(value.dtype).eps
     # Where rounding hides the decrease, the slope decides (Hager & Zhang 2005, the approximate Wolfe conditions).
     hidden = (there <= value + 16 * eps * (1 + value.abs())) & (slope_there <= -0.8 * slope)
-    low_enough = (there <= value + 1e-4 * s.t * slope) | hidden
+    low_enough = (there <= value + LEAST * s.t * slope) | hidden
     flat_enough = slope_there >= 0.9 * slope
     good = active & low_enough & flat_enough & finite
     # Too high: interpolate a parabola, away from the ends; still steep: go further.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from .search import aside
+from .search import LEAST, aside
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EPS = float(np.finfo(np.float64).eps)
@@ -57,7 +57,7 @@ def lbfgs(
         return z, False, steps, norm, value
     g_image = space.image(g)
     d, d_image, slope = -g, -g_image, -inner(g, g_image)
-    t, low, high = 1 / max(sqrt(max(-slope, 0.0)), 1.0), 0.0, inf
+    (t, unit), low, high = _first_step(value, -slope), 0.0, inf
     pairs: deque[Pair] = deque(maxlen=history)
     scale = 1.0
     for _ in range(max_steps):
@@ -66,7 +66,7 @@ def lbfgs(
         new_value, new_g, new_norm = space.evaluate(there, there_image)
         new_slope = inner(new_g, d_image)
         near = new_value <= value + 16 * EPS * (1 + abs(value)) and new_slope <= -0.8 * slope
-        low_enough = (new_value <= value + 1e-4 * t * slope or near) and isfinite(new_norm)
+        low_enough = (new_value <= value + LEAST * t * slope or near) and isfinite(new_norm)
         if not (low_enough and new_slope >= 0.9 * slope):
             trials += 1
             if trials >= max_trials:
@@ -84,18 +84,18 @@ def lbfgs(
         new_g_image = space.image(new_g)
         y, y_image = new_g - g, new_g_image - g_image
         curvature, length = inner(step, y_image), inner(y, y_image)
-        if curvature > EPS * length > 0:
+        if curvature > EPS * unit * length > 0:
             pairs.append(Pair(step, y, step_image, y_image, 1 / curvature))
             scale = curvature / length
         z, image, value, norm, g, g_image = there, there_image, new_value, new_norm, new_g, new_g_image
         steps += 1
-        trials, low, high, t = 0, 0.0, inf, min(2 * t, 1.0)
+        trials, low, high, t = 0, 0.0, inf, 1.0 if steps == 1 and unit < 1 else min(2 * t, 1.0)
         d = _two_loops(pairs, scale, g)
         slope = inner(d, g_image)
         if not slope < 0:
             pairs.clear()
             d, slope = -g, -inner(g, g_image)
-            t = 1 / max(sqrt(max(-slope, 0.0)), 1.0)
+            t = _first_step(value, -slope)[0]
         d_image = space.image(d)
         if norm <= goal and inner(g, g_image) <= 2 * gap * abs(value):
             late += 1
@@ -105,6 +105,14 @@ def lbfgs(
     if converged:
         value, _, norm = space.evaluate(z, space.image(z))  # images were added up step by step
     return z, converged and norm <= 10 * goal, steps, norm, value
+
+
+def _first_step(value: float, square: float) -> tuple[float, float]:
+    """`search.first_step` for a gradient of that squared length; every single space is penalised."""
+    t = 1 / max(sqrt(max(square, 0.0)), 1.0)
+    if 0 < value < LEAST * t * square:
+        return 2 * value / square, 2 * value / square
+    return t, 1.0
 
 
 def _two_loops(pairs: deque[Pair], scale: float, g: Array) -> Array:

@@ -17,7 +17,9 @@ from ifsl_bench.learners import (
     NetworkArgs,
     NetworkLearner,
     TanhNetwork,
+    Unrolled,
     engine,
+    fixed_class,
     ridge,
 )
 from ifsl_bench.solve import (
@@ -36,6 +38,7 @@ from ifsl_bench.solve.tree import pack, unpack
 @pytest.fixture(autouse=True, params=[0, 6], ids=["all at once", "one by one"])
 def few(request, monkeypatch):
     monkeypatch.setattr(engine, "FEW", request.param)
+    return request.param
 
 
 def problem(ways=3, shots=2, hidden=4, features=6, episodes=2, gamma=0.1, base=5, shared=False, norm=3.0, seed=0):
@@ -237,6 +240,63 @@ def test_a_weak_ridge_is_followed_to_its_minimum(decay, dtype):
     on = minimise(replace(objective, begin=there), LBFGS(1e-2, 9999, gap=1e-13), None, double)
     assert bool(on.converged.all())
     assert bool((solution.objective.double() <= on.objective * (1 + 1e-4)).all())
+
+
+def test_one_by_one_is_the_search_that_all_at_once_is_where_the_first_step_has_no_unit(monkeypatch):
+    objective, args = weak(1e-12)
+    found = []
+    for few in (0, 6):
+        monkeypatch.setattr(engine, "FEW", few)
+        found.append(minimise(objective, LBFGS(1e-2, gap=1e3), None, args))
+    batch, alone = found
+    assert int(batch.steps.max()) > 5
+    assert batch.steps.tolist() == alone.steps.tolist()
+    torch.testing.assert_close(batch.objective, alone.objective)
+
+
+class Recorded(NetworkLearner):
+    """Keeps the fast weights that are found."""
+
+    def logits(self, v, x):
+        self.found[:] = [v]
+        return super().logits(v, x)
+
+
+def loss_in_v(v, x, labels, base_logits, hidden, decay):
+    """MLP's objective as its docstring has it, over all base and novel classes, from nothing of ours: [E]."""
+    novel = torch.tanh(x @ v.hidden[..., :-1].mT + v.hidden[:, None, :, -1]) @ v.output[..., :-1].mT
+    novel = novel + v.output[:, None, :, -1] + x @ v.skip.mT
+    logits = torch.cat([base_logits.masked_fill(hidden[:, None], -torch.inf), novel], 2)
+    fit = torch.nn.functional.cross_entropy(logits.mT, labels + base_logits.shape[2], reduction="none").mean(1)
+    return fit + decay / 2 * sum(w.square().sum((1, 2)) for w in v)
+
+
+@pytest.mark.parametrize("hide", [20, 100], ids=["hidden classes", "all hidden"])
+@pytest.mark.parametrize("meta", [Converged(), Unrolled()], ids=["converged", "t-bptt"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_however_weak_the_decay_a_minimum_is_found(dtype, meta, hide, few):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(6, 5, 64, generator=g).repeat_interleave(5, 1) + 0.7 * torch.randn(6, 25, 64, generator=g)
+    base = 1.5 * torch.nn.functional.normalize(torch.randn(100, 64, generator=g), dim=1)
+    x = (8 * torch.nn.functional.normalize(x, dim=2)).to(dtype)
+    labels = torch.arange(5).repeat_interleave(5).expand(6, -1)
+    base_logits, hidden = x @ base.to(dtype).T, (torch.arange(100) < hide).expand(6, -1)
+    learner = Recorded(5, 64)
+    learner.__dict__["found"] = []
+    start = [part.to(dtype) for part in learner.start()]
+    for decay in (1e-12, 1e-14):
+        pulls = [ridge(1 if p.common else p.rows, p.size, decay, x) for p in learner.parts]
+        rows = (x, labels, fixed_class(base_logits, hidden))
+        answer = meta.answer(learner, rows, pulls, x, start, training=few > 0 and not meta.needs_start)
+        assert not bool(answer.statistics["solver_unconverged"].any())
+        assert float(answer.statistics["solver_steps"].mean()) < 120
+        v = Network(*(w.double().requires_grad_() for w in learner.found[0]))
+        value = loss_in_v(v, x.double(), labels, base_logits.double(), hidden, decay)
+        slope = torch.autograd.grad(value.sum(), v)
+        # Of each objective this share at most is still to gain, in the metric of the penalty.
+        gap = sum(part.square().sum((1, 2)) for part in slope) / (2 * decay)
+        assert bool((gap <= 2e-4 * value).all())
+        assert bool((value < 1e3 * decay).all())  # and no mere point where scores saturate
 
 
 def test_what_single_precision_cannot_solve_is_solved_in_double():
