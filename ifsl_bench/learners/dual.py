@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solve.iterate import iterate
-from ifsl_bench.solve.linear import conjugate_gradient
+from ifsl_bench.solve.krylov import conjugate_gradient
 from ifsl_bench.solve.outcome import Outcome, relative_tolerance
 from ifsl_bench.solve.search import root_of_slope
 from ifsl_bench.solve.tree import column, dot, doubled

@@ -16,14 +16,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ifsl_bench.solve.linear import ACCURATE, LinearOutcome, Operator, conjugate_gradient
+from ifsl_bench.solve.krylov import self_adjoint_solve
+from ifsl_bench.solve.linear import ACCURATE, LinearOutcome, Operator
 from ifsl_bench.solve.objective import Objective
 from ifsl_bench.solve.space import LargeSpace, Space
 from ifsl_bench.solve.tree import Tree, doubled, tree_map
 
 from .checks import check_pull, check_support
-from .network_space import DualSpace, Network, NetworkArgs, Shape
-from .softmax import TINY, cross_entropy, probabilities, residual, scores, spread, weigh
+from .network_space import DualSpace, Network, NetworkArgs, Shape, activation_curvature, activations
+from .softmax import TINY, cross_entropy, residual, scores, spread
 
 
 @dataclass(frozen=True)
@@ -98,20 +99,17 @@ class NetworkHessian(Operator):
         return product
 
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """u = P^-1 rhs + a correction in the dual numbers, by conjugate gradients in their metric, in float64."""
+        """u = P^-1 rhs + a correction in the dual numbers, by conjugate gradients (or MINRES) in their metric, in
+        float64."""
         dtype = rhs.output.dtype
         v, args, rhs = doubled((self.v, self.args, rhs))
         space, curvature, x = DualSpace.of(self.shape, args), activation_curvature(v, args), args.features
 
-        def apply(p: Tensor, p_image: Tensor) -> Tensor:
-            a, f, _ = space.parts(p_image)
-            da, df, output = curvature(a, f, space.parts(p)[2])
-            return p + space.join(da, df, space.inverse_1 * output)
-
         output, skip, hidden = space.inverse_1 * rhs.output, space.inverse_3 * rhs.skip, space.inverse_2 * rhs.hidden
         da, df, moved = curvature(scores(hidden, x), skip @ x.mT, output)
         b = -space.join(da, df, space.inverse_1 * moved)
-        z, _, info = conjugate_gradient(apply, space.image, b, space.image(b), tolerance or 1e-10, max_steps)
+        apply, image = space.with_penalty(curvature), space.image(b)
+        z, steps, indefinite = self_adjoint_solve(apply, space.image, b, image, tolerance or 1e-10, max_steps)
         correction = space.expand(z, centred=False)
         u = Network(output + correction.output, skip + correction.skip, hidden + correction.hidden)
         # What is left of H u = rhs, in the norm in which it bounds u's error where the objective curves as the penalty.
@@ -121,27 +119,5 @@ class NetworkHessian(Operator):
         wrong = torch.stack([((a - b).square() / p).sum((1, 2)) for a, b, _, p in parts])
         size = torch.stack([(c.square() * p).sum((1, 2)) for _, _, c, p in parts])
         share = (wrong.sum(0) / size.sum(0).clamp_min(TINY)).sqrt()
-        return LinearOutcome(tree_map(lambda leaf: leaf.to(dtype), u), share, info()[1], ~(share <= ACCURATE))
-
-
-def activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
-    """tanh of the hidden layer [E, H, S], and the scores [E, N, S]."""
-    t = torch.tanh(scores(v.hidden, x))
-    return t, scores(v.output, t.mT) + v.skip @ x.mT
-
-
-def activation_curvature(v: Tree, args: Tree) -> Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-    """The Hessian of the mean cross-entropy between (hidden inputs, skip scores, [W b]) at v."""
-    t, f = activations(v, args.features)
-    df, pi = residual(f, args.rest, args.labels), probabilities(f, args.rest)
-    shares, w = pi / pi.shape[2], v.output[..., :-1]
-    slope, back = 1 - t.square(), w.mT @ df  # [E, H, S]
-    bend = -2 * t * back
-
-    def product(a: Tensor, skip: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        dt = slope * a
-        df2 = weigh(pi, shares, w @ dt + scores(output, t.mT) + skip)  # [E, N, S]
-        da = (w.mT @ df2 + output[..., :-1].mT @ df) * slope + bend * dt
-        return da, df2, torch.cat([df2 @ t.mT + df @ dt.mT, df2.sum(2, keepdim=True)], 2)
-
-    return product
+        u = tree_map(lambda leaf: leaf.to(dtype), u)
+        return LinearOutcome(u, share, steps, ~(share <= ACCURATE), indefinite)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
@@ -12,11 +12,24 @@ from torch import Tensor
 
 from ifsl_bench.solve.single import Array, SingleSpace
 from ifsl_bench.solve.space import Space
-from ifsl_bench.solve.tree import dot, doubled, tree_map
+from ifsl_bench.solve.tree import Tree, dot, doubled, tree_map
 
 from .engine import engine
 from .single import SingleNetwork
-from .softmax import cross_entropy, floored, indicator, kernel, per_episode, residual, scores, spread
+from .softmax import (
+    cross_entropy,
+    floored,
+    indicator,
+    kernel,
+    per_episode,
+    probabilities,
+    residual,
+    scores,
+    spread,
+    weigh,
+)  # fmt: skip
+
+Curvature = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class Network(NamedTuple):
@@ -146,6 +159,22 @@ class DualSpace:
         square = dot(r_b, r_b @ self.gram) + dot(ones, ones) + dot(r_beta, r_beta @ self.gram) + dot(large, large)
         return value, self.join(r_b, r_beta, r_output), square.clamp_min(0).sqrt()
 
+    def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        a, skip, _ = self.parts(self.image(z))
+        output = self.args.output_centres + self.parts(z)[2]
+        t = torch.tanh(self.hidden_0 + a)  # [E, H, S]
+        return self.with_penalty(_curvature(t, self.skip_0 + skip + scores(output, t.mT), output, self.args))
+
+    def with_penalty(self, curvature: Curvature) -> Callable[[Tensor, Tensor], Tensor]:
+        """p, M p -> (1 + C' M) p, for C the Hessian of the loss between the activations."""
+
+        def product(p: Tensor, image: Tensor) -> Tensor:
+            a, f, _ = self.parts(image)
+            da, df, output = curvature(a, f, self.parts(p)[2])
+            return p + self.join(da, df, self.inverse_1 * output)
+
+        return product
+
     def take(self, index: Tensor) -> DualSpace:
         return DualSpace.of(self.shape, self.args.take(index))
 
@@ -178,6 +207,33 @@ class DualSpace:
         if not centred:
             return Network(output, skip, hidden)
         return Network(output + args.output_centres, skip + args.skip_centres, hidden + args.hidden_centres)
+
+
+def activations(v: Tree, x: Tensor) -> tuple[Tensor, Tensor]:
+    """tanh of the hidden layer [E, H, S], and the scores [E, N, S]."""
+    t = torch.tanh(scores(v.hidden, x))
+    return t, scores(v.output, t.mT) + v.skip @ x.mT
+
+
+def activation_curvature(v: Tree, args: Tree) -> Curvature:
+    """The Hessian of the mean cross-entropy between (hidden inputs, skip scores, [W b]) at v."""
+    return _curvature(*activations(v, args.features), v.output, args)
+
+
+def _curvature(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Curvature:
+    """The same for activations t, scores f and weights [W b]."""
+    df, pi = residual(f, args.rest, args.labels), probabilities(f, args.rest)
+    shares, w = pi / pi.shape[2], output[..., :-1]
+    slope, back = 1 - t.square(), w.mT @ df  # [E, H, S]
+    bend = -2 * t * back
+
+    def product(a: Tensor, skip: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dt = slope * a
+        df2 = weigh(pi, shares, w @ dt + scores(output, t.mT) + skip)  # [E, N, S]
+        da = (w.mT @ df2 + output[..., :-1].mT @ df) * slope + bend * dt
+        return da, df2, torch.cat([df2 @ t.mT + df @ dt.mT, df2.sum(2, keepdim=True)], 2)
+
+    return product
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .checks import check_options
-from .tree import Tree, column, dot, pack, rebuild, tensors, unpack
+from .krylov import self_adjoint_solve
+from .tree import Tree, dot, pack, rebuild, tensors, unpack
 
 ACCURATE = 1e-3  # a linear solve has failed if its relative residual is larger in the norm that bounds the error
 
@@ -23,6 +24,7 @@ class LinearOutcome:
     residual: Tensor  # [E], measured at the answer: relative to the right-hand side, or where that says little to u
     steps: Tensor  # [E]
     failed: Tensor  # [E] bool: the residual is too large
+    indefinite: Tensor | None = None  # [E] bool: H curves downwards somewhere; None for what cannot or is not looked at
 
 
 class Operator:
@@ -33,16 +35,16 @@ class Operator:
         self.product = product
 
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """H^-1 rhs by conjugate gradients. tolerance: None for the best there is."""
+        """H^-1 rhs by conjugate gradients, by MINRES where H is indefinite. tolerance: None for the best there is."""
         b = pack(rhs)
         if tolerance is None:
             tolerance = 1e-10 if b.dtype == torch.float64 else 1e-5
-        x, _, info = conjugate_gradient(
+        x, steps, indefinite = self_adjoint_solve(
             lambda p, _: pack(self.product(unpack(p, rhs))), lambda r: r, b, b, tolerance, max_steps
         )
         left = dot(wrong := b - pack(self.product(unpack(x, rhs))), wrong)
         share = (left / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
-        return LinearOutcome(unpack(x, rhs), share, info()[1], ~(share <= max(10 * tolerance, 1e-12)))
+        return LinearOutcome(unpack(x, rhs), share, steps, ~(share <= max(10 * tolerance, 1e-12)), indefinite)
 
     def direct(self, rhs: Tree, limit: int = 512) -> LinearOutcome:
         """H^-1 rhs from a factorisation."""
@@ -70,12 +72,14 @@ class Operator:
 class AdjointReport:
     """How the backward pass went. Empty until then, and filled in place by it.
 
-    diverged: episodes whose Neumann series grew; failed: episodes whose linear solve missed its tolerance.
+    diverged: episodes whose Neumann series grew; failed: episodes whose linear solve missed its tolerance; indefinite:
+    episodes whose Hessian curves downwards somewhere, so that the search has stopped at no minimum.
     """
 
     episodes: int = 0
     diverged: int = 0
     failed: int = 0
+    indefinite: int = 0
     residual: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
     steps: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
 
@@ -83,6 +87,7 @@ class AdjointReport:
         """Note how a linear solve went; its answer."""
         self.episodes += found.failed.shape[0]
         self.failed += int(found.failed.sum())
+        self.indefinite += 0 if found.indefinite is None else int(found.indefinite.sum())
         self.residual, self.steps = found.residual, found.steps
         return found.value
 
@@ -97,6 +102,8 @@ class LinearSolver(Protocol):
 @dataclass(frozen=True)
 class ConjugateGradient:
     """Exact to a relative residual of `tol` (default: 1e-10, or as far as float32 goes).
+
+    Where H turns out to be indefinite, the point is no minimum: the episode is counted, and solved by MINRES.
 
     Softmax regression and the tanh network are solved in float64 whatever the precision of the arguments. An episode
     has failed where the residual measured at the answer is too large (see `LinearOutcome`): near-singular Hessians.
@@ -164,52 +171,3 @@ class Neumann:
 def squares(parts: list[Tensor]) -> Tensor:
     """Squared length of each episode's vector, held in parts [E, ...]: [E]."""
     return torch.stack([dot(part, part) for part in parts]).sum(0)
-
-
-def conjugate_gradient(
-    apply: Callable[[Tensor, Tensor], Tensor],
-    metric: Callable[[Tensor], Tensor],
-    rhs: Tensor,
-    rhs_image: Tensor,
-    tolerance: float | Tensor,
-    max_steps: int,
-    active: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Callable[[], tuple[Tensor, Tensor]]]:
-    """x [E, ...] with A x = rhs, and its image M x, for A self-adjoint and positive in the metric M.
-
-    `apply(p, M p)` is A p. Vectors and their images are carried side by side, so a step costs one product with the
-    metric. Stops at |residual|_M <= tolerance |rhs|_M, each episode by itself, or where A shows no positive
-    curvature. Returns x, M x, and a function for (relative residual, steps), which not everybody asks for. The residual
-    is that of the recurrence: whether x is a solution is for the caller to measure.
-    """
-    x, image = torch.zeros_like(rhs), torch.zeros_like(rhs)
-    residual, residual_image = rhs, rhs_image
-    p, p_image = rhs, rhs_image
-    rho = scale = dot(rhs, rhs_image)  # [E]
-    goal = scale * tolerance**2
-    active = rho > 0 if active is None else active & (rho > 0)
-    steps, zero = torch.zeros_like(rho), rho.new_zeros(())
-    for _ in range(max_steps):
-        h = apply(p, p_image)
-        curvature = dot(h, p_image)
-        active = active & (curvature > 0)
-        length = column(torch.where(active, rho / curvature, zero), rhs)
-        x = torch.addcmul(x, length, p)
-        image = torch.addcmul(image, length, p_image)
-        residual = torch.addcmul(residual, length, h, value=-1)
-        residual_image = metric(residual)
-        steps += active
-        new = dot(residual, residual_image)
-        ratio = column(torch.where(active, new / rho, zero), rhs)
-        rho = torch.where(active, new, rho)
-        active = active & (new > goal)
-        if not bool(active.any()):
-            break
-        p = torch.addcmul(residual, ratio, p)
-        p_image = torch.addcmul(residual_image, ratio, p_image)
-
-    def report() -> tuple[Tensor, Tensor]:
-        relative = (rho.abs() / scale.clamp_min(torch.finfo(rhs.dtype).tiny)).sqrt()
-        return relative, steps.long()
-
-    return x, image, report
