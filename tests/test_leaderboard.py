@@ -469,6 +469,22 @@ def test_rows_on_partial_data_stand_apart(stored_rows, name):
     }  # fmt: skip
 
 
+def test_a_row_whose_training_met_saddles_says_so(stored_rows):
+    task = packaged()["mini-5shot"]
+
+    def trained(one: Row, *solves: dict[str, int]) -> Row:
+        made = [msgspec.structs.replace(r, training={"solves": s}) for r, s in zip(one.results, solves, strict=True)]
+        return Row(one.label, one.origin, tuple(made))
+
+    counts = [{"adjoint_episodes": 8000, "adjoint_indefinite": count} for count in (0, 3)]
+    met = trained(row("a", [15.0, 15.1], n=2000, task=task.name), *counts)
+    older = trained(row("b", [14.0], n=2000, task=task.name), {"adjoint_episodes": 9})
+    stored_rows(met, older, row("c", [12.0], n=2000, task=task.name))
+    text = leaderboard([load_board(task, stored_rows.root)], stored_rows.root)
+    assert "a (yours): in 3 of 16,000 episodes of meta-training the solve stopped at a saddle" in text
+    assert text.count("saddle") == 1
+
+
 def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):
     task = packaged()["tiny-pack-5shot"]
     data = {"fingerprint": task.dataset.fingerprint, "partial": True, "task": task.name}

@@ -157,6 +157,7 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     result = api.run_job(made, place)
     assert result.training["solves"] == {
         "episodes": 80, "unconverged": 0, "adjoint_episodes": 80, "adjoint_diverged": 80, "adjoint_failed": 0,
+        "adjoint_indefinite": 0,
     }  # fmt: skip
     assert "seed 0: in 80 of 80 episodes of meta-training the Neumann series grew" in log.getvalue()
     exact = Job(Chosen("attractor", registry.method("attractor")), {"learner": "lr", "gradient": "implicit"}, task,

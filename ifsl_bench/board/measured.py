@@ -53,6 +53,14 @@ class Row:
         return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
 
     @property
+    def at_saddles(self) -> tuple[int, int]:
+        """In how many episodes of meta-training the gradient was that of a saddle, and of how many, over the seeds;
+        files that do not say it have none."""
+        solves = [r.training.get("solves", {}) for r in self.results]
+        counted = [s for s in solves if "adjoint_indefinite" in s]
+        return sum(s["adjoint_indefinite"] for s in counted), sum(s["adjoint_episodes"] for s in counted)
+
+    @property
     def fixed(self) -> bool:
         """Whether it is the same for every seed by construction: one backbone, and nothing meta-trained on it."""
         backbones = {str(r.pretraining.get("sha256")) for r in self.results}

@@ -35,6 +35,12 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
         notes.append(f"{PARTIAL.capitalize()}.")
     if looking := [f"{row.label} ({row.origin})" for row in (*board.rows, *board.others) if row.transductive]:
         notes.append(f"Transductive, seeing an episode's queries all at once, and ranked apart: {', '.join(looking)}.")
+    notes += [
+        f"{row.label} ({row.origin}): in {row.at_saddles[0]:,} of {row.at_saddles[1]:,} episodes of meta-training the "
+        f"solve stopped at a saddle, so that the gradient was not that of a minimum."
+        for row in board.rows
+        if row.at_saddles[0]
+    ]
     above = "the rows above" if board.rows or board.papers else "results on the whole"
     apart = ((row, reason) for row in board.others if (reason := board.apart(row)))
     notes += [f"{row.label} ({row.origin}) is not comparable with {above}: {reason}." for row, reason in apart]

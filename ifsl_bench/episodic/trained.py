@@ -42,6 +42,7 @@ class Trained:
             "unconverged": ("episodes", "inner solve did not converge"),
             "adjoint_diverged": ("adjoint_episodes", "Neumann series grew: a shorter rate may help"),
             "adjoint_failed": ("adjoint_episodes", "linear solve for the gradient missed its tolerance"),
+            "adjoint_indefinite": ("adjoint_episodes", "solve stopped at a saddle, where the gradient is no minimum's"),
         }
         for key, (total, what) in kinds.items():
             if (count := self.solves.get(key, 0)) > MOST_UNCONVERGED * self.solves.get(total, 0):
@@ -61,7 +62,8 @@ class Solves:
     """Counts over all episodes of a meta-training, kept across interruptions in ``counts``.
 
     ``episodes`` solved and ``unconverged`` ones; ``adjoint_episodes`` whose gradient came from a linear solve,
-    ``adjoint_diverged`` whose series grew and ``adjoint_failed`` that missed the tolerance.
+    ``adjoint_diverged`` whose series grew, ``adjoint_failed`` that missed the tolerance and ``adjoint_indefinite``
+    whose search had stopped at a saddle (absent in older files).
     """
 
     counts: dict[str, int]
@@ -72,8 +74,8 @@ class Solves:
         if unconverged is not None:
             self._count(episodes=len(unconverged), unconverged=int(unconverged.sum()))
         if (adjoint := prediction.adjoint) is not None and adjoint.episodes:
-            found = {f"adjoint_{key}": getattr(adjoint, key) for key in ("episodes", "diverged", "failed")}
-            self._count(**found)
+            kinds = ("episodes", "diverged", "failed", "indefinite")
+            self._count(**{f"adjoint_{key}": getattr(adjoint, key) for key in kinds})
 
     def _count(self, **more: int) -> None:
         for key, value in more.items():

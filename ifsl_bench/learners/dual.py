@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solve.iterate import iterate
-from ifsl_bench.solve.krylov import conjugate_gradient
+from ifsl_bench.solve.krylov import Krylov, conjugate_gradient
 from ifsl_bench.solve.outcome import Outcome, relative_tolerance
 from ifsl_bench.solve.search import root_of_slope
 from ifsl_bench.solve.tree import column, dot, doubled
@@ -60,14 +60,14 @@ def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -
     """w [E, N, S] with (1 + M K) w = b, M being the Hessian of the cross-entropy for probabilities pi [E, N, S] and
     K [E, S, S] a kernel; and the steps it took [E]."""
     w, _, info = _solver(k, pi)(b, b @ k, tolerance, max_steps)
-    return w, info()[1]
+    return w, info().steps
 
 
 def one_by_one(space: object) -> None:
     """Nothing: a search for all episodes at once has no need of them one by one."""
 
 
-def _solver(k: Tensor, pi: Tensor) -> Callable[..., tuple[Tensor, Tensor, Callable[[], tuple[Tensor, Tensor]]]]:
+def _solver(k: Tensor, pi: Tensor) -> Callable[..., tuple[Tensor, Tensor, Callable[[], Krylov]]]:
     """`conjugate_gradient` with 1 + M K, in the metric of K."""
     shares = pi / pi.shape[2]
     return partial(conjugate_gradient, lambda p, image: p + weigh(pi, shares, image), lambda r: r @ k)
@@ -130,7 +130,7 @@ def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_step
         converged, active, idle, best = s.converged, s.active, s.idle, s.best
         small = active & (length <= share)
         if bool(small.any()):
-            arrived = small & ((length <= close) | ((moved <= near) & (info()[0] <= 0.3)))
+            arrived = small & ((length <= close) | ((moved <= near) & (info().residual <= 0.3)))
             converged, active = converged | arrived, active & ~arrived
         if s.count >= 8:
             # Rounding may end progress before the tolerance does: three steps that neither shrink the gradient nor

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ifsl_bench.solve.adjoint import Implicit, Unroll
 from ifsl_bench.solve.lbfgs import LBFGS
-from ifsl_bench.solve.linear import AdjointReport, ConjugateGradient, LinearSolver
+from ifsl_bench.solve.linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
 from ifsl_bench.solve.minimise import minimise
 from ifsl_bench.solve.objective import Objective, check
 from ifsl_bench.solve.outcome import Solution, Solver
@@ -34,6 +34,7 @@ from .regression import DualNewton, SoftmaxRegression
 from .softmax import Regression
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
+ESCAPES = 8  # from saddles, in one solve
 WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-12, -1))  # 1e-6 ... 1e-1, to choose from
 
 Rows = tuple[Tensor, Tensor, Tensor]  # support features [E, S, D], labels [E, S] in 0..N-1, rest [E, S]
@@ -73,6 +74,10 @@ class Learner(ABC):
     def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
         """What finds the minimum. In training it may be less exact, and solve a few episodes in a faster way of their
         own; outside, how many others there are must not change an episode's answer beyond the tolerance."""
+
+    def past_saddles(self, solver: Solver) -> Solver:
+        """The solver, where the gradient of a minimum is asked for and that of another stationary point will not do."""
+        return solver
 
     def onward(self, args: Tree, start: Tree, there: Tree) -> tuple[Objective, Solver]:
         """Objective and solver of a search that goes on from `there`, to which gradient steps from `start` have led.
@@ -157,6 +162,9 @@ class NetworkLearner(Learner):
         tolerance = self.tolerance(dtype, training)
         return LBFGS(tolerance, gap=1e-4) if training else LBFGS(tolerance, gap=1e-8, alone=0)
 
+    def past_saddles(self, solver: Solver) -> Solver:
+        return replace(solver, escapes=ESCAPES) if isinstance(solver, LBFGS) else solver
+
     def tolerance(self, dtype: torch.dtype, training: bool = False) -> float:
         # The minimum is flat: at 1e-5 some logits are a tenth off, which training's noise hides and a result would not.
         return 1e-10 if dtype == torch.float64 else 1e-5 if training else 1e-6
@@ -214,7 +222,10 @@ class Converged:
         training: bool = False,
     ) -> Answer:  # fmt: skip
         args = learner.arguments(support, pulls)
-        solution = minimise(learner.objective, learner.solver(query.dtype, training), None, args, Implicit(self.linear))
+        solver = learner.solver(query.dtype, training)
+        if training and not isinstance(self.linear, Neumann):  # a series is damped by more than it curves down there
+            solver = learner.past_saddles(solver)
+        solution = minimise(learner.objective, solver, None, args, Implicit(self.linear))
         return Answer(learner.logits(solution.value, query), statistics(solution), solution.adjoint)
 
 

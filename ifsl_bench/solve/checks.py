@@ -10,8 +10,9 @@ from torch import Tensor
 
 def check_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
     """Raise ValueError where an option of a solver is not positive and finite, or a count is below one; None passes."""
-    if (alone := getattr(owner, "alone", None)) is not None and (not isinstance(alone, int) or alone < 0):
-        raise ValueError(f"{type(owner).__name__}(alone={alone}): it must be a whole number, at least 0")
+    for name in ("alone", "escapes"):
+        if (value := getattr(owner, name, None)) is not None and (not isinstance(value, int) or value < 0):
+            raise ValueError(f"{type(owner).__name__}({name}={value}): it must be a whole number, at least 0")
     for name in positive + counts:
         value = getattr(owner, name)
         where = f"{type(owner).__name__}({name}={value})"

@@ -61,13 +61,18 @@ def conjugate_gradient(
     active = rho > 0 if active is None else active & (rho > 0)
     steps, zero = torch.zeros_like(rho), rho.new_zeros(())
     indefinite, direction = torch.zeros_like(rho, dtype=torch.bool), torch.zeros_like(rhs)
-    eps = torch.finfo(rhs.dtype).eps
+    eps, size = torch.finfo(rhs.dtype).eps, torch.zeros_like(rho)
     for _ in range(max_steps):
         h = apply(p, p_image)
         curvature = dot(h, p_image)
-        if watch:  # beyond what its rounding could be
-            down = active & (curvature < -4 * eps * (dot(h, h) * dot(p_image, p_image)).sqrt())
+        if watch:
+            own, square = dot(h, h), dot(p, p)
+            size = size.maximum(own / square.clamp_min(torch.finfo(rhs.dtype).tiny))  # of A, squared, from below
+            # Beyond what its rounding could be; and where A is semidefinite, zero means that A p is zero too.
+            noise = 4 * eps * (size * square * dot(p_image, p_image)).sqrt()
+            down = active & ((curvature < -noise) | ((curvature <= noise) & (own > 64 * eps * size * square)))
             if bool(down.any()):
+                active = active & ~down
                 indefinite = indefinite | down
                 direction = torch.where(column(down, p), p, direction)
         active = active & (curvature > 0)

@@ -7,7 +7,7 @@ episodes are solved one by one instead, where there is a way to (`single`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import single
 from .checks import check_options
+from .escape import below
 from .history import History
 from .iterate import State, iterate
 from .objective import Objective
@@ -25,6 +26,8 @@ from .search import Bracket, aside, first_step, weak_wolfe
 from .single import SingleSpace
 from .space import Space, coordinates
 from .tree import Tree, column, dot, tree_map
+
+GoOn = Callable[[Space, Tensor, Tensor], Outcome]  # a space of some episodes, points, and which episodes they are
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class LBFGS:
     first test says little. What float32 cannot solve there is solved again in float64. On a CPU that is done one by
     one, and so are up to `alone` episodes (default: as many as are faster that way) from the beginning.
 
+    escapes: how often an episode that has converged where the objective curves downwards, at a saddle, goes on from a
+    lower point along that curvature. One that is at a saddle still counts as converged: its gradient has vanished.
+
     max_steps: evaluations of the objective for each episode. history: pairs kept. max_trials: evaluations in one line
     search.
 
@@ -54,6 +60,7 @@ class LBFGS:
     max_trials: int = 25
     gap: float = 1e-6
     alone: int | None = None
+    escapes: int = 0
 
     def __post_init__(self) -> None:
         check_options(self, positive=("tolerance", "gap"), counts=("max_steps", "history", "max_trials"))
@@ -73,11 +80,35 @@ class LBFGS:
 
     def _all_at_once(self, space: Space) -> Outcome:
         z = space.initial()  # [E, P]
-        s = _begin(space, z, self.history)
-        if bool((still := s.norm == 0).any()):
+        begin = _begin(space, z, self.history)
+        if bool((still := begin.norm == 0).any()):
             z = torch.where(still[:, None], z + aside(z), z)
-            s = _begin(space, z, self.history)
-        s.goal = self._relative(z.dtype) * s.norm
+            begin = _begin(space, z, self.history)
+        goal = self._relative(z.dtype) * begin.norm
+        found = self._search(space, z, goal, begin)
+        found = self._past_saddles(space, found, lambda part, z, rows: self._search(part, z, goal[rows]))
+        return replace(found, v=space.expand(found.v))
+
+    def _past_saddles(self, space: Space, found: Outcome, go_on: GoOn) -> Outcome:
+        """With the searches sent on that have stopped where the objective curves downwards, each at most `escapes`
+        times; points are in the space's coordinates."""
+        rows = found.converged.nonzero()[:, 0]
+        for _ in range(self.escapes if len(rows) else 0):
+            if (part := space.take(rows)) is None:
+                rows = torch.arange(len(found.v), device=rows.device)
+            z, lower = below(part or space, found.v[rows], found.objective[rows])
+            if not bool(lower.any()):
+                break
+            if part is not None:
+                z, rows = z[lower], rows[lower]
+                part = space.take(rows)
+            found = found.put(rows, go_on(part or space, z, rows))
+        return found
+
+    def _search(self, space: Space, z: Tensor, goal: Tensor, begin: _Search | None = None) -> Outcome:
+        """Down to a gradient of norm `goal` [E] from z [E, P]; the point is in the space's coordinates."""
+        s = begin or _begin(space, z, self.history)
+        s.goal = goal
         s.gap = torch.full_like(s.norm, self.gap if space.penalised else torch.inf)
         s.active = (s.norm > 0) & s.value.isfinite()
 
@@ -88,20 +119,32 @@ class LBFGS:
         s = iterate(_Turn(space, self.max_trials), s, self.max_steps, lambda s: s.active, take)
         # Images were added up step by step; what counts is where z is.
         value, _, norm = space.evaluate(s.z, space.image(s.z))
-        return Outcome(space.expand(s.z), s.converged & (norm <= 10 * s.goal), s.steps, norm, value)
+        return Outcome(s.z, s.converged & (norm <= 10 * s.goal), s.steps, norm, value)
 
     def _relative(self, dtype: torch.dtype) -> float | Tensor:
         return relative_tolerance(None, dtype, 1e-5, 1e-8) if self.tolerance is None else self.tolerance
 
     def _one_by_one(self, space: Space, episodes: Sequence[SingleSpace], dtype: torch.dtype) -> Outcome:
-        goals = torch.as_tensor(self._relative(dtype)).expand(len(episodes)).tolist()
-        starts, limits = space.initial().numpy(), (self.max_steps, self.history, self.max_trials)
-        each = zip(episodes, starts, goals, strict=True)
-        found = [single.lbfgs(part, start, goal, self.gap, *limits) for part, start, goal in each]
-        z, converged, steps, norm, value = zip(*found, strict=True)
-        v = tree_map(lambda part: part.to(dtype), space.expand(torch.from_numpy(np.stack(z))))
-        numbers = torch.tensor([norm, value], dtype=dtype)
-        return Outcome(v, torch.tensor(converged), torch.tensor(steps), *numbers)
+        z, limits = space.initial(), (self.max_steps, self.history, self.max_trials)
+        relative = torch.as_tensor(self._relative(dtype)).expand(len(episodes))
+
+        def search(z: Tensor, rows: Tensor, tolerance: Tensor) -> Outcome:
+            each = zip(rows.tolist(), z.numpy(), tolerance.tolist(), strict=True)
+            found = [single.lbfgs(episodes[i], start, goal, self.gap, *limits) for i, start, goal in each]
+            ends, converged, steps, norm, value = zip(*found, strict=True)
+            numbers = torch.tensor([norm, value], dtype=z.dtype)
+            return Outcome(torch.from_numpy(np.stack(ends)), torch.tensor(converged), torch.tensor(steps), *numbers)
+
+        found = search(z, torch.arange(len(episodes)), relative)
+        if self.escapes:
+            goal = (relative * space.evaluate(z, space.image(z))[2]).maximum(found.gradient_norm)
+
+            def go_on(part: Space, z: Tensor, rows: Tensor) -> Outcome:
+                return search(z, rows, goal[rows] / part.evaluate(z, part.image(z))[2])
+
+            found = self._past_saddles(space, found, go_on)
+        v = tree_map(lambda part: part.to(dtype), space.expand(found.v))
+        return replace(found, v=v, gradient_norm=found.gradient_norm.to(dtype), objective=found.objective.to(dtype))
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,6 +35,9 @@ class Space(Protocol):
 
     def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Value [E], gradient [E, P], and the norm of the gradient in the large form [E]."""
+
+    def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        """The Hessian at z: p, M p -> the change of the gradient."""
 
     def expand(self, z: Tensor) -> Tree:
         """z in the large form."""
@@ -89,6 +92,10 @@ class LargeSpace:
         value, slope = value_and_gradient(self.objective, unpack(z, self.v0), self.args)
         flat = pack(slope)
         return value, flat, dot(flat, flat).sqrt()
+
+    def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        product = self.objective.hessian(unpack(z, self.v0), self.args).product
+        return lambda p, _: pack(product(unpack(p, self.v0)))
 
     def expand(self, z: Tensor) -> Tree:
         return unpack(z, self.v0)

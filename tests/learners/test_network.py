@@ -254,6 +254,66 @@ def test_one_by_one_is_the_search_that_all_at_once_is_where_the_first_step_has_n
     torch.testing.assert_close(batch.objective, alone.objective)
 
 
+def saddles(dtype=torch.float64):
+    """From where the hidden units do nothing, the search ends where they still do nothing: in softmax regression's
+    minimum, which is a saddle of the network where the linear weights have a singular value above 1. The first of three
+    pulls is too strong for that."""
+    found, args = weak(1e-3, norm=3.0, dtype=dtype, episodes=3)
+    still = Network(*(torch.zeros(3, rows, size, dtype=dtype) for rows, size in ((5, 21), (5, 32), (20, 33))))
+    x = args.features * torch.tensor([8.0, 1.0, 0.7], dtype=dtype)[:, None, None]
+    return replace(found, begin=still), args._replace(features=x)
+
+
+def least_curvature(objective, args, v):
+    """The least eigenvalue of each episode's Hessian, from all of its columns."""
+    v, args = (type(t)(*(a.double() if a.is_floating_point() else a for a in t)) for t in (v, args))
+    return torch.linalg.eigvalsh(objective.hessian(v, args).dense(v, 2000))[:, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_escapes_from_saddles_is_a_minimum_and_lower(dtype):
+    objective, args = saddles(dtype)
+    stays = minimise(objective, LBFGS(gap=1e-4), None, args)
+    left = minimise(objective, LBFGS(gap=1e-4, escapes=20), None, args)
+    assert bool(left.converged.all())
+    before, after = (least_curvature(objective, args, found.value) for found in (stays, left))
+    assert (before < 0).tolist() == [False, True, True]
+    assert bool((after > 0).all())
+    assert bool((left.objective[before < 0] < stays.objective[before < 0]).all())
+    torch.testing.assert_close(left.objective[before > 0], stays.objective[before > 0], rtol=0, atol=0)
+
+
+def test_the_gradient_at_a_saddle_is_the_inverse_all_the_same_and_is_counted():
+    objective, args = saddles()
+    v = minimise(objective, LBFGS(1e-9), None, args).value
+    rhs = Network(*(torch.randn_like(w) for w in v))
+    operator = objective.hessian(v, args)
+    found = operator.inverse(rhs, 1e-12, 3000)
+    assert found.indefinite.tolist() == (least_curvature(objective, args, v) < 0).tolist()
+    assert found.indefinite.tolist() == [False, True, True]
+    assert not bool(found.failed.any())
+    for part, other in zip(operator.product(found.value), rhs, strict=True):
+        torch.testing.assert_close(part, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("linear", "training", "left"), [
+    (ConjugateGradient(), True, True), (Neumann(), True, False), (ConjugateGradient(), False, False),
+])  # fmt: skip
+def test_saddles_are_left_where_training_asks_for_the_gradient_of_a_minimum(linear, training, left):
+    asked = []
+
+    class Spy(NetworkLearner):
+        def past_saddles(self, solver):
+            asked.append(super().past_saddles(solver).escapes)
+            return super().past_saddles(solver)
+
+    _, args = saddles(torch.float32)
+    learner, rows = Spy(5, 32, 20), (args.features, args.labels, args.rest)
+    pulls = [ridge(1 if p.common else p.rows, p.size, 1e-3, args.features) for p in learner.parts]
+    Converged(linear).answer(learner, rows, pulls, args.features, training=training)
+    assert asked == ([8] if left else [])
+
+
 class Recorded(NetworkLearner):
     """Keeps the fast weights that are found."""
 
