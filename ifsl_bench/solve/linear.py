@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .checks import check_options
 from .krylov import self_adjoint_solve
-from .tree import Tree, dot, pack, rebuild, tensors, unpack
+from .tree import Tree, column, dot, pack, rebuild, tensors, unpack
 
 ACCURATE = 1e-3  # a linear solve has failed if its relative residual is larger in the norm that bounds the error
 
@@ -136,8 +136,13 @@ class Neumann:
 
     With F(V) = V - rate grad L(V) and J = dF/dV:  v_0 = v, g = v;  `steps` times  v <- J^T v - damping v, g <- g + v;
     u = rate g. As steps grow it tends to (H + damping / rate)^-1 v, so it is biased where the damping is not small
-    beside H, and it diverges once H has an eigenvalue above (2 - damping) / rate. An episode counts as diverged when
-    the last term is longer than the one before it, or not finite; its gradient is returned as it is.
+    beside H, and it diverges once H has an eigenvalue above (2 - damping) / rate, or one below -damping / rate. An
+    episode counts as diverged when the last term is longer than the one before it, or not finite.
+
+    A sum that grows is no estimate of anything: its length is that of 1 + the largest eigenvalue to the power of
+    `steps`, and one such gradient stays in an optimiser's second moment for a thousand steps. A diverged episode gets
+    (H + damping / rate)^-1 v itself, by `Operator.inverse`, to which the series of its neighbours tend: so its gradient
+    is no exception among theirs, as H^-1 v would be, whose size is another, and no episode is left out.
     """
 
     steps: int = 20
@@ -165,7 +170,25 @@ class Neumann:
         report.episodes += diverged.shape[0]
         report.diverged += int(diverged.sum())
         report.steps = torch.full_like(diverged, self.steps, dtype=torch.long)
-        return rebuild(rhs, [self.rate * total for total in totals])
+        u = [self.rate * total for total in totals]
+        if bool(diverged.any()):
+            limit = self._limit(operator, rhs, diverged, report)
+            u = [torch.where(column(diverged, a), b, a) for a, b in zip(u, tensors(limit), strict=True)]
+        return rebuild(rhs, u)
+
+    def _limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
+        """(H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
+        some = rebuild(rhs, [torch.where(column(rows, v), v, 0.0) for v in tensors(rhs)])
+        shift = self.damping / self.rate
+
+        def product(d: Tree) -> Tree:
+            pairs = zip(tensors(operator.product(d)), tensors(d), strict=True)
+            return rebuild(d, [torch.add(h, part, alpha=shift) for h, part in pairs])
+
+        found = (Operator(product) if shift else operator).inverse(some, None, 1000)
+        report.failed += int((found.failed & rows).sum())
+        report.indefinite += 0 if found.indefinite is None else int((found.indefinite & rows).sum())
+        return found.value
 
 
 def squares(parts: list[Tensor]) -> Tensor:

@@ -164,6 +164,28 @@ def test_diverging_neumann_series_are_counted_episode_by_episode():
     assert (solution.adjoint.episodes, solution.adjoint.diverged) == (4, 2)
 
 
+@pytest.mark.parametrize("damping", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_series_that_grows_is_replaced_by_what_it_would_tend_to(damping, dtype):
+    args = quartic_args(4, dtype=dtype)
+    args = args._replace(a=args.a * torch.tensor([0.1, 10.0, 0.1, 10.0], dtype=dtype)[:, None, None])
+    v0 = torch.zeros(4, 5, dtype=dtype)
+    weight = torch.randn(4, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
+    b = args.b.clone().requires_grad_()
+    solution = minimise(quartic, LBFGS(), v0, args._replace(b=b), Implicit(Neumann(20, damping, 0.5)))
+    (solution.value * weight).sum().backward()
+    assert (solution.adjoint.diverged, solution.adjoint.failed, solution.adjoint.indefinite) == (2, 0, 0)
+    v, a = solution.value.detach(), args.a
+    eye = torch.eye(5, dtype=dtype)
+    h = a.mT @ a + torch.diag_embed(args.strength + 0.3 * v.square())
+    limit = torch.linalg.solve(h + damping / 0.5 * eye, weight)
+    t = (1 - damping) * eye - 0.5 * h
+    series = 0.5 * sum(torch.linalg.matrix_power(t, k) for k in range(21)) @ weight[:, :, None]
+    u = torch.where(torch.tensor([False, True, False, True])[:, None], limit, series[:, :, 0])
+    near = {torch.float64: 1e-6, torch.float32: 1e-3}[dtype]
+    torch.testing.assert_close(b.grad, (a @ u[:, :, None])[:, :, 0], rtol=near, atol=near)
+
+
 def test_conjugate_gradients_say_when_they_ran_out_of_steps():
     args = quartic_args(2, 30, 20)
     b = args.b.clone().requires_grad_()
@@ -211,6 +233,43 @@ def test_a_start_without_a_gradient_is_a_minimum_or_left():
     there = minimise(lambda v, a: a * (v - 1).square().sum(1), LBFGS(1e-9), v0 + 1, strength)
     assert bool(there.converged.all())
     torch.testing.assert_close(there.value, v0 + 1)
+
+
+def two_wells(v, args):
+    """A saddle at v_1 = 0 between minima at v_1 = +-sqrt(1/2), for every v_0 that the search may come along."""
+    return args * (v[:, 0].square() - v[:, 1].square() + v[:, 1].pow(4))
+
+
+def test_a_saddle_that_a_search_runs_into_is_left_as_often_as_asked():
+    strength = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    v0 = torch.tensor([[0.3, 0.0], [-1.0, 0.7]], dtype=torch.float64)
+    stays = minimise(two_wells, LBFGS(1e-9), v0, strength)
+    assert bool(stays.converged.all())
+    torch.testing.assert_close(stays.value[0], torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-6)
+    left = minimise(two_wells, LBFGS(1e-9, escapes=1), v0, strength)
+    assert bool(left.converged.all())
+    torch.testing.assert_close(left.value[:, 1].abs(), torch.full((2,), 0.5**0.5, dtype=torch.float64))
+    torch.testing.assert_close(left.objective, -strength / 4)
+    assert int(left.steps[0]) > int(stays.steps[0])
+
+
+def test_a_saddle_has_a_gradient_by_minres_and_is_counted():
+    strength = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    v0 = torch.tensor([[0.3, 0.0], [-1.0, 0.7]], dtype=torch.float64)
+    c = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
+
+    def tilted(v, args):
+        return two_wells(v, strength) + (args * v).sum(1)
+
+    for escapes, expected in ((0, [-0.5, 1.0]), (1, [-0.5, -0.5])):
+        solution = minimise(tilted, LBFGS(1e-9, escapes=escapes), v0, c)
+        c.grad = None
+        solution.value.sum().backward()
+        assert (solution.adjoint.indefinite, solution.adjoint.failed) == (1 - escapes, 0)
+        # -1 over the second derivatives 2 a and -2 a, or 2 a and 4 a in a well.
+        inverse = torch.tensor([[-1.0, expected[1]], [-0.25, -0.125]], dtype=torch.float64)
+        torch.testing.assert_close(c.grad[0], inverse[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(c.grad[1], inverse[1], rtol=1e-5, atol=1e-5)
 
 
 def test_implicit_differentiation_refuses_what_need_not_be_stationary():
