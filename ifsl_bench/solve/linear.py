@@ -139,10 +139,10 @@ class Neumann:
     beside H, and it diverges once H has an eigenvalue above (2 - damping) / rate, or one below -damping / rate. An
     episode counts as diverged when the last term is longer than the one before it, or not finite.
 
-    A sum that grows is no estimate of anything: its length is that of 1 + the largest eigenvalue to the power of
-    `steps`, and one such gradient stays in an optimiser's second moment for a thousand steps. A diverged episode gets
-    (H + damping / rate)^-1 v itself, by `Operator.inverse`, to which the series of its neighbours tend: so its gradient
-    is no exception among theirs, as H^-1 v would be, whose size is another, and no episode is left out.
+    A sum that grows is no estimate of anything: it grows with the power `steps` of an eigenvalue, and one such gradient
+    stays in Adam's second moment for a thousand steps. A diverged episode gets (H + damping / rate)^-1 v itself, by
+    `Operator.inverse`, to which the series of its neighbours tend. Its gradient then has the size of theirs, which that
+    of H^-1 v has not, and no episode is left out.
     """
 
     steps: int = 20
