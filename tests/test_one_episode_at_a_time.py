@@ -159,11 +159,12 @@ class Episode:
             u = torch.linalg.solve(h, v)
         else:
             steps, damping, alpha = series
-            jacobian, g = torch.eye(len(z)) - alpha * h, v
+            jacobian, term, g = torch.eye(len(z)) - alpha * h, v, v
             for _ in range(steps):
-                v = jacobian.T @ v - damping * v
-                g = g + v
-            u = alpha * g
+                before, term = term, jacobian.T @ term - damping * term
+                g = g + term
+            grown = bool(term.norm() > before.norm())  # replaced by what a series that does not grow tends to
+            u = torch.linalg.solve(h + damping / alpha * torch.eye(len(z)), v) if grown else alpha * g
         answer = torch.autograd.grad(-(u.detach() * self.slope(z, theta, graph=True)).sum(), list(theta.values()))
         return dict(zip(theta, answer, strict=True))
 
