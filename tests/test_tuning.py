@@ -6,6 +6,7 @@ import csv
 import math
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from ifsl_bench import Method, Prediction
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.entries import entries_of
+from ifsl_bench.board.measured import rows_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.choosing import Tried, best_of
@@ -263,3 +265,76 @@ def test_each_setting_has_a_ranking_of_its_own(task, work, call):
     assert "unknown setting 'tuned-4'" in err
     status, out, _ = call("table", "--setting", "tuned-3", task, *place)
     assert [row["method"] for row in csv.DictReader(out.splitlines())].count("lr") == 0
+
+
+def test_a_learning_rate_that_is_given_is_trained_with_in_every_trial(task, work):
+    (job,) = make_jobs([Scaled], [task], {}, Training(steps=20, rate=0.05), [0], None, home=work.home, trials=3)
+    assert job.label == "Scaled@tuned-3.rate=0.05.steps=20"
+    assert [point.keys() for point, _ in job.candidates()] == [{"temperature"}] * 3
+    assert {one.schedule.schedule.rate for _, one in job.candidates()} == {0.05}
+    result = api.run_jobs([job], work)[0]
+    assert result.train == {"rate": 0.05, "steps": 20}
+    assert result.given() == ({}, {"rate": 0.05, "steps": 20})
+
+
+OWN = """
+import torch
+from ifsl_bench import Method, Prediction, Range
+
+class Own(Method):
+    space = {"temperature": Range(0.01, 100.0, log=True)}
+
+    def __init__(self, base, ways, *, temperature: float = 0.02):
+        super().__init__(base, ways)
+        self.temperature = temperature
+        LEARNED
+
+    def forward(self, support, query):
+        h, c = (torch.nn.functional.normalize(x, dim=-1) for x in (query.features, support.class_means(self.ways)))
+        scale = self.temperature + getattr(self, "offset", 0.0)
+        return Prediction(torch.cat([query.base_logits, scale * h @ c.mT], -1))
+"""
+
+
+@pytest.mark.parametrize("learned", ["pass", "self.offset = torch.nn.Parameter(torch.zeros(()))"])
+def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned):
+    """Code that computes something else at a trial's own values, or another backbone: the trial is made anew."""
+    file = tmp_path / "own.py"
+
+    def trials(text):
+        file.write_text(text.replace("LEARNED", learned))
+        job = job_of(task, work, trials=2, method=f"{file}:Own")
+        return job, [stages.Trial(one) for _, one in job.candidates()]
+
+    job, made = trials(OWN)
+    api.run_jobs([job], work)
+    assert all(trial.cached(work.home) for trial in made)
+    assert made[1].kept(work.home, made[1].backbone.weights(work.home))
+    assert not made[1].kept(work.home, "0" * 64)
+    other = f"scale = -scale if self.temperature == {made[1].job.options['temperature']} else scale"
+    _, changed = trials(OWN.replace("        return Prediction", f"        {other}\n        return Prediction"))
+    assert not changed[1].cached(work.home)
+    assert changed[0].cached(work.home) == (learned != "pass"), "what is trained is known by what it computes"
+    _, commented = trials(OWN + "# a remark")
+    assert all(trial.cached(work.home) == (learned != "pass") for trial in commented)
+
+
+def test_seeds_of_a_tuned_row_share_their_choice(task, work):
+    first, second = (api.run_jobs([job_of(task, work, seed)], work)[0] for seed in (0, 1))
+    rows, remarks = rows_of([first, second], "yours")
+    assert ([row.seeds for row in rows], remarks) == ([(0, 1)], [])
+    other = msgspec.structs.replace(second, options={"temperature": 3.0})
+    rows, (remark,) = rows_of([first, other], "yours")
+    assert [len(row.seeds) for row in rows] == [1]
+    assert "another choice was made" in remark
+
+
+def test_the_edge_of_a_space_is_noted(task, work):
+    class Edged(Scaled):
+        """The best temperature lies above what may be tried."""
+
+        space: ClassVar = {"temperature": Range(0.001, 0.0201, log=True)}
+
+    result = api.run_jobs([job_of(task, work, trials=3, method=Edged)], work)[0]
+    assert result.options["temperature"] == 0.02
+    assert result.edge == ["temperature"]

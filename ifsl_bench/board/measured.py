@@ -89,7 +89,8 @@ class Row:
     @property
     def has_options(self) -> bool:
         """Whether somebody has changed the method's options or training, which the label then says after a dot."""
-        return "." in self.label.removeprefix(self.results[0].method)
+        method, label = (name.rpartition(":")[2] for name in (self.results[0].method, self.label))
+        return "." in label.removeprefix(method)
 
     @cached_property
     def _values(self) -> dict[str, np.ndarray]:
@@ -172,11 +173,15 @@ def _other_behaviour(a: Result, b: Result) -> str:
 
 
 def _other_method(a: Result, b: Result) -> str:
-    """Why two results of one label are not of the same method; tuned options may differ between seeds."""
+    """Why two results of one label are not of the same method; what a grid chose may differ between seeds."""
     if not comparable(a.probe, b.probe) and a.provenance.get("method_source") != b.provenance.get("method_source"):
         return "the method's code differs"
     if a.given() != b.given():
         return "options or training differ"
+    if a.trials and (a.options, a.train, list(map(list, a.tuned.values()))) != (
+        b.options, b.train, list(map(list, b.tuned.values()))
+    ):  # fmt: skip
+        return "another choice was made, or among other settings"
     if a.setting != b.setting and EVERY not in (a.setting, b.setting):
         return "options or checkpoints were chosen in another way"
     return ""

@@ -116,11 +116,24 @@ def run(
     work = api.workspace(home, results_dir, device, reporter)
     command = _typed(sys.argv[1:])
     if checkpoint:
-        if len(tasks) != 1 or methods or options or train or trials or calibrate or seeds != 1:
-            raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself")
-        result = api.evaluate_checkpoint(
-            Path(checkpoint), tasks[0], episodes=episodes, change=change.said(), work=work, command=command
-        )
+        if (
+            len(tasks) != 1
+            or methods
+            or options
+            or trials
+            or calibrate
+            or seed
+            or seeds != 1
+            or train.keys() - {"select"}
+        ):
+            raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself "
+                            "(of --train it takes select=best)")  # fmt: skip
+        if dry_run or rerun or retrain:
+            raise UserError(
+                "--checkpoint evaluates a model and stores nothing: leave out --dry-run, --rerun, --retrain"
+            )
+        result = api.evaluate_checkpoint(Path(checkpoint), tasks[0], select=train.get("select"), episodes=episodes,
+                                         change=change.said(), work=work, command=command)  # fmt: skip
         title = f"{result.label} on {result.task}, seed {result.seed}"
         click.echo(render([result_table(result, title)], style))
         return
@@ -128,7 +141,7 @@ def run(
     which = range(seed, seed + seeds), episodes, change, work.home, trials, calibrate
     jobs = job.make_jobs(methods, tasks, options, training, *which)
     if dry_run:
-        click.echo(render([plain_table(api.dry_run(jobs, work, rerun or retrain))], style))
+        click.echo(render([plain_table(api.dry_run(jobs, work, rerun, retrain))], style))
         return
     made = api.run_jobs(jobs, work, rerun=rerun, retrain=retrain, command=command)
     boards = [load_board(task, work.home.results) for task in dict.fromkeys(found)]

@@ -171,8 +171,8 @@ RULES = (*IN_EVERY_RUN, keeps_hidden_classes_out, ignores_the_order_of_support, 
 
 
 @torch.no_grad()
-def check_answers(given: Asked) -> None:
-    """Holds a method's answers against the rules of every run.
+def check_answers(given: Asked) -> Tensor:
+    """Holds a method's answers against the rules of every run, and returns them, for :func:`check_repeated`.
 
     Raises:
         UserError: it breaks one; says which.
@@ -180,6 +180,19 @@ def check_answers(given: Asked) -> None:
     for rule in IN_EVERY_RUN:
         if broken := rule(given):
             raise UserError(f"method {given.name!r} breaks the contract: {broken}")
+    return given.logits()
+
+
+@torch.no_grad()
+def check_repeated(given: Asked, answers: Tensor) -> None:
+    """Asks again, after other episodes, what :func:`check_answers` has asked before.
+
+    Raises:
+        UserError: the answers are others: the method keeps something between calls.
+    """
+    if differs(given.logits(), answers):
+        raise UserError(f"method {given.name!r} breaks the contract: after the evaluation it answers its first "
+                        f"episodes otherwise than before; it keeps something between calls")  # fmt: skip
 
 
 def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: int, hide: bool, regular: bool) -> Asked:

@@ -143,7 +143,7 @@ def _outline(job: Job, work: Workspace) -> Outline:
     return outline
 
 
-def dry_run(jobs: Sequence[Job], work: Workspace, rerun: bool = False) -> list[dict[str, str]]:
+def dry_run(jobs: Sequence[Job], work: Workspace, rerun: bool = False, retrain: bool = False) -> list[dict[str, str]]:
     """Rows of stage, state ("cached" or "to do") and rough time, measured here on random numbers, in the order of the
     run. Changes nothing on disk; only what a method computes is kept there, to be compared with.
 
@@ -153,13 +153,13 @@ def dry_run(jobs: Sequence[Job], work: Workspace, rerun: bool = False) -> list[d
     rows: dict[tuple[str, str], dict[str, str]] = {}  # what several jobs need is there once
     for job in jobs:
         stages: list[Stage] = []
-        if not rerun and stored_result(job, work) is not None:
+        if not (rerun or retrain) and stored_result(job, work) is not None:
             rows[f"result {job}", ""] = {"stage": f"result {job}", "state": "cached", "rough time": ""}
         else:
             outline, stages = _outline(job, work), stages_of(job)
         for stage in stages:
             if (key := (str(stage), stage.key(work.home))) not in rows:
-                cached = stage.cached(work.home)
+                cached = stage.cached(work.home) and not (retrain and isinstance(stage, (MetaTrain, Trial)))
                 time = "" if cached else roughly(stage.estimate(outline, work.device))
                 rows[key] = {"stage": key[0], "state": "cached" if cached else "to do", "rough time": time}
     return list(rows.values())
@@ -169,6 +169,7 @@ def evaluate_checkpoint(
     checkpoint: Path,
     task: str,
     *,
+    select: str | None = None,
     episodes: int | None = None,
     change: Mapping[str, int] | None = None,
     work: Workspace | None = None,
@@ -178,6 +179,7 @@ def evaluate_checkpoint(
 
     Args:
         checkpoint: a folder under ``trained`` in the cache, or its name.
+        select: "best" for the parameters that were best on validation, in place of the last ones.
         task, episodes, change: as in :func:`run`.
 
     Raises:
@@ -187,7 +189,8 @@ def evaluate_checkpoint(
     work = work or workspace()
     folder = checkpoint if checkpoint.is_dir() else work.home.trained / checkpoint.name
     info = trained_facts(folder)
-    about = Training.parse(info["train"]), [info["seed"]], episodes, make_change(change or {}), work.home
+    train = info["train"] | ({"select": select} if select else {})
+    about = Training.parse(train), [info["seed"]], episodes, make_change(change or {}), work.home
     package = info.get("distribution", {}).get("name")  # others may have a method of that name too
     said = f"{package}:{info['method']}" if package and ":" not in info["method"] else info["method"]
     job = _only(make_jobs([said], [task], info["options"], *about))

@@ -97,7 +97,7 @@ class Job:
 
         They are the same with and without calibration, and are not calibrated.
         """
-        default = {**defaults(self.method, self.task), RATE: self.schedule.schedule.rate}
+        default = {**defaults(self.method, self.task), RATE: self._published.schedule.rate}
         found = []
         for point in settings.points(self.method, self._said(), self.trials, default):
             options = settled(self.method, {**self.given, **point}, self.task)
@@ -122,7 +122,11 @@ class Job:
     @property
     def schedule(self) -> MetaTraining:
         """The meta-training schedule: the method's or the task's, with what the user says of it."""
-        return self.training.applied(self.method.schedule or self.task.meta_training)
+        return self.training.applied(self._published)
+
+    @property
+    def _published(self) -> MetaTraining:
+        return self.method.schedule or self.task.meta_training
 
     @property
     def source(self) -> str:
@@ -130,10 +134,9 @@ class Job:
         return method_source(self.method)
 
     def probe(self, home: Home) -> Probe | None:
-        """What the method computes; the same for all values of the numbers that it searches."""
-        searches = {*self.method.space, *self.method.grid}
-        kept = {k: v for k, v in self.options.items() if k not in searches or isinstance(v, (bool, str))}
-        return probe_of(home.probes, self.name, self.method, kept, self.task.shots)
+        """What the method computes with the options given; what is searched has its default, so that seeds which
+        choose otherwise are of one method. A candidate has its own values."""
+        return probe_of(home.probes, self.name, self.method, self.options, self.task.shots)
 
     def identity(self, home: Home) -> dict[str, Any]:
         """What tells the method from others; recorded with what is made."""

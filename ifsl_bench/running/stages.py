@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,10 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
 from ifsl_bench.episodic.trained import Model, folders, holds, load_trained
 from ifsl_bench.plugin import settings
-from ifsl_bench.plugin.contract import Asked, check_answers
+from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
 from ifsl_bench.plugin.method import Method, NonFinite
 from ifsl_bench.plugin.options import make_method
+from ifsl_bench.plugin.probe_cache import everything
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
@@ -108,7 +109,7 @@ class MetaTrain(_OfJob):
             **self.job.identity(work.home),
             "distribution": job.chosen.distribution,
             "options": job.options,
-            "train": job.training.changes(),
+            "train": {key: value for key, value in job.training.changes().items() if key != "select"},
             "task": job.task.name,
             "pretraining": prepared.pretrained.key,
             "pretraining_sha256": prepared.pretrained.sha256,
@@ -139,7 +140,14 @@ class Trial(_OfJob):
 
     def kept(self, home: Home, weights: str | None) -> Tried | None:
         """The trial of the same method on the same backbone, if there is one."""
-        return read_trial(self.file(home), weights, lambda made_by: not self.job.other_method(home, made_by))
+        return read_trial(self.file(home), weights, lambda made_by: self.is_mine(home, made_by))
+
+    def identity(self, home: Home) -> dict[str, Any]:
+        """What tells the method from others: what it computes; all its code, where a trial is as fast as a probe."""
+        return self.job.identity(home) if self.job.trains else {"code": everything(self.job.method)}
+
+    def is_mine(self, home: Home, made_by: Mapping[str, Any]) -> bool:
+        return not self.job.other_method(home, made_by) if self.job.trains else made_by == self.identity(home)
 
     def estimate(self, data: Outline, device: torch.device) -> float | None:
         if (method := self.dummy(data, device)) is None:
@@ -158,7 +166,7 @@ class Trial(_OfJob):
                 tried = Tried(found.accuracy, len(episodes), found.unconverged)
             except (Diverged, NonFinite) as error:
                 tried = Tried(0.0, len(episodes), diverged=str(error))
-            write_trial(file, tried, prepared.pretrained.sha256, str(job), job.identity(work.home))
+            write_trial(file, tried, prepared.pretrained.sha256, str(job), self.identity(work.home))
             work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
         return tried
 
@@ -217,10 +225,12 @@ class Evaluate(_OfJob):
         test, backbone = prepared.loader("test"), prepared.pretrained
         first = test.batch(0, FIRST)
         predict(method.eval(), job.name, first)
-        check_answers(Asked(job.name, method, first.support, first.query, first.masked))
+        asked = Asked(job.name, method, first.support, first.query, first.masked)
+        answers = check_answers(asked)
         start = time.perf_counter()
         found = evaluate(method, job.name, test, range(job.episodes), work.reporter, f"evaluating {self.job}")
         seconds = time.perf_counter() - start
+        check_repeated(asked, answers)  # all that lies between must have left no trace
         counts, calibration = self.calibrated(work, method, found)
         for remark in (*found.remarks(), *(trained.remarks() if trained else ())):
             work.reporter.warn(f"{self.job}: {remark}")
