@@ -15,13 +15,13 @@ from ifsl_bench.common.files import (
     Home,
     building,
     disk_errors,
-    locked,
     read_json,
     set_aside,
     sha256_json,
     write_bytes,
     write_json,
 )
+from ifsl_bench.common.locks import locked
 
 
 def test_home_prefers_arguments_over_environment_over_platform(tmp_path, monkeypatch):
@@ -84,7 +84,7 @@ def test_permission_is_said_plainly(tmp_path):
 
 def test_lock_excludes_other_processes_and_dies_with_them(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from ifsl_bench.common.files import locked\n"
+        "import sys, time; from pathlib import Path; from ifsl_bench.common.locks import locked\n"
         "with locked(Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
     )
     target = tmp_path / "thing"

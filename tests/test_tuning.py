@@ -204,7 +204,7 @@ def test_what_has_nothing_to_choose_is_the_same_in_every_setting(task, work):
     assert tuned == plain
     assert plain.setting == "every"
     for bad in (1, -1, 2.0):
-        with pytest.raises(UserError, match=f"at least 2, not {bad}"):
+        with pytest.raises(UserError, match=f"2 to 10,000, not {bad}"):
             make_jobs(["imprint"], [task], {}, Training(), [0], None, home=work.home, trials=bad)
 
 

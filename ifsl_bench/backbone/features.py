@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,24 +15,17 @@ from torch import Tensor
 
 from ifsl_bench.backbone.images import batches, crop_and_flip
 from ifsl_bench.backbone.pretrain import Pretrained
+from ifsl_bench.common.arrays import create_array, open_array
 from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import (
-    Home,
-    building,
-    create_array,
-    locked,
-    read_json,
-    sha256_file,
-    sha256_json,
-    write_json,
-)
+from ifsl_bench.common.files import Home, building, set_aside, sha256_file, sha256_json
+from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocol.task import Task
 
-FORMAT = 1
 BATCH = 256
 
 
@@ -71,7 +65,7 @@ def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1) -> 
 def is_computed(folder: Path, pretraining_sha256: str | None) -> bool:
     """Whether features of a pretraining with these weights are there."""
     try:
-        return bool(read_json(folder / "bank.json").get("pretraining_sha256") == pretraining_sha256)
+        return bool(read_sealed(folder / "bank.json").get("pretraining_sha256") == pretraining_sha256)
     except (OSError, CorruptFile):
         return False
 
@@ -93,19 +87,31 @@ def compute_features(
             pretraining), as the released code augments in meta-training.
 
     Returns:
-        float32 [views * n, D], a read-only memory map.
+        float32 [views * n, D], a read-only memory map, checked in full.
+
+    Raises:
+        CorruptFile: the images, or features that the data set consists of, are not what was written.
+        UserError: a file may not be read or written.
     """
     pool = dataset.pool(name)
     if pool.images.ndim == 2:
+        dataset.check_images(name)
         return pool.images
     folder = bank_folder(home, pretrained.key, name, task, views)
     shape = (views * len(pool), pretrained.network.features)
-    with locked(folder, reporter.say):
-        if (folder / "bank.json").exists():
-            try:
-                return _open(folder, shape, pretrained.sha256)
-            except CorruptFile as error:
-                reporter.warn(f"{error}; computing it again")
+    with suppress(CorruptFile, FileNotFoundError):  # before the lock, which a read-only folder does not grant
+        return _open(folder, shape, pretrained.sha256)
+    with locked(folder, reporter.warn):
+        try:
+            return _open(folder, shape, pretrained.sha256)
+        except FileNotFoundError:
+            if os.path.lexists(folder):
+                reporter.warn(f"{folder} lacks bank.json; it is computed again, the files are in {set_aside(folder)}")
+        except OtherWeights as error:
+            reporter.warn(f"{error}; computing them again")
+        except CorruptFile as error:
+            reporter.warn(f"{error}; it is computed again, the damaged files are in {set_aside(folder)}")
+        dataset.check_images(name)
         with building(folder) as partial:
             bank = create_array(partial / "features.npy", shape, "float32")
             title = f"features of {name}" + (f", {views} views" if views > 1 else "")
@@ -118,12 +124,12 @@ def compute_features(
             bank.flush()
             del bank
             entry = {
-                "format": FORMAT,
+                "of": _place(folder),
                 "shape": list(shape),
                 "sha256": sha256_file(partial / "features.npy"),
                 "pretraining_sha256": pretrained.sha256,
             }
-            write_json(partial / "bank.json", entry)
+            write_sealed(partial / "bank.json", entry)
         return _open(folder, shape, pretrained.sha256)
 
 
@@ -144,18 +150,25 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
             yield features.cpu().numpy()
 
 
+class OtherWeights(CorruptFile):
+    """Features of a pretraining that was repeated since."""
+
+
+def _place(folder: Path) -> str:
+    """Pretraining and pool, as a bank records what it is of; one from before does not."""
+    return f"{folder.parent.name}/{folder.name}"
+
+
 def _open(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:
-    entry = read_json(folder / "bank.json")
+    entry = read_sealed(folder / "bank.json")
     path = folder / "features.npy"
-    if entry.get("format") != FORMAT:
-        raise CorruptFile(f"{folder} is in format {entry.get('format')!r}, this version reads {FORMAT}")
+    if entry.get("of", _place(folder)) != _place(folder):
+        raise CorruptFile(f"{folder} holds the features of {entry['of']}")
     if entry.get("pretraining_sha256") != pretraining:
-        raise CorruptFile(f"{folder} holds features of other weights than the checkpoint's: it was trained again")
-    if not path.exists() or sha256_file(path) != entry["sha256"]:
-        raise CorruptFile(f"{path} is not what was written: it is cut short or changed")
-    array = np.load(path, mmap_mode="r", allow_pickle=False)
-    if array.shape != shape or array.dtype != np.float32:
-        raise CorruptFile(f"{path} holds {array.dtype}{list(array.shape)}, expected float32{list(shape)}")
+        raise OtherWeights(f"{folder} holds features of other weights than the checkpoint's: it was trained again")
+    array = open_array(path, shape, "float32")
+    if sha256_file(path) != entry.get("sha256"):
+        raise CorruptFile(f"{path} is not what was written: its checksum differs")
     return array
 
 

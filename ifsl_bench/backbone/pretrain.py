@@ -19,8 +19,10 @@ from ifsl_bench.backbone.images import Normalise, batches, crop_and_flip, gather
 from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead, channels_last, make_backbone, make_head
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home, locked, set_aside, sha256_json
+from ifsl_bench.common.files import Home, set_aside, sha256_json
+from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.sealed import check_kinds
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.protocol.task import DataSpec, Task
@@ -86,7 +88,7 @@ def pretrained_sha256(home: Home, key: str) -> str | None:
         info = CheckpointFolder(home.pretrained / key).info()
     except CorruptFile:
         return None
-    return str(info["tensors"]["sha256"]) if info and info.get("finished") else None
+    return str(info["tensors"]["sha256"]) if info and info.get("finished") is True else None
 
 
 def pretrain(
@@ -94,16 +96,34 @@ def pretrain(
 ) -> Pretrained:
     """Loads the pretraining from the cache, resumes it, or starts it.
 
+    One that is damaged, or is another's, is set aside with a warning, and starts anew.
+
     Raises:
-        UserError: the loss became infinite or NaN.
+        UserError: the loss became infinite or NaN, or a file may not be read or written.
+        CorruptFile: the images to train on are not what was written.
     """
     key = pretraining_key(task, dataset.fingerprint, head, seed)
     folder = home.pretrained / key
-    with locked(folder, reporter.say):
-        trainer = _Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
-        trainer.restore(reporter)
-        if not trainer.info["finished"]:
-            trainer.train(reporter)
+
+    def new() -> _Trainer:
+        return _Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device)
+
+    trainer = new()
+    try:  # before the lock, which a read-only folder does not grant
+        trainer.restore()
+    except CorruptFile:
+        trainer = new()
+    if not trainer.info["finished"]:
+        with locked(folder, reporter.warn):
+            trainer = new()
+            try:
+                trainer.restore()
+            except CorruptFile as error:
+                aside = set_aside(folder)
+                reporter.warn(f"{error}; training starts anew, the damaged files are in {aside}")
+                trainer = new()
+            if not trainer.info["finished"]:
+                trainer.train(reporter)
     trainer.network.eval().requires_grad_(False)
     trainer.head.requires_grad_(False)
     return Pretrained(key, trainer.network, trainer.head, trainer.normalise, trainer.info)
@@ -135,6 +155,7 @@ class _Trainer:
         self.parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         precision = choose_precision(device)
         self.info: dict[str, Any] = {
+            "key": folder.name,
             "finished": False,
             "epoch": 0,
             "seconds": 0.0,
@@ -145,15 +166,47 @@ class _Trainer:
             "device": describe_device(device),
         }
 
-    def restore(self, reporter: Reporter) -> None:
+    def restore(self) -> None:
+        """Goes on from the state on disk, if there is one.
+
+        Raises:
+            CorruptFile: it is damaged or another's; this trainer is of no use then.
+            UserError: it may not be read.
+        """
+        state = CheckpointFolder(self.folder).load()
+        if state is None:
+            return
+        self._check(state.info)
         try:
-            state = CheckpointFolder(self.folder).load()
-            if state is not None:
-                self._load(state.tensors)
-                self.info = state.info
-        except (CorruptFile, RuntimeError, KeyError) as error:
-            aside = set_aside(self.folder)
-            reporter.warn(f"{error}; training starts anew, the damaged files are in {aside}")
+            self._load(state.tensors)
+        except (RuntimeError, KeyError) as error:
+            raise CorruptFile(f"{self.folder} does not fit the network: {error}") from error
+        self.info = state.info
+
+    def _check(self, info: dict[str, Any]) -> None:
+        """What is recorded must fit together; of a state without a checksum that is all that can be known."""
+        path, number = CheckpointFolder(self.folder).json, (int, float)
+        kinds = {"epoch": int, "seconds": number, "seed": int, "bf16": bool, "precision": str, "device": str}
+        check_kinds(path, info, {"finished": bool, **kinds})
+        if info.get("key", self.folder.name) != self.folder.name or info["seed"] != self.seed:
+            raise CorruptFile(f"{path} is of another pretraining: {info.get('key', '')}, seed {info['seed']}")
+        steps, (_, per_epoch) = self.task.pretraining.steps, self._batch
+        if info["finished"]:
+            check_kinds(path, info, {"accuracy": dict})
+            check_kinds(path, info["accuracy"], dict.fromkeys(self._held_out, number))
+        elif not 0 <= info["epoch"] * per_epoch < steps:
+            raise CorruptFile(f"{path} is damaged: epoch {info['epoch']} is not within {steps} steps")
+
+    @property
+    def _batch(self) -> tuple[int, int]:
+        """Images of a step, and steps of an epoch."""
+        images = self.dataset.manifest["pools"]["base/train"]["shape"][0]
+        batch = min(self.task.pretraining.batch, images)
+        return batch, max(1, images // batch)
+
+    @property
+    def _held_out(self) -> list[str]:
+        return [name for name in ("base/val", "base/test") if self.dataset.has(name)]
 
     def _load(self, tensors: dict[str, Tensor]) -> None:
         def part(prefix: str) -> dict[str, Tensor]:
@@ -176,9 +229,9 @@ class _Trainer:
 
     def train(self, reporter: Reporter) -> None:
         spec = self.task.pretraining
-        pool = self.dataset.pool("base/train")
-        batch = min(spec.batch, len(pool))
-        per_epoch = max(1, len(pool) // batch)
+        for name in ("base/train", *self._held_out):
+            self.dataset.check_images(name)
+        pool, (batch, per_epoch) = self.dataset.pool("base/train"), self._batch
         precision = Precision(self.info["bf16"], "")
         start, spent = time.perf_counter(), self.info["seconds"]
         title = f"pretraining {spec.backbone}, {self.kind} head, seed {self.seed}"
@@ -203,10 +256,7 @@ class _Trainer:
                 if done < spec.steps:
                     self._save()
         self.network.eval()
-        accuracy = {}
-        for name in ("base/val", "base/test"):
-            if self.dataset.has(name):
-                accuracy[name] = self._accuracy(self.dataset.pool(name), batch)
+        accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self._held_out}
         shown = ", ".join(f"{name} {100 * value:.2f}%" for name, value in accuracy.items())
         reporter.say(f"{title}: {shown}")
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}

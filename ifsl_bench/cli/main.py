@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it; ``--help`` and ``tasks`` co
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import sys
@@ -32,6 +33,7 @@ from ifsl_bench.cli.options import (
 )
 from ifsl_bench.cli.results import check, compare, reproduce, show, table
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.variants import Change
@@ -52,9 +54,15 @@ def cli() -> None:
 @click.option("--tune", "trials", type=int, default=0, metavar="N",
               help="Choose among N settings of each method on validation episodes.")  # fmt: skip
 @click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Of training; the first of --seeds."
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, LARGEST_SEED),
+    help="Of training; the first of --seeds.",
 )
-@click.option("--seeds", default=1, show_default=True, type=click.IntRange(min=1), help="How many training seeds.")
+@click.option(
+    "--seeds", default=1, show_default=True, type=click.IntRange(1, MOST_SEEDS), help="How many training seeds."
+)
 @click.option("--episodes", type=int, help="Only the first so many test episodes.")
 @change_options
 @click.option("--checkpoint", metavar="DIR", help="Evaluate this meta-trained model; nothing is trained or stored.")
@@ -261,8 +269,26 @@ for command in (table, compare, show, check, reproduce, data):
     cli.add_command(command)
 
 
+def _standard_streams() -> None:
+    """Streams that a shell has closed become /dev/null, others print whatever their encoding cannot as an escape.
+
+    Otherwise the next file opened would take a closed one's place, and get what libraries print.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, io.TextIOWrapper(io.FileIO(number, mode, closefd=False), encoding="utf-8"))
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main() -> None:
     """The entry point of ``ifsl-bench``."""
+    _standard_streams()
     # Threads that spin while they wait slow everything down where another program wants the cores.
     # Read when torch is imported, so it must be set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

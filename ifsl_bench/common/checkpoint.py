@@ -1,12 +1,14 @@
 """Training states on disk: tensors in a safetensors file, everything else in a JSON file that names it.
 
 Saving writes the tensors under a new name, then replaces the JSON, then removes the old tensors; a process killed at
-any point leaves a complete state, the old one or the new one. Nothing is pickled.
+any point leaves a complete state, the old one or the new one. Nothing is pickled. The JSON file has the checksum of the
+tensors and one of itself, see :mod:`ifsl_bench.common.sealed`; in one of an older version, the latter is not there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +17,10 @@ from typing import Any
 from torch import Tensor
 
 from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import PARTIAL, disk_errors, read_json, sha256_file, write_bytes, write_json
+from ifsl_bench.common.files import PARTIAL, disk_errors, sha256_file, write_bytes
+from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 
-FORMAT = 1
+_TENSORS = re.compile(r"state-([0-9]{1,18})\.safetensors")  # other files in the folder are not ours
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,13 @@ class CheckpointFolder:
 
         with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            previous = {path.name for path in self.folder.glob("*.safetensors")}
-            number = 1 + max((int(p.split(".")[0].split("-")[-1]) for p in previous), default=0)
-            name = f"state-{number}.safetensors"
+            previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
+            name = f"state-{1 + max((int(match[1]) for match in previous), default=0)}.safetensors"
             content = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
             write_bytes(self.folder / name, save(content))
             entry = {"file": name, "sha256": sha256_file(self.folder / name)}
-            whole = {**info, "format": FORMAT, "tensors": entry}
-            write_json(self.json, whole)
-            leftovers = [*previous, *(p.name for p in self.folder.glob(f"{PARTIAL}*"))]
+            whole = write_sealed(self.json, {**info, "tensors": entry})
+            leftovers = [*(match[0] for match in previous), *(p.name for p in self.folder.glob(f"{PARTIAL}*"))]
             for old in leftovers:
                 with contextlib.suppress(OSError):
                     (self.folder / old).unlink()
@@ -60,12 +61,16 @@ class CheckpointFolder:
 
         Raises:
             CorruptFile: damaged, or of another format version.
+            UserError: it may not be read.
         """
-        if not self.json.exists():
+        try:
+            info = read_sealed(self.json)
+        except FileNotFoundError:
             return None
-        info = read_json(self.json)
-        if info.get("format") != FORMAT or "tensors" not in info:
-            raise CorruptFile(f"{self.json} is in format {info.get('format')!r}, this version reads {FORMAT}")
+        check_kinds(self.json, info, {"tensors": dict})
+        check_kinds(self.json, info["tensors"], {"file": str, "sha256": str})
+        if not _TENSORS.fullmatch(info["tensors"]["file"]):
+            raise CorruptFile(f"{self.json} is damaged: it names {info['tensors']['file']!r} as its tensors")
         return info
 
     def load(self) -> State | None:
@@ -73,18 +78,38 @@ class CheckpointFolder:
 
         Raises:
             CorruptFile: a file is missing, cut short or changed; names it.
+            UserError: one may not be read.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         info = self.info()
         if info is None:
             return None
         path = self.folder / info["tensors"]["file"]
-        if not path.exists():
-            raise CorruptFile(f"{path} is missing, though {self.json.name} names it")
-        if sha256_file(path) != info["tensors"]["sha256"]:
-            raise CorruptFile(f"{path} is not what was written: its checksum differs")
-        return State(load_file(path), info)
+        try:
+            if sha256_file(path) != info["tensors"]["sha256"]:
+                raise CorruptFile(f"{path} is not what was written: its checksum differs")
+            return State(load_file(path), info)
+        except FileNotFoundError:
+            raise CorruptFile(f"{path} is missing, though {self.json.name} names it") from None
+        except SafetensorError as error:
+            raise CorruptFile(f"{path} holds no tensors ({error})") from error
+
+
+def finished(folder: Path, **facts: Any) -> State | None:
+    """A whole state of a training that ran to its end and records ``facts``, None where there is none.
+
+    It needs no lock, which a read-only folder does not grant: where another process is replacing what is there, or it
+    is damaged, there is none, and who wants to make it looks again under the lock.
+
+    Raises:
+        UserError: it may not be read.
+    """
+    try:
+        return CheckpointFolder(folder).load() if is_finished(folder, **facts) else None
+    except CorruptFile:
+        return None
 
 
 def is_finished(folder: Path, **facts: Any) -> bool:
@@ -93,4 +118,4 @@ def is_finished(folder: Path, **facts: Any) -> bool:
         info = CheckpointFolder(folder).info()
     except CorruptFile:
         return False
-    return bool(info and info.get("finished") and all(info.get(key) == value for key, value in facts.items()))
+    return bool(info and info.get("finished") is True and all(info.get(key) == value for key, value in facts.items()))

@@ -1,4 +1,4 @@
-"""Files on disk: where they live, how they are written (atomically), locked and verified.
+"""Files on disk: where they live, how they are written (atomically) and verified.
 
 Nothing is ever half-written under its final name: content goes to a temporary sibling, is flushed to the disk, and is
 renamed. A process killed at any point leaves at most a temporary file or folder whose name starts with ``.partial-``;
@@ -12,20 +12,17 @@ import errno
 import hashlib
 import json
 import math
-import mmap
 import os
 import re
 import shutil
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
 from ifsl_bench.common.errors import CorruptFile, UserError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 PARTIAL = ".partial-"  # prefix of unfinished files and folders; only the holder of the lock may remove them
 
@@ -44,14 +41,18 @@ class Home:
 
     @classmethod
     def locate(cls, home: str | Path | None = None, results: str | Path | None = None) -> Home:
-        """Explicit arguments first, then ``IFSL_BENCH_HOME``, then the platform's user folders."""
+        """Explicit arguments first, then ``IFSL_BENCH_HOME``, then the platform's user folders.
+
+        Raises:
+            UserError: a folder below the home of a user that there is not.
+        """
         import platformdirs
 
         home = home or os.environ.get("IFSL_BENCH_HOME") or None
-        cache = Path(home).expanduser().absolute() if home else Path(platformdirs.user_cache_dir("ifsl_bench"))
+        cache = _folder(home or platformdirs.user_cache_dir("ifsl_bench"))
         if results:
-            return cls(cache, Path(results).expanduser().absolute())
-        return cls(cache, cache / "results" if home else Path(platformdirs.user_data_dir("ifsl_bench")) / "results")
+            return cls(cache, _folder(results))
+        return cls(cache, (cache if home else _folder(platformdirs.user_data_dir("ifsl_bench"))) / "results")
 
     @property
     def data(self) -> Path:
@@ -80,6 +81,13 @@ class Home:
         return self.cache / "tasks"
 
 
+def _folder(said: str | Path) -> Path:
+    try:
+        return Path(said).expanduser().absolute()
+    except RuntimeError as error:  # of expanduser alone
+        raise UserError(f"{said}: no home folder is known for that user; give the whole path with --home") from error
+
+
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Turns the operating system's refusals (full disk, no permission) into one plain line."""
@@ -87,13 +95,17 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reasons = {
-            errno.ENOSPC: "the disk is full; free some space or choose another folder with --home",
-            errno.EDQUOT: "your disk quota is used up; free some space or choose another folder with --home",
+            errno.ENOSPC: "the disk is full; free some space or choose another folder with --home or --results",
+            errno.EDQUOT: "your disk quota is used up; free space or choose another folder with --home or --results",
             errno.EACCES: "no permission to write there; choose another folder with --home or --results",
             errno.EPERM: "no permission to write there; choose another folder with --home or --results",
             errno.EROFS: "the file system is read-only; choose another folder with --home or --results",
             errno.ENOTDIR: "part of the path is a file, not a folder; choose another folder with --home or --results",
             errno.EEXIST: "a file of that name is in the way; remove it or choose another folder",
+            errno.EISDIR: "a folder of that name is in the way; remove it or choose another folder",
+            errno.ELOOP: "a symbolic link of that name is in the way; remove it or choose another folder",
+            errno.ENAMETOOLONG: "the name is too long for this file system; choose another folder",
+            errno.EIO: "the disk fails (input/output error); choose another folder with --home or --results",
             errno.EFBIG: "the file would be larger than this system allows (see ulimit -f)",
         }
         if error.errno in reasons:
@@ -102,41 +114,32 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Holds the lock of ``folder`` (a file beside it); the operating system drops it when the process dies."""
-    import filelock
+def read_errors(path: Path) -> Iterator[None]:
+    """Turns the operating system's refusals to read a file of ours into one plain line; one that is missing stays a
+    ``FileNotFoundError``.
 
-    with disk_errors(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder.parent / f".{folder.name}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            if waiting:
-                waiting(f"another process is working on {folder.name}; waiting for it")
-            lock.acquire()
+    Raises:
+        CorruptFile: it is no file, but a folder, or a link to itself.
+        UserError: no permission, or the disk fails. What is there may be sound, so it must not be made again.
+    """
     try:
         yield
-    finally:
-        lock.release()
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
+            raise CorruptFile(f"{path} is no file") from error
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise UserError(f"cannot read {path}: no permission; ask its owner, or choose another folder") from error
+        if error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
+            raise UserError(f"cannot read {path}: {error.strerror}; the disk or the network fails") from error
+        raise
 
 
-def is_locked(folder: Path) -> bool:
-    """Whether a process holds the lock of ``folder`` now; False where this process may not ask."""
-    import filelock
-
-    path = folder.parent / f".{folder.name}.lock"
-    if not path.exists():
-        return False
-    lock = filelock.FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        return True
-    except OSError:
-        return False
-    lock.release()
-    return False
+def open_file(path: Path) -> BinaryIO:
+    """Opens a file of ours for reading; errors as in :func:`read_errors`. A pipe, which may never end, is no file."""
+    with read_errors(path):
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise CorruptFile(f"{path} is no file")
+        return open(path, "rb")
 
 
 def fsync_folder(folder: Path) -> None:
@@ -193,12 +196,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON object; raises :class:`CorruptFile` if it is not one.
+    """Reads a JSON object; raises :class:`CorruptFile` if it is not one, and what :func:`read_errors` does.
 
     NaN, infinities and a key that is there twice, which Python would let pass, are none either.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with read_errors(path):
+            text = path.read_text(encoding="utf-8")
         value = json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not valid JSON ({error})") from error
@@ -245,43 +249,17 @@ def set_aside(path: Path, why: str = "corrupt") -> Path:
     """Renames a file or folder out of the way and returns its new name, which says why; nothing is deleted."""
     for n in range(1000):
         aside = path.with_name(f"{path.name}.{why}-{n}")
-        if not aside.exists():
+        if not os.path.lexists(aside):
             with disk_errors(path):
                 os.replace(path, aside)
             return aside
     raise UserError(f"{path} is {why}, and so are a thousand copies beside it; remove {path.parent}")
 
 
-def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
-    """A new .npy file to fill through a memory map, its room on the disk reserved.
-
-    Without the reservation a full disk would show only when a page is written, as a killing signal and no error.
-    """
-    import numpy as np
-    from numpy.lib.format import open_memmap
-
-    with disk_errors(path):
-        array: np.memmap = open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
-        if hasattr(os, "posix_fallocate"):
-            with open(path, "r+b") as file:
-                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-    return array
-
-
-def release(array: np.ndarray) -> None:
-    """Hands the memory of a memory-mapped array back to the system; its content stays, in the file.
-
-    Pages of a map count as memory in use until they are handed back, so a long sequential pass calls this now and then.
-    """
-    mapped = getattr(array, "_mmap", None)
-    if mapped is not None and hasattr(mapped, "madvise"):
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
 def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str:
-    """Hex SHA-256 of a file, read in blocks of 4 MiB."""
+    """Hex SHA-256 of a file, read in blocks of 4 MiB; errors as in :func:`open_file`."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_file(path) as file, read_errors(path):
         while block := file.read(1 << 22):
             digest.update(block)
             if advance:

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, Protocol, cast
 
 import numpy as np
 
+from ifsl_bench.common.arrays import release
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import release
 from ifsl_bench.data.counts import Count
 from ifsl_bench.data.image_pools import ListItem
 from ifsl_bench.data.read.archive import Entry, FileTree

@@ -9,22 +9,29 @@ A data set is a folder::
 
 The fingerprint is a SHA-256 over the content (pool names, class names, images, labels, and whether it is partial), so
 two copies with equal fingerprints give equal results, however they were made.
+
+Whoever opens a data set checks the manifest against its own checksum (one of an older version has none) and against the
+fingerprint, the labels against theirs, and the headers of the images. The images, which may be many, are checked by
+:meth:`Dataset.check_images` when something is made of them, and by :func:`verify`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import io
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ifsl_bench.common.arrays import open_array
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import read_json, sha256_file
+from ifsl_bench.common.files import open_file, read_errors, sha256_file, sha256_json
+from ifsl_bench.common.sealed import check_kinds, read_sealed
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -74,57 +81,81 @@ class Dataset:
         return pool in self.manifest["pools"]
 
     def pool(self, name: str) -> Pool:
-        """Opens a pool; sizes and headers are checked, the full checksum only by :func:`verify`."""
+        """Opens a pool.
+
+        Raises:
+            UserError: there is no such pool, or its files may not be read.
+            CorruptFile: the labels, or the size or header of the images, are not what was written.
+        """
         if not self.has(name):
             raise UserError(f"data set {self.name!r} has no pool {name}; it has {', '.join(self.manifest['pools'])}")
         entry = self.manifest["pools"][name]
-        images = _open(self.folder / entry["images"]["file"], entry["images"], tuple(entry["shape"]), entry["dtype"])
-        labels = _open(self.folder / entry["labels"]["file"], entry["labels"], (entry["shape"][0],), "int64")
+        images = open_array(self.folder / entry["images"]["file"], tuple(entry["shape"]), entry["dtype"])
+        labels = _labels(self.folder / entry["labels"]["file"], entry["labels"]["sha256"], entry["shape"][0])
         if (np.diff(labels) < 0).any() or labels[0] != 0 or labels[-1] != len(entry["classes"]) - 1:
             raise CorruptFile(
                 f"{self.folder / entry['labels']['file']} does not hold the sorted labels that were written"
             )
         counts = np.bincount(labels, minlength=len(entry["classes"]))
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        return Pool(name, images, np.asarray(labels), tuple(entry["classes"]), starts)
+        return Pool(name, images, labels, tuple(entry["classes"]), starts)
+
+    def check_images(self, pool: str) -> None:
+        """Raises :class:`CorruptFile` where a pool's images are not those that were written; reads them all."""
+        try:
+            _check(self.folder, self.manifest["pools"][pool]["images"])
+        except CorruptFile as error:
+            raise CorruptFile(f"{error}; make it again with ifsl-bench data prepare {self.name} --force") from error
 
 
-def _open(path: Path, entry: dict[str, Any], shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def _labels(path: Path, sha256: str, count: int) -> np.ndarray:
+    """Labels, int64 [count], which are small enough to be checked whenever they are read."""
     try:
-        size = path.stat().st_size
+        with open_file(path) as file, read_errors(path):
+            content = file.read()
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing") from None
-    if size != entry["bytes"]:
-        raise CorruptFile(f"{path} has {size} bytes, {entry['bytes']} were written: it is cut short or changed")
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise CorruptFile(f"{path} has a damaged header ({error})") from error
-    if array.shape != shape or array.dtype != np.dtype(dtype):
-        found = f"{array.dtype}{list(array.shape)}"
-        raise CorruptFile(f"{path} holds {found}, the manifest says {dtype}{list(shape)}")
-    return array
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise CorruptFile(f"{path} does not hold the sorted labels that were written: its checksum differs")
+    labels: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
+    if labels.shape != (count,) or labels.dtype != np.int64:
+        raise CorruptFile(f"{path} holds {labels.dtype}{list(labels.shape)}, the manifest says int64[{count}]")
+    return labels
+
+
+def fingerprint(pools: Mapping[str, dict[str, Any]], partial: bool) -> str:
+    """Identity of the content: pools' names, classes, images and labels, and whether something is missing."""
+    content: dict[str, Any] = {
+        pool: [entry["images"]["sha256"], entry["labels"]["sha256"], entry["classes"]] for pool, entry in pools.items()
+    }
+    if partial:
+        content["partial"] = True
+    return sha256_json(content)
 
 
 def open_dataset(folder: Path) -> Dataset:
     """Opens a prepared data set.
 
     Raises:
-        CorruptFile: the manifest is damaged or of another format version.
+        CorruptFile: a file is damaged or missing, or the manifest is of a format version that is not known here.
+        UserError: a file may not be read.
     """
-    manifest = read_json(folder / "manifest.json")
-    if manifest.get("format") != FORMAT:
-        raise CorruptFile(f"{folder} is in format {manifest.get('format')!r}, this version reads {FORMAT}")
-    if missing := {"name", "recipe", "fingerprint", "pools"} - manifest.keys():
-        raise CorruptFile(f"{folder / 'manifest.json'} lacks {', '.join(sorted(missing))}")
+    path = folder / "manifest.json"
+    try:
+        manifest = read_sealed(path)
+    except FileNotFoundError:
+        raise CorruptFile(f"{path} is missing") from None
+    check_kinds(path, manifest, {"name": str, "recipe": str, "fingerprint": str, "about": dict, "pools": dict})
     dataset = Dataset(manifest["name"], folder, manifest)
     try:
         if not manifest["pools"]:
             raise ValueError("it lists no pools")
+        if fingerprint(manifest["pools"], dataset.partial) != dataset.fingerprint:
+            raise ValueError("its fingerprint is not that of the pools")
         for pool in manifest["pools"]:
             dataset.pool(pool)
-    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
-        raise CorruptFile(f"{folder / 'manifest.json'} is damaged ({type(error).__name__}: {error})") from error
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError) as error:
+        raise CorruptFile(f"{path} is damaged ({type(error).__name__}: {error})") from error
     return dataset
 
 
@@ -136,6 +167,10 @@ def verify(dataset: Dataset, advance: Callable[[int], None] | None = None) -> No
     """
     for entry in dataset.manifest["pools"].values():
         for part in ("images", "labels"):
-            path = dataset.folder / entry[part]["file"]
-            if sha256_file(path, advance) != entry[part]["sha256"]:
-                raise CorruptFile(f"{path} is not what was written: its checksum differs")
+            _check(dataset.folder, entry[part], advance)
+
+
+def _check(folder: Path, entry: dict[str, Any], advance: Callable[[int], None] | None = None) -> None:
+    path = folder / entry["file"]
+    if sha256_file(path, advance) != entry["sha256"]:
+        raise CorruptFile(f"{path} is not what was written: its checksum differs")

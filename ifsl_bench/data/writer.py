@@ -13,18 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ifsl_bench.common.arrays import create_array, release
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import (
-    building,
-    create_array,
-    disk_errors,
-    read_json,
-    release,
-    sha256_file,
-    sha256_json,
-    write_json,
-)
-from ifsl_bench.data.pools import FORMAT, POOLS, Dataset, open_dataset
+from ifsl_bench.common.files import building, disk_errors, sha256_file
+from ifsl_bench.common.sealed import read_sealed, write_sealed
+from ifsl_bench.data.pools import POOLS, Dataset, fingerprint, open_dataset
 
 PROGRESS = "progress.json"  # in the folder of an unfinished build: the pools that are complete
 
@@ -48,7 +41,7 @@ class Writer:
     def _resume(self) -> None:
         """Takes over the complete pools of an unfinished build of the same thing, and removes everything else."""
         try:
-            progress = read_json(self.folder / PROGRESS)
+            progress = read_sealed(self.folder / PROGRESS)
             made = {name: list(made) for name, made in progress["made"].items() if made[0] in self.keys}
             whole = {name: progress["pools"][name] for name in made}
             whole = {name: entry for name, entry in whole.items() if self._is_whole(name, entry, made[name][1])}
@@ -69,7 +62,7 @@ class Writer:
     def _record(self, pools: dict[str, dict[str, Any]], made: dict[str, list[str]]) -> None:
         """Takes pools for complete, once the next build would know of it."""
         if self.keys:
-            write_json(self.folder / PROGRESS, {"made": made, "pools": pools})
+            write_sealed(self.folder / PROGRESS, {"made": made, "pools": pools})
         self.pools, self._made = pools, made
 
     def discard_incomplete(self) -> None:
@@ -206,7 +199,7 @@ def build(
         writer = Writer(partial, keys)
         try:
             fill(writer)
-            write_json(partial / "manifest.json", _manifest(writer, name, recipe, about))
+            write_sealed(partial / "manifest.json", _manifest(writer, name, recipe, about))
         except BaseException:
             with suppress(OSError):
                 writer.discard_incomplete()
@@ -219,17 +212,10 @@ def build(
 
 def _manifest(writer: Writer, name: str, recipe: str, about: dict[str, Any]) -> dict[str, Any]:
     _check_sides(writer.pools)
-    content: dict[str, Any] = {
-        pool: [entry["images"]["sha256"], entry["labels"]["sha256"], entry["classes"]]
-        for pool, entry in writer.pools.items()
-    }
-    if about.get("partial"):
-        content["partial"] = True
     return {
-        "format": FORMAT,
         "name": name,
         "recipe": recipe,
-        "fingerprint": sha256_json(content),
+        "fingerprint": fingerprint(writer.pools, bool(about.get("partial"))),
         "about": about,
         "pools": writer.pools,
     }

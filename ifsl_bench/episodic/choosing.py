@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import read_json, write_json
+from ifsl_bench.common.files import set_aside
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED
 
 
@@ -23,9 +27,9 @@ class Tried:
         diverged: what was said of a training that diverged.
     """
 
-    accuracy: float
-    episodes: int
-    unconverged: int = 0
+    accuracy: Annotated[float, Meta(ge=0, le=100)]
+    episodes: Annotated[int, Meta(ge=1)]
+    unconverged: Annotated[int, Meta(ge=0)] = 0
     diverged: str = ""
 
     @property
@@ -55,22 +59,41 @@ def write_trial(
     file: Path, tried: Tried, pretraining_sha256: str, about: str, made_by: Mapping[str, Any]
 ) -> None:  # fmt: skip
     """Keeps a trial, with the checksum of the backbone that it is of, and what tells its method from others."""
-    write_json(file, {"of": about, "pretraining_sha256": pretraining_sha256, "made_by": made_by, **asdict(tried)})
+    about_it = {"file": file.name, "of": about, "pretraining_sha256": pretraining_sha256, "made_by": made_by}
+    write_sealed(file, {**about_it, **asdict(tried)})
 
 
 def read_trial(
-    file: Path, pretraining_sha256: str | None, same: Callable[[Mapping[str, Any]], bool]
-) -> Tried | None:  # fmt: skip
+    file: Path,
+    pretraining_sha256: str | None,
+    same: Callable[[Mapping[str, Any]], bool],
+    reporter: Reporter | None = None,
+) -> Tried | None:
     """The trial that was kept for that backbone; None where there is none, a damaged one, or one of another method.
+
+    One of an older version has no checksum, and is made again: that takes no training, the model being in the cache.
 
     Args:
         same: whether what made the trial is the method in question.
+        reporter: is warned of a damaged one, which is then set aside.
+
+    Raises:
+        UserError: it may not be read.
     """
     try:
-        found = read_json(file)
-        made_by = found.pop("made_by")
-        if found.pop("pretraining_sha256") == pretraining_sha256 and found.pop("of") and same(made_by):
-            return Tried(**found)
-    except (OSError, CorruptFile, TypeError, KeyError, AttributeError, ValueError):
-        pass
-    return None
+        found = read_sealed(file)
+        if found.get("format", 1) == 1:
+            return None
+        check_kinds(file, found, {"file": str, "of": str, "pretraining_sha256": str, "made_by": dict})
+        if found["file"] != file.name:
+            raise CorruptFile(f"{file} is the trial of {found['of']}")
+        if found["pretraining_sha256"] != pretraining_sha256 or not same(found["made_by"]):
+            return None
+        return msgspec.convert(found, Tried)
+    except FileNotFoundError:
+        return None
+    except (CorruptFile, ValueError) as error:  # what does not fit msgspec's types among them
+        if reporter:
+            said = error if isinstance(error, CorruptFile) else f"{file} is damaged: {error}"
+            reporter.warn(f"{said}; the setting is tried again, the old file is {set_aside(file)}")
+        return None

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.checkpoint import CheckpointFolder, State
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import set_aside
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.episodic.evaluation import predict
 from ifsl_bench.episodic.loader import EpisodeLoader
-from ifsl_bench.episodic.trained import Solves, Trained
+from ifsl_bench.episodic.trained import Solves, Trained, check_progress
 from ifsl_bench.plugin.method import Method, NonFinite, masked_logits
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.protocol.training import Training
@@ -48,7 +48,8 @@ def meta_train(
     """Trains the method in place, from the cache, from where an earlier run stopped, or from the start.
 
     Step t uses episodes ``t * episodes_per_step`` onwards of the loader's stream. The state is saved at every
-    validation. The caller holds ``locked(folder)``.
+    validation. The caller holds ``locked(folder)``, unless the training is known to have ended. A state that is
+    damaged, or is another's, is set aside with a warning.
 
     Args:
         folder: where the states are kept.
@@ -75,13 +76,18 @@ def meta_train(
     }
     try:
         if (state := store.load()) is not None:
+            check_progress(store.json, state.info, spec.steps)
+            for key in ("task", "seed", "pretraining"):
+                if state.info.get(key) != facts.get(key):
+                    raise CorruptFile(f"{folder} is another training: {key} is {state.info.get(key)}")
             if state.info.get("pretraining_sha256") != facts.get("pretraining_sha256"):
                 raise CorruptFile(
                     f"{folder} was trained on the features of other weights: the backbone was trained again"
                 )
+            _check_tensors(folder, state, parameters)
             _restore(state.tensors, parameters, best, optimiser)
             info |= state.info
-    except (CorruptFile, RuntimeError, KeyError) as error:
+    except CorruptFile as error:
         aside = set_aside(folder)
         reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
 
@@ -194,6 +200,23 @@ def _save(
             for part, tensor in optimiser.state[value].items():
                 tensors[f"adam.{part}.{key}"] = tensor
     store.save(tensors, info)
+
+
+def _check_tensors(folder: Path, state: State, parameters: Mapping[str, Tensor]) -> None:
+    """Raises :class:`CorruptFile` where the tensors of a state are not those of its step, or of these parameters.
+
+    Adam counts its steps beside its moments, under the checksum of the tensors: what the JSON file says of the step is
+    held against it.
+    """
+    for key, value in parameters.items():
+        needed = (f"last.{key}", f"best.{key}")
+        moments = [name for part in ("exp_avg", "exp_avg_sq") if (name := f"adam.{part}.{key}") in state.tensors]
+        for name in (*needed, *moments):
+            if name not in state.tensors or state.tensors[name].shape != value.shape:
+                raise CorruptFile(f"{folder} does not fit the method: {name} is missing or has another shape")
+        count = state.tensors.get(f"adam.step.{key}")
+        if count is not None and count.tolist() != state.info["step"]:
+            raise CorruptFile(f"{folder} is damaged: it says step {state.info['step']}, its optimiser {count.tolist()}")
 
 
 def _restore(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,9 +12,10 @@ import torch
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.backbone.features import FeaturePool, base_classifier, compute_features, feature_pool
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home, read_json, write_json
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import Home, set_aside
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.subset import some_base_classes
@@ -92,16 +94,33 @@ class PreparedTask:
     def check_digest(self) -> None:
         """Holds the test episodes against the pinned or first recorded digest.
 
+        A record that is damaged is set aside with a warning, and the digest recorded again.
+
         Raises:
-            UserError: they differ, so that results would not be comparable.
+            UserError: they differ, so that results would not be comparable; or the record cannot be read or written.
         """
         task, count = self.task, self.task.evaluation.episodes
         digest = self.sampler("test").digest(count)
         record = self.work.home.cache / "digests" / f"{task.name}-{task.hash}-{self.dataset.fingerprint[:12]}.json"
-        expected = task.digest or (read_json(record).get("digest") if record.exists() else None)
+        expected = task.digest or self._recorded(record)
         if expected is None:
-            write_json(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
+            write_sealed(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})
         elif expected != digest:
             where = "its task file" if task.digest else record
             raise UserError(f"the test episodes of {task.name} have digest {digest[:16]}, {where} says "
                             f"{expected[:16]}: they are not those that stored results were measured on")  # fmt: skip
+
+    def _recorded(self, record: Path) -> str | None:
+        """The digest in the record of this task; None where there is none."""
+        try:
+            found = read_sealed(record)
+            check_kinds(record, found, {"task_hash": str, "digest": str})
+            if found["task_hash"] != self.task.hash:
+                raise CorruptFile(f"{record} is of another task")
+        except FileNotFoundError:
+            return None
+        except CorruptFile as error:
+            aside = set_aside(record)
+            self.work.reporter.warn(f"{error}; the digest is recorded again, the old file is {aside}")
+            return None
+        return str(found["digest"])

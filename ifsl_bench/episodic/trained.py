@@ -12,6 +12,7 @@ import torch
 
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.sealed import check_kinds
 from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED
 from ifsl_bench.plugin.method import Method, Prediction
 
@@ -97,19 +98,43 @@ def holds(folder: Path, same: Callable[[Mapping[str, Any]], bool]) -> bool:
         return True  # it is set aside when it is opened
 
 
+def check_progress(path: Path, info: Mapping[str, Any], steps: int | None = None) -> None:
+    """Raises :class:`CorruptFile` where what a state records of its training does not fit together.
+
+    Args:
+        steps: of the whole training, where they are known.
+    """
+    kinds = {"finished": bool, "step": int, "history": dict, "seconds": (int, float), "solves": dict}
+    check_kinds(path, info, kinds)
+    check_kinds(path, info["history"], dict.fromkeys(info["history"], (int, float)))
+    check_kinds(path, info["solves"], dict.fromkeys(info["solves"], int))
+    validated = [int(key) for key in info["history"] if key.isascii() and key.isdigit() and len(key) < 19]
+    whole = len(validated) == len(info["history"]) and max(validated, default=0) == info["step"]
+    best = info.get("best")
+    whole &= type(best) is int and best in validated if validated else best is None
+    if steps is not None:
+        whole &= info["step"] == steps if info["finished"] else 0 <= info["step"] < steps
+    if not whole:
+        raise CorruptFile(f"{path} is damaged: step {info['step']} does not fit its validations")
+
+
 def trained_facts(folder: Path) -> dict[str, Any]:
     """What a finished meta-training in a folder records of itself.
 
     Raises:
-        UserError: there is none, or one that has not ended.
+        UserError: there is none, one that has not ended, or one that may not be read.
+        CorruptFile: it is damaged.
     """
     info = CheckpointFolder(folder).info()
-    needed = {"method", "options", "train", "seed", "pretraining", "pretraining_sha256", "finished", "history"}
-    if info is None or needed - info.keys():
+    needed = {"method": str, "method_source": str, "options": dict, "train": dict, "seed": int, "pretraining": str,
+              "pretraining_sha256": str, "history": dict}  # fmt: skip
+    if info is None or needed.keys() - info.keys():
         raise UserError(f"{folder} is no meta-trained model of {folder.parent}")
+    check_kinds(CheckpointFolder(folder).json, info, needed)
+    check_progress(CheckpointFolder(folder).json, info)
     if not info["finished"]:
         raise UserError(f"the meta-training in {folder} stopped at step {info['step']}; run it to its end first")
-    if ".py:" in str(info["method"]):  # a path in a file that may be a stranger's is no reason to run code
+    if ".py:" in info["method"]:  # a path in a file that may be a stranger's is no reason to run code
         raise UserError(f"{folder.name} is of a method in a file, {info['method']}; run that file to evaluate it")
     return info
 
@@ -128,6 +153,7 @@ def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
     if state is None:
         raise UserError(f"{folder} is no meta-trained model: it has no checkpoint.json")
     info = state.info
+    check_progress(CheckpointFolder(folder).json, info)
     with torch.no_grad():
         for key, value in method.named_parameters():
             stored = state.tensors.get(f"{select}.{key}")

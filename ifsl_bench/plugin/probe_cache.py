@@ -7,6 +7,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -16,8 +17,9 @@ import msgspec
 import numpy as np
 import torch
 
-from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import read_json, sha256_json, write_json
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import sha256_json
+from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.plugin.behaviour import VERSION, Probe
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import executed, method_source
@@ -39,12 +41,13 @@ def probe_of(folder: Path, name: str, method: type[Method], options: Mapping[str
         "numpy": np.__version__,
     }
     file = folder / f"{sha256_json(about)[:24]}.json"
-    try:
-        return msgspec.convert(read_json(file)["probe"], Probe | None)
-    except (OSError, CorruptFile, KeyError, msgspec.ValidationError):
-        pass
+    with suppress(FileNotFoundError, CorruptFile, KeyError, msgspec.ValidationError):
+        kept = read_sealed(file)
+        if "format" in kept:  # one of an older version has no checksum
+            return msgspec.convert(kept["probe"], Probe | None)
     found = probe(name, method, options, shots)
-    write_json(file, {**about, "probe": msgspec.to_builtins(found)})
+    with suppress(UserError):  # where nothing can be kept, as on a read-only mount, it is made anew in every process
+        write_sealed(file, {**about, "probe": msgspec.to_builtins(found)})
     return found
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home, locked, set_aside
+from ifsl_bench.common.files import Home, set_aside
+from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.timing import roughly
 from ifsl_bench.data.preparing.outline import Outline, outline_of
@@ -117,7 +118,7 @@ def _put_aside(job: Job, work: Workspace, renewed: set[Path]) -> None:
         stages += [Trial(one), MetaTrain(one), MetaTrain(replace(one, seed=job.seed))]
     for stage in stages:
         path = stage.file(work.home) if isinstance(stage, Trial) else stage.folder(work.home)
-        with locked(path, work.reporter.say):
+        with locked(path, work.reporter.warn):
             if path not in renewed and path.exists():
                 work.reporter.say(f"{stage}: what was there is kept as {set_aside(path, 'replaced')}")
         renewed.add(path)

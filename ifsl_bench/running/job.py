@@ -21,6 +21,7 @@ from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.plugin.options import defaults, resolve_options, settled, trains
 from ifsl_bench.plugin.probe_cache import probe_of
 from ifsl_bench.plugin.space import RATE
+from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
@@ -188,10 +189,12 @@ def make_jobs(
         raise UserError("name at least one method and one task")
     if odd := [task for task in tasks if not isinstance(task, str)]:
         raise UserError(f"a task is a name or path/to/my.toml, not {odd[0]!r}")
-    if any(not isinstance(seed, int) or seed < 0 for seed in seeds):
-        raise UserError(f"seeds must be whole numbers from 0, not {list(seeds)}")
-    if not isinstance(trials, int) or trials < 0 or trials == 1:
-        raise UserError(f"--tune takes the number of settings to try, at least 2, not {trials}")
+    if len(seeds) > MOST_SEEDS:
+        raise UserError(f"{len(seeds):,} seeds are too many for one command; {MOST_SEEDS:,} at most")
+    if any(not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED + MOST_SEEDS for seed in seeds):
+        raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {list(seeds)}")
+    if not isinstance(trials, int) or not 0 <= trials <= MOST_TRIALS or trials == 1:
+        raise UserError(f"--tune takes the number of settings to try, 2 to {MOST_TRIALS:,}, not {trials}")
     found = [find_method(said) for said in methods]
     jobs: dict[tuple[str, ...], Job] = {}  # what is named twice is run once
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in tasks)):

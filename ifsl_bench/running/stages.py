@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ import msgspec
 import torch
 
 from ifsl_bench.board.result_file import SCHEMA, Calibration, Result, calibration_entry, counts_entry, summary_entry
-from ifsl_bench.common.checkpoint import is_finished
+from ifsl_bench.common.checkpoint import finished, is_finished
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home, locked, sha256_json
+from ifsl_bench.common.files import Home, sha256_json
+from ifsl_bench.common.locks import locked
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
@@ -117,7 +120,8 @@ class MetaTrain(_OfJob):
         }
         loader, check = prepared.loader("train", job.training.views), lambda model: self.validate(work, model)
         for folder in folders(work.home.trained / self.key(work.home)):
-            with locked(folder, work.reporter.say):
+            done = finished(folder, pretraining_sha256=prepared.pretrained.sha256) is not None
+            with nullcontext() if done else locked(folder, work.reporter.warn):  # a read-only folder grants no lock
                 if self.is_ours(work.home, folder):  # asked under the lock: another process may have made it
                     how = job.schedule, job.training, job.seed, facts, work.reporter
                     return Model(method, meta_train(folder, method, job.name, loader, check, *how), folder.name)
@@ -138,9 +142,9 @@ class Trial(_OfJob):
     def cached(self, home: Home) -> bool:
         return self.kept(home, self.backbone.weights(home)) is not None
 
-    def kept(self, home: Home, weights: str | None) -> Tried | None:
+    def kept(self, home: Home, weights: str | None, reporter: Reporter | None = None) -> Tried | None:
         """The trial of the same method on the same backbone, if there is one."""
-        return read_trial(self.file(home), weights, lambda made_by: self.is_mine(home, made_by))
+        return read_trial(self.file(home), weights, lambda made_by: self.is_mine(home, made_by), reporter)
 
     def identity(self, home: Home) -> dict[str, Any]:
         """What tells the method from others: what it computes; all its code, where a trial is as fast as a probe."""
@@ -157,7 +161,7 @@ class Trial(_OfJob):
 
     def run(self, work: Workspace) -> Tried:
         job, file, prepared = self.job, self.file(work.home), self.backbone.prepared(work)
-        tried = self.kept(work.home, prepared.pretrained.sha256)
+        tried = self.kept(work.home, prepared.pretrained.sha256, work.reporter)
         if tried is None:
             episodes = job.task.evaluation.halves[0]
             try:

@@ -6,7 +6,7 @@ from ifsl_bench.backbone.pretrain import pretrained_sha256
 from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import locked
+from ifsl_bench.common.locks import locked
 from ifsl_bench.data.preparing.outline import fingerprint_of
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.settings import spelled
@@ -60,7 +60,7 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
 
 def store(job: Job, work: Workspace, result: Result) -> None:
     """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost."""
-    with locked(work.home.cache / "results"):
+    with locked(work.home.results / "results", work.reporter.warn):
         if kept := result_file.keep_old(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
         result_file.write(work.home.results, result)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.common.files import create_array
+from ifsl_bench.common.arrays import create_array
 from ifsl_bench.data.read import decode as one_module
 from ifsl_bench.data.read import decode_many as module
 from ifsl_bench.data.read.archive import open_tree

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ifsl_bench.common.files import create_array
+from ifsl_bench.common.arrays import create_array
 from ifsl_bench.data.read import decode as one_module
 from ifsl_bench.data.read import decode_many
 from ifsl_bench.data.read import decode_workers as module
@@ -237,7 +237,7 @@ from pathlib import Path
 from ifsl_bench.data.read import decode_workers as module
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import decode_into
-from ifsl_bench.common.files import create_array
+from ifsl_bench.common.arrays import create_array
 content = Path("image.png").read_bytes()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
 module.cores = lambda: 2
@@ -330,7 +330,7 @@ from pathlib import Path
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import decode_into
 from ifsl_bench.data.read.decode_workers import Workers
-from ifsl_bench.common.files import create_array
+from ifsl_bench.common.arrays import create_array
 out, content, workers = create_array(Path("out.npy"), (256, 24, 24, 3), "uint8"), Path("i.png").read_bytes(), Workers(2)
 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 decode_into(out, [(i, "", content) for i in range(256)], ImageSpec(24, "stretch"), workers=workers)

@@ -14,6 +14,7 @@ import pytest
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.sealed import write_sealed
 from ifsl_bench.data.pools import POOLS, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import dataset_folder, ensure, prepare
 from ifsl_bench.data.writer import build
@@ -162,7 +163,7 @@ def test_embedded_data_are_rebuilt_when_damaged_or_outdated(glyph_home, tmp_path
     assert len(list(home.data.glob("glyphs.corrupt-*"))) == 1
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").unlink()
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"recipe": "older"}))
+    write_sealed(folder / "manifest.json", {k: v for k, v in manifest.items() if k != "checksum"} | {"recipe": "older"})
     assert ensure(home, spec, Reporter()).fingerprint == fingerprint
     assert json.loads((folder / "manifest.json").read_text())["recipe"] != "older"
 

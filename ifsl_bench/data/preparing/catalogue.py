@@ -9,11 +9,19 @@ from pathlib import Path
 import numpy as np
 
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
-from ifsl_bench.common.files import PARTIAL, Home, disk_errors, is_locked, write_bytes
+from ifsl_bench.common.files import PARTIAL, Home, disk_errors, write_bytes
+from ifsl_bench.common.locks import is_locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
-from ifsl_bench.data.preparing.prepare import command, dataset_folder, is_prepared, not_prepared, prepare
+from ifsl_bench.data.preparing.prepare import (
+    command,
+    dataset_folder,
+    is_prepared,
+    not_prepared,
+    prepare,
+    prepared,
+)
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec
 from ifsl_bench.protocol.task_files import own, packaged
@@ -56,8 +64,9 @@ def listing(home: Home) -> list[dict[str, str]]:
                 size = f"{_bytes(dataset) / 1e6:.1f} MB"
                 state = "prepared, partial" if dataset.partial else "prepared"
                 row |= {"state": state, "fingerprint": dataset.fingerprint[:12], "size": size}
-            except CorruptFile as error:
-                row |= {"state": "corrupt", "what": str(error)}
+            except UserError as error:
+                state = "corrupt" if isinstance(error, CorruptFile) else "unreadable"
+                row |= {"state": state, "what": str(error)}
         rows.append(row)
     return rows
 
@@ -92,8 +101,8 @@ def task_listing(home: Home) -> list[dict[str, str]]:
 
 def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
     """A prepared data set; one that needs no source is made now."""
-    if is_prepared(home, name):
-        return open_dataset(dataset_folder(home, name))
+    if (ready := prepared(home, name)) is not None:
+        return ready
     if name in registry.names(registry.DATASETS) and not registered.dataset_source(name).needs_source:
         return prepare(home, name, None, False, reporter)
     specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}

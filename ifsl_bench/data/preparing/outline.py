@@ -10,8 +10,7 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data import registered
-from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared, not_prepared
+from ifsl_bench.data.preparing.prepare import not_prepared, prepared
 from ifsl_bench.data.subset import BASE_POOLS, check_fewer, some_base_classes
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import Task
@@ -44,8 +43,8 @@ class Outline:
 
 def fingerprint_of(task: Task, home: Home) -> str | None:
     """Of the prepared data set, or the one that the task is pinned to."""
-    name = task.dataset.name
-    return open_dataset(dataset_folder(home, name)).fingerprint if is_prepared(home, name) else task.dataset.fingerprint
+    dataset = prepared(home, task.dataset.name)
+    return dataset.fingerprint if dataset else task.dataset.fingerprint
 
 
 def outline_of(task: Task, home: Home) -> Outline:
@@ -55,8 +54,7 @@ def outline_of(task: Task, home: Home) -> Outline:
         UserError: the data have to be obtained first, or have fewer base classes than the task wants.
     """
     name, base_classes = task.dataset.name, task.base_classes
-    if is_prepared(home, name):
-        dataset = open_dataset(dataset_folder(home, name))
+    if (dataset := prepared(home, name)) is not None:
         if base_classes is not None:
             dataset = some_base_classes(dataset, base_classes)
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
-from ifsl_bench.common.files import Home, locked, set_aside
+from ifsl_bench.common.files import Home, set_aside
+from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import Dataset, open_dataset
@@ -33,6 +34,23 @@ def is_prepared(home: Home, name: str) -> bool:
     return (dataset_folder(home, name) / "manifest.json").exists()
 
 
+def prepared(home: Home, name: str) -> Dataset | None:
+    """The data set as it was prepared; None where it is not there, or damaged and made again when it is needed.
+
+    Raises:
+        CorruptFile: it is damaged, and cannot be made again without its source.
+        UserError: it may not be read.
+    """
+    if not is_prepared(home, name):
+        return None
+    try:
+        return open_dataset(dataset_folder(home, name))
+    except CorruptFile as error:
+        if name in registry.names(registry.DATASETS) and not registered.dataset_source(name).needs_source:
+            return None
+        raise CorruptFile(f"{error}; make it again with: {command(name)} --force") from error
+
+
 def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
     """The data set of a task, built now if it can be.
 
@@ -54,12 +72,12 @@ def _ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
     name, folder = spec.name, dataset_folder(home, spec.name)
     source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or source.needs_source:
-        if is_prepared(home, name):
-            return open_dataset(folder)
+        if (ready := prepared(home, name)) is not None:
+            return ready
         raise UserError(not_prepared(home, spec))
     if (ready := _current(home, source)) is not None:  # before the lock, which a read-only folder does not grant
         return ready
-    with locked(folder, reporter.say):
+    with locked(folder, reporter.warn):
         if is_prepared(home, name):
             try:
                 dataset = open_dataset(folder)
@@ -199,7 +217,7 @@ def _prepared(
         check(ready)
         if not isinstance(source, OwnData) or source.has_tasks(home, ready):
             return _said(ready, reporter)
-    with locked(dataset_folder(home, source.name), reporter.say):
+    with locked(dataset_folder(home, source.name), reporter.warn):
         dataset = None if force else _existing(home, source, check, reporter)
         if dataset is None:
             dataset = make()
@@ -215,7 +233,7 @@ def _current(home: Home, source: DatasetSource) -> Dataset | None:
     """
     try:
         dataset = open_dataset(dataset_folder(home, source.name)) if is_prepared(home, source.name) else None
-    except (CorruptFile, OSError):
+    except CorruptFile:
         return None
     # What is the user's own has settings instead, which must not be replaced without a word.
     same = dataset is not None and (isinstance(source, OwnData) or dataset.manifest["recipe"] == source.recipe())

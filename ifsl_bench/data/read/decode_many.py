@@ -15,8 +15,8 @@ from functools import partial
 
 import numpy as np
 
+from ifsl_bench.common.arrays import release
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import release
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode_rows, formats
 from ifsl_bench.data.read.decode_workers import Workers, cores

@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ifsl_bench.common.arrays import release
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import release, sha256_json
+from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.image_pools import ListItem, count_files, divide, note_duplicates
 from ifsl_bench.data.loaded_objects import as_array, is_exactly, kind_of, reading

@@ -1,0 +1,245 @@
+"""Caches that cannot be written or locked, homes that are none, streams that are closed."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import filelock
+import pytest
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.locks import is_locked, locked
+from ifsl_bench.common.progress import LogReporter, Reporter
+from ifsl_bench.running import api
+
+posix = pytest.mark.skipif(os.name != "posix", reason="shells and locks of POSIX")
+
+
+def run(here: Path, reporter: Reporter | None = None, seed: int = 0, results: Path | None = None):
+    work = api.workspace(here / "home", results, device="cpu", reporter=reporter)
+    task = f"{here / 'clusters.toml'}:clusters-1shot"
+    return api.run("lwof", task, train={"steps": 40}, tune=2, seed=seed, rerun=True, work=work)
+
+
+@pytest.fixture
+def mounted(tmp_path):
+    """Mounts small file systems, where the tests may."""
+    made = []
+
+    def mount(size: str) -> Path:
+        folder = tmp_path / f"disk-{len(made)}"
+        folder.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False,
+                              capture_output=True) if shutil.which("mount") else None  # fmt: skip
+        if done is None or done.returncode:
+            pytest.skip("mounting a file system is not permitted here")
+        made.append(folder)
+        return folder
+
+    yield mount
+    for folder in made:
+        subprocess.run(["umount", "-l", str(folder)], check=False)  # maps of its files may still be open
+
+
+# -- read-only -------------------------------------------------------------------------------------------------------
+
+
+def test_a_complete_cache_on_a_read_only_mount_is_used_and_an_incomplete_one_is_one_line(here, mounted, tmp_path):
+    disk = mounted("64m")
+    wanted = run(here)
+    shutil.copytree(here, disk / "here", ignore=shutil.ignore_patterns("*.lock"))
+    shutil.rmtree(disk / "here" / "home" / "results")
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    made = run(disk / "here", results=tmp_path / "results")
+    assert (made.episodes, made.calibration) == (wanted.episodes, wanted.calibration)
+    with pytest.raises(
+        UserError, match=r"cannot write .*: the file system is read-only; choose another folder"
+    ) as told:
+        run(disk / "here", seed=1, results=tmp_path / "results")
+    assert "\n" not in str(told.value)
+
+
+def test_a_complete_cache_wants_no_lock(here, monkeypatch):
+    """As on a read-only mount, where tests may not make one."""
+    run(here)
+
+    def refuse(folder, *_):
+        assert folder.name == "results", f"locks {folder}"
+        return locked(folder)
+
+    for room in (
+        "backbone.pretrain",
+        "backbone.features",
+        "data.preparing.prepare",
+        "running.stages",
+        "running.stored",
+    ):
+        monkeypatch.setattr(f"ifsl_bench.{room}.locked", refuse)
+    run(here)
+    with pytest.raises(AssertionError, match=r"locks .*seed1"):
+        run(here, seed=1)
+
+
+# -- locks -----------------------------------------------------------------------------------------------------------
+
+
+@posix
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EIO])
+@pytest.mark.parametrize("left", [False, True])
+def test_a_file_system_without_locks_is_told_and_not_waited_for(tmp_path, monkeypatch, number, left):
+    """Also where real locks have left their file behind."""
+    if left:
+        with locked(tmp_path / "thing"):
+            pass
+
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with (
+        pytest.raises(UserError, match=r"cannot lock .*/\.thing\.lock: .* choose a folder on a local disk with --home"),
+        locked(tmp_path / "thing"),
+    ):
+        pass
+    assert not is_locked(tmp_path / "thing")
+
+
+@posix
+def test_a_complete_cache_is_used_where_nothing_can_be_locked(here, monkeypatch, tmp_path):
+    run(here)
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", refuse)
+        patch.setattr("ifsl_bench.running.stored.locked", lambda *_: filelock.SoftFileLock(tmp_path / "results.lock"))
+        run(here)
+        with pytest.raises(UserError, match=r"cannot lock .*seed1.*: its file system has no working locks"):
+            run(here, seed=1)
+
+
+def test_a_quiet_run_tells_that_it_waits(here):
+    """Holds the lock of the pretraining, in another handle, until somebody is told of it."""
+    log = io.StringIO()
+    held: list[filelock.FileLock] = []
+
+    class Quiet(LogReporter):
+        def warn(self, text: str) -> None:
+            super().warn(text)
+            held.pop().release()
+
+    folder = here / "home" / "pretrained"
+    run(here)
+    (made,) = folder.glob("clusters*seed0*")
+    shutil.rmtree(made)
+    held.append(filelock.FileLock(folder / f".{made.name}.lock"))
+    held[0].acquire(timeout=0)
+    run(here, Quiet(log, verbose=False))
+    assert f"warning: another process is working on {made.name}; waiting for it" in log.getvalue()
+
+
+def test_a_folder_in_place_of_a_lock_is_one_line(tmp_path):
+    (tmp_path / ".thing.lock").mkdir()
+    with pytest.raises(UserError, match="a folder of that name is in the way"), locked(tmp_path / "thing"):
+        pass
+
+
+# -- folders of the user's -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["--home", "--results"])
+def test_the_home_of_nobody_is_one_line(call, option):
+    command = ["table"] if option == "--results" else ["tasks"]
+    status, out, err = call(*command, option, "~nosuchuser/x")
+    assert (status, out) == (2, "")
+    assert err == "ifsl-bench: ~nosuchuser/x: no home folder is known for that user; give the whole path with --home\n"
+
+
+def test_an_account_without_a_home_is_told(monkeypatch):
+    """``expanduser`` leaves the tilde then, which would name a folder of the current one."""
+    monkeypatch.delenv("IFSL_BENCH_HOME")
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda _: "~/.cache/ifsl_bench")
+
+    def nobody(_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    with pytest.raises(UserError, match="no home folder is known"):
+        Home.locate()
+
+
+def test_results_on_a_full_disk_are_one_line_and_the_run_can_be_repeated(here, mounted):
+    disk = mounted("64k")
+    with suppress(OSError), open(disk / "filler", "wb", buffering=0) as file:
+        while file.write(b"x" * 4096):
+            pass
+    with pytest.raises(UserError, match=r"cannot write .*: the disk is full; .* with --home or --results"):
+        run(here, results=disk / "results")
+    assert not list(disk.rglob("*.json"))
+    assert not list(disk.rglob(".partial-*"))
+    (disk / "filler").unlink()
+    assert run(here, results=disk / "results").episodes == run(here).episodes
+
+
+@pytest.mark.parametrize("seeds", [["--seeds", "999999999999"], ["--seed", "9" * 30], ["--tune", "9" * 12]])
+def test_numbers_that_no_run_could_finish_are_refused(call, seeds):
+    status, out, err = call("run", "--method", "lr", "--task", "glyphs-5shot", "--dry-run", *seeds)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "range" in err or "settings to try, 2 to 10,000" in err
+
+
+def test_a_call_of_the_library_has_the_same_limits(here):
+    with pytest.raises(UserError, match="seeds must be whole numbers from 0 to"):
+        run(here, seed=10**20)
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def shell(line: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", f'exec "$@" {line}', "sh", sys.executable, "-m", "ifsl_bench", *arguments],
+        capture_output=True, text=True, timeout=120, env={**os.environ, **environment}, check=False,
+    )  # fmt: skip
+
+
+@posix
+def test_closed_streams_are_no_reason_to_fail_and_get_nothing_that_is_meant_for_others(here):
+    task = f"{here / 'clusters.toml'}:clusters-1shot"
+    options = ["--task", task, "--home", str(here / "home"), "--device", "cpu"]
+    done = shell("2>&-", "run", "--method", "nosuch", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    done = shell("0<&- 1>&- 2>&-", "run", "--method", "imprint", *options)
+    assert done.returncode == 0
+    assert len(list((here / "home" / "results").glob("*/imprint*.json"))) == 1
+    done = shell(">&-", "tasks")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@posix
+def test_an_encoding_that_lacks_a_character_gets_an_escape(here):
+    run(here)
+    home = ["--home", str(here / "home")]
+    done = shell("", "table", *home, PYTHONIOENCODING="iso8859-5")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r" \xb1 " in done.stdout
+    assert "±" in shell("", "table", *home, PYTHONIOENCODING="utf-8").stdout
+
+
+@posix
+def test_a_full_disk_behind_standard_output_is_one_line():
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    done = shell("> /dev/full", "tasks")
+    assert done.returncode == 2
+    assert done.stderr == "ifsl-bench: the system refused: No space left on device\n"
