@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from ifsl_bench.common.limits import image_bytes
 from ifsl_bench.data.read.stored_array import CHUNK, Kind, Span, StoredArray, decoder
 
 
@@ -79,8 +80,9 @@ class Machine:
         """A long string, piece by piece: a false length in a damaged file must not claim that much memory."""
         if count <= CHUNK:
             return self.exactly(count)
-        whole = bytearray()
+        whole, limit = bytearray(), image_bytes()
         while len(whole) < count:
+            limit.check(len(whole), f"an item of {self.name}")
             whole += self.exactly(min(CHUNK, count - len(whole)))
         return whole
 
@@ -115,6 +117,8 @@ class Machine:
         length, data = len(line), bytearray(line)
         while piece := self.file.readline(CHUNK):
             length += len(piece)
+            if not self.skip:
+                image_bytes().check(length, f"an item of {self.name}")
             data += b"" if self.skip else piece
             if piece.endswith(b"\n"):
                 quote = 1 if kind == "quoted" else 0
