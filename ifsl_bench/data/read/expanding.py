@@ -81,8 +81,9 @@ class Expanding(io.RawIOBase):
 
     Args:
         packed: the compressed stream, from its beginning; closed with this one.
-        begin: makes the decompressor of each part of it, of which there may be several in a row.
+        machine: the decompressor of its first part.
         where: how errors call it.
+        again: makes one for each further part; None where there is none, and what follows is left alone.
         size: bytes of the compressed stream, to which what comes out is held; None where another bound holds.
 
     Raises:
@@ -91,10 +92,14 @@ class Expanding(io.RawIOBase):
     """
 
     def __init__(
-        self, packed: BinaryIO, begin: Callable[[], Decompressor], where: str, size: int | None = None
+        self,
+        packed: BinaryIO,
+        machine: Decompressor,
+        where: str,
+        again: Callable[[], Decompressor] | None = None,
+        size: int | None = None,
     ) -> None:
-        self.packed, self.begin, self.where, self.size = packed, begin, where, size
-        self.machine = begin()
+        self.packed, self.machine, self.where, self.again, self.size = packed, machine, where, again, size
         self.done = 0
         self.ended = False
 
@@ -125,10 +130,10 @@ class Expanding(io.RawIOBase):
                 raise EOFError
             return self.machine.decompress(data, most)
         rest = self.machine.unused_data.lstrip(b"\0")  # zeros may fill up the end
-        while not rest and (data := self.packed.read(_BLOCK)):
+        while self.again and not rest and (data := self.packed.read(_BLOCK)):
             rest = data.lstrip(b"\0")
-        if not rest:
+        if not rest or self.again is None:
             self.ended = True
             return b""
-        self.machine = self.begin()
+        self.machine = self.again()
         return self.machine.decompress(rest, most)

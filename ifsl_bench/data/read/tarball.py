@@ -116,7 +116,8 @@ class CompressedTar(FileTree):
     def _expanded(self) -> Iterator[IO[bytes]]:
         with open(self.path, "rb") as packed:
             size = self.path.stat().st_size
-            raw = Expanding(packed, BEGIN[self.compression], str(self.path), size)
+            begin = BEGIN[self.compression]
+            raw = Expanding(packed, begin(), str(self.path), begin, size)
             with io.BufferedReader(raw, 1 << 16) as file:
                 yield file
 

@@ -115,9 +115,8 @@ class _Content(io.RawIOBase):
         self.window.seek(0)
         self.at = self.crc = 0
         machine = _METHODS[self.info.compress_type](cast(BinaryIO, self.window), self.info.file_size)
-        self.source = self.window if machine is None else Expanding(
-            cast(BinaryIO, self.window), lambda: machine, self.name
-        )  # fmt: skip
+        packed = cast(BinaryIO, self.window)
+        self.source = self.window if machine is None else Expanding(packed, machine, self.name)
 
     def readable(self) -> bool:
         return True
