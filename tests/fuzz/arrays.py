@@ -38,7 +38,7 @@ def pickles() -> Sequence[bytes]:
         value,
         [images[0].ravel(), images[1].ravel()],
         {"a": large, "b": images.T},
-        {"s": {1, 2}, "n": np.float32(2)},
+        {"s": (1, 2), "n": np.float32(2)},
     ]
     return [pickle.dumps(v, protocol) for v in values for protocol in range(6)]
 
@@ -50,14 +50,66 @@ def _operations(content: bytes) -> list[bytes]:
 
 
 EVIL = (
-    b"cos\nsystem\n", b"\x8c\x02os\x8c\x06system\x93", b"cbuiltins\neval\n", b"R", b"b", b"\x81", b"o", b"ios\nsystem\n",
-    b"\x8a\xff" + b"\xff" * 255, b"\x8b\xff\xff\xff\x7f", b"I" + b"9" * 5000 + b"\n", b"T\xff\xff\xff\x7f", b"X\xff\xff\xff\xff",
-    b"\x8e" + b"\xff" * 8, b"(" * 3000, b"]" * 3000, b"\x85" * 3000, b"2" * 3000, b"q\x00", b"h\x00", b"h\xff", b"p-1\n",
-    b"g99999999999\n", b"r\xff\xff\xff\xff", b"t", b"l", b"d", b"\x90", b"\x91", b"e", b"u", b"a", b"s", b"0", b"1", b"\x94",
-    b"\x95" + b"\xff" * 8, b"Vx\\ud800\n", b"S'\\x'\n", b"S'", b"Fnan\n", b"F1e999\n", b"Pid\n", b"Q", b"\x97", b"\x98", b"N", b".",
-    b"\x80\x05", b"\x80\xff", b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"cnumpy.core.multiarray\nscalar\n",
-    b"cnumpy.core.numeric\n_frombuffer\n", b"K\x00", b"J\xff\xff\xff\xff", b"U\x02O8", b"\x8c\x02O8", b"\x8c\x03V99",
-)  # fmt: skip
+    b"cos\nsystem\n",
+    b"\x8c\x02os\x8c\x06system\x93",
+    b"cbuiltins\neval\n",
+    b"R",
+    b"b",
+    b"\x81",
+    b"o",
+    b"ios\nsystem\n",
+    b"\x8a\xff" + b"\xff" * 255,
+    b"\x8b\xff\xff\xff\x7f",
+    b"I" + b"9" * 5000 + b"\n",
+    b"T\xff\xff\xff\x7f",
+    b"X\xff\xff\xff\xff",
+    b"\x8e" + b"\xff" * 8,
+    b"(" * 3000,
+    b"]" * 3000,
+    b"\x85" * 3000,
+    b"2" * 3000,
+    b"q\x00",
+    b"h\x00",
+    b"h\xff",
+    b"p-1\n",
+    b"g99999999999\n",
+    b"r\xff\xff\xff\xff",
+    b"t",
+    b"l",
+    b"d",
+    b"\x90",
+    b"\x91",
+    b"e",
+    b"u",
+    b"a",
+    b"s",
+    b"0",
+    b"1",
+    b"\x94",
+    b"\x95" + b"\xff" * 8,
+    b"Vx\\ud800\n",
+    b"S'\\x'\n",
+    b"S'",
+    b"Fnan\n",
+    b"F1e999\n",
+    b"Pid\n",
+    b"Q",
+    b"\x97",
+    b"\x98",
+    b"N",
+    b".",
+    b"\x80\x05",
+    b"\x80\xff",
+    b"cnumpy\nndarray\n",
+    b"cnumpy\ndtype\n",
+    b"cnumpy.core.multiarray\nscalar\n",
+    b"cnumpy.core.numeric\n_frombuffer\n",
+    b"K\x00",
+    b"J\xff\xff\xff\xff",
+    b"U\x02O8",
+    b"\x8c\x02O8",
+    b"\x8c\x03V99",
+)
 
 
 def spoiled_pickle(random: Random, content: bytes) -> bytes:
@@ -93,8 +145,9 @@ def read_pickle(path: Path) -> None:
             if array.shape:
                 for _ in array.blocks(2):
                     pass
-        for item in items(file, path.name):
-            item.read()
+        if isinstance(value, list):
+            for item in items(file, path.name):
+                item.read()
 
 
 def _collect(value: Any, arrays: list[StoredArray]) -> None:
@@ -118,13 +171,55 @@ def _collect(value: Any, arrays: list[StoredArray]) -> None:
 def header(said: str, version: int = 1, length: int | None = None) -> bytes:
     text = said.encode("utf-8", "surrogatepass") + b"\n"
     size = len(text) if length is None else length
-    return b"\x93NUMPY" + bytes([version & 255, 0]) + (struct.pack("<H", size & 0xFFFF) if version == 1 else struct.pack("<I", size & 0xFFFFFFFF)) + text  # fmt: skip
+    said_size = struct.pack("<H", size & 0xFFFF) if version == 1 else struct.pack("<I", size & 0xFFFFFFFF)
+    return b"\x93NUMPY" + bytes([version & 255, 0]) + said_size + text
 
 
-TYPES = ("'<f4'", "'<f8'", "'<f2'", "'|O'", "'<U3'", "'<U0'", "'<U999999'", "'>i8'", "'|b1'", "'<c16'", "'<M8[s]'", "'V8'",
-         "[('a', '<f4')]", "'|S4'", "('<f4', (2,))", "'f4,f4'", "1", "None", "'" + "f" * 300 + "'", "'<f99'", "'\\ud800'", "'<u8'")  # fmt: skip
-SHAPES = ("(4, 3)", "(4,)", "()", "(4, 0)", "(0, 3)", "(-4, -3)", "(-1,)", "(1000000000, 1000000000)", f"({1 << 63}, 1)", "(4, 3, 1)",
-          "(True, 3)", "(4.0, 3)", "4", "[4, 3]", "('4',)", "(4, 3,", "(" * 300 + ")" * 300, f"({'9' * 5000},)", "(" + "1, " * 100 + ")")  # fmt: skip
+TYPES = (
+    "'<f4'",
+    "'<f8'",
+    "'<f2'",
+    "'|O'",
+    "'<U3'",
+    "'<U0'",
+    "'<U999999'",
+    "'>i8'",
+    "'|b1'",
+    "'<c16'",
+    "'<M8[s]'",
+    "'V8'",
+    "[('a', '<f4')]",
+    "'|S4'",
+    "('<f4', (2,))",
+    "'f4,f4'",
+    "1",
+    "None",
+    "'" + "f" * 300 + "'",
+    "'<f99'",
+    "'\\ud800'",
+    "'<u8'",
+)
+SHAPES = (
+    "(4, 3)",
+    "(4,)",
+    "()",
+    "(4, 0)",
+    "(0, 3)",
+    "(-4, -3)",
+    "(-1,)",
+    "(1000000000, 1000000000)",
+    f"({1 << 63}, 1)",
+    "(4, 3, 1)",
+    "(True, 3)",
+    "(4.0, 3)",
+    "4",
+    "[4, 3]",
+    "('4',)",
+    "(4, 3,",
+    "(" * 300 + ")" * 300,
+    f"({'9' * 5000},)",
+    "(" + "1, " * 100 + ")",
+)
 
 
 def _npy(random: Random, array: np.ndarray) -> bytes:
@@ -151,10 +246,26 @@ def _npy(random: Random, array: np.ndarray) -> bytes:
 def spoiled_npz(random: Random, content: bytes) -> bytes:
     if random.random() < 0.4:
         return spoiled_zip(random, content)
-    features = random.choice((np.arange(12, dtype=np.float32).reshape(4, 3), np.full((4, 3), np.nan), np.full((4, 3), 1e300),
-                              np.zeros((4, 0), np.float32), np.zeros((0, 3), np.float32), np.zeros((4, 3), np.longdouble)))  # fmt: skip
-    labels = random.choice((np.arange(4), np.array(list("abcd")), np.array([0x110000, 0xD800, 1, 2], np.uint32).view("<U1"),
-                            np.arange(4) + 0.5, np.array([-(1 << 63), (1 << 63) - 1, 0, 0]), np.full(4, (1 << 64) - 1, np.uint64)))  # fmt: skip
+    features = random.choice(
+        (
+            np.arange(12, dtype=np.float32).reshape(4, 3),
+            np.full((4, 3), np.nan),
+            np.full((4, 3), 1e300),
+            np.zeros((4, 0), np.float32),
+            np.zeros((0, 3), np.float32),
+            np.zeros((4, 3), np.longdouble),
+        )
+    )
+    labels = random.choice(
+        (
+            np.arange(4),
+            np.array(list("abcd")),
+            np.array([0x110000, 0xD800, 1, 2], np.uint32).view("<U1"),
+            np.arange(4) + 0.5,
+            np.array([-(1 << 63), (1 << 63) - 1, 0, 0]),
+            np.full(4, (1 << 64) - 1, np.uint64),
+        )
+    )
     out = io.BytesIO()
     method = random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
     with zipfile.ZipFile(out, "w", method) as archive:

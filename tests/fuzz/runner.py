@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import resource
@@ -59,32 +58,35 @@ def _stop(*_: object) -> None:
     raise _TooLong
 
 
-def judged(form: Format, path: Path) -> str:
-    """Reads a file: "good", "refused", or what is wrong with the way in which it ended."""
+def judged(form: Format, path: Path) -> tuple[str, str]:
+    """Reads a file: "good", "refused", or "failed"; and what was said of it, or what is wrong with how it ended."""
     from ifsl_bench.common.errors import UserError
 
     signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
         form.read(path)
-        return "good"
+        return "good", ""
     except UserError as error:
         told = str(error)
-        with contextlib.suppress(UnicodeEncodeError):
-            told.encode()
-            kinds = {unicodedata.category(letter) for letter in told}
-            return "refused" if told.strip() and not kinds & {"Cc", "Zl", "Zp"} else f"told badly: {told!r:.300}"
-        return f"told in what no terminal can show: {told!r:.300}"
+        plain = told.strip() and not {unicodedata.category(letter) for letter in told} & {"Cc", "Cs", "Zl", "Zp"}
+        return ("refused", told) if plain else ("failed", f"it is told badly: {told!r:.300}")
     except _TooLong:
-        return f"it took more than {SECONDS} s"
+        return "failed", f"it took more than {SECONDS} s"
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
-        return f"{type(error).__name__}: {str(error)[:150]!r} at {Path(frames[-1].filename).name}:{frames[-1].lineno} ({' < '.join(f.name for f in frames[:-6:-1])})"  # fmt: skip
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
+        way = " < ".join(frame.name for frame in frames[:-6:-1])
+        return "failed", f"{type(error).__name__}: {str(error)[:150]!r} at {place} ({way})"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _peak() -> int:
+def peak() -> int:
+    """The most memory that this process has had, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():  # what the system's call says may be the parent's
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -98,12 +100,13 @@ def _work(form: Format, seed: int, numbers: range, folder: str, line: Connection
         line.send((number, None))
         path = Path(folder) / "case"
         path.write_bytes(case(form, seeds, seed, number))
-        before = _peak()
-        what = judged(form, path)
-        if before < _peak() > BYTES:
-            what = f"it took {_peak() / 1e9:.1f} GB"
+        before = peak()
+        verdict, told = judged(form, path)
+        what = told if verdict == "failed" else verdict
+        if before < peak() > BYTES:
+            what = f"it took {peak() / 1e9:.1f} GB"
         line.send((number, what))
-        if _peak() > BYTES:
+        if peak() > BYTES:
             return  # the next one needs a process without this peak
     line.send((numbers.stop, None))
 

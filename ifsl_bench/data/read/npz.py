@@ -39,16 +39,13 @@ class Npz:
                 raise UserError(f"{where} is no readable .npz file but {what_is(head)}; download or copy it again")
             self.members = ZipMembers(file, where)
         except BAD_LIST as error:
-            raise self._damaged(error) from error
+            raise UserError(
+                f"{where} is no readable .npz file, it is damaged ({type(error).__name__}: {str(error)[:100]}); "
+                "download or copy it again"
+            ) from error
         self.infos = {info.filename.removesuffix(".npy"): info for info in self.members.infos}
         if len(self.infos) < len(self.members.infos):
             raise UserError(f"{where} holds two arrays of one name; get it again")
-
-    def _damaged(self, error: BaseException) -> UserError:
-        return UserError(
-            f"{self.where} is no readable .npz file, it is damaged ({type(error).__name__}: {str(error)[:100]}); "
-            "download or copy it again"
-        )
 
     def need(self, *names: str) -> None:
         """Raises :class:`UserError` where an array is missing."""
@@ -63,7 +60,7 @@ class Npz:
             UserError: it is missing, damaged, or neither of numbers nor of strings.
         """
         self.need(name)
-        info, what = self.infos[name], f"array {name!r} of {self.where}"
+        info, what = self.infos[name], f"{name!r} of {self.where}"
         try:
             member = self.members.open(info, what)
             dtype, shape, by_columns = header(member, what)
@@ -71,7 +68,10 @@ class Npz:
             start = member.tell()
             array.define(dtype, shape, "F" if by_columns else "C", Span(start, info.file_size - start, "bytes"))
         except (*BAD_LIST, *BAD_HEADER) as error:
-            raise self._damaged(error) from error
+            raise UserError(
+                f"{self.where} is no readable .npz file: {name!r} is damaged ({type(error).__name__}: "
+                f"{str(error)[:100]}); download or copy it again"
+            ) from error
         return array
 
 
@@ -84,7 +84,7 @@ def header(file: BinaryIO, what: str) -> tuple[np.dtype, tuple[int, ...], bool]:
     """
     start = file.read(8)
     if start[:6] != _MAGIC:
-        raise ValueError(f"{what} is no .npy file but {what_is(start)}")
+        raise ValueError(f"it is no .npy file but {what_is(start)}")
     width, kind = {1: (2, "<H"), 2: (4, "<I"), 3: (4, "<I")}.get(start[6] if len(start) > 6 else 0, (0, ""))
     if not width:
         raise ValueError("a version of .npy that nobody knows")

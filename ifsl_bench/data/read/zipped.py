@@ -194,7 +194,7 @@ class Zip(FileTree):
     def _list(self) -> Iterator[Entry]:
         for member in self.archive.infos:
             path = inside(self.path, member.filename)
-            if member.is_dir():
+            if member.filename.endswith("/"):
                 continue
             if stat.S_ISLNK(member.external_attr >> 16):
                 raise UserError(
