@@ -60,10 +60,19 @@ def _stop(*_: object) -> None:
 
 def judged(form: Format, path: Path) -> tuple[str, str]:
     """Reads a file: "good", "refused", or "failed"; and what was said of it, or what is wrong with how it ended."""
-    from ifsl_bench.common.errors import UserError
-
     signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        return _judged(form, path)
+    except _TooLong:
+        return "failed", f"it took more than {SECONDS} s"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _judged(form: Format, path: Path) -> tuple[str, str]:
+    from ifsl_bench.common.errors import UserError
+
     try:
         form.read(path)
         return "good", ""
@@ -72,14 +81,12 @@ def judged(form: Format, path: Path) -> tuple[str, str]:
         plain = told.strip() and not {unicodedata.category(letter) for letter in told} & {"Cc", "Cs", "Zl", "Zp"}
         return ("refused", told) if plain else ("failed", f"it is told badly: {told!r:.300}")
     except _TooLong:
-        return "failed", f"it took more than {SECONDS} s"
+        raise
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
         way = " < ".join(frame.name for frame in frames[:-6:-1])
         return "failed", f"{type(error).__name__}: {str(error)[:150]!r} at {place} ({way})"
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def peak() -> int:
