@@ -119,6 +119,11 @@ PICKLE_STEPS = Limit(
 # -- images
 
 PIXELS = Limit(1 << 26, "has {value} pixels, too many to decode (more than {most})", "A pixel takes 4 to 12 bytes.")
+SIDE = Limit(
+    1 << 16,
+    "has a side of {value} pixels, too many to decode (more than {most})",
+    "JPEG has no longer ones. Pillow takes 8 bytes a row: 2.4 GB for an image of 1 x 67 million.",
+)
 
 
 def image_bytes() -> Limit:

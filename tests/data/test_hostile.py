@@ -288,6 +288,20 @@ def test_one_image_that_is_too_large_spoils_no_other_and_the_limit_is_a_setting(
         assert not decode_into(out, tree_items(tree, ["b.png"]), ImageSpec(8, "crop")).bad
 
 
+@pytest.mark.parametrize("size", [(1, 1 << 20), (1 << 20, 1), (1 << 16, (1 << 10) + 1)])
+def test_an_image_of_too_many_rows_or_pixels_is_refused_before_it_is_decoded(size, traced):
+    from ifsl_bench.data.read.decode import BadImage, decode
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    start = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 6, 0, 0, 0))
+    content = b"\x89PNG\r\n\x1a\n" + start + chunk(b"IDAT", zlib.compress(bytes(MB))) + chunk(b"IEND", b"")
+    with traced() as memory, pytest.raises(BadImage, match="pixels, too many to decode"):
+        decode(content, ImageSpec(8, "crop"))
+    assert memory.peak < 5e6
+
+
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "many", "²", "9" * 5000])
 def test_a_setting_that_is_no_number_is_refused(value, monkeypatch):
     monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", value)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ifsl_bench.common.limits import PIXELS
+from ifsl_bench.common.limits import PIXELS, SIDE
 from ifsl_bench.data.read.budget import Budget
 from ifsl_bench.data.read.cubic import resize_cubic
 from ifsl_bench.data.read.file_tree import what_is
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-PIXELS_IN_FLIGHT = 2 * PIXELS.most  # of the images that all threads together hold; ordinary ones never come near
+PIXELS_IN_FLIGHT = PIXELS.most  # of the images that all threads together hold; ordinary ones never come near
 _STRIP = 1 << 20  # pixels that are laid on white at a time
 
 
@@ -77,7 +77,7 @@ def decode(content: bytes, spec: ImageSpec, most: int | None = None) -> np.ndarr
             if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
                 image.draft("RGB", (2 * spec.size, 2 * spec.size))
             pixels = image.width * image.height
-            if pixels > PIXELS.most:
+            if pixels > PIXELS.most or max(image.width, image.height) > SIDE.most:
                 raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
             # A progressive JPEG is in memory at its full size, however small it comes out.
             held = whole if image.info.get("progressive") else pixels
