@@ -111,9 +111,15 @@ ARRAY_HEADER = Limit(
     "NumPy's own limit: type and shape take about 100 bytes, and Python's parser takes what is nested badly.",
 )
 PICKLE_STEPS = Limit(
-    10_000_000,
+    3_500_000,
     "makes more than {most} values, which no data set has; it is damaged or not to be trusted, get another copy",
-    "Between two images, or in all where none are read. A byte of a pickle makes an object of 56 bytes.",
+    "Between two images, or in all where none are read. A byte of a pickle makes an object of 50 to 250 bytes.",
+)
+PICKLE_BYTES = Limit(
+    1 << 28,
+    "holds more than {most} bytes of names and numbers beside its arrays; it is damaged or not to be trusted, get "
+    "another copy",
+    "Strings up to 64 KB are in memory, as long as whoever reads the pickle keeps them.",
 )
 
 # -- images

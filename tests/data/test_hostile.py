@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import os
+import pickle
 import re
 import struct
 import subprocess
@@ -29,7 +30,7 @@ from ifsl_bench.data.read.archive import Entry, natural, open_tree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import decode_into, tree_items
 from ifsl_bench.data.read.npz import Npz
-from ifsl_bench.data.read.unpickle import load
+from ifsl_bench.data.read.unpickle import items, load
 
 ROOT = Path(__file__).parents[2]
 MB = 1 << 20
@@ -445,6 +446,18 @@ def test_a_pickle_of_endless_values_is_refused(content, monkeypatch):
     )
     with pytest.raises(UserError, match=r"x\.pkl makes more than 2,000 values"):
         load(io.BytesIO(content), "x.pkl")
+
+
+def test_a_pickle_of_endless_strings_is_refused_and_one_of_large_arrays_is_not(monkeypatch):
+    monkeypatch.setattr(
+        "ifsl_bench.data.read.unpickle.PICKLE_BYTES", limits.Limit(50_000, limits.PICKLE_BYTES.error, "")
+    )
+    strings = [f"{i:0200}" for i in range(1_000)]
+    with pytest.raises(UserError, match=r"x\.pkl holds more than 50,000 bytes of names and numbers"):
+        load(io.BytesIO(pickle.dumps(strings)), "x.pkl")
+    arrays = [np.zeros(100_000, np.uint8) for _ in range(300)]
+    assert len(load(io.BytesIO(pickle.dumps(arrays, 4)), "x.pkl")) == 300
+    assert sum(1 for _ in items(io.BytesIO(pickle.dumps(arrays, 4)), "x.pkl")) == 300
 
 
 def test_a_name_that_no_terminal_can_show_is_written_out():

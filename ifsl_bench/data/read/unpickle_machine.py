@@ -66,6 +66,7 @@ class Machine:
         self.memo: dict[int, Any] = {}
         self.recent: dict[int, bytes | bytearray] = {}  # the last long string, by its place
         self.ready: list[Any] = []  # complete items of the outermost list, where they are walked
+        self.passed = 0  # bytes of the file that are not kept in memory
         self.sent = 0  # how many of the innermost frame's items have been ready before
 
     # -- reading
@@ -102,6 +103,7 @@ class Machine:
         if length <= self.inline:
             return convert(self.exactly(length))
         span = Span(self.file.tell(), length, kind)
+        self.passed += length
         if self.skip:
             self.file.seek(length, 1)
         else:
@@ -123,6 +125,7 @@ class Machine:
             if piece.endswith(b"\n"):
                 quote = 1 if kind == "quoted" else 0
                 span = Span(start + quote, length - 1 - 2 * quote, kind)
+                self.passed += length
                 if not self.skip:
                     self.keep(span, data[quote : quote + span.length])
                 return span
