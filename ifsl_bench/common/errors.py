@@ -11,8 +11,9 @@ import re
 import traceback
 from collections.abc import Iterable
 
-# Characters that end a line or steer a terminal; the name of a file may hold them.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Characters that end a line or steer a terminal, and halves of characters, which no terminal can show; the name of a
+# file may hold them.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def one_line(text: str) -> str:

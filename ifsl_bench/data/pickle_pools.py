@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -43,13 +41,11 @@ _BLOCK, _RELEASE = 256, 1 << 28  # rows read at a time; bytes written between tw
 
 @contextmanager
 def opened(tree: FileTree, entry: Entry) -> Iterator[BinaryIO]:
-    """A file of the tree, fast in small steps also where it is compressed."""
+    """A file of the tree."""
     with tree.readable(entry):
         file = tree.open(entry)
     with file:
-        # A member of a zip archive is slow in the steps of a byte or two that a pickle is made of.
-        small_steps = cast(io.RawIOBase, file) if isinstance(file, zipfile.ZipExtFile) else None
-        yield cast(BinaryIO, io.BufferedReader(small_steps, 1 << 20)) if small_steps else file
+        yield file
 
 
 def required(tree: FileTree, name: str, what: str) -> Entry:

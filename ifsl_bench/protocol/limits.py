@@ -6,7 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import UserError, one_line
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.task import Task
@@ -15,6 +15,11 @@ NAME = r"[a-z0-9][a-z0-9._-]*"  # of a task or data set: it names folders
 MOST_SEEDS = 1000  # of a command: each is a training, and all are listed before the first begins
 MOST_TRIALS = 10_000  # of a method: the settings are drawn before the first is tried
 LARGEST_SEED = 2**53  # the largest integer up to which every reader of JSON tells one from the next
+DRAWN = 1000  # classes, or images of one kind, in an episode; drawing them without repetition takes quadratic time
+EPISODES = 10**6  # a result keeps the counts of each: 10 MB for so many
+STEPS = 10**9  # a year of a fast machine
+NUMBER = 2**63 - 1  # as large as files and libraries keep a whole number
+LONG = 10_000  # entries of a list
 RULE = "a name is lower-case letters, digits, '.', '_', '-'"
 
 
@@ -32,27 +37,39 @@ def check_task(task: Task, where: str) -> None:
             raise UserError(f"{where}: task {task.name!r}: {message}")
 
     need(bool(re.fullmatch(NAME, task.dataset.name)), f"dataset.name {task.dataset.name!r}: {RULE}")
-    need(task.base_classes is None or task.base_classes >= 2, "base_classes must be at least 2")
-    need(task.shots >= 1, "shots must be at least 1")
-    need(task.episode.ways >= 1, "episode.ways must be at least 1")
-    need(task.episode.novel_queries >= 1, "episode.novel_queries must be at least 1")
-    need(task.episode.base_queries >= 0, "episode.base_queries must not be negative")
-    need(task.evaluation.episodes >= 2, "evaluation.episodes must be at least 2")
-    need(task.evaluation.validation_episodes >= 2, "evaluation.validation_episodes must be at least 2")
-    need(task.pretraining.seed is None or task.pretraining.seed >= 0, "pretraining.seed must not be negative")
-    need(task.pretraining.steps >= 0, "pretraining.steps must not be negative")
-    need(task.pretraining.batch >= 2, "pretraining.batch must be at least 2")
+
+    def within(least: int, value: int | None, most: int, field: str) -> None:
+        if value is not None:
+            need(value >= least, f"{field} must be at least {least}" if least else f"{field} must not be negative")
+            need(value <= most, f"{field} must be at most {most:,}")
+
+    need(task.title == one_line(task.title), "title must be one line of text that can be printed")
+    within(2, task.base_classes, NUMBER, "base_classes")
+    within(1, task.shots, DRAWN, "shots")
+    within(1, task.episode.ways, DRAWN, "episode.ways")
+    within(1, task.episode.novel_queries, DRAWN, "episode.novel_queries")
+    within(0, task.episode.base_queries, 5 * DRAWN, "episode.base_queries")
+    within(2, task.evaluation.episodes, EPISODES, "evaluation.episodes")
+    within(2, task.evaluation.validation_episodes, EPISODES, "evaluation.validation_episodes")
+    within(0, task.evaluation.seed, NUMBER, "evaluation.seed")
+    within(0, task.pretraining.seed, NUMBER, "pretraining.seed")
+    within(0, task.pretraining.steps, STEPS, "pretraining.steps")
+    within(2, task.pretraining.batch, EPISODES, "pretraining.batch")
     need(0 <= task.pretraining.momentum < 1, "pretraining.momentum must be in [0, 1)")
     need(0 <= task.pretraining.weight_decay < math.inf, "pretraining.weight_decay must not be negative")
     need(0 < task.pretraining.norm_momentum <= 1, "pretraining.norm_momentum must be in (0, 1]")
-    need(task.pretraining.crop_padding >= 0, "pretraining.crop_padding must not be negative")
-    need(task.meta_training.steps >= 1, "meta_training.steps must be at least 1")
-    need(task.meta_training.validate_every >= 1, "meta_training.validate_every must be at least 1")
+    within(0, task.pretraining.crop_padding, DRAWN, "pretraining.crop_padding")
+    within(1, task.meta_training.steps, STEPS, "meta_training.steps")
+    within(1, task.meta_training.validate_every, STEPS, "meta_training.validate_every")
     need(len(task.dataset.mean) == len(task.dataset.std), "dataset.mean and dataset.std must have equal lengths")
-    need(all(s > 0 for s in task.dataset.std), "dataset.std must be positive")
+    need(len(task.dataset.mean) <= LONG, f"dataset.mean must have at most {LONG:,} entries")
+    need(all(map(math.isfinite, task.dataset.mean)), "dataset.mean must be finite")
+    need(all(0 < s < math.inf for s in task.dataset.std), "dataset.std must be positive")
     for label, schedule in (("pretraining", task.pretraining.schedule), ("meta_training", task.meta_training.schedule)):
         need(0 < schedule.rate < math.inf, f"{label}.schedule.rate must be positive")
-        need(schedule.warmup >= 0, f"{label}.schedule.warmup must not be negative")
+        within(0, schedule.warmup, STEPS, f"{label}.schedule.warmup")
+        need(len(schedule.drops) <= LONG, f"{label}.schedule.drops must have at most {LONG:,} entries")
+        within(0, max(schedule.drops, default=0), STEPS, f"{label}.schedule.drops")
         need(
             list(schedule.drops) == sorted({d for d in schedule.drops if d > 0}), f"{label}.schedule.drops must ascend"
         )

@@ -20,6 +20,7 @@ import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.limits import TASK_FILE, TASK_LINE, read_text
 from ifsl_bench.protocol.limits import NAME, check_name, check_task
 from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
 from ifsl_bench.protocol.variants import Change, Variant, changed, derived, merged
@@ -55,10 +56,14 @@ def _keys() -> set[str]:
 
 def _read(text: str, where: str) -> _TaskFile | _VariantFile:
     """A file's content, held against the schema."""
+    TASK_FILE.check(len(text), where)
+    TASK_LINE.check(max((line.count(".") for line in text.splitlines()), default=0), where)
     try:
         raw = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and what Python raises for a number of thousands of digits
-        raise UserError(f"{where} is not valid TOML: {error}") from error
+        raise UserError(f"{where} is not valid TOML: {str(error)[:200]}") from error
+    except RecursionError as error:
+        raise UserError(f"{where} is not valid TOML: tables or lists are nested too deep") from error
     try:
         kind: type[_TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else _TaskFile
         file = msgspec.convert(raw, kind, strict=True)
@@ -67,7 +72,7 @@ def _read(text: str, where: str) -> _TaskFile | _VariantFile:
         if field := re.search(r"unknown field `(.*?)`", message):
             near = difflib.get_close_matches(field[1], _keys(), n=2, cutoff=0.6)
             message += f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-        raise UserError(f"{where}: {message}") from error
+        raise UserError(f"{where}: {message[:300]}") from error
     if not file.variants and not getattr(file, "tasks", None):
         raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")
     return file
@@ -139,7 +144,7 @@ def packaged() -> dict[str, Task]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, TASK_FILE)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"cannot read the task file {path}: {reason}") from error

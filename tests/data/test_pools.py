@@ -217,11 +217,11 @@ def save_header(path: Path, text: str) -> None:
             )
         ],
         (lambda f: (f / "base-val.npz").unlink(), "base-val.npz is missing"),
-        (lambda f: (f / "base-val.npz").write_bytes(b"<html>"), "it is an HTML page"),
+        (lambda f: (f / "base-val.npz").write_bytes(b"<html>"), "but an HTML page"),
         (lambda f: np.save(open(f / "base-val.npz", "wb"), np.zeros(3)), "no readable .npz"),  # noqa: SIM115
         (lambda f: (f / "base-val.npz").write_bytes((f / "base-test.npz").read_bytes()[:900]), "no readable .npz"),
         (lambda f: np.savez(f / "novel-test.npz", features=np.full((3, 16), 1e300), labels=np.arange(3)), "infinity"),
-        (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16))), "lacks labels"),
+        (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16))), "lacks 'labels'"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16)), labels=np.zeros(2)), "expected floating"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 9)), labels=np.arange(3)), "9 features a row"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16)), labels=np.arange(3)), "same classes"),

@@ -279,7 +279,7 @@ def save_header(path: Path, key: str, text: str) -> None:
                 "{'descr': (), 'fortran_order': False, 'shape': (3, 2)}",
             )
         ],
-        (lambda path: path.write_bytes(b"<!doctype html><html>"), r"no \.npz file but an HTML page"),
+        (lambda path: path.write_bytes(b"<!doctype html><html>"), r"no readable \.npz file but an HTML page"),
         (lambda path: path.write_bytes(path.read_bytes()[:-50_000]), "is damaged"),
         (lambda path: np.savez(path, pictures=np.zeros(3)), "lacks 'images'; it has pictures.npy"),
         (lambda path: np.savez(path, images=np.zeros((12, 84, 84), np.uint8)), r"is uint8\[12, 84, 84\], expected"),

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
-import threading
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.read.file_tree import (
     Entry,
     FileTree,
-    inside,
     is_hidden,
     is_tar,
     natural,
@@ -31,6 +26,7 @@ from ifsl_bench.data.read.file_tree import (
     what_is,
 )
 from ifsl_bench.data.read.tarball import COMPRESSIONS, CompressedTar, Tar
+from ifsl_bench.data.read.zipped import Zip
 
 __all__ = ["Entry", "FileTree", "natural", "nfc", "open_tree", "printable", "some", "what_is"]
 
@@ -49,7 +45,7 @@ def open_tree(path: Path) -> FileTree:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return _Zip(path)
+        return Zip(path)
     if is_tar(head):
         return Tar(path)
     if head.startswith(tuple(COMPRESSIONS)):
@@ -100,65 +96,3 @@ class _Folder(FileTree):
 
     def identity(self) -> str:
         return sha256_json([str(self.path.resolve()), [[e.path, e.size, e.changed] for e in self.entries]])
-
-
-class _Zip(FileTree):
-    kind = "zip archive"
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        try:
-            self.archive = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-            raise UserError(
-                f"{path} ({path.stat().st_size:,} bytes) begins as a zip archive but has no list of files at its end: "
-                f"it is cut short or damaged; get it again"
-            ) from error
-        self.file = open(path, "rb")  # noqa: SIM115 (closed by close)
-        self.lock = threading.Lock()
-        self.members: dict[str, zipfile.ZipInfo] = {}
-
-    def close(self) -> None:
-        self.archive.close()
-        self.file.close()
-
-    def _list(self) -> Iterator[Entry]:
-        for member in self.archive.infolist():
-            path = inside(self.path, member.filename)
-            if member.is_dir():
-                continue
-            if stat.S_ISLNK(member.external_attr >> 16):
-                raise UserError(
-                    f"{self.path} holds {member.filename!r}, a symbolic link; links in archives are not followed, "
-                    f"unpack it and give the folder"
-                )
-            self.members[path] = member
-            yield Entry(path, member.file_size)
-
-    def open(self, entry: Entry) -> BinaryIO:
-        _ = self.entries
-        with self.lock:
-            return cast(BinaryIO, self.archive.open(self.members[entry.path]))
-
-    def read(self, entry: Entry) -> bytes:
-        # zipfile lets only one thread at a time open files; here only the reading itself is one at a time.
-        _ = self.entries
-        member = self.members[entry.path]
-        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
-            with self.readable(entry), self.lock:
-                return self.archive.read(member)
-        with self.readable(entry):
-            with self.lock:
-                self.file.seek(member.header_offset)
-                header = self.file.read(30)
-                if len(header) < 30 or not header.startswith(b"PK\x03\x04"):
-                    raise zipfile.BadZipFile("no file begins where the list of files says")
-                self.file.seek(sum(struct.unpack("<HH", header[26:])), os.SEEK_CUR)
-                content = self.file.read(member.compress_size)
-            if len(content) < member.compress_size:
-                raise EOFError
-            if member.compress_type == zipfile.ZIP_DEFLATED:
-                content = zlib.decompressobj(-15).decompress(content, entry.size + 1)
-            if len(content) != entry.size or zlib.crc32(content) != member.CRC:
-                raise zipfile.BadZipFile("wrong CRC")
-        return content

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ifsl_bench.common.limits import PIXELS, SIDE
 from ifsl_bench.data.read.budget import Budget
 from ifsl_bench.data.read.cubic import resize_cubic
 from ifsl_bench.data.read.file_tree import what_is
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-MOST_PIXELS = 1 << 26  # of a decoded image, at 4 to 12 bytes each
-PIXELS_IN_FLIGHT = 2 * MOST_PIXELS  # of the images that all threads together hold; ordinary ones never come near
+PIXELS_IN_FLIGHT = PIXELS.most  # of the images that all threads together hold; ordinary ones never come near
 _STRIP = 1 << 20  # pixels that are laid on white at a time
 
 
@@ -78,7 +77,7 @@ def decode(content: bytes, spec: ImageSpec, most: int | None = None) -> np.ndarr
             if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
                 image.draft("RGB", (2 * spec.size, 2 * spec.size))
             pixels = image.width * image.height
-            if pixels > MOST_PIXELS:
+            if pixels > PIXELS.most or max(image.width, image.height) > SIDE.most:
                 raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
             # A progressive JPEG is in memory at its full size, however small it comes out.
             held = whole if image.info.get("progressive") else pixels
@@ -92,8 +91,10 @@ def decode(content: bytes, spec: ImageSpec, most: int | None = None) -> np.ndarr
         raise BadImage(f"it is no image but {what_is(content[:512])}") from None
     except Image.DecompressionBombError:
         raise BadImage("it has too many pixels to decode") from None
-    except (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, struct.error) as error:
-        raise BadImage(f"it cannot be decoded ({error})") from None
+    except (BadImage, Large):
+        raise
+    except Exception as error:  # of a damaged file: a decoder may raise anything
+        raise BadImage(f"it cannot be decoded ({str(error)[:200] or type(error).__name__})") from None
 
 
 @cache

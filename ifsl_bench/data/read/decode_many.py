@@ -10,14 +10,16 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
 from ifsl_bench.common.arrays import release
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.limits import image_bytes
 from ifsl_bench.data.read.archive import Entry, FileTree
+from ifsl_bench.data.read.budget import Budget
 from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode_rows, formats
 from ifsl_bench.data.read.decode_workers import Workers, cores
 
@@ -25,6 +27,24 @@ QUEUED = 1 << 28  # bytes of images, encoded or decoded, that wait for a thread 
 _RELEASE = 1 << 26  # bytes written between two releases of the array's pages
 _CHUNK, _CHUNK_BYTES = 128, 1 << 23  # images a thread takes at a time, fewer where they are large
 _BATCH_BYTES = 1 << 20  # encoded bytes after which a thread has decoded what it read
+_LARGE = Budget(QUEUED)  # encoded bytes that threads read, of images larger than that; others never come near
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A file of a tree, to be read when its turn comes; one that cannot be read spoils no other."""
+
+    tree: FileTree
+    entry: Entry
+
+    def __call__(self) -> bytes:
+        try:
+            return self.tree.read(self.entry)
+        except UserError as error:
+            name = self.tree.where(self.entry)
+            told = str(error).removeprefix(f"cannot read {name}: ").replace(name, "it", 1)
+            raise BadImage(told) from error
+
 
 Content = bytes | Callable[[], bytes]
 Item = tuple[int, str, Content]  # row, how messages name the image, its encoded content or how to read it
@@ -135,19 +155,22 @@ def _batches(chunk: list[Item], bad: list[Bad]) -> Iterator[tuple[list[int], lis
     rows, names, contents = list[int](), list[str](), list[bytes]()
     size = 0
     for row, name, content in chunk:
-        try:
-            encoded = content if isinstance(content, bytes) else content()
-        except BadImage as error:
-            bad.append((row, name, str(error)))
-            continue
-        rows.append(row)
-        names.append(name)
-        contents.append(encoded)
-        size += len(encoded)
-        del content, encoded
-        if size >= _BATCH_BYTES:
-            yield rows, names, contents
-            rows, names, contents, size = [], [], [], 0
+        large = content.entry.size if isinstance(content, Unread) else 0
+        with _LARGE.of(large) if large > _BATCH_BYTES else nullcontext():  # until it is decoded
+            try:
+                encoded = content if isinstance(content, bytes) else content()
+            except BadImage as error:
+                bad.append((row, name, str(error)))
+                continue
+            rows.append(row)
+            names.append(name)
+            contents.append(encoded)
+            size += len(encoded)
+            del content, encoded
+            if size >= _BATCH_BYTES:
+                yield rows, names, contents
+                contents.clear()  # the caller has them no more
+                rows, names, contents, size = [], [], [], 0
     if rows:
         yield rows, names, contents
 
@@ -157,19 +180,14 @@ def tree_items(tree: FileTree, paths: Sequence[str]) -> Iterator[Item]:
     entries = [tree.by_path[path] for path in paths]
     if tree.random:
         for row, entry in enumerate(entries):
-            yield row, tree.where(entry), partial(_read, tree, entry)
-    else:
-        for row, content in tree.scan(entries):
-            yield row, tree.where(entries[row]), content
-
-
-def _read(tree: FileTree, entry: Entry) -> bytes:
-    """A file that lies by itself; one that cannot be read spoils no other."""
-    try:
-        return tree.read(entry)
-    except UserError as error:
-        name = tree.where(entry)
-        raise BadImage(str(error).removeprefix(f"cannot read {name}: ").replace(name, "it", 1)) from error
+            yield row, tree.where(entry), Unread(tree, entry)
+        return
+    most = image_bytes().most
+    rows = [row for row, entry in enumerate(entries) if entry.size <= most]
+    for row in sorted(set(range(len(entries))) - set(rows)):
+        yield row, tree.where(entries[row]), Unread(tree, entries[row])  # which says that it is too large
+    for i, content in tree.scan([entries[row] for row in rows]):
+        yield rows[i], tree.where(entries[rows[i]]), content
 
 
 def refuse_bad(bad: Sequence[Bad], total: int, option: str = "--allow-partial") -> UserError:

@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
+from ifsl_bench.common.limits import MEMBERS, PATH, image_bytes
 
 # What systems and their archivers leave among people's files, beside what is hidden by a dot.
 _CLUTTER = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"}
@@ -67,9 +68,11 @@ def is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar"
 
 
-def natural(path: str) -> list[str | int]:
+def natural(path: str) -> list[str | tuple[int, str]]:
     """A sort key by which ``a_9`` comes before ``a_10``: digits count as numbers, accents however they are encoded."""
-    return [int(part) if i % 2 else part for i, part in enumerate(re.split("([0-9]+)", nfc(path)))]
+    parts = re.split("([0-9]+)", nfc(path))
+    digits = [part.lstrip("0") for part in parts]  # compared by length first: Python makes no number of 5,000 digits
+    return [(len(digits[i]), digits[i]) if i % 2 else part for i, part in enumerate(parts)]
 
 
 def nfc(name: str) -> str:
@@ -133,9 +136,9 @@ class FileTree(ABC):
         systems leave behind (``__MACOSX``, ``Thumbs.db``, ``@eaDir``, ...).
 
         Raises:
-            UserError: a path leads out of the tree, is no text, or occurs twice; it is named.
+            UserError: a path leads out of the tree, is no text, or occurs twice; it is named. Or there are too many.
         """
-        found = sorted((e for e in self._list() if not any(map(is_hidden, e.path.split("/")))), key=lambda e: e.path)
+        found = sorted((e for e in self._counted() if not any(map(is_hidden, e.path.split("/")))), key=lambda e: e.path)
         if strange := [e.path for e in found if printable(e.path) != e.path]:
             raise UserError(
                 f"{self.path} holds {len(strange)} files whose names are not UTF-8 "
@@ -170,6 +173,11 @@ class FileTree(ABC):
     @abstractmethod
     def _list(self) -> Iterable[Entry]: ...
 
+    def _counted(self) -> Iterator[Entry]:
+        for count, entry in enumerate(self._list(), 1):
+            MEMBERS.check(count, str(self.path))
+            yield entry
+
     @abstractmethod
     def open(self, entry: Entry) -> BinaryIO:
         """A file for reading from its beginning, without ever holding all of it; see :meth:`readable`."""
@@ -178,10 +186,11 @@ class FileTree(ABC):
         """A whole file.
 
         Raises:
-            UserError: it is damaged or cut short; names it.
+            UserError: it is damaged or cut short, or too large to be an image; names it.
         """
+        image_bytes().check(entry.size, self.where(entry))
         with self.readable(entry), self.open(entry) as file:
-            content = file.read()
+            content = file.read(entry.size + 1)
         if len(content) != entry.size:
             raise UserError(f"{self.where(entry)} is cut short: {len(content):,} of {entry.size:,} bytes are there")
         return content
@@ -246,8 +255,9 @@ def inside(archive: Path, name: str) -> str:
     """A member's path, normalised.
 
     Raises:
-        UserError: it leads out of the archive.
+        UserError: it leads out of the archive, or is too long to be one.
     """
+    PATH.check(len(name), str(archive))
     plain = name.replace("\\", "/")
     if plain.startswith("/") or re.match("[A-Za-z]:", plain) or ".." in plain.split("/") or "\0" in plain:
         raise UserError(

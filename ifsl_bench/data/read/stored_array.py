@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import lzma
 import math
 import struct
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from tokenize import TokenError
 from typing import BinaryIO, Literal
 from zipfile import BadZipFile
 
@@ -20,9 +20,9 @@ from ifsl_bench.common.errors import UserError
 CHUNK = 1 << 20
 _AXES = 32  # as many as every NumPy allows
 # What reading can raise on a damaged file or archive; the standard library has no common class for them.
-BROKEN = (EOFError, OSError, BadZipFile, zlib.error)
-# And on the header of an .npy file, which NumPy reads by Python's parser.
-BAD_HEADER = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, TokenError, RecursionError, MemoryError,
+BROKEN = (EOFError, OSError, BadZipFile, zlib.error, lzma.LZMAError)
+# And on the header of an .npy file, which is read by Python's parser.
+BAD_HEADER = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, RecursionError, MemoryError,
               struct.error)  # fmt: skip
 Kind = Literal["bytes", "utf-8", "quoted", "unicode-escape"]
 

@@ -18,6 +18,7 @@ from collections.abc import Generator, Iterator
 from typing import Any, BinaryIO
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.limits import PICKLE_BYTES, PICKLE_STEPS
 from ifsl_bench.data.read.archive import what_is
 from ifsl_bench.data.read.stored_array import BROKEN, StoredArray
 from ifsl_bench.data.read.unpickle_machine import Machine, Refused, described
@@ -45,14 +46,20 @@ def _run(machine: Machine) -> Generator[None, None, Any]:
         file.seek(0)
         check_is_pickle(file.read(512), name)
         file.seek(0)
+        steps = 0  # since something was ready
         while (code := file.read(1)) != pickle.STOP:
+            if (steps := steps + 1) > PICKLE_STEPS.most:
+                PICKLE_STEPS.check(steps, name)
+            if not steps % 256:
+                PICKLE_BYTES.check(file.tell() - machine.passed, name)
             if not code:
                 raise EOFError
             if (operation := OPERATIONS.get(code)) is None:
                 raise ValueError(f"no operation is written {code!r}")
             operation(machine)
             if machine.ready:
-                place = file.tell()
+                place, steps = file.tell(), 0
+                machine.passed = place
                 yield
                 file.seek(place)  # whoever read an array again has moved on
         return machine.stack.pop()

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
+from ifsl_bench.common.limits import image_bytes
 from ifsl_bench.data.read.stored_array import CHUNK, Kind, Span, StoredArray, decoder
 
 
@@ -65,6 +66,7 @@ class Machine:
         self.memo: dict[int, Any] = {}
         self.recent: dict[int, bytes | bytearray] = {}  # the last long string, by its place
         self.ready: list[Any] = []  # complete items of the outermost list, where they are walked
+        self.passed = 0  # bytes of the file that are not kept in memory
         self.sent = 0  # how many of the innermost frame's items have been ready before
 
     # -- reading
@@ -79,8 +81,9 @@ class Machine:
         """A long string, piece by piece: a false length in a damaged file must not claim that much memory."""
         if count <= CHUNK:
             return self.exactly(count)
-        whole = bytearray()
+        whole, limit = bytearray(), image_bytes()
         while len(whole) < count:
+            limit.check(len(whole), f"an item of {self.name}")
             whole += self.exactly(min(CHUNK, count - len(whole)))
         return whole
 
@@ -100,6 +103,7 @@ class Machine:
         if length <= self.inline:
             return convert(self.exactly(length))
         span = Span(self.file.tell(), length, kind)
+        self.passed += length
         if self.skip:
             self.file.seek(length, 1)
         else:
@@ -115,10 +119,13 @@ class Machine:
         length, data = len(line), bytearray(line)
         while piece := self.file.readline(CHUNK):
             length += len(piece)
+            if not self.skip:
+                image_bytes().check(length, f"an item of {self.name}")
             data += b"" if self.skip else piece
             if piece.endswith(b"\n"):
                 quote = 1 if kind == "quoted" else 0
                 span = Span(start + quote, length - 1 - 2 * quote, kind)
+                self.passed += length
                 if not self.skip:
                     self.keep(span, data[quote : quote + span.length])
                 return span

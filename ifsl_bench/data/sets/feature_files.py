@@ -7,9 +7,10 @@ from typing import ClassVar
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.pickle_pools import opened
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.read.archive import Entry, FileTree, what_is
-from ifsl_bench.data.read.stored_array import BAD_HEADER, BROKEN
+from ifsl_bench.data.read.archive import Entry, FileTree
+from ifsl_bench.data.read.npz import Npz
 from ifsl_bench.data.source import Form, Import
 
 
@@ -67,27 +68,33 @@ def _file(pool: str) -> str:
 
 
 def _read_npz(tree: FileTree, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
-    path, start = tree.where(entry), tree.head(entry)
-    if not start.startswith(b"PK"):
-        raise UserError(f"{path} is no readable .npz file; it is {what_is(start)}")
-    try:
-        with tree.open(entry) as raw, np.load(raw, allow_pickle=False) as file:
-            missing = {"features", "labels"} - set(file.files)
-            if missing:
-                raise UserError(
-                    f"{path} lacks {', '.join(sorted(missing))}; it has {', '.join(file.files) or 'nothing'}"
-                )
-            features, labels = file["features"], file["labels"]
-    except (*BROKEN, *BAD_HEADER, NotImplementedError, RuntimeError) as error:
-        raise UserError(f"{path} is no readable .npz file ({type(error).__name__}: {str(error)[:100]})") from error
-    if features.ndim != 2 or labels.shape != (len(features),) or features.dtype.kind != "f":
-        found = f"features {features.dtype}{list(features.shape)}, labels {labels.dtype}{list(labels.shape)}"
-        raise UserError(f"{path}: expected floating features [n, D] and labels [n], found {found}")
-    if labels.dtype.kind not in "iuU":
-        raise UserError(f"{path}: labels must be integers or strings, found {labels.dtype}")
+    path = tree.where(entry)
+    with opened(tree, entry) as raw:
+        file = Npz(raw, path)
+        file.need("features", "labels")
+        stored = {name: file.array(name) for name in ("features", "labels")}
+        found = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in stored.items())
+        if len(stored["features"].shape) != 2 or stored["labels"].shape != stored["features"].shape[:1] or (
+            stored["features"].dtype.kind != "f" or not all(stored["features"].shape)
+        ):  # fmt: skip
+            raise UserError(f"{path}: expected floating features [n, D] and labels [n], found {found}")
+        if (kind := stored["labels"].dtype).kind not in "iuU":
+            raise UserError(f"{path}: labels must be integers or strings, found {kind}")
+        features, labels = stored["features"].read(), stored["labels"].read()
+    if labels.dtype.kind == "U":
+        _check_text(labels, path)
     with np.errstate(over="ignore"):
         features = features.astype(np.float32)
     if not np.isfinite(features).all():
         rows = int((~np.isfinite(features)).any(1).sum())
         raise UserError(f"{path}: features contain NaN or infinity (as float32) in {rows} rows")
     return features, labels
+
+
+def _check_text(labels: np.ndarray, path: str) -> None:
+    """Raises :class:`UserError` where labels, str [n], hold numbers that stand for no character."""
+    codes = np.ascontiguousarray(labels).view(np.dtype("u4").newbyteorder(labels.dtype.byteorder))
+    wrong = (codes > 0x10FFFF) | ((codes >= 0xD800) & (codes < 0xE000))
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0]) // (len(codes) // len(labels))
+        raise UserError(f"{path}: the label of row {row} is no text (it holds the code {int(codes[wrong][0]):#x})")

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import sha256_json
+from ifsl_bench.common.limits import SPLIT_FILE, read_text
 from ifsl_bench.data.image_pools import T, divide, import_images
 from ifsl_bench.data.read.archive import Entry, FileTree, natural, nfc, some
 from ifsl_bench.data.read.decode import SUFFIXES, ImageSpec
@@ -173,7 +174,7 @@ def read_sides(path: Path) -> dict[str, str]:
         UserError: no such file, columns or side; a class that is there twice; a field beyond csv's limit.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, SPLIT_FILE, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UserError(f"cannot read the split {path}: {reason}") from error

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from collections.abc import Mapping, Sequence
-from typing import BinaryIO
 
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pickle_pools import copy_rows, images_array, integers, load_dict, opened, required, text
-from ifsl_bench.data.read.archive import Entry, FileTree, what_is
-from ifsl_bench.data.read.stored_array import BAD_HEADER, BROKEN, Span, StoredArray
+from ifsl_bench.data.read.archive import Entry, FileTree
+from ifsl_bench.data.read.npz import Npz
+from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.source import Import
 
 NAMES, SYNSETS = "class_names.txt", "synsets.txt"
@@ -87,34 +85,7 @@ def copy_npz(to: Import, pool: str, groups: Mapping[str, Sequence[int]], entry: 
     where = to.files.where(entry)
     total = sum(map(len, groups.values()))
     with opened(to.files, entry) as file, to.reporter.stage(f"importing {total:,} images of {pool}", total) as stage:
-        images = images_array(npz_array(file, "images", where), "'images'", where)
+        images = images_array(Npz(file, where).array("images"), "'images'", where)
         if len(images) != count:
             raise UserError(f"{where} has {len(images):,} images, the labels beside it are {count:,}")
         copy_rows(to, pool, groups, images, stage.advance, bgr=True)
-
-
-def npz_array(file: BinaryIO, key: str, where: str) -> StoredArray:
-    """An array of an .npz file, left in it.
-
-    Raises:
-        UserError: it is no .npz file, a damaged one, or has no such array.
-    """
-    head = file.read(512)
-    if not head.startswith(b"PK"):
-        raise UserError(f"{where} is no .npz file but {what_is(head)}; download or copy it again")
-    try:
-        archive = zipfile.ZipFile(file)
-        if f"{key}.npy" not in archive.namelist():
-            raise UserError(f"{where} lacks {key!r}; it has {', '.join(archive.namelist()) or 'nothing'}")
-        member = io.BufferedReader(archive.open(f"{key}.npy"), 1 << 20)  # type: ignore[type-var]
-        version = np.lib.format.read_magic(member)
-        read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        shape, by_columns, dtype = read_header[version](member)
-        array = StoredArray(member, where, {})
-        size = archive.getinfo(f"{key}.npy").file_size - member.tell()
-        array.define(dtype, shape, "F" if by_columns else "C", Span(member.tell(), size, "bytes"))
-    except (*BROKEN, *BAD_HEADER, NotImplementedError) as error:
-        raise UserError(
-            f"{where} is damaged ({type(error).__name__}: {str(error)[:100]}); download or copy it again"
-        ) from error
-    return array

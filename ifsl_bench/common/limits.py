@@ -1,0 +1,149 @@
+"""How much of a file from a stranger is taken: each limit with its reason and its error.
+
+A limit is far above what honest files hold, and low enough that reading up to it takes seconds and well under 1 GB.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ifsl_bench.common.errors import UserError
+
+IMAGE_SETTING = "IFSL_BENCH_LARGEST_IMAGE"  # environment variable; in MB (10^6 bytes)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A bound and what is said of that which goes beyond it.
+
+    Attributes:
+        most: the largest value that passes.
+        error: what follows the name of the thing; ``{value}`` and ``{most}`` are filled in.
+        why: the reason for the bound, for people who change it.
+    """
+
+    most: int
+    error: str
+    why: str
+
+    def check(self, value: int, where: str) -> None:
+        """Raises :class:`UserError` where a value is beyond the limit.
+
+        Args:
+            where: how the error calls the thing.
+        """
+        if value > self.most:
+            raise UserError(f"{where} {self.error.format(value=_grouped(value), most=_grouped(self.most))}")
+
+
+def _grouped(number: int) -> str:
+    """A number with commas; one that is no number of anything real, by its power of two."""
+    return f"{number:,}" if number < 1 << 64 else f"2^{number.bit_length() - 1} or more"
+
+
+def read_text(path: Path, limit: Limit, encoding: str = "utf-8") -> str:
+    """A text file as long as a limit in characters at most.
+
+    Raises:
+        UserError: it is longer.
+        OSError, UnicodeDecodeError: it cannot be read.
+    """
+    with open(path, encoding=encoding) as file:
+        text = file.read(limit.most + 1)
+    limit.check(len(text), str(path))
+    return text
+
+
+# -- archives
+
+MEMBERS = Limit(
+    2_000_000,
+    "holds {value} files, more than {most}; give a smaller folder or archive",
+    "ILSVRC-2012 has 1.43 million. A list of so many takes about 1 GB.",
+)
+PATH = Limit(
+    4096,
+    "holds a file whose path has {value} characters, more than {most}; it is damaged or not to be trusted, get another "
+    "copy",
+    "PATH_MAX of Linux; no tool could unpack a longer one.",
+)
+EXTENDED_HEADER = Limit(
+    1 << 20,
+    "holds an extended header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
+    "It holds a path, and perhaps what macOS adds to a file. It is in memory whole.",
+)
+EXPANSION = Limit(
+    200,
+    "expands to more than {most} times its size, so it seems made to fill the memory; get another copy, or unpack it "
+    "yourself and give the folder",
+    "Images and features expand 1 to 20 times; deflate can 1,032 times, bzip2 a million times.",
+)
+EXPANDED = 1 << 28  # bytes up to which anything may expand as it likes: a file of zeros is small and harmless
+UNPACKING = Limit(
+    1 << 29,
+    "needs {value} bytes of memory to unpack, more than {most}; unpack it yourself and give the folder",
+    "The dictionary of xz or LZMA is in memory; xz -9 takes 64 MiB, but a header may ask for 4 GiB.",
+)
+
+# -- files that are read whole
+
+_IMAGE_WHY = "An encoded image is in memory whole, several at a time; photographs have 0.1 to 50 MB."
+SPLIT_FILE = Limit(
+    1 << 22,
+    "has more than {most} characters; a list of classes is shorter, is it the right file?",
+    "A line for each of 20,000 classes is 1 MB. A short line takes 300 bytes in memory.",
+)
+TASK_FILE = Limit(
+    1 << 18,
+    "has more than {most} characters; a task file has a few thousand, is it the right file?",
+    "Parsing takes about a second a megabyte.",
+)
+TASK_LINE = Limit(
+    200,
+    "has a line with {value} dots, more than {most}; break it into several",
+    "Python's parser takes memory that is quadratic in the parts of a key: 40 GB for 100,000.",
+)
+ARRAY_HEADER = Limit(
+    10_000,
+    "has a header of {value} bytes, more than {most}; it is damaged, get it again",
+    "NumPy's own limit: type and shape take about 100 bytes, and Python's parser takes what is nested badly.",
+)
+PICKLE_STEPS = Limit(
+    3_500_000,
+    "makes more than {most} values, which no data set has; it is damaged or not to be trusted, get another copy",
+    "Between two images, or in all where none are read. A byte of a pickle makes an object of 50 to 250 bytes.",
+)
+PICKLE_BYTES = Limit(
+    1 << 28,
+    "holds more than {most} bytes of names and numbers beside its arrays; it is damaged or not to be trusted, get "
+    "another copy",
+    "Strings up to 64 KB are in memory, as long as whoever reads the pickle keeps them.",
+)
+
+# -- images
+
+PIXELS = Limit(1 << 26, "has {value} pixels, too many to decode (more than {most})", "A pixel takes 4 to 12 bytes.")
+SIDE = Limit(
+    1 << 16,
+    "has a side of {value} pixels, too many to decode (more than {most})",
+    "JPEG has no longer ones. Pillow takes 8 bytes a row: 2.4 GB for an image of 1 x 67 million.",
+)
+
+
+def image_bytes() -> Limit:
+    """The limit on an encoded image, and any other file that is read whole: 256 MB, or what the environment says.
+
+    Raises:
+        UserError: the environment says what is no whole number of MB.
+    """
+    given = os.environ.get(IMAGE_SETTING, "256")
+    if not (given.isascii() and given.isdigit() and int(given[:9]) >= 1 and len(given) < 10):
+        raise UserError(f"{IMAGE_SETTING} is {given[:40]!r}, expected a whole number of MB, 1 or more")
+    return Limit(
+        int(given) * 10**6,
+        "has {value} bytes, more than {most}: too large for an encoded image; if it is one, set the environment "
+        f"variable {IMAGE_SETTING} to more MB",
+        _IMAGE_WHY,
+    )

@@ -1,0 +1,309 @@
+"""Pickles, .npy headers and .npz files."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import pickle
+import pickletools
+import struct
+import zipfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from ifsl_bench.data.pickle_pools import integers, opened
+from ifsl_bench.data.read.archive import open_tree
+from ifsl_bench.data.read.npz import Npz
+from ifsl_bench.data.read.stored_array import StoredArray
+from ifsl_bench.data.read.unpickle import items, load
+from ifsl_bench.data.sets.feature_files import _read_npz
+from tests.fuzz.archives import spoiled_zip
+from tests.fuzz.formats import Format
+from tests.fuzz.mutation import NUMBERS, once, spoiled
+
+# -- pickles
+
+
+@cache
+def pickles() -> Sequence[bytes]:
+    images = np.arange(2 * 7 * 7 * 3, dtype=np.uint8).reshape(2, 7, 7, 3)
+    large = np.zeros(70_000, np.uint8)
+    value = {"data": images, "labels": [0, 1], "catname2label": {"n01": 0, "n02": 1}, b"more": (1.5, None, True, "é")}
+    values = [
+        value,
+        [images[0].ravel(), images[1].ravel()],
+        {"a": large, "b": images.T},
+        {"s": (1, 2), "n": np.float32(2)},
+    ]
+    return [pickle.dumps(v, protocol) for v in values for protocol in range(6)]
+
+
+@cache
+def _operations(content: bytes) -> list[bytes]:
+    places = [at for _, _, at in pickletools.genops(content)]
+    return [content[a:b] for a, b in zip(places, [*places[1:], len(content)], strict=True)]
+
+
+EVIL = (
+    b"cos\nsystem\n",
+    b"\x8c\x02os\x8c\x06system\x93",
+    b"cbuiltins\neval\n",
+    b"R",
+    b"b",
+    b"\x81",
+    b"o",
+    b"ios\nsystem\n",
+    b"\x8a\xff" + b"\xff" * 255,
+    b"\x8b\xff\xff\xff\x7f",
+    b"I" + b"9" * 5000 + b"\n",
+    b"T\xff\xff\xff\x7f",
+    b"X\xff\xff\xff\xff",
+    b"\x8e" + b"\xff" * 8,
+    b"(" * 3000,
+    b"]" * 3000,
+    b"\x85" * 3000,
+    b"2" * 3000,
+    b"q\x00",
+    b"h\x00",
+    b"h\xff",
+    b"p-1\n",
+    b"g99999999999\n",
+    b"r\xff\xff\xff\xff",
+    b"t",
+    b"l",
+    b"d",
+    b"\x90",
+    b"\x91",
+    b"e",
+    b"u",
+    b"a",
+    b"s",
+    b"0",
+    b"1",
+    b"\x94",
+    b"\x95" + b"\xff" * 8,
+    b"Vx\\ud800\n",
+    b"S'\\x'\n",
+    b"S'",
+    b"Fnan\n",
+    b"F1e999\n",
+    b"Pid\n",
+    b"Q",
+    b"\x97",
+    b"\x98",
+    b"N",
+    b".",
+    b"\x80\x05",
+    b"\x80\xff",
+    b"cnumpy\nndarray\n",
+    b"cnumpy\ndtype\n",
+    b"cnumpy.core.multiarray\nscalar\n",
+    b"cnumpy.core.numeric\n_frombuffer\n",
+    b"K\x00",
+    b"J\xff\xff\xff\xff",
+    b"U\x02O8",
+    b"\x8c\x02O8",
+    b"\x8c\x03V99",
+)
+
+
+def spoiled_pickle(random: Random, content: bytes) -> bytes:
+    """Operations left out, repeated, changed places, or hostile ones added; or any bytes changed."""
+    if random.random() < 0.35:
+        return spoiled(random, content)
+    parts = list(_operations(content))
+    for _ in range(random.choice((1, 1, 2, 4, 10))):
+        at, other = random.randrange(len(parts) + 1), random.randrange(len(parts) or 1)
+        way = random.randrange(5)
+        if way == 0:
+            parts[at : at + 1] = []
+        elif way == 1:
+            parts[at:at] = parts[other : other + random.choice((1, 3, 9))] * random.choice((1, 2, 50))
+        elif way == 2 and at < len(parts):
+            parts[at] = once(random, parts[at])
+        elif way == 3:
+            parts[at : at + 1] = [random.choice(EVIL)]
+        else:
+            parts.insert(at, random.choice(EVIL))
+    return b"".join(parts)[: 1 << 20]
+
+
+def read_pickle(path: Path) -> None:
+    with open(path, "rb") as file:
+        arrays: list[StoredArray] = []
+        value = load(file, path.name)
+        _collect(value, arrays)
+        for array in arrays[:50]:
+            if array.defined and array.dtype.kind in "iu" and len(array.shape) == 1:
+                integers(array, "it", path.name)
+            array.read()
+            if array.shape:
+                for _ in array.blocks(2):
+                    pass
+        if isinstance(value, list):
+            for item in items(file, path.name):
+                item.read()
+
+
+def _collect(value: Any, arrays: list[StoredArray]) -> None:
+    waiting, seen = [value], set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, StoredArray):
+            arrays.append(value)
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, (list, tuple)):
+            waiting += value
+
+
+# -- .npz
+
+
+def header(said: str, version: int = 1, length: int | None = None) -> bytes:
+    text = said.encode("utf-8", "surrogatepass") + b"\n"
+    size = len(text) if length is None else length
+    said_size = struct.pack("<H", size & 0xFFFF) if version == 1 else struct.pack("<I", size & 0xFFFFFFFF)
+    return b"\x93NUMPY" + bytes([version & 255, 0]) + said_size + text
+
+
+TYPES = (
+    "'<f4'",
+    "'<f8'",
+    "'<f2'",
+    "'|O'",
+    "'<U3'",
+    "'<U0'",
+    "'<U999999'",
+    "'>i8'",
+    "'|b1'",
+    "'<c16'",
+    "'<M8[s]'",
+    "'V8'",
+    "[('a', '<f4')]",
+    "'|S4'",
+    "('<f4', (2,))",
+    "'f4,f4'",
+    "1",
+    "None",
+    "'" + "f" * 300 + "'",
+    "'<f99'",
+    "'\\ud800'",
+    "'<u8'",
+)
+SHAPES = (
+    "(4, 3)",
+    "(4,)",
+    "()",
+    "(4, 0)",
+    "(0, 3)",
+    "(-4, -3)",
+    "(-1,)",
+    "(1000000000, 1000000000)",
+    f"({1 << 63}, 1)",
+    "(4, 3, 1)",
+    "(True, 3)",
+    "(4.0, 3)",
+    "4",
+    "[4, 3]",
+    "('4',)",
+    "(4, 3,",
+    "(" * 300 + ")" * 300,
+    f"({'9' * 5000},)",
+    "(" + "1, " * 100 + ")",
+)
+
+
+def _npy(random: Random, array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    content = out.getvalue()
+    way = random.random()
+    if way < 0.3:
+        return once(random, content)
+    if way < 0.5:
+        return content
+    descr = random.choice(TYPES) if random.random() < 0.6 else repr(array.dtype.str)
+    shape = random.choice(SHAPES) if random.random() < 0.6 else repr(array.shape)
+    order = random.choice(("False", "True", "False", "0", "None"))
+    said = f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}"
+    said = random.choice(
+        (said, said, said, said.replace("}", "'x': 1}"), said * 2, "[" * 5000, "-" * 9000 + "1", "lambda: 0", "")
+    )
+    length = None if random.random() < 0.9 else random.choice(NUMBERS)
+    data = array.tobytes()[: random.choice((None, None, 3, 0))]
+    return header(said, random.choice((1, 1, 2, 3, 0, 9)), length) + data + bytes(random.choice((0, 0, 0, 7)))
+
+
+def spoiled_npz(random: Random, content: bytes) -> bytes:
+    if random.random() < 0.4:
+        return spoiled_zip(random, content)
+    features = random.choice(
+        (
+            np.arange(12, dtype=np.float32).reshape(4, 3),
+            np.full((4, 3), np.nan),
+            np.full((4, 3), 1e300),
+            np.zeros((4, 0), np.float32),
+            np.zeros((0, 3), np.float32),
+            np.zeros((4, 3), np.longdouble),
+        )
+    )
+    labels = random.choice(
+        (
+            np.arange(4),
+            np.array(list("abcd")),
+            np.array([0x110000, 0xD800, 1, 2], np.uint32).view("<U1"),
+            np.arange(4) + 0.5,
+            np.array([-(1 << 63), (1 << 63) - 1, 0, 0]),
+            np.full(4, (1 << 64) - 1, np.uint64),
+        )
+    )
+    out = io.BytesIO()
+    method = random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+    with zipfile.ZipFile(out, "w", method) as archive:
+        for name, array in (("features.npy", features), ("labels.npy", labels), ("images.npy", features)):
+            name = random.choice((name,) * 9 + ("features", "x.npy", "labels"))
+            if name not in archive.namelist():
+                archive.writestr(name, _npy(random, array))
+    return out.getvalue()
+
+
+@cache
+def npzs() -> Sequence[bytes]:
+    found = []
+    for save in (np.savez, np.savez_compressed):
+        for labels in (np.arange(4), np.array(["a", "b", "é", "d"])):
+            out = io.BytesIO()
+            save(
+                out,
+                features=np.arange(12, dtype=np.float32).reshape(4, 3),
+                labels=labels,
+                images=np.zeros((2, 3), np.uint8),
+            )
+            found.append(out.getvalue())
+    return found
+
+
+def read_npz(path: Path) -> None:
+    with open_tree(path.parent) as tree:
+        entry = tree.by_path[path.name]
+        with opened(tree, entry) as file:
+            for _ in Npz(file, path.name).array("images").blocks(2):
+                pass
+        _, labels = _read_npz(tree, entry)
+        for name in np.unique(labels):
+            codecs.encode(str(name), "utf-8")
+
+
+FORMATS = [
+    Format("pickle", pickles, read_pickle, spoiled_pickle, 30),
+    Format("npz", npzs, read_npz, spoiled_npz, 20),
+]

@@ -1,0 +1,44 @@
+"""What a format is, and which there are."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from tests.fuzz.mutation import spoiled
+
+MODULES = ("archives", "images", "arrays", "texts")  # of this package; each has a list FORMATS
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of files, and how it is attacked.
+
+    Attributes:
+        name: what ``--only`` calls it.
+        seeds: makes valid files.
+        read: reads a file as the program does; the file may be changed or removed by it.
+        spoil: makes a hostile file of a valid one; by default any bytes are changed.
+        share: how many cases it has in a round of all formats.
+    """
+
+    name: str
+    seeds: Callable[[], Sequence[bytes]]
+    read: Callable[[Path], object]
+    spoil: Callable[[Random, bytes], bytes] = spoiled
+    share: int = 10
+
+
+def formats() -> dict[str, Format]:
+    """All formats by name."""
+    found = [form for module in MODULES for form in importlib.import_module(f"tests.fuzz.{module}").FORMATS]
+    return {form.name: form for form in found}
+
+
+def case(form: Format, seeds: Sequence[bytes], seed: int, number: int) -> bytes:
+    """Case ``number`` of a format; always the same bytes for the same four."""
+    random = Random(f"{form.name}/{seed}/{number}")
+    return form.spoil(random, random.choice(seeds))

@@ -1,0 +1,106 @@
+"""CSV files that divide classes, and task files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+from importlib import resources
+from pathlib import Path
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.sets.folder import read_sides
+from ifsl_bench.protocol.task_files import find, parse
+from tests.fuzz.formats import Format
+from tests.fuzz.mutation import spoiled_text
+
+WORDS = (
+    "-1",
+    "0",
+    "1000000000000",
+    "9" * 30,
+    "9" * 5000,
+    "0x" + "f" * 5000,
+    "1e999",
+    "nan",
+    "inf",
+    "-inf",
+    "true",
+    "1979-05-27",
+    "07:32:00",
+    '"',
+    "'",
+    '"""',
+    "'''",
+    "\\",
+    "\\u001b",
+    "\\ud800",
+    "\x1b[2J",
+    "\0",
+    "\udc80",
+    "é",
+    "\u2028",
+    "[" * 2000,
+    "{a=" * 2000,
+    "a." * 150 + "a",
+    "a." * 3000 + "a",
+    "[[",
+    "]]",
+    "{",
+    "}",
+    "=",
+    ",",
+    "\n",
+    "\r",
+    "#",
+    "[tasks.x]",
+    '[tasks.""]',
+    "shots",
+    "[variants.y]",
+    'of = "glyphs-5shot"',
+    "ways = 3",
+    "[evaluation]",
+    "episodes",
+    "seed",
+    "x" * 70_000,
+    "novel/test",
+    "base",
+    "class",
+    "split",
+)
+
+
+@cache
+def csvs() -> Sequence[bytes]:
+    lines = [f"class {i},{side}" for i, side in enumerate(["base", "val", "test", "novel/train", "novel/val"] * 3)]
+    return [
+        "\n".join(["class,split", *lines]).encode(),
+        ("\ufeff" + "\r\n".join(["split,name", *('"val","a ""b"""',)])).encode(),
+    ]
+
+
+def read_csv(path: Path) -> None:
+    for name in read_sides(path):
+        name.encode()
+
+
+@cache
+def tomls() -> Sequence[bytes]:
+    return [file.read_bytes() for file in resources.files("ifsl_bench.tasks").iterdir() if file.name.endswith(".toml")]
+
+
+def read_toml(path: Path) -> None:
+    path = path.rename(path.with_suffix(".toml"))
+    tasks = find(str(path))
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UserError("not UTF-8") from error
+    assert [task.hash for task in parse(text.replace("\r\n", "\n").replace("\r", "\n"), str(path))] == [
+        t.hash for t in tasks
+    ]
+
+
+FORMATS = [
+    Format("csv", csvs, read_csv, partial(spoiled_text, words=WORDS), 5),
+    Format("toml", tomls, read_toml, partial(spoiled_text, words=WORDS), 10),
+]

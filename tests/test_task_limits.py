@@ -1,0 +1,85 @@
+"""Task files from strangers: what is nested, long or beyond all measure is refused in one line."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+
+import pytest
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.protocol.task_files import find, parse
+
+HOSTILE = {
+    "lists nested deep": ("a = " + "[" * 100_000 + "]" * 100_000, "nested too deep"),
+    "tables nested deep": ("a = " + "{a=" * 50_000 + "1" + "}" * 50_000, "nested too deep"),
+    "a key of 100,000 parts": (".".join("a" * 100_000) + " = 1", "a line with 99,999 dots"),
+    "a table of 100,000 parts": ("[" + ".".join("a" * 100_000) + "]", "a line with 99,999 dots"),
+    "a number of 5,000 digits": ("a = " + "9" * 5_000, "not valid TOML"),
+    "a hexadecimal number of 5,000": ("a = 0x" + "f" * 5_000, "unknown field"),
+    "a string without end": ('a = "' + "x" * 200_000, "not valid TOML"),
+    "a million characters": ("#" * 1_000_000, "more than 262,144 characters"),
+    "a key that steers the terminal": ('"\\u001b[2J" = 1', r"unknown field `\\x1b\[2J`"),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_toml_is_refused_in_one_line(name):
+    text, message = HOSTILE[name]
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=message) as error:
+            parse(text, "x.toml")
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
+    assert str(error.value).startswith("x.toml")
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("[evaluation]\nepisodes = 1000000000000", "evaluation.episodes must be at most 1,000,000"),
+        ("[evaluation]\nepisodes = 1000001", "evaluation.episodes must be at most 1,000,000"),
+        ("[evaluation]\nvalidation_episodes = 1000000000000", "evaluation.validation_episodes must be at most"),
+        ("[evaluation]\nseed = -1", "evaluation.seed must not be negative"),
+        ("[evaluation]\nseed = 9223372036854775808", "evaluation.seed must be at most 9,223,372,036,854,775,807"),
+        ("[evaluation]\nseed = 1979-05-27", "Expected `int`, got `date`"),
+        ("[evaluation]\nseed = 1\nseed = 2", "is not valid TOML: Cannot overwrite a value"),
+        ("[evaluation]\nepisodes = 100.5", "Expected `int`, got `float`"),
+        ("[episode]\nways = 1001", "episode.ways must be at most 1,000"),
+        ("[episode]\nnovel_queries = 1000000000000", "episode.novel_queries must be at most 1,000"),
+        ("[episode]\nbase_queries = 1000000000000", "episode.base_queries must be at most 5,000"),
+        ("[episode]\nbase_queries = -1", "episode.base_queries must not be negative"),
+        ("[meta_training]\nsteps = 1000000000001", "meta_training.steps must be at most 1,000,000,000"),
+        ("[meta_training]\nvalidate_every = 0", "meta_training.validate_every must be at least 1"),
+        ("[meta_training.schedule]\nrate = nan", "meta_training.schedule.rate must be positive"),
+        ("[meta_training.schedule]\nrate = 0.1\nwarmup = 99999999999", "meta_training.schedule.warmup must be at most"),
+        ("[meta_training.schedule]\nrate = 1\ndrops = [99999999999]", "meta_training.schedule.drops must be at most"),
+        ("[tasks.x]\nshots = 1000000000000", "shots must be at most 1,000"),
+        ('[tasks.x]\nshots = 1\ntitle = "\\u001b[2J"', "title must be one line"),
+    ],
+)
+def test_values_that_no_machine_can_meet_are_refused_by_name(lines, message, minimal_task):
+    with pytest.raises(UserError, match=rf"^x\.toml.*{re.escape(message)}"):
+        parse(minimal_task + "\n" + lines, "x.toml")
+
+
+@pytest.mark.parametrize(("key", "value"), [("mean", "[nan]"), ("mean", "[inf]"), ("std", "[nan]"), ("std", "[inf]")])
+def test_means_and_deviations_are_finite(key, value, minimal_task):
+    text = minimal_task.replace('name = "d"', f'name = "d"\n{key} = {value}')
+    with pytest.raises(UserError, match=rf"dataset\.{key} must be"):
+        parse(text, "x.toml")
+
+
+def test_changes_are_held_to_the_same_limits():
+    with pytest.raises(UserError, match=r"episode\.ways must be at most 1,000"):
+        find("glyphs-5shot+ways=1001")
+
+
+def test_a_task_file_without_end_is_not_read_to_its_end(tmp_path):
+    (tmp_path / "x.toml").symlink_to("/dev/zero")
+    with pytest.raises(UserError, match="more than 262,144 characters"):
+        find(str(tmp_path / "x.toml"))
