@@ -241,6 +241,21 @@ def test_a_contributed_result_says_its_setting_as_it_is(task, work):
     path.write_text(text)
 
 
+@pytest.fixture(scope="module")
+def searched(clusters_source, tmp_path_factory):
+    """A home with a tuned result; returns (home, the file's values, tasks)."""
+    from conftest import FEATURE_TASKS
+
+    root = tmp_path_factory.mktemp("searched")
+    shutil.copytree(clusters_source, root / "clusters")
+    (root / "clusters.toml").write_text(FEATURE_TASKS)
+    places = [path for path in (root / "clusters").rglob("clusters") if (path.parent.name == "data")]
+    work = api.workspace(places[0].parent.parent if places else root / "clusters", device="cpu")
+    result = api.run("lr", f"{root / 'clusters.toml'}:clusters-5shot", trials=3, work=work, command="ifsl-bench run")
+    value = msgspec.to_builtins(result)
+    return work.home, value, {task.name: task for task in find(str(root / "clusters.toml"))}
+
+
 def test_each_setting_has_a_ranking_of_its_own(task, work, call):
     place = ["--home", str(work.home.cache), "--results", str(work.home.results), "--format", "csv"]
     common = [task, *place, "--device", "cpu", "--seeds", "3", "-q"]

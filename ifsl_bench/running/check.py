@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse
 from ifsl_bench.common.errors import UserError
@@ -16,15 +15,11 @@ from ifsl_bench.common.files import Home, read_json
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
-from ifsl_bench.running.check_values import odd_values
+from ifsl_bench.running.check_values import Unverified, odd_values
 
 if TYPE_CHECKING:
     from ifsl_bench.data.pools import Dataset
     from ifsl_bench.protocol.episodes import Sampler
-
-METHOD = (
-    r"(?:[A-Za-z0-9][A-Za-z0-9._-]*:)?[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
-)
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,8 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     Held against each other are its schema; its summary and the counts of its episodes; its task's definition, data and
     episodes, and the ones it was measured on; its name and label, and the method, options and seed in it; where it came
     from. The episodes of a task without a pinned digest, and some but not all of a task's, are drawn again where the
-    data are prepared here; the label is spelled again where the method is installed.
+    data are prepared here; where the method is installed, label, choice of options and probe are made again. Files from
+    before results had a ``setting`` are not asked for what came with it.
 
     Args:
         tasks: tasks of one's own, by name, beside the packaged ones.
@@ -69,6 +65,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
         if mixed := _published(path):
             return Checked(None, (mixed,))
         result = parse(path)
+        fields = read_json(path).keys()
     except OSError as error:
         return Checked(None, (f"it cannot be read: {error.strerror}",))
     except UserError as error:
@@ -76,17 +73,21 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     failures = [reason] if (reason := inconsistency(result)) else []
     failures += _place(path, result, tasks, home)
     failures += odd_values(result)
+    if result.setting and "probe" not in fields:
+        failures.append("probe: missing; it is null for a method that cannot be probed")
     unverified: list[str] = []
     try:
         task = _task(result.task, tasks, home)
     except UserError as error:
         failures.append(f"task: {error}")
     else:
+        from ifsl_bench.running.check_method import CHECKS
+
         failures += _definition(result, task)
-        for check in (_digest, _classes, _partial, _method):
+        for check in (_digest, _classes, _partial, _calibration, *CHECKS):
             try:
                 failures += check(result, task, home)
-            except _Unverified as error:
+            except Unverified as error:
                 unverified.append(str(error))
     return Checked(result, tuple(_line(failure) for failure in failures), tuple(unverified))
 
@@ -94,10 +95,6 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
 def _line(text: str) -> str:
     """Text with whatever would break the line, or command the terminal, escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-class _Unverified(Exception):
-    """Something that cannot be looked at here; says what is missing."""
 
 
 def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
@@ -168,8 +165,8 @@ def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
 def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
     try:
         return _sampler(result, task, home).digest(count)
-    except (UserError, _Unverified) as error:
-        raise _Unverified(f"digest, since {error}") from error
+    except (UserError, Unverified) as error:
+        raise Unverified(f"digest, since {error}") from error
 
 
 def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
@@ -182,8 +179,8 @@ def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
         return
     try:
         drawn = _sampler(result, task, home).classes(count)
-    except (UserError, _Unverified) as error:
-        raise _Unverified(f"classes, since {error}") from error
+    except (UserError, Unverified) as error:
+        raise Unverified(f"classes, since {error}") from error
     if result.episodes.classes != drawn.reshape(-1).tolist():
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
 
@@ -203,10 +200,10 @@ def _prepared(result: Result, task: Task, home: Home) -> Dataset:
 
     name = task.dataset.name
     if not is_prepared(home, name):
-        raise _Unverified(f"data set {name} is not prepared here")
+        raise Unverified(f"data set {name} is not prepared here")
     dataset = open_dataset(dataset_folder(home, name))
     if dataset.fingerprint != result.fingerprint:
-        raise _Unverified(f"data set {name} here has fingerprint {dataset.fingerprint[:16]}")
+        raise Unverified(f"data set {name} here has fingerprint {dataset.fingerprint[:16]}")
     return dataset
 
 
@@ -220,103 +217,23 @@ def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
     if expected is None:
         try:
             expected = _prepared(result, task, home).partial
-        except (UserError, _Unverified) as error:
-            raise _Unverified(f"partial, since {error}") from error
+        except (UserError, Unverified) as error:
+            raise Unverified(f"partial, since {error}") from error
     if result.partial != expected:
         made = "a part" if expected else "the whole"
         yield f"partial: {str(result.partial).lower()}, data set {data.name} with this fingerprint is {made}"
 
 
-def _is_known(result: Result) -> bool:
-    """Whether the method is installed; older files name LR and MLP by what are shorthands now."""
-    if result.setting or result.method in registry.names(registry.METHODS):
-        return result.method in registry.names(registry.METHODS)
-    with contextlib.suppress(UserError):
-        return bool(registry.resolve(result.method))
-    return False
-
-
-def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """Label, options and backbone, as the installed method and the task make them."""
-    recorded = result.provenance.get("distribution")
-    package = str(recorded.get("name") or "") if isinstance(recorded, dict) else ""
-    owners = registry.owners(registry.METHODS, result.method)
-    package = package or (registry.OWN if len(owners) > 1 else "")  # older files do not say
-    theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
-    if owners and not theirs:
-        here = " and ".join(registry.package_of(point) for point in owners)
-        yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
+def _calibration(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """Whether calibration is there where it can be; older files are without."""
+    if task.regular or not result.setting or result.calibration:
         return
-    if not _is_known(result):
-        yield from _unknown_method(result, task)
-        raise _Unverified(f"label and backbone, since method {result.method} is not installed here")
-    said = f"{registry.package_of(theirs[0])}:{theirs[0].name}" if package and theirs else result.method
-    if owners and (lacks := registry.load(registry.METHODS, said).lacks):
-        yield from _unknown_method(result, task)
-        raise _Unverified(f"label and backbone, since {lacks}, which method {result.method} needs, is not installed")
-    from ifsl_bench.backbone.pretrain import pretraining_key
-    from ifsl_bench.plugin.find_method import Chosen
-    from ifsl_bench.plugin.options import resolve_options
-    from ifsl_bench.protocol.training import Training
-    from ifsl_bench.running.job import Job
+    if not (result.tuned or result.training):  # these have had validation episodes
+        try:
+            _prepared(result, task, home)
+            from ifsl_bench.episodic.prepared import Workspace
 
-    try:
-        name, method, meant = registry.resolve(said)
-        (given, train), trials = result.given(), result.trials
-        options, training = resolve_options(method, name, {**meant, **given}, task, trials), Training.parse(train)
-    except UserError as error:
-        yield f"options: {error}"
-        return
-    if others := sorted(result.chosen - set(method.space)):  # they would be missing in the label
-        yield f"tuned: {others[0]} is no option that method {name} tunes"
-    count = len(result.episodes.base_joint)
-    job = Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)
-    if result.setting and job.setting != result.setting:
-        yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
-    if job.label != result.label:
-        yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
-    key = pretraining_key(task, result.fingerprint, method.head, result.seed)
-    if result.pretraining.get("key") not in (None, key):
-        yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {key!r}"
-
-
-def _unknown_method(result: Result, task: Task) -> Iterator[str]:
-    """What can be told of label and backbone without the method.
-
-    The label is a name, options, changes of the training, the number of episodes. The name is the method's or a
-    shorthand that only the method knows; of the options those that the shorthand says may be missing.
-    """
-    from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
-    from ifsl_bench.plugin.settings import short
-    from ifsl_bench.protocol.training import Training
-
-    options, train = result.given()
-    try:
-        said = Training.parse(train).changes()
-    except UserError as error:
-        yield f"options: {error}"
-        return
-    if (count := len(result.episodes.base_joint)) != task.evaluation.episodes:
-        said["episodes"] = count
-    end = "".join(f".{key}={short(value)}" for key, value in said.items())
-    name = result.label.removesuffix(end)
-    parts = [f".{key}={short(value)}" for key, value in options.items()]
-    while part := next((part for part in parts if name.endswith(part)), ""):
-        name = name.removesuffix(part)
-    marks = ("+cal" if result.calibrated else "") + (f"@{result.setting}" if result.trials else "")
-    if not name.endswith(marks):
-        yield f"label: {result.label!r}, calibration and number of trials make its name end in {marks!r}"
-    name = name.removesuffix(marks)
-    if not result.label.endswith(end):
-        yield f"label: {result.label!r}, training and number of episodes make it end in {end!r}"
-    elif not re.fullmatch(METHOD, name):
-        yield f"label: {result.label!r} is no method's name with the options and the number of episodes of the file"
-    else:
-        with contextlib.suppress(UserError):
-            if (owner := registry.resolve(name)[0]) != result.method:
-                yield f"label: {name!r} is method {owner}, the file is of method {result.method}"
-    if not re.fullmatch(METHOD, result.method):
-        yield f"method: {result.method!r} is no name of a method"
-    keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
-    if (key := result.pretraining.get("key")) not in (None, *keys):
-        yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
+            Workspace(home).prepared(task, "linear", result.seed).sampler("val")
+        except (UserError, Unverified) as error:
+            raise Unverified(f"calibration, since {error}") from error
+    yield f"calibration: missing; task {task.name} has base classes, and validation episodes to find the bias on"

@@ -10,11 +10,16 @@ from typing import Any
 
 from ifsl_bench._version import __version__
 from ifsl_bench.board.result_file import Result
+from ifsl_bench.plugin.behaviour import VERSION
 
 TEXTS = ("command", "version", "time", "device", "python", "method_source")
 PROVENANCE = (*TEXTS, "libraries")
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"  # tables take the newest result by the order of these texts
 AHEAD = datetime.timedelta(days=1)  # of a clock that is wrong, or set to local time
+
+
+class Unverified(Exception):
+    """Something that cannot be looked at here; says what is missing."""
 
 
 def odd_values(result: Result) -> Iterator[str]:
@@ -25,8 +30,20 @@ def odd_values(result: Result) -> Iterator[str]:
         yield from _hex(name, getattr(result, name), digits)
     for option, tried in result.tuned.items():
         yield from _percent(f"tuned.{option}", tried)
-    if not re.fullmatch(r"|paper|every|tuned-[1-9]\d*", result.setting):
-        yield f"setting: {result.setting!r}, where 'paper', 'every' or 'tuned-N' was expected"
+    if not re.fullmatch(r"|paper|every|tuned-([2-9]|[1-9]\d{1,5})", result.setting):
+        yield f"setting: {result.setting!r}, where 'paper', 'every' or 'tuned-N' from 2 was expected"
+    newer = {
+        "probe": result.probe,
+        "calibration": result.calibration,
+        "episodes.classes": result.episodes.classes,
+        "provenance.distribution": "distribution" in result.provenance,
+    }
+    if not result.setting and (has := [name for name, value in newer.items() if value]):
+        yield f"setting: missing, and {has[0]} is there, which results without a setting do not have"
+    if result.probe and not result.probe.numbers:
+        yield "probe: it has no numbers"
+    if result.probe and result.probe.version > VERSION:
+        yield f"probe.version: {result.probe.version} is newer than the one that checks, {VERSION}"
     values = {value for tried in result.tuned.values() for value in tried}
     if strange := [*(set(result.passed_over) - values), *(set(result.edge) - result.chosen)]:
         yield f"passed_over, edge: {strange[0]!r} is nothing that was tuned"
