@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+import json
 import math
+import re
+import shutil
 from typing import ClassVar
 
 import msgspec
@@ -15,6 +19,7 @@ from ifsl_bench import Method, Prediction
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.entries import entries_of
 from ifsl_bench.board.measured import rows_of
+from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.choosing import Tried, best_of
@@ -241,19 +246,169 @@ def test_a_contributed_result_says_its_setting_as_it_is(task, work):
     path.write_text(text)
 
 
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+
+
 @pytest.fixture(scope="module")
 def searched(clusters_source, tmp_path_factory):
-    """A home with a tuned result; returns (home, the file's values, tasks)."""
-    from conftest import FEATURE_TASKS
+    """Good results by label, tuned and as published, as a run writes them: (home, values, tasks)."""
+    root = tmp_path_factory.mktemp("searched") / "clusters"
+    shutil.copytree(clusters_source, root)
+    work, task, found = api.workspace(root / "home", device="cpu"), f"{root / 'clusters.toml'}:clusters-5shot", {}
+    runs = [("lr", 3, {}), ("lr", 0, {}), ("lr", 3, {"weight_decay": 0.01}), ("lwof", 3, {}), ("imprint", 0, {})]
+    for name, tune, options in runs:
+        train = {"steps": 20} if name == "lwof" else {}
+        result = api.run(name, task, options=options, train=train, tune=tune, seed=1, work=work)
+        value = json.loads((work.home.results / result.task / f"{result.label}.seed-1.json").read_text())
+        value["provenance"] |= {"command": "ifsl-bench run", "commit": COMMIT}  # whatever the state of this checkout
+        found[result.label] = value
+    return work.home, found, {one.name: one for one in find(str(root / "clusters.toml"))}
 
-    root = tmp_path_factory.mktemp("searched")
-    shutil.copytree(clusters_source, root / "clusters")
-    (root / "clusters.toml").write_text(FEATURE_TASKS)
-    places = [path for path in (root / "clusters").rglob("clusters") if (path.parent.name == "data")]
-    work = api.workspace(places[0].parent.parent if places else root / "clusters", device="cpu")
-    result = api.run("lr", f"{root / 'clusters.toml'}:clusters-5shot", trials=3, work=work, command="ifsl-bench run")
-    value = msgspec.to_builtins(result)
-    return work.home, value, {task.name: task for task in find(str(root / "clusters.toml"))}
+
+def checked(searched, folder, label, change=lambda value: None):
+    """What is found of a good result after a change."""
+    home, values, tasks = searched
+    value = copy.deepcopy(values[label])
+    change(value)
+    path = folder / file_name(value["label"], value["seed"])
+    path.write_text(json.dumps(value))
+    return check_file(path, tasks, home)
+
+
+@pytest.mark.parametrize("label", ["lr@tuned-3", "lr", "lr.weight_decay=0.01", "lwof@tuned-3.steps=20", "imprint"])
+def test_a_search_that_was_made_is_found_good(searched, tmp_path, label):
+    assert searched[1].keys() == {"lr@tuned-3", "lr", "lr.weight_decay=0.01", "lwof@tuned-3.steps=20", "imprint"}
+    found = checked(searched, tmp_path, label)
+    assert (found.failures, found.unverified) == ((), ())
+
+
+def tried(value):
+    """The one search's settings and accuracies."""
+    (found,) = value["tuned"].values()
+    return found
+
+
+def set_tried(value, accuracies):
+    value["tuned"] = {"weight_decay": accuracies}
+
+
+def choose_worst(value):
+    worst = min(tried(value), key=tried(value).get)
+    value["options"]["weight_decay"] = float(worst.partition("=")[2])
+
+
+def pass_over_best(value):
+    value["passed_over"] = [max(tried(value), key=tried(value).get)]
+
+
+def spread(value):
+    """Accuracies of which no two are equal."""
+    for i, key in enumerate(tried(value)):
+        tried(value)[key] = 50.0 - i
+    value["options"]["weight_decay"] = float(next(iter(tried(value))).partition("=")[2])
+    value["edge"] = []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (spread, ""),
+        (lambda v: v.update(setting="paper", label="lr"), "is none of the settings to try"),
+        (lambda v: v["options"].update(weight_decay=0.5), "options.weight_decay: 0.5, the best of those tried"),
+        (lambda v: (spread(v), choose_worst(v)), ", the best of those tried, weight_decay="),
+        (lambda v: (spread(v), pass_over_best(v)), "options.weight_decay: "),
+        (lambda v: v.update(passed_over=list(tried(v))), "passed_over: all that was tried"),
+        (lambda v: set_tried(v, dict(list(tried(v).items())[:1])), "was not tried; 'tuned-3' has 3 of its own"),
+        (lambda v: set_tried(v, {f"weight_decay={x}": 50.0 for x in (0.1, 0.2, 0.3)}), "weight_decay=0.1 is none of"),
+        (lambda v: set_tried(v, tried(v) | {"weight_decay=0.3": 99.0}), "tuned: 4 settings were tried, 'tuned-3'"),
+        (lambda v: v.update(setting="tuned-1", label="lr@tuned-1"), "setting: 'tuned-1', where 'paper', 'every' or"),
+        (lambda v: v.update(setting="tuned-99999"), "setting: 'tuned-99999', a run tries at most 10,000"),
+        (lambda v: v.update(tuned={}), "setting: 'tuned-3', and nothing was tuned"),
+        (lambda v: v.update(edge=[] if v["edge"] else ["weight_decay"]), "edge: "),
+        (lambda v: v["options"].update(normalise=True), "options: unknown option 'normalise' of method"),
+        (lambda v: v.update(train={"steps": 5}), "train: steps, and method ridge with these options trains nothing"),
+        (lambda v: v.update(transductive=True), "transductive: true, method ridge says otherwise"),
+        (lambda v: v.update(probe=None), "probe: null, and method ridge can be probed"),
+        (lambda v: v.pop("probe"), "probe: missing; it is null for a method that cannot be probed"),
+        (lambda v: v["probe"].update(numbers={}), "probe: it has no numbers"),
+        (lambda v: v["probe"].update(version=99), "probe.version: 99 is newer"),
+        (lambda v: v.update(calibration=None), "calibration: missing; task clusters-5shot has base classes"),
+        (lambda v: v["provenance"].pop("distribution"), "distribution: name and version missing; method 'ridge' is of"),
+        (lambda v: v["provenance"].update(distribution={}), "distribution: name and version missing; method"),
+        (lambda v: v["provenance"]["distribution"].update(name="torch"), "method: 'ridge' of package torch"),
+        (lambda v: v.update(setting="", label="lr.weight_decay=0.00427", tuned={}), "setting: missing, and probe is"),
+    ],
+)  # fmt: skip
+def test_a_search_that_was_not_made_is_found_out(searched, tmp_path, change, message):
+    failures = checked(searched, tmp_path, "lr@tuned-3", change).failures
+    assert any(message in failure for failure in failures) if message else not failures, failures
+
+
+def test_what_tells_a_newer_file_is_any_of_what_came_with_settings(searched, tmp_path):
+    def hide(value, *kept):
+        value |= {"setting": "", "edge": []}
+        for name in {"probe", "calibration"} - {*kept}:
+            del value[name]
+        for name in ("calibrated_base", "calibrated_novel") if "calibration" not in kept else ():
+            del value["episodes"][name]
+        if "calibration" not in kept:
+            value["summary"] = {k: v for k, v in value["summary"].items() if not k.startswith("calibrated")}
+        if "classes" not in kept:
+            del value["episodes"]["classes"]
+        if "distribution" not in kept:
+            del value["provenance"]["distribution"]
+
+    assert checked(searched, tmp_path, "lr.weight_decay=0.01", hide).failures == ()
+    for name in ("probe", "calibration", "classes", "distribution"):
+        found = checked(searched, tmp_path, "lr.weight_decay=0.01", lambda v, name=name: hide(v, name)).failures
+        assert [line for line in found if line.startswith("setting: missing") and name in line], (name, found)
+
+
+def test_the_probe_of_another_method_is_found_out(searched, tmp_path):
+    other = searched[1]["imprint"]["probe"]
+    (line,) = checked(searched, tmp_path, "lr", lambda v: v.update(probe=other)).failures
+    assert line.startswith("probe: method ridge differs in ")
+
+
+def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverified(searched, tmp_path):
+    def change(value):
+        value["provenance"]["distribution"]["version"] = "99.0"
+
+    found = checked(searched, tmp_path, "lr", change)
+    assert (found.failures, len(found.unverified)) == ((), 1)
+    assert re.fullmatch(r"distribution, since the method is of \S+ 99\.0, installed is \S+", found.unverified[0])
+    other = searched[1]["imprint"]["probe"]
+    found = checked(searched, tmp_path, "lr", lambda v: (change(v), v.update(probe=other, transductive=True)))
+    assert found.failures == ()
+    assert [text.partition(",")[0] for text in found.unverified] == ["distribution", "choice of options", "probe"]
+    found = checked(searched, tmp_path, "lr@tuned-3", lambda v: (change(v), spread(v), choose_worst(v)))
+    assert [line.startswith("options: another setting than weight_decay=") for line in found.failures] == [True]
+
+
+def test_a_chosen_learning_rate_is_held_against_the_search_too(searched, tmp_path):
+    value = searched[1]["lwof@tuned-3.steps=20"]
+    (names,) = value["tuned"]
+    assert RATE in names
+    found = checked(searched, tmp_path, "lwof@tuned-3.steps=20", lambda v: v["train"].update(rate=0.0123)).failures
+    assert [line.startswith("train.rate: 0.0123, the best of those tried, ") for line in found] == [True], found
+
+
+def test_without_the_method_a_search_is_held_against_itself(searched, tmp_path, monkeypatch):
+    def stranger(value):
+        value |= {"method": "zzz", "label": value["label"].replace(value["label"].split("@")[0], "zzz")}
+        value["provenance"]["distribution"] = {"name": "zzz", "version": "1"}
+
+    for label in ("lr@tuned-3", "lwof@tuned-3.steps=20", "lr", "imprint"):
+        assert checked(searched, tmp_path, label, stranger).failures == (), label
+    for change, message in (
+        (lambda v: (spread(v), choose_worst(v)), "options: another setting than weight_decay="),
+        (lambda v: set_tried(v, tried(v) | {"weight_decay=0.3": 99.0}), "tuned: 4 settings were tried"),
+        (lambda v: v.update(tuned={}), "setting: 'tuned-3', and nothing was tuned"),
+        (lambda v: v.update(setting="every"), "setting: 'every', which is of what neither trains nor chooses"),
+        (lambda v: v.update(passed_over=list(tried(v))), "passed_over: all that was tried"),
+    ):
+        found = checked(searched, tmp_path, "lr@tuned-3", lambda v, change=change: (stranger(v), change(v))).failures
+        assert any(message in line for line in found), (message, found)
 
 
 def test_each_setting_has_a_ranking_of_its_own(task, work, call):

@@ -9,6 +9,7 @@ from typing import Any
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.space import RATE
+from ifsl_bench.protocol.limits import MOST_TRIALS
 from ifsl_bench.running.job import Job
 
 
@@ -40,6 +41,8 @@ def odd_search(result: Result, job: Job | None) -> Iterator[str]:
 def _odd_choice(result: Result, names: str, job: Job | None) -> Iterator[str]:
     """Whether what was tried is what is to be tried, and the best of it is what was chosen."""
     tried = result.tuned[names]
+    if result.trials > MOST_TRIALS:  # said already, and not to be made again
+        return
     if result.trials and len(tried) > result.trials:
         yield f"tuned: {len(tried)} settings were tried, {result.setting!r} allows {result.trials}"
         return

@@ -11,6 +11,7 @@ from typing import Any
 from ifsl_bench._version import __version__
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.plugin.behaviour import VERSION
+from ifsl_bench.protocol.limits import MOST_TRIALS
 
 TEXTS = ("command", "version", "time", "device", "python", "method_source")
 PROVENANCE = (*TEXTS, "libraries")
@@ -32,6 +33,8 @@ def odd_values(result: Result) -> Iterator[str]:
         yield from _percent(f"tuned.{option}", tried)
     if not re.fullmatch(r"|paper|every|tuned-([2-9]|[1-9]\d{1,5})", result.setting):
         yield f"setting: {result.setting!r}, where 'paper', 'every' or 'tuned-N' from 2 was expected"
+    if result.trials > MOST_TRIALS:
+        yield f"setting: {result.setting!r}, a run tries at most {MOST_TRIALS:,}"
     newer = {
         "probe": result.probe,
         "calibration": result.calibration,
