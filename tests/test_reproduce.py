@@ -9,6 +9,7 @@ import torch
 from ifsl_bench.board import result_file
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Method, Prediction
+from ifsl_bench.plugin.settings import short
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.running import api
 from ifsl_bench.running.reproduce import job_of
@@ -75,6 +76,44 @@ def test_other_code_and_other_counts_are_said_with_status_1(call, stored, tmp_pa
     assert status == 1
     assert "other counts in 1 of 60 episodes" in out
     assert again(call, path, tmp_path, clusters, *home, "--within", "0.5")[0] == 0
+
+
+def test_another_choice_with_the_same_counts_is_said_with_status_1(call, clusters):
+    """What is stored is edited, as if it had come of another search; the counts stay those of the run."""
+    home, task = clusters / "home", clusters / "clusters.toml"
+    work = api.workspace(home, device="cpu")
+    result = api.run("lr", f"{task}:clusters-5shot", tune=3, work=work)
+    path = result_file.path_of(work.home.results, result)
+
+    def again(*more):
+        return call("reproduce", str(path), "--task", str(task), "--device", "cpu", "--home", str(home), *more)[:2]
+
+    status, out = again()
+    assert (status, "identical, all counts of 60 episodes" in out) == (0, True), out
+    best = result.options["weight_decay"]
+    ((names, tried),) = result.tuned.items()
+    fewer = dict(list(tried.items())[1:])
+    for change, said, near in (
+        ({"options": result.options | {"weight_decay": 0.5}}, f"options.weight_decay is {short(best)} where 0.5 is", 1),
+        (
+            {"train": {"rate": 0.25}, "tuned": {names + ", train.rate": tried}},
+            "train.rate is the default where 0.25",
+            1,
+        ),
+        ({"tuned": {names: fewer}}, "other settings are tried, 3 where 2 are stored", 0),
+        ({"passed_over": ["weight_decay=0.5"]}, "passed_over is empty where weight_decay=0.5 is stored", 0),
+        ({"edge": [] if result.edge else [names]}, "edge is ", 0),
+    ):
+        result_file.write(work.home.results, msgspec.structs.replace(result, **change))
+        status, out = again()
+        assert (status, "(+0.00 points), other counts in 0 of 60" in out, said in out) == (1, True, True), (said, out)
+        assert again("--within", "1")[0] == near, said
+
+
+@pytest.mark.parametrize("within", ["-1", "nan", "inf", "101"])
+def test_a_tolerance_that_is_none_is_refused_in_one_line(call, within):
+    status, _, err = call("reproduce", "nothing.json", "--within", within)
+    assert (status, err) == (2, f"ifsl-bench: --within takes percentage points, 0 to 100, not {within}\n")
 
 
 def test_a_result_whose_method_is_not_here_is_the_users_mistake(call, stored, clusters):

@@ -188,6 +188,8 @@ def reproduce(
     """
     import tempfile
 
+    if not 0 <= within <= 100:  # False for NaN too
+        raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench.board.result_file import read
     from ifsl_bench.running import api
     from ifsl_bench.running.reproduce import job_of, lend_data
@@ -203,6 +205,5 @@ def reproduce(
                 lend_data(job_of(result, usual, task, method).task, usual, work.home)
             found.append(run_again(Path(name), work, task, method))
             click.echo(f"{name}: {found[-1].line}")
-    near = (one.episodes is not None and within > 0 and abs(one.points) <= within for one in found)
-    if not all(one.identical or close for one, close in zip(found, near, strict=True)):
+    if not all(one.identical or one.close(within) for one in found):
         click.get_current_context().exit(1)

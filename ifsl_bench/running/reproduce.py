@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +17,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.behaviour import comparable, differs
+from ifsl_bench.plugin.settings import short
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training
@@ -30,6 +33,8 @@ class Reproduced:
         episodes: how many episodes have other counts; None where the two are not of the same episodes or data.
         points: accuracy now minus accuracy stored, in percentage points.
         reasons: what else is not as it was, in words.
+        chosen: in what the options and the training differ, in words.
+        search: in what the search for them differs, in words; nothing for older files, which say less of it.
     """
 
     stored: Result
@@ -37,11 +42,17 @@ class Reproduced:
     episodes: int | None
     points: float
     reasons: tuple[str, ...]
+    chosen: tuple[str, ...] = ()
+    search: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
-        """Whether all counts are the same, of the same episodes."""
-        return self.episodes == 0
+        """Whether all counts are the same, of the same episodes, with the same settings from the same search."""
+        return self.episodes == 0 and not self.chosen and not self.search
+
+    def close(self, within: float) -> bool:
+        """Whether the accuracy is so near, in percentage points, with the same settings on the same episodes."""
+        return self.episodes is not None and not self.chosen and within > 0 and abs(self.points) <= within
 
     @property
     def line(self) -> str:
@@ -52,7 +63,8 @@ class Reproduced:
             return f"{of}: identical, all counts of {count:,} episodes (Acc. {stored.summary['acc']['mean']:.2f})"
         then, now = (f"{result.summary['acc']['mean']:.2f}" for result in (stored, self.found))
         where = "" if self.episodes is None else f", other counts in {self.episodes:,} of {count:,} episodes"
-        because = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        reasons = (*self.chosen, *self.search, *self.reasons)
+        because = f" ({'; '.join(reasons)})" if reasons else ""
         return f"{of}: differs, Acc. {now} where {then} is stored ({self.points:+.2f} points){where}{because}"
 
 
@@ -108,7 +120,33 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
         if stored.provenance.get(name) != found.provenance.get(name):
             reasons.append(f"other {name}")
     points = found.summary["acc"]["mean"] - stored.summary["acc"]["mean"]
-    return Reproduced(stored, found, episodes, points, tuple(reasons))
+    return Reproduced(stored, found, episodes, points, tuple(reasons), *_other_settings(stored, found))
+
+
+def _other_settings(stored: Result, found: Result) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """In what the settings differ, and the search for them. Of older files, in what they say."""
+    chosen = [
+        f"{name}.{key} is {_short(now, key)} where {_short(then, key)} is stored"
+        for name, then, now in (("options", stored.options, found.options), ("train", stored.train, found.train))
+        for key in sorted(then.keys() | now.keys() if stored.setting else then.keys())
+        if then.get(key) != now.get(key)
+    ]
+    if not stored.setting:
+        return tuple(chosen), ()
+    sides = [{(names, one) for names, tried in result.tuned.items() for one in tried} for result in (stored, found)]
+    search = (
+        [] if sides[0] == sides[1] else [f"other settings are tried, {len(sides[1])} where {len(sides[0])} are stored"]
+    )
+    for name in ("passed_over", "edge"):
+        then, now = (sorted(getattr(result, name)) for result in (stored, found))
+        if then != now:
+            said = " and ".join(now) or "empty", " and ".join(then) or "empty"
+            search.append(f"{name} is {said[0]} where {said[1]} is stored")
+    return tuple(chosen), tuple(search)
+
+
+def _short(settings: Mapping[str, Any], key: str) -> str:
+    return short(settings[key]) if key in settings else "the default"
 
 
 def _other_counts(a: Result, b: Result) -> int:
