@@ -22,6 +22,8 @@ class X(Method):
         {}
         return Prediction(logits)
 """
+# At most 2.5% of an episode's spread, from the mean of its queries.
+SLIGHTLY = "logits + 0.025 * logits.std((1, 2), keepdim=True) * (logits.mean(1, keepdim=True) - logits).tanh()"
 BREAKS = {
     "X.calls += 1; logits = logits * (1 + X.calls)": "a second call gives another answer",
     "logits = logits + torch.randn_like(logits)": "a second call gives another answer",
@@ -31,6 +33,8 @@ BREAKS = {
     "logits = logits * torch.arange(1, logits.shape[1] + 1).view(1, -1, 1)": "depends on its place among the queries",
     "logits = (logits - logits.mean(1, keepdim=True)).sort(1, descending=True).values": "depends on",
     "logits = logits - 3 * logits.mean(1, keepdim=True)": "the answer to a query depends on the other queries",
+    f"logits = {SLIGHTLY}": "the answer to a query depends on the other queries",
+    "logits[0] = logits[0] - 3 * logits[0].mean(0)": "depends on",
 }
 
 
@@ -54,6 +58,24 @@ def test_a_method_that_breaks_the_contract_is_not_measured(line, run, clusters):
 
 def test_one_that_keeps_it_is(run):
     assert run("pass").summary["acc"]["mean"] > 20
+
+
+def test_what_an_inner_search_leaves_open_is_no_breach(run):
+    statistics = "torch.zeros(len(logits))"
+    with pytest.raises(UserError, match="depends on the other queries"):
+        run(f"return Prediction({SLIGHTLY}, {{'steps': {statistics}}})")
+    assert run(f"return Prediction({SLIGHTLY}, {{'solver_steps': {statistics}}})").summary["acc"]["mean"] > 20
+    with pytest.raises(UserError, match="depends on the other queries"):
+        run(f"return Prediction(logits - 3 * logits.mean(1, keepdim=True), {{'solver_steps': {statistics}}})")
+
+
+def test_every_answer_is_looked_at_not_only_the_first(run):
+    with pytest.raises(UserError, match=r"method 'X' returned logits as ndarray, expected a torch.Tensor"):
+        run("if logits.shape[1] == 1: logits = logits.numpy()")
+
+
+def test_large_logits_that_differ_by_little_are_rounded_as_large_ones_are(run):
+    assert run("logits = logits + 1e5").summary["acc"]["mean"] > 20
 
 
 @pytest.mark.parametrize("name", sorted(registry.names(registry.METHODS)))
