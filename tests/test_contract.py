@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from ifsl_bench.methods.protonet import ProtoNet
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.contract import RULES, check_contract
+from ifsl_bench.plugin.contract import RULES, Asked, check_answers, check_contract, sees_one_query
+from ifsl_bench.plugin.method import Base, Prediction, Query, Support
 from ifsl_bench.running import api
 
 START = """
@@ -67,6 +70,31 @@ def test_what_an_inner_search_leaves_open_is_no_breach(run):
     assert run(f"return Prediction({SLIGHTLY}, {{'solver_steps': {statistics}}})").summary["acc"]["mean"] > 20
     with pytest.raises(UserError, match="depends on the other queries"):
         run(f"return Prediction(logits - 3 * logits.mean(1, keepdim=True), {{'solver_steps': {statistics}}})")
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_rounding_where_large_numbers_cancel_is_no_breach(sound):
+    """Squared distances far from the origin lose digits, differently for one query and for many."""
+    torch.manual_seed(0)
+    base = Base(torch.randn(9, 512), torch.zeros(9), 3 + 0.1 * torch.randn(9, 512))
+    x, q = (3 + 0.1 * torch.randn(8, rows, 512) for rows in (25, 40))
+    labels, hidden = torch.arange(5).repeat_interleave(5).expand(8, -1), torch.zeros(8, 9, dtype=torch.bool)
+
+    class Far(ProtoNet):
+        def forward(self, support, query):
+            logits = super().forward(support, query).logits
+            return Prediction(logits if sound else logits + (logits.mean(1, keepdim=True) - logits).tanh())
+
+    given = Asked(
+        "far", Far(base, 5), Support(x, labels, hidden, x @ base.weight.T), Query(q, q @ base.weight.T), hidden
+    )
+    with torch.no_grad():
+        assert sees_one_query(given), "in single precision"
+    if sound:
+        check_answers(given)
+    else:
+        with pytest.raises(UserError, match="depends on the other queries"):
+            check_answers(given)
 
 
 def test_every_answer_is_looked_at_not_only_the_first(run):
