@@ -37,6 +37,7 @@ BREAKS = {
     "logits = (logits - logits.mean(1, keepdim=True)).sort(1, descending=True).values": "depends on",
     "logits = logits - 3 * logits.mean(1, keepdim=True)": "the answer to a query depends on the other queries",
     f"logits = {SLIGHTLY}": "the answer to a query depends on the other queries",
+    f"logits = {SLIGHTLY.replace('0.025', '0.005')}": "the answer to a query depends on the other queries",
     "logits[0] = logits[0] - 3 * logits[0].mean(0)": "depends on",
 }
 
