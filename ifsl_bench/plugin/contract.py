@@ -228,7 +228,8 @@ def check_repeated(given: Asked, answers: Tensor) -> None:
     Raises:
         UserError: the answers are others: the method keeps something between calls.
     """
-    if differs(given.logits(), answers):
+    given = given.looked_at()
+    if differs(given, given.logits(), answers):
         raise UserError(f"method {given.name!r} breaks the contract: after the evaluation it answers its first "
                         f"episodes otherwise than before; it keeps something between calls")  # fmt: skip
 
