@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from ifsl_bench.methods.protonet import ProtoNet
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.contract import RULES, check_contract
+from ifsl_bench.plugin.contract import RULES, Asked, check_answers, check_contract, sees_one_query
+from ifsl_bench.plugin.method import Base, Prediction, Query, Support
 from ifsl_bench.running import api
 
 START = """
@@ -22,6 +25,8 @@ class X(Method):
         {}
         return Prediction(logits)
 """
+# At most 2.5% of an episode's spread, from the mean of its queries.
+SLIGHTLY = "logits + 0.025 * logits.std((1, 2), keepdim=True) * (logits.mean(1, keepdim=True) - logits).tanh()"
 BREAKS = {
     "X.calls += 1; logits = logits * (1 + X.calls)": "a second call gives another answer",
     "logits = logits + torch.randn_like(logits)": "a second call gives another answer",
@@ -31,6 +36,9 @@ BREAKS = {
     "logits = logits * torch.arange(1, logits.shape[1] + 1).view(1, -1, 1)": "depends on its place among the queries",
     "logits = (logits - logits.mean(1, keepdim=True)).sort(1, descending=True).values": "depends on",
     "logits = logits - 3 * logits.mean(1, keepdim=True)": "the answer to a query depends on the other queries",
+    f"logits = {SLIGHTLY}": "the answer to a query depends on the other queries",
+    f"logits = {SLIGHTLY.replace('0.025', '0.005')}": "the answer to a query depends on the other queries",
+    "logits[0] = logits[0] - 3 * logits[0].mean(0)": "depends on",
 }
 
 
@@ -54,6 +62,49 @@ def test_a_method_that_breaks_the_contract_is_not_measured(line, run, clusters):
 
 def test_one_that_keeps_it_is(run):
     assert run("pass").summary["acc"]["mean"] > 20
+
+
+def test_what_an_inner_search_leaves_open_is_no_breach(run):
+    statistics = "torch.zeros(len(logits))"
+    with pytest.raises(UserError, match="depends on the other queries"):
+        run(f"return Prediction({SLIGHTLY}, {{'steps': {statistics}}})")
+    assert run(f"return Prediction({SLIGHTLY}, {{'solver_steps': {statistics}}})").summary["acc"]["mean"] > 20
+    with pytest.raises(UserError, match="depends on the other queries"):
+        run(f"return Prediction(logits - 3 * logits.mean(1, keepdim=True), {{'solver_steps': {statistics}}})")
+
+
+@pytest.mark.parametrize("sound", [True, False])
+def test_rounding_where_large_numbers_cancel_is_no_breach(sound):
+    """Squared distances far from the origin lose digits, differently for one query and for many."""
+    torch.manual_seed(0)
+    base = Base(torch.randn(9, 512), torch.zeros(9), 3 + 0.1 * torch.randn(9, 512))
+    x, q = (3 + 0.1 * torch.randn(8, rows, 512) for rows in (25, 40))
+    labels, hidden = torch.arange(5).repeat_interleave(5).expand(8, -1), torch.zeros(8, 9, dtype=torch.bool)
+
+    class Far(ProtoNet):
+        def forward(self, support, query):
+            logits = super().forward(support, query).logits
+            return Prediction(logits if sound else logits + (logits.mean(1, keepdim=True) - logits).tanh())
+
+    given = Asked(
+        "far", Far(base, 5), Support(x, labels, hidden, x @ base.weight.T), Query(q, q @ base.weight.T), hidden
+    )
+    with torch.no_grad():
+        assert sees_one_query(given), "in single precision"
+    if sound:
+        check_answers(given)
+    else:
+        with pytest.raises(UserError, match="depends on the other queries"):
+            check_answers(given)
+
+
+def test_every_answer_is_looked_at_not_only_the_first(run):
+    with pytest.raises(UserError, match=r"method 'X' returned logits as ndarray, expected a torch.Tensor"):
+        run("if logits.shape[1] == 1: logits = logits.numpy()")
+
+
+def test_large_logits_that_differ_by_little_are_rounded_as_large_ones_are(run):
+    assert run("logits = logits + 1e5").summary["acc"]["mean"] > 20
 
 
 @pytest.mark.parametrize("name", sorted(registry.names(registry.METHODS)))

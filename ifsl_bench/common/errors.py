@@ -32,10 +32,10 @@ class CorruptFile(UserError):
     """A file of ours that is cut short, changed, or of another version."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], where: str = "") -> UserError:
+def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> UserError:
     """The error for a name that is not in a list, with the nearest names and the whole list."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = f" did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     listed = ", ".join(names) if names else "none"
     return UserError(f"unknown {kind} {name!r}{f' {where}' if where else ''};{hint} available: {listed}")

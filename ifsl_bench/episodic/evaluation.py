@@ -39,8 +39,8 @@ class Evaluated:
 
     @property
     def unconverged(self) -> int:
-        """Episodes whose inner solve did not converge."""
-        return int(np.sum(self.statistics.get("solver_unconverged", 0)))
+        """Episodes whose inner solve did not converge, or ended at NaN."""
+        return int(np.count_nonzero(self.statistics.get("solver_unconverged", 0)))
 
     def remarks(self) -> Iterator[str]:
         """A line where more than ``MOST_UNCONVERGED`` of the inner solves did not converge."""

@@ -73,7 +73,7 @@ class Solves:
         """Call after the backward pass."""
         unconverged = prediction.statistics.get("solver_unconverged")
         if unconverged is not None:
-            self._count(episodes=len(unconverged), unconverged=int(unconverged.sum()))
+            self._count(episodes=len(unconverged), unconverged=int(unconverged.count_nonzero()))
         if (adjoint := prediction.adjoint) is not None and adjoint.episodes:
             kinds = ("episodes", "diverged", "failed", "indefinite")
             self._count(**{f"adjoint_{key}": getattr(adjoint, key) for key in kinds})

@@ -87,7 +87,8 @@ class Prediction:
         logits: [E, Q, K + N], base classes first. The harness sets base classes that are hidden, or not in the softmax
             at all, to -inf.
         statistics: numbers for each episode, name -> [E], that the result summarises (solver steps, ...). One called
-            ``solver_unconverged`` is 1 for an episode whose inner solve did not converge; a run says how many.
+            ``solver_unconverged`` is 1 (or NaN) for an episode whose inner solve did not converge; a run says how many.
+            Where names begin with ``solver_``, the contract allows for a search that rounding sends elsewhere.
         adjoint: how the backward pass through an inner solve goes (``Solution.adjoint``); read after it, in training.
     """
 
@@ -165,7 +166,9 @@ def ask(method: Method, name: str, support: Support, query: Query) -> Prediction
     except ValueError as error:  # what solvers say of episodes that no solve can make sense of
         raise UserError(f"method {name!r} cannot work on these episodes: {error}") from error
     except Exception as error:
-        raise UserError(f"method {name!r} failed: {where(error)}{type(error).__name__}: {error}") from error
+        labels = isinstance(error, AttributeError) and error.name == "labels" and isinstance(error.obj, Query)
+        more = "; the labels of queries are withheld from methods" if labels else ""
+        raise UserError(f"method {name!r} failed: {where(error)}{type(error).__name__}: {error}{more}") from error
 
 
 class NonFinite(UserError):
@@ -177,10 +180,17 @@ def check_prediction(name: str, prediction: Any, episodes: int, queries: int, cl
 
     Raises:
         NonFinite: logits that are NaN or +inf.
-        UserError: no :class:`Prediction`, or the wrong shape; says what was expected.
+        UserError: no :class:`Prediction`, or one with parts of another type or shape; says what was expected.
     """
     if not isinstance(prediction, Prediction):
         raise UserError(f"method {name!r} returned {type(prediction).__name__}, expected ifsl_bench.Prediction")
+    if not isinstance(prediction.logits, Tensor) or not prediction.logits.is_floating_point():
+        kind = (
+            f"of {prediction.logits.dtype}"
+            if isinstance(prediction.logits, Tensor)
+            else f"as {_shape(prediction.logits)}"
+        )
+        raise UserError(f"method {name!r} returned logits {kind}, expected a torch.Tensor of floating point numbers")
     shape, expected = tuple(prediction.logits.shape), (episodes, queries, classes)
     if shape != expected:
         raise UserError(
@@ -193,6 +203,9 @@ def check_prediction(name: str, prediction: Any, episodes: int, queries: int, cl
             f"method {name!r} returned NaN or +inf logits in {bad} of {episodes} episodes of a batch, "
             f"expected finite ones (or -inf for a class that is out of play)"
         )
+    if not isinstance(prediction.statistics, Mapping):
+        said = type(prediction.statistics).__name__
+        raise UserError(f"method {name!r} returned statistics of type {said}, expected name -> tensor; {{}} for none")
     for key, value in prediction.statistics.items():
         if not isinstance(value, Tensor) or tuple(value.shape) != (episodes,):
             raise UserError(f"method {name!r} returned statistic {key!r} as {_shape(value)}, expected [{episodes}]")

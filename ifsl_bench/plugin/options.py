@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import types
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Any
 
-import msgspec
 import torch
 
 from ifsl_bench.common.errors import UserError, unknown, where
+from ifsl_bench.plugin import kinds
 from ifsl_bench.plugin.method import Base, Method
-from ifsl_bench.plugin.space import RATE, Choices, Range
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.plugin.space import RATE, Choices, Range, Space
+from ifsl_bench.protocol.task import MetaTraining, Task
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,7 @@ class Option:
     @property
     def spelled(self) -> str:
         """The type as a person would write it: ``int``, ``rbp|implicit``, ``float|none``."""
-        kinds = _alternatives(self.kind)
-        return "|".join(
-            "none" if k is type(None) else "|".join(map(str, typing.get_args(k))) if _is_literal(k) else k.__name__
-            for k in kinds
-        )
-
-
-def _is_literal(kind: Any) -> bool:
-    return typing.get_origin(kind) is Literal
-
-
-def _readable(kind: Any) -> bool:
-    """Whether a value of a command line can be made this, which is none of several types."""
-    if _is_literal(kind):
-        return not any(isinstance(choice, float) for choice in typing.get_args(kind))
-    return kind in (int, float, bool, str, type(None))
-
-
-def _alternatives(kind: Any) -> tuple[Any, ...]:
-    return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
+        return kinds.spelled(self.kind)
 
 
 def options_of(method: type[Method]) -> dict[str, Option]:
@@ -65,8 +46,8 @@ def options_of(method: type[Method]) -> dict[str, Option]:
         name, kind = parameter.name, _annotation(method, constructor, parameter)
         if kind is None or parameter.default is inspect.Parameter.empty:
             raise UserError(f"option {name!r} of {method.__qualname__} needs an annotation and a default value")
-        for one in _alternatives(kind):
-            if not _readable(one):
+        for one in kinds.alternatives(kind):
+            if not kinds.readable(one):
                 raise UserError(
                     f"option {name!r} of {method.__qualname__} is annotated {one!r}, which --set cannot read"
                 )
@@ -77,14 +58,23 @@ def options_of(method: type[Method]) -> dict[str, Option]:
 def _parameters(method: type[Method]) -> list[tuple[Any, inspect.Parameter]]:
     """Keyword-only parameters with the constructor that has them, the base class's first."""
     found: list[tuple[Any, inspect.Parameter]] = []
+    passes_on = ""  # the last class whose constructor hands on what it does not name
     for kind in method.__mro__:
         if "__init__" not in vars(kind):
             continue
         constructor = kind.__init__  # type: ignore[misc]
         parameters = inspect.signature(constructor).parameters.values()
-        found[:0] = [(constructor, p) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        if more := [p.name for p in parameters if p.kind in positional][3:]:  # behind self, base and ways
+            raise UserError(f"{kind.__qualname__}.__init__ takes {more[0]!r} by position; put * before it")
+        named = [(constructor, p) for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        passes_on = "" if named else passes_on
+        found[:0] = named
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
             break
+        passes_on = kind.__qualname__
+    if passes_on:
+        raise UserError(f"{passes_on}.__init__ takes **, but no base class of it has options; name its options instead")
     return found
 
 
@@ -109,18 +99,31 @@ def check_method(method: type[Method]) -> None:
     """Holds a plugin's class against the contract before anything is computed.
 
     Raises:
-        UserError: abstract, an unknown head, options that cannot be set, or a space of options it does not have.
+        UserError: abstract, an unknown head, options that cannot be set, a space of options it does not have, or an
+            attribute of another type than :class:`Method` says.
     """
+    called = method.__qualname__
     if missing := sorted(getattr(method, "__abstractmethods__", ())):
-        raise UserError(f"{method.__qualname__} does not define {', '.join(missing)}")
-    if method.head not in ("linear", "cosine"):
-        raise UserError(f"{method.__qualname__}.head is {method.head!r}, expected 'linear' or 'cosine'")
-    known = options_of(method)
-    for shorthand, meant in method.shorthands.items():
-        if unknown_names := sorted(meant.keys() - known.keys()):
-            raise UserError(
-                f"{method.__qualname__}.shorthands[{shorthand!r}] sets {unknown_names[0]!r}, no option of it"
-            )
+        raise UserError(f"{called} does not define {', '.join(missing)}")
+    if not isinstance(method.head, str) or method.head not in ("linear", "cosine"):
+        raise UserError(f"{called}.head is {method.head!r}, expected 'linear' or 'cosine'")
+    if not isinstance(method.schedule, MetaTraining | None):
+        raise UserError(f"{called}.schedule is {method.schedule!r}, expected ifsl_bench.MetaTraining(...) or None")
+    if not isinstance(method.transductive, bool):
+        raise UserError(f"{called}.transductive is {method.transductive!r}, expected True or False")
+    if type(method.revision) is not int:
+        raise UserError(f"{called}.revision is {method.revision!r}, expected a whole number")
+    needs = method.requires
+    if not isinstance(needs, Mapping) or not all(isinstance(one, str) for pair in needs.items() for one in pair):
+        raise UserError(f"{called}.requires is {needs!r}, expected module -> the command that installs it")
+    known, short = options_of(method), method.shorthands
+    if not isinstance(short, Mapping) or not all(
+        isinstance(name, str) and isinstance(meant, Mapping) for name, meant in short.items()
+    ):
+        raise UserError(f"{called}.shorthands is {short!r}, expected name -> the options that it stands for")
+    for shorthand, meant in short.items():
+        if strange := [key for key in meant if key not in known]:
+            raise UserError(f"{called}.shorthands[{shorthand!r}] sets {strange[0]!r}, no option of it")
     _check_space(method, known)
 
 
@@ -130,27 +133,66 @@ def _check_space(method: type[Method], known: Mapping[str, Option]) -> None:
         raise UserError(f"{called}.tune is not read any more; give {called}.space a Range or Choices for each option")
     if not isinstance(space, Mapping) or not all(isinstance(one, (Range, Choices)) for one in space.values()):
         raise UserError(f"{called}.space is {space!r}, expected option -> ifsl_bench.Range or ifsl_bench.Choices")
-    if strange := sorted(space.keys() - known.keys() - {RATE}):
+    if strange := [key for key in space if key not in known and key != RATE]:
         raise UserError(f"{called}.space names {strange[0]!r}, which is none of its options, nor {RATE!r}")
-    if not isinstance(grid, Mapping) or not all(isinstance(one, Sequence) and len(one) for one in grid.values()):
+    if not isinstance(grid, Mapping) or not all(
+        isinstance(one, Sequence) and not isinstance(one, (str, bytes)) and len(one) for one in grid.values()
+    ):
         raise UserError(f"{called}.grid is {grid!r}, expected option -> values to try")
-    if strange := sorted(grid.keys() - (space.keys() & known.keys())):
+    if strange := [key for key in grid if key not in space or key not in known]:
         raise UserError(f"{called}.grid names {strange[0]!r}, which is no option of its space")
+    rate = space_of(method).get(RATE)
+    if rate and not all(0 < value < math.inf for value in ((rate.low,) if isinstance(rate, Range) else rate.values)):
+        raise UserError(f"{called}.space[{RATE!r}] is {rate}, but a learning rate is positive")
+    grid_of(method)
+
+
+def space_of(method: type[Method]) -> Space:
+    """The method's space with every number as its option's type has it; learning rates are floats.
+
+    Raises:
+        UserError: values that the option does not take, or a range for one that is no number.
+    """
+    kind_of, found = {RATE: float, **{key: one.kind for key, one in options_of(method).items()}}, {}
+    for key, given in method.space.items():
+        try:
+            found[key] = kinds.typed_spread(kind_of[key], given)
+        except ValueError as error:
+            raise UserError(f"{method.__qualname__}.space[{key!r}]: {error}") from None
+    return found
+
+
+def grid_of(method: type[Method]) -> dict[str, tuple[Any, ...]]:
+    """The method's grid with every value as its option's type has it.
+
+    Raises:
+        UserError: values that the option does not take.
+    """
+    known, found = options_of(method), {}
+    for key, values in method.grid.items():
+        try:
+            found[key] = kinds.typed(known[key].kind, values)
+        except ValueError as error:
+            raise UserError(f"{method.__qualname__}.grid[{key!r}]: {error}") from None
+    return found
 
 
 def make_method(method: type[Method], base: Base, ways: int, options: Mapping[str, Any]) -> Method:
     """The method beside a base classifier.
 
     Raises:
-        UserError: its constructor refuses an option, or fails; says where.
+        UserError: its constructor refuses an option, or fails, and where; or it leaves out that of :class:`Method`.
     """
     try:
-        return method(base, ways, **options)
+        made = method(base, ways, **options)
     except UserError:
         raise
     except Exception as error:
         said = f"{where(error)}{type(error).__name__}: {error}"
         raise UserError(f"method {method.__qualname__} cannot be made: {said}") from error
+    if not all(hasattr(made, name) for name in ("_parameters", "base", "ways")):
+        raise UserError(f"{method.__qualname__}.__init__ does not call super().__init__(base, ways)")
+    return made
 
 
 def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
@@ -159,24 +201,6 @@ def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
     with torch.random.fork_rng(devices=[]):
         made = make_method(method, Base(small, torch.zeros(6), small), 5, options)
     return any(parameter.requires_grad for parameter in made.parameters())
-
-
-def _convert(kind: Any, value: Any) -> Any:
-    """``value``, a string of the command line or a Python value, as ``kind``.
-
-    Raises:
-        ValueError, msgspec.ValidationError: it is none.
-    """
-    text = isinstance(value, str)
-    if text and kind in (int, float):
-        value = kind(value)  # what msgspec would refuse (.5, 1_000), and 1e3 for no int
-    elif text and _is_literal(kind):
-        value = {str(choice): choice for choice in typing.get_args(kind)}.get(value, value)
-    elif text and kind in (bool, type(None)):
-        value = {"yes": True, "no": False, "none": None}.get(value.lower(), value)
-    elif isinstance(value, float):
-        value = float(value)  # NumPy's float64 is one
-    return msgspec.convert(value, kind, strict=not text)
 
 
 def resolve_options(
@@ -203,14 +227,10 @@ def resolve_options(
     for key, value in given.items():
         if key not in known:
             raise unknown("option", key, known, where=f"of method {name!r}")
-        for kind in _alternatives(known[key].kind):
-            try:
-                resolved[key] = _convert(kind, value)
-                break
-            except (ValueError, msgspec.ValidationError):
-                continue
-        else:
-            raise UserError(f"option {key!r} of method {name!r} takes {known[key].spelled}, not {value!r}")
+        try:
+            resolved[key] = kinds.read(known[key].kind, value)
+        except ValueError:
+            raise UserError(f"option {key!r} of method {name!r} takes {known[key].spelled}, not {value!r}") from None
     return settled(method, resolved, task, trials)
 
 
@@ -218,10 +238,19 @@ def defaults(method: type[Method], task: Task) -> dict[str, Any]:
     """Every option's default, in the constructor's order; some may depend on the task.
 
     Raises:
-        UserError: the method has a default for what is none of its options.
+        UserError: the method's own are no dict, or name what is none of its options.
     """
-    known, own = options_of(method), method.defaults(task)
-    if strange := sorted(own.keys() - known.keys()):
+    known = options_of(method)
+    try:
+        own = method.defaults(task)
+    except UserError:
+        raise
+    except Exception as error:
+        said = f"{where(error)}{type(error).__name__}: {error}"
+        raise UserError(f"{method.__qualname__}.defaults failed: {said}") from error
+    if not isinstance(own, dict):
+        raise UserError(f"{method.__qualname__}.defaults returned {own!r}, expected a dict of options, {{}} for none")
+    if strange := [key for key in own if key not in known]:
         raise UserError(f"{method.__qualname__}.defaults names {strange[0]!r}, which is none of its options")
     return {key: option.default for key, option in known.items()} | own
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.options import options_of
+from ifsl_bench.plugin.options import defaults, grid_of, space_of
 from ifsl_bench.plugin.space import halton
 from ifsl_bench.protocol.task import Task
 
@@ -31,25 +31,25 @@ def points(
     """
     free = searched(method, given, trials)
     if not free or not trials:
-        grids = (method.grid[key] for key in free)
-        return [dict(zip(free, values, strict=True)) for values in itertools.product(*grids)]
-    return [{key: point[key] for key in free} for point in (default, *halton(method.space, trials - 1))]
+        grid = grid_of(method)
+        return [dict(zip(free, values, strict=True)) for values in itertools.product(*(grid[key] for key in free))]
+    return [{key: point[key] for key in free} for point in (default, *halton(space_of(method), trials - 1))]
 
 
 def at_edge(method: type[Method], point: Mapping[str, Any], trials: int) -> list[str]:
     """The names in a point whose values lie on the edge of the grid, or of the space, that they were chosen from."""
     if trials:
-        return [key for key, value in point.items() if method.space[key].at_edge(value)]
+        space = space_of(method)
+        return [key for key, value in point.items() if space[key].at_edge(value)]
     return [key for key, value in point.items() if value in (method.grid[key][0], method.grid[key][-1])]
 
 
 def label(method: type[Method], name: str, given: Mapping[str, Any], task: Task) -> list[str]:
     """The method's name in tables, then each given option that the name does not say, as ``key=value``."""
-    default = {key: option.default for key, option in options_of(method).items()}
     called, said = name, set[str]()
     # A copy or a subclass of a registered method is another one, and says so.
     if name in registry.names(registry.METHODS) and "shorthands" in vars(method):
-        called, said = method.label(name, default | method.defaults(task) | dict(given))
+        called, said = method.label(name, defaults(method, task) | dict(given))
         if called != name and called not in method.shorthands:
             registry.check_free(called, name, f"label {called!r} of method {name}")
         package = name.rpartition(":")[0]  # said where others have the name too

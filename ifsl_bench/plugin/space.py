@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,11 @@ OUTER = 0.05  # share of a range, at either end, that counts as its edge
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from ``low`` to ``high``, evenly spread or with ``log`` evenly in the logarithm; whole where both are."""
+    """Numbers from ``low`` to ``high``, evenly spread or with ``log`` evenly in the logarithm.
+
+    As a method declares it; in a search both ends are of the option's type (``options.space_of``), and where these are
+    whole so are all numbers between.
+    """
 
     low: float
     high: float
@@ -45,6 +49,10 @@ class Choices:
     """One of several values; none of them is at an edge."""
 
     values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.values, (str, bytes)) or not isinstance(self.values, Sequence) or not self.values:
+            raise ValueError(f"{self} has nothing to choose from: values is a tuple of at least one")
 
     def at(self, share: float) -> Any:
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]

@@ -36,10 +36,14 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UserError: unknown name (with the nearest ones), or an impossible value.
         """
+        if not isinstance(given, Mapping):
+            raise UserError(f"training options are given as name -> value, not as {given!r}")
         known = {f.name: f for f in msgspec.structs.fields(cls)}
         for key in given:
             if key not in known:
                 raise unknown("training option", key, known)
+            if isinstance(given[key], bool):
+                raise UserError(f"--train: {key} is not {given[key]}")
         try:
             made = msgspec.convert(dict(given), cls, strict=False)
         except msgspec.ValidationError as error:

@@ -1,0 +1,107 @@
+"""Types of options, as annotations have them, and values that are made these."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal, Union
+
+import msgspec
+
+from ifsl_bench.plugin.space import Choices, Range
+
+
+def is_literal(kind: Any) -> bool:
+    return typing.get_origin(kind) is Literal
+
+
+def readable(kind: Any) -> bool:
+    """Whether a value of a command line can be made this, which is none of several types."""
+    if is_literal(kind):
+        return not any(isinstance(choice, float) for choice in typing.get_args(kind))
+    return kind in (int, float, bool, str, type(None))
+
+
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def spelled(kind: Any) -> str:
+    """As a person would write it: ``int``, ``rbp|implicit``, ``float|none``."""
+    return "|".join(
+        "none" if k is type(None) else "|".join(map(str, typing.get_args(k))) if is_literal(k) else k.__name__
+        for k in alternatives(kind)
+    )
+
+
+def read(kind: Any, value: Any) -> Any:
+    """``value``, a string of the command line or a Python value, as the first of a type's alternatives that it can be.
+
+    Raises:
+        ValueError: it can be none.
+    """
+    for one in alternatives(kind):
+        try:
+            return _read(one, value)
+        except (ValueError, msgspec.ValidationError):
+            continue
+    raise ValueError(f"{value!r} is not {spelled(kind)}")
+
+
+def _read(kind: Any, value: Any) -> Any:
+    if not isinstance(value, str):
+        return _strictly(kind, value)
+    if kind in (int, float):
+        value = kind(value)  # what msgspec would refuse (.5, 1_000), and 1e3 for no int
+    elif is_literal(kind):
+        value = {str(choice): choice for choice in typing.get_args(kind)}.get(value, value)
+    elif kind in (bool, type(None)):
+        value = {"yes": True, "no": False, "none": None}.get(value.lower(), value)
+    return msgspec.convert(value, kind, strict=False)
+
+
+def _strictly(kind: Any, value: Any) -> Any:
+    return msgspec.convert(float(value) if isinstance(value, float) else value, kind)  # NumPy's float64 is a float
+
+
+def typed(kind: Any, values: Sequence[Any]) -> tuple[Any, ...]:
+    """Values that a method's class lists, each as the type has it: 1 becomes 1.0 for a float.
+
+    Raises:
+        ValueError: one is of another type; text is read as nothing else here.
+    """
+    found = []
+    for value in values:
+        for one in alternatives(kind):
+            try:
+                found.append(_strictly(one, value))
+                break
+            except msgspec.ValidationError:
+                continue
+        else:
+            raise ValueError(f"{value!r} is not {spelled(kind)}")
+    return tuple(found)
+
+
+def typed_range(kind: Any, given: Range) -> Range:
+    """A range with both ends as the type has them, so that a whole number is tried where the option is one.
+
+    Raises:
+        ValueError: the type has no numbers, or none at the range's ends.
+    """
+    low, high = given.low, given.high
+    numbers = [one for one in alternatives(kind) if one in (int, float)]
+    if numbers == [int] and all(isinstance(end, float) and end.is_integer() for end in (low, high)):
+        low, high = int(low), int(high)
+    for one in numbers:
+        try:
+            return Range(_strictly(one, low), _strictly(one, high), given.log)
+        except msgspec.ValidationError:
+            continue
+    raise ValueError(f"{given} is no range of {spelled(kind)}")
+
+
+def typed_spread(kind: Any, given: Range | Choices) -> Range | Choices:
+    """See :func:`typed` and :func:`typed_range`."""
+    return typed_range(kind, given) if isinstance(given, Range) else Choices(typed(kind, given.values))

@@ -1,0 +1,220 @@
+"""Methods that break what :class:`ifsl_bench.Method` says of them: one line each, from a run and from a dry run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+
+from ifsl_bench import Choices, Method, Range
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.episodic.evaluation import Evaluated
+from ifsl_bench.episodic.trained import Solves
+from ifsl_bench.plugin.method import Prediction
+from ifsl_bench.plugin.options import check_method, space_of
+from ifsl_bench.plugin.settings import at_edge, points
+from ifsl_bench.protocol.metrics import Counts
+from ifsl_bench.protocol.training import Training
+from ifsl_bench.running import api
+from ifsl_bench.running.job import make_jobs
+
+START = """
+import numpy as np
+import torch
+from ifsl_bench import Choices, MetaTraining, Method, Prediction, Range
+
+class X(Method):
+    {}
+
+    def forward(self, support, query):
+        means = support.class_means(self.ways)
+        logits = torch.cat([query.base_logits, query.features @ means.mT], -1)
+        {}
+"""
+DECLARED = {
+    "def __init__(self, base, ways): self.own = 1": r"X.__init__ does not call super\(\).__init__\(base, ways\)",
+    "def __init__(self, base, ways): torch.nn.Module.__init__(self)": r"X.__init__ does not call super\(\).__init__",
+    "schedule = {'steps': 5}": r"X.schedule is \{'steps': 5\}, expected ifsl_bench.MetaTraining\(...\) or None",
+    "schedule = MetaTraining": "X.schedule is <class .*>, expected",
+    "def __init__(self, base, ways, own: int = 1): super().__init__(base, ways)":
+        r"X.__init__ takes 'own' by position; put \* before it",
+    "def __init__(self, base, ways, **more): super().__init__(base, ways, **more)":
+        r"X.__init__ takes \*\*, but no base class of it has options",
+    "def __init__(self, base, ways, *, own: int = 1, **more): super().__init__(base, ways)":
+        r"X.__init__ takes \*\*, but no base class of it has options",
+    "shorthands = ['x']": r"X.shorthands is \['x'\], expected name -> the options",
+    "shorthands = {'x': 1}": "X.shorthands is {'x': 1}, expected name -> the options",
+    "shorthands = {'x': {1: 2}}": r"X.shorthands\['x'\] sets 1, no option of it",
+    "defaults = classmethod(lambda cls, task: None)": "X.defaults returned None, expected a dict",
+    "defaults = classmethod(lambda cls, task: ['a'])": r"X.defaults returned \['a'\], expected a dict",
+    "defaults = classmethod(lambda cls, task: task.nothing)": "X.defaults failed: .*line 7: AttributeError",
+    "transductive = 'no'": "X.transductive is 'no', expected True or False",
+    "revision = '2'": "X.revision is '2', expected a whole number",
+    "revision = True": "X.revision is True, expected a whole number",
+    "requires = ['torch']": r"X.requires is \['torch'\], expected module -> the command",
+    "requires = {'torch': None}": "X.requires is {'torch': None}, expected module -> the command",
+    "head = 1": "X.head is 1, expected 'linear' or 'cosine'",
+    "head = ['linear']": r"X.head is \['linear'\], expected 'linear' or 'cosine'",
+    "space = {1: Range(0, 1)}": "X.space names 1, which is none of its options",
+}  # fmt: skip
+ANSWERED = {
+    "return Prediction(logits.numpy())": "method 'X' returned logits as ndarray, expected a torch.Tensor",
+    "return Prediction(None)": "method 'X' returned logits as NoneType, expected a torch.Tensor",
+    "return Prediction((1000 * logits).long())": "method 'X' returned logits of torch.int64, expected .* floating",
+    "return Prediction(logits, None)": "method 'X' returned statistics of type NoneType, expected name -> tensor",
+    "return Prediction(logits, {'a': np.zeros(len(logits))})": "statistic 'a' as ndarray",
+    "return Prediction(logits + query.labels)": "failed: .*x.py line 12: .*labels of queries are withheld from methods",
+}
+
+
+@pytest.fixture
+def jobs(clusters, tmp_path):
+    work = api.workspace(clusters / "home", device="cpu")
+
+    def made(declared, answered):
+        (tmp_path / "x.py").write_text(START.format(declared, answered))
+        task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+        return make_jobs([f"{tmp_path / 'x.py'}:X"], [task], {}, Training(), [0], None, home=work.home), work
+
+    return made
+
+
+@pytest.mark.parametrize("line", DECLARED)
+def test_what_a_class_declares_wrongly_is_said_before_any_work(line, jobs):
+    with pytest.raises(UserError, match=DECLARED[line]) as caught:
+        jobs(line, "return Prediction(logits)")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dry", [False, True])
+@pytest.mark.parametrize("line", ANSWERED)
+def test_an_answer_of_another_type_is_one_line(line, dry, jobs):
+    made, work = jobs("pass", line)
+    if dry and "labels" not in line:
+        api.dry_run(made, work)  # times the method; answers are looked at in a run
+        return
+    with pytest.raises(UserError, match=ANSWERED[line]) as caught:
+        (api.dry_run if dry else api.run_jobs)(made, work)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_solve_that_ends_at_nan_has_not_converged():
+    counts = Counts(*(np.zeros(3, np.int64) for _ in range(4)), base_queries=1, novel_queries=1)
+    failed = np.array([0.0, np.nan, 1.0])
+    found = Evaluated(counts, {"solver_unconverged": failed}, None)
+    assert found.unconverged == 2
+    assert list(found.remarks()) == ["the inner solve of 2 of 3 episodes did not converge"]
+    solves = Solves({})
+    solves.add(Prediction(torch.zeros(3, 1, 1), {"solver_unconverged": torch.from_numpy(failed)}))
+    assert solves.counts == {"episodes": 3, "unconverged": 2}
+
+
+class Every(Method):
+    """An option of each type."""
+
+    def __init__(
+        self,
+        base,
+        ways,
+        *,
+        count: int = 1,
+        share: float = 0.5,
+        limit: float | None = None,
+        most: int | None = None,
+        flag: bool = False,
+        word: str = "",
+        choice: Literal["a", 3] = "a",
+    ) -> None:
+        super().__init__(base, ways)
+
+    def forward(self, support, query):
+        raise NotImplementedError
+
+
+def declaring(space, grid=None):
+    return type("X", (Every,), {"space": space, "grid": grid or {}})
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "kind"),
+    [
+        ("share", Range(0, 1), float),
+        ("share", Range(0, 10), float),
+        ("limit", Range(1, 100, log=True), float),
+        ("train.rate", Range(1, 2), float),
+        ("count", Range(1.0, 5.0), int),
+        ("count", Range(1, 100, log=True), int),
+        ("most", Range(1.0, 5.0), int),
+        ("share", Choices((1, 2, 0.5)), float),
+        ("choice", Choices(("a", 3)), (str, int)),
+    ],
+)
+def test_the_type_of_an_option_decides_what_is_tried(option, given, kind):
+    method, default = declaring({option: given}), {option: 1}
+    check_method(method)
+    tried = [point[option] for point in points(method, {}, 16, default)[1:]]
+    assert all(isinstance(value, kind) for value in tried)
+    assert len(set(tried)) == {Range(0, 1): 15}.get(given, len(set(tried))), "not the ends alone"
+    if isinstance(given, Range):
+        assert all(given.low <= value <= given.high for value in tried)
+    assert at_edge(method, {option: given.low}, 16) == [option] if isinstance(given, Range) else True
+
+
+def test_the_grid_is_of_the_options_types_too():
+    method = declaring({"share": Range(0, 1), "count": Range(1, 9)}, {"share": [0, 1], "count": (1, 3)})
+    check_method(method)
+    tried = points(method, {}, 0, {})
+    assert [repr(point) for point in tried[:2]] == ["{'share': 0.0, 'count': 1}", "{'share': 0.0, 'count': 3}"]
+    assert at_edge(method, tried[0], 0) == ["share", "count"]
+    assert space_of(method) == {"share": Range(0.0, 1.0), "count": Range(1, 9)}
+
+
+@pytest.mark.parametrize(
+    ("space", "grid", "message"),
+    [
+        ({"count": Range(0.5, 5)}, {}, r"X.space\['count'\]: Range\(.*\) is no range of int"),
+        ({"flag": Range(0, 1)}, {}, r"X.space\['flag'\]: Range\(.*\) is no range of bool"),
+        ({"word": Range(0, 1)}, {}, "is no range of str"),
+        ({"choice": Range(0, 3)}, {}, r"is no range of a\|3"),
+        ({"count": Choices((1, 2.5))}, {}, r"X.space\['count'\]: 2.5 is not int"),
+        ({"count": Choices((1, "2"))}, {}, "'2' is not int"),
+        ({"share": Choices((True, 0.5))}, {}, "True is not float"),
+        ({"choice": Choices(("a", "b"))}, {}, r"'b' is not a\|3"),
+        ({"word": Choices(("a", None))}, {}, "None is not str"),
+        ({"share": Range(0, 1)}, {"share": (0.1, "much")}, r"X.grid\['share'\]: 'much' is not float"),
+        ({"word": Choices(("a", "b"))}, {"word": "ab"}, "X.grid is {'word': 'ab'}, expected option -> values"),
+        ({"count": Range(1, 9)}, {"count": 3}, "X.grid is {'count': 3}, expected option -> values"),
+        ({"train.rate": Range(0, 1)}, {}, r"X.space\['train.rate'\] is Range.*, but a learning rate is positive"),
+        ({"train.rate": Range(-1.0, 1.0)}, {}, "a learning rate is positive"),
+        ({"train.rate": Choices((1e-3, 0.0))}, {}, "a learning rate is positive"),
+        ({"train.rate": Choices((1e-3, "fast"))}, {}, "'fast' is not float"),
+    ],
+)
+def test_a_space_that_an_option_does_not_take_is_refused_in_one_line(space, grid, message):
+    with pytest.raises(UserError, match=message) as caught:
+        check_method(declaring(space, grid))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [(), [], "ab", None, 3])
+def test_there_is_something_to_choose_from(values):
+    with pytest.raises(ValueError, match="nothing to choose from"):
+        Choices(values)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ([1], r"given as name -> value, not as \[1\]"),
+        ("steps=5", "given as name -> value, not as 'steps=5'"),
+        ({1: 2}, "unknown training option 1;"),
+        ({"steps": True}, "steps is not True"),
+        ({"rate": None}, "--train: "),
+    ],
+)
+def test_training_options_of_other_types_are_said_to_be(train, message, clusters):
+    with pytest.raises(UserError, match=message) as caught:
+        api.run("lwof", "glyphs-5shot", train=train, work=api.workspace(clusters / "home", device="cpu"))
+    assert "\n" not in str(caught.value)
