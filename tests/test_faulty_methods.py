@@ -218,3 +218,18 @@ def test_training_options_of_other_types_are_said_to_be(train, message, clusters
     with pytest.raises(UserError, match=message) as caught:
         api.run("lwof", "glyphs-5shot", train=train, work=api.workspace(clusters / "home", device="cpu"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"options": [1]}, r"options are a mapping of names to values, not \[1\]"),
+        ({"train": []}, "training options are given as name -> value"),
+        ({"seed": True}, r"seeds must be whole numbers from 0 to \d+, not \[True\]"),
+        ({"tune": True}, "--tune takes the number of settings to try"),
+        ({"calibrate": "no"}, "calibrate is True or False, not 'no'"),
+    ],
+)
+def test_wrong_types_in_a_call_are_one_line(given, said):
+    with pytest.raises(UserError, match=said):
+        api.run("imprint", "glyphs-5shot", **given)

@@ -75,7 +75,11 @@ def run(
     Raises:
         UserError: whatever is wrong, in one line.
     """
-    work, training, changes = work or workspace(), Training.parse(train or {}), make_change(change or {})
+    work, training, changes = (
+        work or workspace(),
+        Training.parse({} if train is None else train),
+        make_change(change or {}),
+    )
     about = training, [seed], episodes, changes, work.home, tune, calibrate
     jobs = make_jobs([method], [task], options or {}, *about)
     return run_jobs([_only(jobs)], work, rerun=rerun, retrain=retrain, command="ifsl_bench.run(...)")[0]

@@ -185,15 +185,19 @@ def make_jobs(
         UserError: an unknown name, an impossible option or number of episodes, two methods of one label, or nothing to
             calibrate.
     """
+    if not isinstance(options, Mapping):
+        raise UserError(f"options are a mapping of names to values, not {options!r}")
+    if not isinstance(calibrate, bool):
+        raise UserError(f"calibrate is True or False, not {calibrate!r}")
     if not methods or not tasks:
         raise UserError("name at least one method and one task")
     if odd := [task for task in tasks if not isinstance(task, str)]:
         raise UserError(f"a task is a name or path/to/my.toml, not {odd[0]!r}")
     if len(seeds) > MOST_SEEDS:
         raise UserError(f"{len(seeds):,} seeds are too many for one command; {MOST_SEEDS:,} at most")
-    if any(not isinstance(seed, int) or not 0 <= seed <= LARGEST_SEED + MOST_SEEDS for seed in seeds):
+    if any(type(seed) is not int or not 0 <= seed <= LARGEST_SEED + MOST_SEEDS for seed in seeds):
         raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {list(seeds)}")
-    if not isinstance(trials, int) or not 0 <= trials <= MOST_TRIALS or trials == 1:
+    if type(trials) is not int or not 0 <= trials <= MOST_TRIALS or trials == 1:
         raise UserError(f"--tune takes the number of settings to try, 2 to {MOST_TRIALS:,}, not {trials}")
     found = [find_method(said) for said in methods]
     jobs: dict[tuple[str, ...], Job] = {}  # what is named twice is run once
