@@ -19,7 +19,6 @@ from ifsl_bench.board.measured import mismatch
 from ifsl_bench.board.render import FORMATS, READERS, render
 from ifsl_bench.board.result_file import Result, packaged_root, parse, path_of, summary_entry, write
 from ifsl_bench.board.table import Column, Table
-from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import CorruptFile, one_line
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, summarise
 from ifsl_bench.protocol.task_files import find
@@ -58,17 +57,21 @@ def damaged(results) -> Path:
     return results
 
 
-def said(capsys, *command: str) -> tuple[int, str]:
-    status = cli._guarded(lambda: cli.cli(list(map(str, command)), standalone_mode=False)) or 0
-    found = capsys.readouterr()
-    assert "Traceback" not in found.out + found.err
-    return status, found.out + found.err
+@pytest.fixture
+def said(call):
+    """Runs a command line; its status and all that it prints."""
+
+    def run(*command: str | Path) -> tuple[int, str]:
+        status, out, err = call(*map(str, command))
+        return status, out + err
+
+    return run
 
 
 @pytest.mark.parametrize("style", FORMATS)
 @pytest.mark.parametrize("rank", [(), ("--rank",)], ids=["plain", "ranked"])
-def test_a_result_cut_to_three_episodes_is_left_out_of_every_table(damaged, capsys, style, rank):
-    status, text = said(capsys, "table", "glyphs-5shot", "--results", damaged, "--format", style, *rank)
+def test_a_result_cut_to_three_episodes_is_left_out_of_every_table(damaged, said, style, rank):
+    status, text = said("table", "glyphs-5shot", "--results", damaged, "--format", style, *rank)
     assert status == 0
     assert "over 3 episodes" not in text
     if style in READERS:
@@ -79,17 +82,17 @@ def test_a_result_cut_to_three_episodes_is_left_out_of_every_table(damaged, caps
         assert [row["seeds"] for row in json.loads(text) if (row["method"], row["source"]) == ("lwof", "yours")] == [2]
 
 
-def test_rows_are_compared_without_the_result_that_was_cut(damaged, capsys):
+def test_rows_are_compared_without_the_result_that_was_cut(damaged, said):
     command = ["compare", "lwof", "imprint", "--task", "glyphs-5shot", "--results", damaged]
-    status, text = said(capsys, *command)
+    status, text = said(*command)
     assert status == 0
     assert "2,000 episodes" in text.splitlines()[0]
     assert "lwof has seeds [0, 2]" in text
 
 
-def test_files_of_unequal_length_are_not_compared(damaged, capsys):
+def test_files_of_unequal_length_are_not_compared(damaged, said):
     files = [damaged / f"glyphs-5shot/lwof.seed-{seed}.json" for seed in (0, 1)]
-    status, text = said(capsys, "compare", *files)
+    status, text = said("compare", *files)
     assert status == 2
     assert text.count("\n") == 1
     assert "cannot be compared: both say that their episodes are those of digest" in text
@@ -153,16 +156,16 @@ def test_the_novel_classes_are_part_of_what_must_match():
         lambda v: v.update(setting={"\ud800": 1}),
     ],
 )
-def test_what_tables_cannot_use_is_left_out_in_one_line(results, capsys, change):
+def test_what_tables_cannot_use_is_left_out_in_one_line(results, said, change):
     path = results / "glyphs-5shot/lwof.seed-1.json"
     value = json.loads(path.read_text())
     change(value)
     path.write_text(json.dumps(value))
-    status, text = said(capsys, "table", "glyphs-5shot", "--results", results)
+    status, text = said("table", "glyphs-5shot", "--results", results)
     assert status == 0
     assert len([line for line in text.splitlines() if line.startswith("left out: ")]) == 1
     assert not FORBIDDEN.search(text)
-    status, text = said(capsys, "show", path)
+    status, text = said("show", path)
     assert (status, text.count("\n")) == (2, 1)
 
 
@@ -184,8 +187,8 @@ def loud(results) -> Path:
 
 
 @pytest.mark.parametrize("style", FORMATS)
-def test_show_writes_out_what_would_steer_the_terminal(loud, capsys, style):
-    status, text = said(capsys, "show", loud / "glyphs-5shot/lwof.seed-1.json", "--format", style)
+def test_show_writes_out_what_would_steer_the_terminal(loud, said, style):
+    status, text = said("show", loud / "glyphs-5shot/lwof.seed-1.json", "--format", style)
     assert status == 0
     assert not FORBIDDEN.search(text)
     text.encode()
@@ -196,10 +199,10 @@ def test_show_writes_out_what_would_steer_the_terminal(loud, capsys, style):
 
 @pytest.mark.parametrize("style", FORMATS)
 @pytest.mark.parametrize("options", [(), ("--full",), ("--rank", "--full")], ids=["plain", "full", "ranked"])
-def test_tables_write_out_what_would_steer_the_terminal(loud, capsys, style, options):
+def test_tables_write_out_what_would_steer_the_terminal(loud, said, style, options):
     for seed in (0, 2):
         (loud / f"glyphs-5shot/lwof.seed-{seed}.json").unlink()
-    status, text = said(capsys, "table", "glyphs-5shot", "--results", loud, "--format", style, *options)
+    status, text = said("table", "glyphs-5shot", "--results", loud, "--format", style, *options)
     assert status == 0
     assert not FORBIDDEN.search(text)
     text.encode()
