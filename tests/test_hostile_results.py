@@ -18,6 +18,7 @@ from ifsl_bench.board.latex import escaped
 from ifsl_bench.board.measured import mismatch
 from ifsl_bench.board.render import FORMATS, READERS, render
 from ifsl_bench.board.result_file import Result, packaged_root, parse, path_of, summary_entry, write
+from ifsl_bench.board.show import result_facts
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import CorruptFile, one_line
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, summarise
@@ -270,3 +271,11 @@ def test_a_name_with_half_a_character_is_no_valid_result(results):
     with pytest.raises(CorruptFile, match="is no valid result"):
         parse(path)
     assert path == path_of(results, parse(packaged_root() / "glyphs-5shot/lwof.seed-1.json"))
+
+
+def test_a_line_break_in_a_text_makes_no_line_of_its_own(results):
+    good = parse(results / "glyphs-5shot/lwof.seed-1.json")
+    forged = msgspec.structs.replace(good, provenance={**good.provenance, "note": "x\ntask         another"})
+    facts = result_facts(forged).splitlines()
+    assert len(facts) == len(result_facts(good).splitlines()) + 1
+    assert facts[-1] == r"note         x\ntask         another"
