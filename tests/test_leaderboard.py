@@ -32,9 +32,9 @@ def result(label: str, seed: int, base: np.ndarray, task: str = "mini-5shot", **
     """A result with ``base`` base and ten novel hits in each episode."""
     (found,) = find(task)
     ten = np.full(len(base), 10)
-    queries = 0 if found.regular else 25
+    queries, novel = found.episode.base_queries, found.episode.ways * found.episode.novel_queries
     counts = Counts(base * (queries > 0), base * (queries > 0), ten if queries else base, ten if queries else base,
-                    queries, 25)  # fmt: skip
+                    queries, novel)  # fmt: skip
     fields = {
         "schema": SCHEMA, "method": label, "label": label, "options": {}, "tuned": {}, "train": {}, "task": task,
         "task_hash": found.hash, "digest": f"d{len(base)}", "fingerprint": "f", "seed": seed,

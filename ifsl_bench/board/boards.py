@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from ifsl_bench.board.fitting import unfit
 from ifsl_bench.board.measured import EVERY, PAPER, PARTIAL, STORED, Row, mismatch, rows_of
 from ifsl_bench.board.published import PublishedRow, published
 from ifsl_bench.board.ranking import Ranking
@@ -98,10 +99,16 @@ def load_board(task: Task, results: Path) -> Board:
     """The measured rows of a task, yours first, then those that come with the package, and the published ones."""
     rows: list[Row] = []
     remarks: list[str] = []
-    for root, origin in _roots(results):
-        found, left_out = stored(root, [task.name])
-        today = [r for r in found if r.task_hash == task.hash]
+    folders = [(origin, *stored(root, [task.name])) for root, origin in reversed(_roots(results))]
+    reasons = unfit(task, [r for _, found, _ in folders for r in found if r.task_hash == task.hash])
+    for origin, found, left_out in reversed(folders):
+        today = [r for r in found if r.task_hash == task.hash and id(r) not in reasons]
         remarks += left_out
+        remarks += [
+            f"left out: {r.label}, seed {r.seed} ({origin}): {reasons[id(r)]}; run it again"
+            for r in found
+            if id(r) in reasons
+        ]
         remarks += [
             f"left out: {r.label}, seed {r.seed} ({origin}) is of another definition of the task; run it again"
             for r in found

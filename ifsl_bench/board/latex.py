@@ -12,6 +12,7 @@ from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.measured import having
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.ranking import Ranking
+from ifsl_bench.common.errors import one_line
 from ifsl_bench.protocol.metrics import METRICS, REGULAR
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
@@ -28,7 +29,7 @@ APART = (3, "Measured, not comparable")  # a block of a table, by its place
 
 def escaped(text: str) -> str:
     """Text that LaTeX prints as it is."""
-    return "".join(SPECIAL.get(character, character) for character in text)
+    return "".join(SPECIAL.get(character, character) for character in one_line(text))
 
 
 def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
@@ -75,7 +76,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD}",
-        *(f"% {line}" for line in dict.fromkeys(note for board in boards for note in _notes(board))),
+        *(f"% {one_line(line)}" for line in dict.fromkeys(note for board in boards for note in _notes(board))),
         *([f"% {CALIBRATED}"] if "calibrated_acc" in columns else []),
         r"\begin{table}[t]",
         r"\begin{center}",

@@ -6,6 +6,7 @@ from ifsl_bench.board.boards import Board
 from ifsl_bench.board.comparison import p_value
 from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.ranking import Ranking
+from ifsl_bench.common.errors import one_line
 
 CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes; blank in older results."
 
@@ -87,7 +88,8 @@ def standing(board: Board, label: str) -> list[str]:
     best = next((other.row for other in others if not other.provisional), others[0].row)
     nearest = min((other.row for other in others), key=lambda row: abs(ranking.difference(mine, row).mean))
     found = [("best other and nearest", best)] if nearest is best else [("best other", best), ("nearest", nearest)]
-    return [f"{label}: {rank}", *(f"  to the {what}, {_difference(ranking, mine, row)}" for what, row in found)]
+    said = [f"{label}: {rank}", *(f"  to the {what}, {_difference(ranking, mine, row)}" for what, row in found)]
+    return [one_line(line) for line in said]
 
 
 def _difference(ranking: Ranking, mine: Row, other: Row) -> str:

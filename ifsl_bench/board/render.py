@@ -5,13 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ifsl_bench.board.table import Cell, Table
-from ifsl_bench.common.errors import unknown
+from ifsl_bench.common.errors import STEERING, one_line, unknown
 
 Records = list[dict[str, Any]]
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets take for the beginning of a formula
+# Only the notes of tables write LaTeX of their own there: "95%" and "Delta_a" are left as they are.
+LATEX = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
 
 
 def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "") -> str:
@@ -20,6 +24,9 @@ def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "")
     For readers each has its title above and its notes below. Programs get one document with the rows of all tables,
     plain numbers, and neither titles nor notes; where a row lacks a field of others it is empty (CSV) or null (JSON).
 
+    Texts may come from files that nobody has looked at: what would steer a terminal is written out, and so is what the
+    format takes for more than text. Numbers stay as they are.
+
     Args:
         closing: said to readers below all tables.
 
@@ -27,7 +34,7 @@ def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "")
         UserError: an unknown format.
     """
     if style in READERS:
-        pages = [_page(table, READERS[style](table)) for table in tables]
+        pages = [_page(table, READERS[style](table), style) for table in tables]
         return "\n\n".join([*pages, closing] if closing else pages)
     if style in PROGRAMS:
         records = [record for table in tables for record in table.records()]
@@ -36,23 +43,46 @@ def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "")
     raise unknown("format", style, FORMATS)
 
 
-def _page(table: Table[Any], grid: str) -> str:
-    above = [table.title, ""] if table.title else []
-    below = ["", *table.notes] if table.notes else []
+def prose(text: str, style: str) -> str:
+    """A line of text above or below a table, in a format for readers."""
+    line = one_line(text)
+    if style == "markdown":
+        return _no_tags(line)
+    return "".join(LATEX.get(character, character) for character in line) if style == "latex" else line
+
+
+def _page(table: Table[Any], grid: str, style: str) -> str:
+    above = [prose(table.title, style), ""] if table.title else []
+    below = ["", *(prose(note, style) for note in table.notes)] if table.notes else []
     return "\n".join([*above, grid, *below])
 
 
+def _no_tags(text: str) -> str:
+    """Text in which Markdown sees no HTML; "< 1e-15", with a space, is none."""
+    return re.sub(r"<(?! |$)", "&lt;", re.sub(r"(?<! )>", "&gt;", text.replace("&", "&amp;")))
+
+
+def _markdown_cell(text: str) -> str:
+    """Text that neither ends a cell of a Markdown table nor becomes code, a link or HTML."""
+    return _no_tags(re.sub(r"[\\|`\[\]]", lambda found: f"\\{found[0]}", text))
+
+
 def _text(table: Table[Any]) -> str:
-    return _grid(table, "simple", lambda cell: cell.text)
+    return _grid(table, "simple", lambda cell: one_line(cell.text))
 
 
 def _markdown(table: Table[Any]) -> str:
-    return _grid(table, "github", lambda cell: f"**{cell.text}**" if cell.bold else cell.text)
+    return _grid(table, "github", _markdown_text)
+
+
+def _markdown_text(cell: Cell) -> str:
+    text = _markdown_cell(one_line(cell.text))
+    return f"**{text}**" if cell.bold else text
 
 
 def _latex(table: Table[Any]) -> str:
     """A plain ``tabular``; :mod:`ifsl_bench.board.latex` has the layout of papers."""
-    return _grid(table, "latex_booktabs", lambda cell: cell.text).replace("±", "$\\pm$")
+    return _grid(table, "latex_booktabs", lambda cell: one_line(cell.text)).replace("±", "$\\pm$")
 
 
 def _grid(table: Table[Any], layout: str, write: Callable[[Cell], str]) -> str:
@@ -67,12 +97,23 @@ def _csv(names: Sequence[str], records: Records) -> str:
     writer = csv.DictWriter(out, fieldnames=names, lineterminator="\n")
     writer.writeheader()
     for record in records:
-        writer.writerow({k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in record.items()})
+        writer.writerow({name: _csv_cell(value) for name, value in record.items()})
     return out.getvalue().rstrip("\n")
 
 
+def _csv_cell(value: Any) -> Any:
+    """A value as spreadsheets show it: text that they would take for a formula gets an apostrophe, numbers do not."""
+    if isinstance(value, list):
+        text = " ".join(map(str, value))
+        return _csv_cell(text) if any(isinstance(one, str) for one in value) else text
+    if not isinstance(value, str):
+        return value
+    return ("'" if value.startswith(FORMULA) else "") + one_line(value)
+
+
 def _json(_: Sequence[str], records: Records) -> str:
-    return json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False)
+    lines = json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False).split("\n")  # texts have none of these
+    return "\n".join(STEERING.sub(lambda found: json.dumps(found[0])[1:-1], line) for line in lines)
 
 
 READERS = {"text": _text, "markdown": _markdown, "latex": _latex}

@@ -28,6 +28,7 @@ from ifsl_bench.protocol.calibration import Calibrated
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, Estimate, summarise
 
 SCHEMA = 1
+MOST = 2**31 - 1  # of queries, and of hits on a curve: products of two fit into 64 bits
 LATER = ("classes", *MORE_COUNTS)  # what the episodes of older files are without
 
 
@@ -255,7 +256,7 @@ def parse(path: Path) -> Result:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {raw.get('schema')!r})")
     try:
         result = msgspec.convert(raw, Result, strict=True)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
         raise CorruptFile(f"{path} is no valid result: {error}") from error
     for name in ("method", "label", "task", "task_hash", "digest", "fingerprint"):  # which tables and remarks print
         if not getattr(result, name).isprintable():
@@ -269,6 +270,11 @@ def inconsistency(result: Result) -> str:
         counts, _ = result.counts(), np.asarray(result.episodes.classes, dtype=np.int64)
     except OverflowError:
         return "a count is beyond all bounds"
+    curve = [*result.calibration.curve.base_joint, *result.calibration.curve.novel_joint] if result.calibration else []
+    if max(counts.base_queries, counts.novel_queries, *curve) > MOST:
+        return "a count is beyond all bounds"
+    if reason := _odd_solves(result.training.get("solves")):
+        return f"training.solves {reason}"
     if reason := odd_counts(counts):
         return reason
     if result.probe and (reason := malformed(result.probe)):
@@ -288,6 +294,18 @@ def inconsistency(result: Result) -> str:
                 return f"summary.{name}.{part} is {stored}, the counts give {expected[name][part]}"
         if others := sorted(result.summary[name].keys() - expected[name].keys()):
             return f"summary.{name}.{others[0]} does not follow from the counts"
+    return ""
+
+
+def _odd_solves(solves: Any) -> str:
+    """Why tables cannot say how the solves of meta-training went; "" where they can, or where nothing is said."""
+    if solves is None or (isinstance(solves, dict) and "adjoint_indefinite" not in solves):
+        return ""
+    if not isinstance(solves, dict):
+        return "is no object"
+    for name in ("adjoint_indefinite", "adjoint_episodes"):
+        if type(solves.get(name)) is not int:
+            return f"has no whole number {name}"
     return ""
 
 

@@ -7,6 +7,7 @@ from ifsl_bench.board.comparison import Comparison, p_value
 from ifsl_bench.board.measured import PARTIAL
 from ifsl_bench.board.result_file import Calibration, Result, summary_entry
 from ifsl_bench.board.table import Column, Table
+from ifsl_bench.common.errors import one_line
 from ifsl_bench.protocol.metrics import summarise
 
 
@@ -22,7 +23,7 @@ def result_table(result: Result, title: str = "") -> Table[str]:
 
 
 def result_facts(result: Result) -> str:
-    """Everything else a result says about itself, a line each."""
+    """Everything else a result says about itself, a line each; what would steer a terminal is written out."""
     cost, training = result.cost, result.training
     lines = [
         f"method       {result.label}  options {result.options or 'default'}",
@@ -37,7 +38,7 @@ def result_facts(result: Result) -> str:
         f"cost         {', '.join(f'{k} {v:g}' for k, v in cost.items())}",
         *(f"{key:12} {value}" for key, value in result.provenance.items()),
     ]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))
 
 
 def _calibration(found: Calibration) -> str:

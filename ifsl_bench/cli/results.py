@@ -128,14 +128,14 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 @style_option
 def show(file: str, style: str) -> None:
     """Print one result file in full."""
-    from ifsl_bench.board.render import render
+    from ifsl_bench.board.render import prose, render
     from ifsl_bench.board.result_file import read
     from ifsl_bench.board.show import result_facts, result_table
 
     result = read(Path(file))
     click.echo(render([result_table(result)], style))
     if style in ("text", "markdown"):
-        click.echo("\n" + result_facts(result))
+        click.echo("\n" + "\n".join(prose(line, style) for line in result_facts(result).split("\n")))
 
 
 @click.command()

@@ -11,14 +11,16 @@ import re
 import traceback
 from collections.abc import Iterable
 
-# Characters that end a line or steer a terminal, and halves of characters, which no terminal can show; the name of a
-# file may hold them.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# Characters that end a line, steer a terminal or turn the direction of writing, and halves of characters, which no
+# terminal can show; the name of a file, and what a file holds, may have them.
+STEERING = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
+)
 
 
 def one_line(text: str) -> str:
-    """A message with line breaks and other control characters written as in Python, ``\\n``, ``\\x1b``."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
+    """Text with line breaks and other :data:`STEERING` characters written as in Python, ``\\n``, ``\\x1b``."""
+    return STEERING.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class UserError(Exception):

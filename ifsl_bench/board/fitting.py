@@ -1,0 +1,58 @@
+"""Whether the episodes that a result has counts of are those that its task and its digest say. Imports no torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.protocol.task import Task
+
+
+def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
+    """The results that cannot be of the episodes that they name, by id, with the reason in words.
+
+    A digest is of so many episodes: those that the task has where the task pins it, or where one of the results has as
+    many; else as many as most results with that digest have, and the first of them where there are as many of each.
+
+    Args:
+        results: of this very definition of the task, the most trustworthy first.
+    """
+    reasons = {id(result): reason for result in results if (reason := _odd_episodes(task, result))}
+    counts: dict[str, list[int]] = {}
+    for result in results:
+        if id(result) not in reasons:
+            counts.setdefault(result.digest, []).append(_count(result))
+    expected = {digest: _expected(task, digest, found) for digest, found in counts.items()}
+    for result in results:
+        if id(result) not in reasons and _count(result) != expected[result.digest]:
+            reasons[id(result)] = (
+                f"it has {_count(result):,} episodes, those of its digest {result.digest[:12]} are "
+                f"{expected[result.digest]:,}"
+            )
+    return reasons
+
+
+def _count(result: Result) -> int:
+    return len(result.episodes.base_joint)
+
+
+def _expected(task: Task, digest: str, counts: Sequence[int]) -> int:
+    whole = task.evaluation.episodes
+    return whole if digest == task.digest or whole in counts else Counter(counts).most_common(1)[0][0]
+
+
+def _odd_episodes(task: Task, result: Result) -> str:
+    """Why no episodes of the task are like those of a result; "" where they may be."""
+    episodes, shape, count = result.episodes, task.episode, _count(result)
+    if count > task.evaluation.episodes:
+        return f"it has {count:,} episodes, the task {task.evaluation.episodes:,}"
+    for name, found, expected in (
+        ("base_queries", episodes.base_queries, shape.base_queries),
+        ("novel_queries", episodes.novel_queries, shape.ways * shape.novel_queries),
+    ):
+        if found != expected:
+            return f"episodes.{name} is {found}, episodes of the task have {expected}"
+    if episodes.classes and len(episodes.classes) != count * shape.ways:
+        return f"episodes.classes has {len(episodes.classes):,} entries, {count:,} episodes have {count * shape.ways:,}"
+    return ""

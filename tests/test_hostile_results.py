@@ -1,0 +1,281 @@
+"""Results from people one does not know: one that does not fit is left out, and texts are never more than texts."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.fitting import unfit
+from ifsl_bench.board.latex import escaped
+from ifsl_bench.board.measured import mismatch
+from ifsl_bench.board.render import FORMATS, READERS, render
+from ifsl_bench.board.result_file import Result, packaged_root, parse, path_of, summary_entry, write
+from ifsl_bench.board.show import result_facts
+from ifsl_bench.board.table import Column, Table
+from ifsl_bench.common.errors import CorruptFile, one_line
+from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, summarise
+from ifsl_bench.protocol.task_files import find
+
+STEERING = "\x1b]0;owned\x07\x1b[2J\x9b1m\r\u202eabc\u2066\u2028\ud800\x7f\U000e0041"
+FORBIDDEN = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0041]"
+)
+LEFT_OUT = "left out: lwof, seed 1 (yours): it has 3 episodes, those of its digest 96eea890d608 are 2,000"
+
+
+def cut(result: Result, n: int) -> Result:
+    """The result with its first n episodes alone, its summary made anew and its digest kept."""
+    entry = result.episodes
+    ways = len(entry.classes) // len(entry.base_joint)
+    parts = {name: getattr(entry, name)[:n] for name in (*COUNTS, *MORE_COUNTS)}
+    parts |= {"calibrated_base": [], "calibrated_novel": [], "classes": entry.classes[: n * ways]}
+    shorter = msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **parts), calibration=None)
+    return msgspec.structs.replace(shorter, summary=summary_entry(summarise(shorter.counts().per_episode())))
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    """A folder with three seeds of one row."""
+    for seed in range(3):
+        name = f"glyphs-5shot/lwof.seed-{seed}.json"
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(packaged_root() / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.fixture
+def damaged(results) -> Path:
+    """The same, one of them cut to three episodes."""
+    write(results, cut(parse(results / "glyphs-5shot/lwof.seed-1.json"), 3))
+    return results
+
+
+@pytest.fixture
+def said(call):
+    """Runs a command line; its status and all that it prints."""
+
+    def run(*command: str | Path) -> tuple[int, str]:
+        status, out, err = call(*map(str, command))
+        return status, out + err
+
+    return run
+
+
+@pytest.mark.parametrize("style", FORMATS)
+@pytest.mark.parametrize("rank", [(), ("--rank",)], ids=["plain", "ranked"])
+def test_a_result_cut_to_three_episodes_is_left_out_of_every_table(damaged, said, style, rank):
+    status, text = said("table", "glyphs-5shot", "--results", damaged, "--format", style, *rank)
+    assert status == 0
+    assert "over 3 episodes" not in text
+    if style in READERS:
+        assert len(re.findall(re.escape(LEFT_OUT), text)) == 1
+    if style == "text":
+        assert "over 2,000 episodes" in text
+    if style == "json":
+        assert [row["seeds"] for row in json.loads(text) if (row["method"], row["source"]) == ("lwof", "yours")] == [2]
+
+
+def test_rows_are_compared_without_the_result_that_was_cut(damaged, said):
+    command = ["compare", "lwof", "imprint", "--task", "glyphs-5shot", "--results", damaged]
+    status, text = said(*command)
+    assert status == 0
+    assert "2,000 episodes" in text.splitlines()[0]
+    assert "lwof has seeds [0, 2]" in text
+
+
+def test_files_of_unequal_length_are_not_compared(damaged, said):
+    files = [damaged / f"glyphs-5shot/lwof.seed-{seed}.json" for seed in (0, 1)]
+    status, text = said("compare", *files)
+    assert status == 2
+    assert text.count("\n") == 1
+    assert "cannot be compared: both say that their episodes are those of digest" in text
+    assert "have 2000 and 3 of them" in text
+
+
+def test_a_label_with_nothing_but_cut_results_is_no_row(results):
+    for seed in range(3):
+        write(results, cut(parse(results / f"glyphs-5shot/lwof.seed-{seed}.json"), 3))
+    board = load_board(find("glyphs-5shot")[0], results)
+    assert "yours" not in {row.origin for row in (*board.rows, *board.others)}
+    assert sum(remark.startswith("left out: lwof") for remark in board.remarks) == 3
+
+
+def test_where_no_digest_is_pinned_most_results_say_how_many_episodes_it_has():
+    (task,) = find("glyphs-5shot")
+    whole = [parse(packaged_root() / f"glyphs-5shot/lwof.seed-{seed}.json") for seed in range(3)]
+    some = [msgspec.structs.replace(cut(result, n), digest="d") for result, n in zip(whole, (50, 50, 3), strict=True)]
+    assert list(unfit(task, [*whole, *some])) == [id(some[2])]
+    assert unfit(task, [some[2], some[0], some[1]]).keys() == {id(some[2])}, "whatever their order"
+    assert unfit(task, [some[0], some[2]]).keys() == {id(some[2])}, "of two the first is trusted"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"base_queries": 1000}, "episodes.base_queries is 1000, episodes of the task have"),
+        ({"novel_queries": 1000}, "episodes.novel_queries is 1000, episodes of the task have"),
+        ({"classes": list(range(2000))}, "episodes.classes has 2,000 entries"),
+    ],
+)
+def test_episodes_that_are_not_the_tasks_do_not_fit(change, reason):
+    (task,) = find("glyphs-5shot")
+    good = parse(packaged_root() / "glyphs-5shot/lwof.seed-1.json")
+    other = msgspec.structs.replace(good, episodes=msgspec.structs.replace(good.episodes, **change))
+    assert unfit(task, [good, other])[id(other)].startswith(reason)
+    assert unfit(task, [good]) == {}
+
+
+def test_the_novel_classes_are_part_of_what_must_match():
+    good = parse(packaged_root() / "glyphs-5shot/lwof.seed-1.json")
+    a, b = (msgspec.structs.replace(good, episodes=msgspec.structs.replace(good.episodes, classes=c))
+            for c in ([0, 1] * 2000, [1, 2] * 2000))  # fmt: skip
+    assert mismatch(a, b) == "the novel classes of their episodes differ"
+    assert mismatch(a, a) == mismatch(a, good) == ""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: v["training"].update(solves=5),
+        lambda v: v["training"].update(solves={"adjoint_indefinite": 3}),
+        lambda v: v["training"].update(solves={"adjoint_indefinite": "x", "adjoint_episodes": []}),
+        lambda v: v["episodes"].update(base_queries=10**400),
+        lambda v: v["episodes"].update(novel_queries=2**62),
+        lambda v: v["episodes"].update(classes=[10**30]),
+        lambda v: v.update({"\ud800": 1}),
+        lambda v: v["episodes"].update({"\ud800": 1}),
+        lambda v: v["tuned"].update({"\ud800": {"\ud800": "x"}}),
+        lambda v: v["cost"].update({"\ud800": "x"}),
+        lambda v: v.update(setting={"\ud800": 1}),
+    ],
+)
+def test_what_tables_cannot_use_is_left_out_in_one_line(results, said, change):
+    path = results / "glyphs-5shot/lwof.seed-1.json"
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+    status, text = said("table", "glyphs-5shot", "--results", results)
+    assert status == 0
+    assert len([line for line in text.splitlines() if line.startswith("left out: ")]) == 1
+    assert not FORBIDDEN.search(text)
+    status, text = said("show", path)
+    assert (status, text.count("\n")) == (2, 1)
+
+
+@pytest.fixture
+def loud(results) -> Path:
+    """A result that has every text it may have full of what steers a terminal."""
+    path = results / "glyphs-5shot/lwof.seed-1.json"
+    value = json.loads(path.read_text())
+    value["provenance"] |= {"note": STEERING, STEERING: "<script>x</script>", "deep": {STEERING: [STEERING]}}
+    value["pretraining"] |= {"key": STEERING, "accuracy": STEERING}
+    value["cost"][STEERING] = 1.0
+    value["solver"][STEERING] = {STEERING: 1.0}
+    value["tuned"][STEERING] = {STEERING: 50.0}
+    value["training"][STEERING] = STEERING
+    value["setting"] = STEERING
+    value["edge"] = [STEERING, "a | b ` <script>"]
+    path.write_text(json.dumps(value))
+    return results
+
+
+@pytest.mark.parametrize("style", FORMATS)
+def test_show_writes_out_what_would_steer_the_terminal(loud, said, style):
+    status, text = said("show", loud / "glyphs-5shot/lwof.seed-1.json", "--format", style)
+    assert status == 0
+    assert not FORBIDDEN.search(text)
+    text.encode()
+    if style in ("text", "markdown"):
+        assert r"note         \x1b]0;owned\x07\x1b[2J\x9b1m\r\u202eabc\u2066\u2028\ud800\x7f\U000e0041" in text
+        assert ("<script>" in text) == (style == "text")
+
+
+@pytest.mark.parametrize("style", FORMATS)
+@pytest.mark.parametrize("options", [(), ("--full",), ("--rank", "--full")], ids=["plain", "full", "ranked"])
+def test_tables_write_out_what_would_steer_the_terminal(loud, said, style, options):
+    for seed in (0, 2):
+        (loud / f"glyphs-5shot/lwof.seed-{seed}.json").unlink()
+    status, text = said("table", "glyphs-5shot", "--results", loud, "--format", style, *options)
+    assert status == 0
+    assert not FORBIDDEN.search(text)
+    text.encode()
+    if style == "markdown":
+        assert "<script>" not in text
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines() if line.startswith("|")}) == 1
+
+
+def page(style: str, *texts: str, note: str = "") -> str:
+    """A table of texts, a row each, beside a negative number."""
+    name: Column[str] = Column("name", lambda text: text, lambda text: {"name": text, "all": [text, "b"]})
+    value: Column[str] = Column("value", lambda _: "-1.50", lambda _: {"value": -1.5, "seeds": [-1.25, 2.0]})
+    return render([Table([name, value], texts, note, [note])], style)
+
+
+def test_cells_of_markdown_are_text_alone():
+    text = "a | b\n`c` <script>d</script> \\| [e](x) &lt;"
+    row = page("markdown", text).splitlines()[4 - 2]
+    assert row.startswith(r"| a \| b\\n\`c\` &lt;script&gt;d&lt;/script&gt; \\\| \[e\](x) &amp;lt; ")
+    assert page("markdown", "p < 1e-15").count("p < 1e-15") == 1, "no HTML, and easier to read"
+    assert "<b>" not in page("markdown", "x", note="said <b> here")
+
+
+def test_texts_in_csv_are_no_formulas_and_numbers_stay_numbers():
+    texts = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "a=1", "lr+a"]
+    rows = list(csv.DictReader(io.StringIO(page("csv", *texts))))
+    expected = ["'=1+1", "'+1", "'-1", "'@SUM(A1)", "'\\t=1", "'\\r=1", "a=1", "lr+a"]
+    assert [row["name"] for row in rows] == expected
+    assert [row["all"] for row in rows] == [f"{text} b" for text in expected]
+    assert {(row["value"], row["seeds"]) for row in rows} == {("-1.5", "-1.25 2.0")}
+
+
+def test_latex_has_no_commands_of_others():
+    text = r"\input{/etc/passwd} ^^5cinput 5% $x$ & #_~"
+    for found in (page("latex", text), page("latex", "x", note=text), escaped(text)):
+        assert r"\input" not in found
+        assert "^^" not in found
+    assert escaped("a\nb") == r"a\textbackslash{}nb"
+
+
+def test_json_is_ascii_where_a_terminal_would_obey_and_reads_back_as_it_was():
+    text = page("json", STEERING, "± é")
+    assert not FORBIDDEN.search(text)
+    assert "± é" in text
+    found = json.loads(text)
+    assert [row["name"] for row in found] == [STEERING, "± é"]
+    assert found[0]["value"] == -1.5
+
+
+@pytest.mark.parametrize("style", FORMATS)
+def test_no_format_lets_steering_characters_through(style):
+    text = page(style, STEERING, note=STEERING)
+    text.encode()
+    assert not FORBIDDEN.search(text)
+
+
+def test_one_line_leaves_what_can_be_printed():
+    plain = "Grüße, 日本語, a\u3000b, 👩\u200d🔬 ±"
+    assert one_line(plain) == plain
+
+
+def test_a_name_with_half_a_character_is_no_valid_result(results):
+    path = results / "glyphs-5shot/lwof.seed-1.json"
+    path.write_text(path.read_text().replace('"schema"', '"\\ud800": 1, "schema"', 1))
+    with pytest.raises(CorruptFile, match="is no valid result"):
+        parse(path)
+    assert path == path_of(results, parse(packaged_root() / "glyphs-5shot/lwof.seed-1.json"))
+
+
+def test_a_line_break_in_a_text_makes_no_line_of_its_own(results):
+    good = parse(results / "glyphs-5shot/lwof.seed-1.json")
+    forged = msgspec.structs.replace(good, provenance={**good.provenance, "note": "x\ntask         another"})
+    facts = result_facts(forged).splitlines()
+    assert len(facts) == len(result_facts(good).splitlines()) + 1
+    assert facts[-1] == r"note         x\ntask         another"
