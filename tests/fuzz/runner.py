@@ -103,6 +103,7 @@ def _work(form: Format, seed: int, numbers: range, folder: str, line: Connection
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries in C say things
     seeds = form.seeds()
     resource.setrlimit(resource.RLIMIT_AS, (16 * BYTES,) * 2)  # so that the machine lives
+    base = peak()  # of what the parent has had, which a fork begins with
     for number in numbers:
         line.send((number, None))
         path = Path(folder) / "case"
@@ -110,10 +111,10 @@ def _work(form: Format, seed: int, numbers: range, folder: str, line: Connection
         before = peak()
         verdict, told = judged(form, path)
         what = told if verdict == "failed" else verdict
-        if before < peak() > BYTES:
-            what = f"it took {peak() / 1e9:.1f} GB"
+        if before < peak() > base + BYTES:
+            what = f"it took {(peak() - base) / 1e9:.1f} GB"
         line.send((number, what))
-        if peak() > BYTES:
+        if peak() > base + BYTES:
             return  # the next one needs a process without this peak
     line.send((numbers.stop, None))
 
