@@ -334,8 +334,12 @@ def test_anil_makes_the_steps_of_a_loop_written_out(learn2learn, hide, first_ord
 def test_anil_runs_learns_and_is_tuned(learn2learn, clusters, work):
     name = named(clusters, "clusters-5shot")
     result = api.run("anil", name, train={"episodes_per_step": 4}, work=work)
-    assert set(result.tuned["inner_rate"]) == {"inner_rate=0.1", "inner_rate=0.3", "inner_rate=1"}
-    assert result.label == "anil.episodes_per_step=4"
+    assert (result.label, result.setting, result.tuned) == ("anil.episodes_per_step=4", "paper", {})
+    tuned = api.run("anil", name, train={"steps": 5}, tune=3, work=work)
+    (tried,) = tuned.tuned.values()
+    assert list(tuned.tuned) == ["inner_rate, train.rate"]
+    assert len(tried) == 3
+    assert next(iter(tried)).startswith("inner_rate=0.3, ")
     untrained = api.run("anil", name, train={"steps": 1}, options={"inner_rate": 0.001}, work=work)
     assert result.summary["novel_alone"]["mean"] > untrained.summary["novel_alone"]["mean"] + 10
     assert result.provenance["libraries"]["learn2learn"] == importlib.metadata.version("learn2learn")
