@@ -61,7 +61,7 @@ def read_text(path: Path, limit: Limit, encoding: str = "utf-8") -> str:
 MEMBERS = Limit(
     2_000_000,
     "holds {value} files, more than {most}; give a smaller folder or archive",
-    "ILSVRC-2012 has 1.43 million. A list of so many takes about 1 GB.",
+    "ILSVRC-2012 has 1.43 million. The list of members is in memory.",
 )
 PATH = Limit(
     4096,
@@ -93,17 +93,17 @@ _IMAGE_WHY = "An encoded image is in memory whole, several at a time; photograph
 SPLIT_FILE = Limit(
     1 << 22,
     "has more than {most} characters; a list of classes is shorter, is it the right file?",
-    "A line for each of 20,000 classes is 1 MB. A short line takes 300 bytes in memory.",
+    "A line of 50 characters for each of 20,000 classes is 1 MB. All lines are in memory.",
 )
 TASK_FILE = Limit(
     1 << 18,
     "has more than {most} characters; a task file has a few thousand, is it the right file?",
-    "Parsing takes about a second a megabyte.",
+    "It is parsed whole, in Python.",
 )
 TASK_LINE = Limit(
     200,
     "has a line with {value} dots, more than {most}; break it into several",
-    "Python's parser takes memory that is quadratic in the parts of a key: 40 GB for 100,000.",
+    "Python's parser takes memory that is quadratic in the parts of a key; 100,000 of them fill a machine.",
 )
 ARRAY_HEADER = Limit(
     10_000,
