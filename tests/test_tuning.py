@@ -508,3 +508,11 @@ def test_the_edge_of_a_space_is_noted(task, work):
     result = api.run_jobs([job_of(task, work, trials=3, method=Edged)], work)[0]
     assert result.options["temperature"] == 0.02
     assert result.edge == ["temperature"]
+
+
+def test_a_search_of_nothing_is_told(task, work, call):
+    place = ["--home", str(work.home.cache), "--results", str(work.home.results), "--device", "cpu"]
+    status, _, err = call("run", "--method", "imprint,lr", "--tune", "2", "--task", task, *place)
+    assert status == 0, err
+    assert "imprint: nothing to choose, so --tune changes nothing" in err
+    assert "lr@tuned-2: nothing to choose" not in err

@@ -148,6 +148,8 @@ def run(
     training = Training.parse(train)
     which = range(seed, seed + seeds), episodes, change, work.home, trials, calibrate
     jobs = job.make_jobs(methods, tasks, options, training, *which)
+    for label in dict.fromkeys(one.label for one in jobs if trials and not one.trials):
+        reporter.say(f"{label}: nothing to choose, so --tune changes nothing")
     if dry_run:
         click.echo(render([plain_table(api.dry_run(jobs, work, rerun, retrain))], style))
         return
