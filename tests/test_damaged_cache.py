@@ -109,6 +109,27 @@ def test_an_unfinished_training_of_an_older_version_goes_on(here, monkeypatch):
     assert "checksum" in json.loads(path.read_text()), "the next save has the new form"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "change"),
+    [
+        ("pretrained/*/checkpoint.json", {"seconds": 10**400}),
+        ("pretrained/*/checkpoint.json", {"seconds": -1}),
+        ("pretrained/*/checkpoint.json", {"accuracy": {"base/val": 0.5, "base/test": 1e308}}),
+        ("trained/*/checkpoint.json", {"seconds": 10**400}),
+        ("trained/*/checkpoint.json", {"history": {"2": 50.0, "4": 1e308, "6": 50.0, "8": 50.0}}),
+        ("trained/*/checkpoint.json", {"solves": {"converged": -(10**400)}}),
+    ],
+)
+def test_numbers_that_cannot_be_in_an_older_file_are_noticed(cache, pattern, change):
+    """Nothing vouches for them, and a result of infinite accuracy cannot be written."""
+    root, wanted = cache
+    for path in (root / "home").glob(pattern):
+        edit(path, lambda value: value.update(change), older=True)
+    told = Told()
+    assert run(root, reporter=told) == wanted
+    assert any("is damaged" in text and "not between" in text for text in told.warnings), told.warnings
+
+
 def test_a_cache_of_an_older_version_is_used_as_it_is(cache):
     root, wanted = cache
     for path in (root / "home").rglob("*.json"):

@@ -12,7 +12,7 @@ import torch
 
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.sealed import check_kinds
+from ifsl_bench.common.sealed import SECONDS, check_kinds, check_range
 from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED
 from ifsl_bench.plugin.method import Method, Prediction
 
@@ -108,6 +108,9 @@ def check_progress(path: Path, info: Mapping[str, Any], steps: int | None = None
     check_kinds(path, info, kinds)
     check_kinds(path, info["history"], dict.fromkeys(info["history"], (int, float)))
     check_kinds(path, info["solves"], dict.fromkeys(info["solves"], int))
+    check_range(path, info, ["seconds"], 0, SECONDS)
+    check_range(path, info["history"], info["history"], 0, 100)
+    check_range(path, info["solves"], info["solves"], 0, 1 << 62)
     validated = [int(key) for key in info["history"] if key.isascii() and key.isdigit() and len(key) < 19]
     whole = len(validated) == len(info["history"]) and max(validated, default=0) == info["step"]
     best = info.get("best")

@@ -220,4 +220,4 @@ def read(path: Path) -> str:
     return one_case(caches(), json.loads(path.read_bytes()))
 
 
-FORMATS = [Format("cache", recipes, read, damaged, share=4, prepare=caches, seconds=60)]
+FORMATS = [Format("cache", recipes, read, damaged, share=3, prepare=caches, seconds=60)]

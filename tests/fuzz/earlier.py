@@ -151,7 +151,7 @@ def _task(old: bytes, new: bytes) -> bytes:
     return content.replace(old, new)
 
 
-# Of these there is use: long names are names, one image too large is left out, what is damaged in a cache is made again.
+# Of these there is use: long names are names, one image too large is left out, a damaged cache is mended.
 GOOD = {key for key in EARLIER if "5,000 digits in a" in key[1] and key[0] != "folder"} | {
     ("folder", "an image of 300 MB"),
     ("cache", "a checkpoint's facts"),

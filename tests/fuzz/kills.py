@@ -102,4 +102,4 @@ def read(path: Path) -> str:
         shutil.rmtree(root, ignore_errors=True)
 
 
-FORMATS = [Format("kills", lambda: [b"[]"], read, planned, share=0.4, prepare=plain, seconds=240)]
+FORMATS = [Format("kills", lambda: [b"[]"], read, planned, share=0.25, prepare=plain, seconds=240)]
