@@ -10,13 +10,10 @@ from random import Random
 
 from tests.fuzz.mutation import spoiled
 
-MODULES = ("archives", "images", "arrays", "texts")  # of this package; each has a list FORMATS
-RUNS = ("cache", "kills")  # of this package: whole runs, whose cases are recipes in JSON and not files
 SECONDS = 10.0  # that a case may take
+RUNS = ("cache", "kills")  # of this package: whole runs, whose cases are recipes in JSON and not files
 
-
-def _nothing() -> None:
-    return None
+MODULES = ("archives", "images", "arrays", "texts")  # of this package; each has a list FORMATS
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Format:
     read: Callable[[Path], object]
     spoil: Callable[[Random, bytes], bytes] = spoiled
     share: float = 10
-    prepare: Callable[[], object] = _nothing
+    prepare: Callable[[], object] = tuple
     seconds: float = SECONDS
 
 
