@@ -10,9 +10,6 @@ from random import Random
 
 from tests.fuzz.mutation import spoiled
 
-SECONDS = 10.0  # that a case may take
-RUNS = ("cache", "kills")  # of this package: whole runs, whose cases are recipes in JSON and not files
-
 MODULES = ("archives", "images", "arrays", "texts")  # of this package; each has a list FORMATS
 
 
@@ -37,7 +34,10 @@ class Format:
     spoil: Callable[[Random, bytes], bytes] = spoiled
     share: float = 10
     prepare: Callable[[], object] = tuple
-    seconds: float = SECONDS
+    seconds: float = 10
+
+
+RUNS = ("cache", "kills")  # of this package: whole runs, whose cases are recipes in JSON and not files
 
 
 def formats(modules: Sequence[str] = MODULES + RUNS) -> dict[str, Format]:

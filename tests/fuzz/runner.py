@@ -20,9 +20,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.fuzz.formats import SECONDS, Format, case
+from tests.fuzz.formats import Format, case
 
 BYTES = 10**9  # that a case may take
+PATIENCE = 10  # seconds after its time is up, until a process is killed that does not hear
 _CHUNK = 200  # cases a process does before another takes over
 
 
@@ -159,7 +160,7 @@ def tried(
             child.start()
             ours.close()
             last = next_one
-            for number, ended in _heard(theirs, form.seconds + SECONDS):
+            for number, ended in _heard(theirs, form.seconds + PATIENCE):
                 last = number
                 if ended is not None:
                     yield number, ended
