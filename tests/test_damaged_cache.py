@@ -109,6 +109,17 @@ def test_an_unfinished_training_of_an_older_version_goes_on(here, monkeypatch):
     assert "checksum" in json.loads(path.read_text()), "the next save has the new form"
 
 
+def test_a_cache_of_an_older_version_is_used_as_it_is(cache):
+    root, wanted = cache
+    for path in (root / "home").rglob("*.json"):
+        if "results" not in path.parts:
+            edit(path, lambda value: value.pop("key", None) or value.pop("file", None), older=True)
+    told = Told()
+    assert run(root, reporter=told) == wanted
+    assert told.warnings == []
+    assert not list((root / "home").rglob("*.corrupt-*"))
+
+
 @pytest.mark.parametrize(
     ("pattern", "change"),
     [
@@ -128,17 +139,6 @@ def test_numbers_that_cannot_be_in_an_older_file_are_noticed(cache, pattern, cha
     told = Told()
     assert run(root, reporter=told) == wanted
     assert any("is damaged" in text and "not between" in text for text in told.warnings), told.warnings
-
-
-def test_a_cache_of_an_older_version_is_used_as_it_is(cache):
-    root, wanted = cache
-    for path in (root / "home").rglob("*.json"):
-        if "results" not in path.parts:
-            edit(path, lambda value: value.pop("key", None) or value.pop("file", None), older=True)
-    told = Told()
-    assert run(root, reporter=told) == wanted
-    assert told.warnings == []
-    assert not list((root / "home").rglob("*.corrupt-*"))
 
 
 @pytest.mark.parametrize(
