@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from ifsl_bench.common.errors import is_printable
+
 VERSION = 1  # of the episodes of a probe and of what it looks at; probes of other versions say nothing of each other
 
 
@@ -81,7 +83,7 @@ def _apart(a: Numbers, b: Numbers) -> float:
 def malformed(probe: Probe) -> str:
     """Why this is no probe; "" where it may be one. Numbers in JSON files are finite already."""
     for name, numbers in probe.numbers.items():
-        if not name.isprintable():
+        if not is_printable(name):
             return f"{name!r} is no printable text"
         each, rest = divmod(len(numbers.values), len(numbers.within) or 1)
         if not numbers.within or not each or rest or min(numbers.within) < 0:
