@@ -140,6 +140,14 @@ def test_episodes_that_the_task_does_not_have_are_not_drawn_again(file, monkeypa
     assert "it has 1,000,000 episodes, the task 2,000" in check_file(file).failures
 
 
+def test_a_file_cannot_have_this_machine_compute_for_years(file, monkeypatch):
+    monkeypatch.setattr("ifsl_bench.running.job.Job.probe", lambda *_: pytest.fail("a billion steps would be made"))
+    options = {"learner": "lr", "gradient": "t-bptt", "steps": 10**9}
+    about = {"method": "attractor", "setting": "paper", "tuned": {}, "probe": None, "options": options}
+    found = check_file(altered(file, lambda v: v.update(about)))
+    assert any(text.startswith("probe, since steps=1,000,000,000 may take long") for text in found.unverified)
+
+
 # -- size
 
 HOSTILE = {

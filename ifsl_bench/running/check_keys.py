@@ -9,7 +9,7 @@ from typing import Any
 
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import is_printable
-from ifsl_bench.protocol.task import Schedule
+from ifsl_bench.protocol.task import MetaTraining, Schedule
 
 # What the parts of a result that have no type of their own may hold, in every version that has written any.
 PROVENANCE = (
@@ -74,7 +74,10 @@ def unknown_keys(result: Result) -> Iterator[str]:
         yield from _others(f"solver.{name}", numbers, STATISTIC)
     if result.probe:
         yield from _others("probe.declared", result.probe.declared, DECLARED)
-        yield from _others("probe.declared.schedule", result.probe.declared.get("schedule"), Schedule.__struct_fields__)
+        training = result.probe.declared.get("schedule")
+        yield from _others("probe.declared.schedule", training, MetaTraining.__struct_fields__)
+        rates = training.get("schedule") if isinstance(training, dict) else None
+        yield from _others("probe.declared.schedule.schedule", rates, Schedule.__struct_fields__)
 
 
 def _others(where: str, found: Any, known: Iterable[str] | re.Pattern[str]) -> Iterator[str]:
