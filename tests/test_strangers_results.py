@@ -8,16 +8,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ifsl_bench.board import fitting
 from ifsl_bench.board.result_file import packaged_root, parse, read, stored, write
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
+from ifsl_bench.plugin.behaviour import Numbers, Probe
 from ifsl_bench.protocol.metrics import COUNTS
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.task_files import parse as parse_tasks
-from ifsl_bench.running import check
+from ifsl_bench.running import api, check
 from ifsl_bench.running.check import check_file
 from tests.test_hostile_results import cut
 
@@ -214,3 +216,86 @@ def test_a_task_whose_results_could_not_be_read_is_refused(minimal_task):
     with pytest.raises(UserError, match=r"evaluation\.episodes: a result of 100,000 episodes of 1,000 classes"):
         parse_tasks(text, "x.toml")
     parse_tasks(text.replace("1000\n", "5\n"), "x.toml")
+
+
+# -- from the command to the row, with a damaged file among those that are stored
+
+DAMAGE = {
+    "cut episode lists": lambda path: write(path.parents[1], cut(parse(path), 3)),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:900]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a number for a list": lambda path: altered(path, lambda v: v["episodes"].update(base_joint=5)),
+    "a text for a number": lambda path: altered(path, lambda v: v.update(seed="1")),
+    "a list for an object": lambda path: altered(path, lambda v: v.update(training=[])),
+    "a text for counts of solves": lambda path: altered(path, lambda v: v["training"].update(solves="x")),
+    "tolerances passed over": lambda path: altered(
+        path, lambda v: v.update(probe=msgspec.to_builtins(Probe(1, {}, {"x": Numbers([1.0], [0.1], -1)})))
+    ),
+    "beyond the limit": lambda path: os.truncate(path, RESULT_FILE.most + 1),
+    "nested deep": lambda path: altered(path, lambda v: v["training"].update(x=nested(200))),
+    "a pipe": lambda path: path.unlink() or os.mkfifo(path),
+    "a folder": lambda path: path.unlink() or path.mkdir(),
+}
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.fixture(scope="module")
+def measured(clusters_source, tmp_path_factory) -> Path:
+    """A home with results of two methods, three seeds each."""
+    root = tmp_path_factory.mktemp("strangers") / "clusters"
+    shutil.copytree(clusters_source, root)
+    work = api.workspace(root / "home", device="cpu")
+    for method in ("imprint", "protonet"):
+        for seed in range(3):
+            api.run(method, f"{root / 'clusters.toml'}:clusters-5shot", seed=seed, work=work)
+    return root
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_run_among_damaged_results_stores_its_own_and_leaves_them_out(measured, tmp_path, call, name):
+    root = tmp_path / "clusters"
+    shutil.copytree(measured, root)
+    home, task = root / "home", f"{root / 'clusters.toml'}:clusters-5shot"
+    damaged = home / "results" / "clusters-5shot" / "protonet.seed-1.json"
+    mine = home / "results" / "clusters-5shot" / "imprint.seed-2.json"
+    DAMAGE[name](damaged)
+    mine.unlink()
+    status, out, err = call("run", "--method", "imprint", "--seed", "2", "--task", task, "--home", str(home))
+    assert status == 0, err
+    assert read(mine).label == "imprint"
+    told = [line for line in out.splitlines() if line.startswith("left out: ")]
+    assert len(told) == 1, out
+    assert "protonet" in told[0]
+    for command in (("table", task), ("table", task, "--rank"), ("compare", "imprint", "protonet", "--task", task)):
+        status, out, err = call(*command, "--home", str(home))
+        assert status == 0, err
+        lines = [line for line in (out + err).splitlines() if line.startswith("left out: ")]
+        assert len(lines) == (command[0] == "table")
+        assert "Traceback" not in err
+    status, out, err = call("show", str(damaged))
+    assert (status, err.count("\n")) in ((0, 0), (2, 1)), "what is cut says nothing wrong of itself"
+    status, out, err = call("check", str(damaged), "--task", task, "--home", str(home))
+    assert status == 2
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", DAMAGE)
+def test_the_run_of_what_is_damaged_makes_it_again_and_keeps_what_was_there(measured, tmp_path, call, name):
+    root = tmp_path / "clusters"
+    shutil.copytree(measured, root)
+    home, task = root / "home", f"{root / 'clusters.toml'}:clusters-5shot"
+    damaged = home / "results" / "clusters-5shot" / "protonet.seed-1.json"
+    wanted = read(damaged)
+    DAMAGE[name](damaged)
+    status, _, err = call("run", "--method", "protonet", "--seed", "1", "--task", task, "--home", str(home))
+    assert status == 0, err
+    assert read(damaged).episodes == wanted.episodes
+    if name != "tolerances passed over":
+        assert damaged.with_name(f"{damaged.name}.old-0").exists() or name == "a text for counts of solves"

@@ -13,7 +13,7 @@ from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.behaviour import comparable, differs
+from ifsl_bench.plugin.behaviour import bounded, comparable, differs
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.options import defaults, resolve_options
 from ifsl_bench.plugin.settings import short
@@ -161,7 +161,7 @@ def _probe(result: Result, task: Task, home: Home) -> Iterator[str]:
     elif not comparable(result.probe, mine):
         raise Unverified(f"probe, since it is of version {result.probe.version}, not {mine.version}")
     else:
-        other = differs(result.probe, mine)
+        other = differs(bounded(result.probe, mine), mine)
         fault = f"method {result.method} differs in {other}" if other else ""
     if fault and (version := _other_version(result)):
         raise Unverified(f"probe, since {version}, which differs")
