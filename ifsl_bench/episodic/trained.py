@@ -139,7 +139,7 @@ def check_progress(
 def check_kept(path: Path, info: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises :class:`CorruptFile` where the step that is said to be the best is not that of the tensors.
 
-    The tensors have a checksum in every version, and those of the best step are the last ones where it is the last step.
+    The tensors have a checksum in every version, and those of the best step are the last ones where it is the last.
     """
     pairs = [(value, tensors.get(f"last.{key[5:]}")) for key, value in tensors.items() if key.startswith("best.")]
     same = all(last is not None and torch.equal(value, last) for value, last in pairs)
