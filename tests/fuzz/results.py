@@ -153,7 +153,7 @@ def whole(method: str, seed: int, newer: bool = True, **other: Any) -> dict[str,
         value["probe"] = {
             "version": 1,
             "declared": {"head": "cosine", "transductive": False},
-            "numbers": {"logits": {"values": [0.5, 1.5, -2.0, 3.0], "within": [0.01, 0.02]}},
+            "numbers": {"logits": {"values": [0.5, 1.5, -2.0, 3.0], "within": [0.01, 0.02], "elsewhere": 0}},
         }
         value["provenance"]["distribution"] = {"name": "theirs", "version": "1.0"}
     value["summary"] = summary_of(entry)
