@@ -292,7 +292,7 @@ def inconsistency(result: Result) -> str:
     curve = [*result.calibration.curve.base_joint, *result.calibration.curve.novel_joint] if result.calibration else []
     if max(counts.base_queries, counts.novel_queries, *curve) > MOST:
         return "a count is beyond all bounds"
-    if reason := _odd_solves(result.training.get("solves")):
+    if reason := _odd_solves(result.training.get("solves", {})):
         return f"training.solves {reason}"
     if reason := odd_counts(counts):
         return reason
@@ -318,7 +318,7 @@ def inconsistency(result: Result) -> str:
 
 def _odd_solves(solves: Any) -> str:
     """Why tables cannot say how the solves of meta-training went; "" where they can, or where nothing is said."""
-    if solves is None or (isinstance(solves, dict) and "adjoint_indefinite" not in solves):
+    if isinstance(solves, dict) and "adjoint_indefinite" not in solves:
         return ""
     if not isinstance(solves, dict):
         return "is no object"
