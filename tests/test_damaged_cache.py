@@ -109,6 +109,50 @@ def test_an_unfinished_training_of_an_older_version_goes_on(here, monkeypatch):
     assert "checksum" in json.loads(path.read_text()), "the next save has the new form"
 
 
+def finished(here, home):
+    """A meta-training of 40 steps, and what it says, as an older version would have left it."""
+    made = result(here, home)
+    (path,) = home.trained.glob("*/checkpoint.json")
+    edit(path, lambda value: None, older=True)
+    return made, path
+
+
+LIES = {
+    "another best": lambda v: v.update(best=min(int(s) for s in v["history"] if int(s) != v["best"])),
+    "a better last step": lambda v: v["history"].update({"40": 100.0}) or v.update(best=40),
+    "a validation too many": lambda v: v["history"].update({"3": 0.0}),
+    "a validation too few": lambda v: v["history"].pop(min((s for s in v["history"] if int(s) != v["best"]), key=int)),
+    "more than all": lambda v: v["history"].update({str(v["best"]): 101.0}),
+    "less than none": lambda v: v["history"].update({min(v["history"], key=v["history"].get): -1.0}),
+    "no time": lambda v: v.update(seconds=-1.0),
+    "more failed than solved": lambda v: v.update(solves={"episodes": 3, "unconverged": 4}),
+    "solves below none": lambda v: v.update(solves={"adjoint_episodes": -3}),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_what_a_finished_training_of_an_older_version_cannot_have_said_is_set_aside(here, lie):
+    home = Home.locate(here / "home")
+    made, path = finished(here, home)
+    edit(path, LIES[lie], older=True)
+    shutil.rmtree(home.results)
+    told = Told()
+    again = result(here, home, told)
+    assert (again.episodes, again.training) == (made.episodes, made.training)
+    assert any("starts anew" in text for text in told.warnings)
+    assert list(home.trained.glob("*.corrupt-0"))
+
+
+def test_an_honest_finished_training_of_an_older_version_is_used(here):
+    home = Home.locate(here / "home")
+    made, path = finished(here, home)
+    shutil.rmtree(home.results)
+    told = Told()
+    assert result(here, home, told).training == made.training
+    assert told.warnings == []
+    assert path.exists()
+
+
 def test_a_cache_of_an_older_version_is_used_as_it_is(cache):
     root, wanted = cache
     for path in (root / "home").rglob("*.json"):

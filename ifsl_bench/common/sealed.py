@@ -3,9 +3,11 @@
 From form 2 on, ``"checksum"`` is the SHA-256 of everything else in the file. Files of form 1, from before, have none.
 Hours may be in them, so they are used where something else vouches for them: a data set its fingerprint, features and
 finished trainings the checksum of their tensors, an unfinished meta-training the steps that its optimiser has counted.
-Nothing vouches for the epoch of an unfinished pretraining, nor for what a finished training says of its validations:
-there only what fits together is known. Trials and probes, which are made again in seconds to minutes, are not used. All
-get the new form when they are next saved. The two cannot be taken for each other: form 2 without a checksum is damaged.
+Nothing vouches for the epoch of an unfinished pretraining, nor for what a finished training says of its validations.
+There what cannot have been is refused: validations at other steps than there are, a kept step that is not the first of
+the best, or not that of the tensors. A changed accuracy that leaves the best one the best is not noticed. Trials and
+probes, which are made again in seconds to minutes, are not used. All get the new form when they are next saved. The two
+cannot be taken for each other: form 2 without a checksum is damaged.
 """
 
 from __future__ import annotations
