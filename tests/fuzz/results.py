@@ -374,4 +374,4 @@ def read_result(path: Path) -> None:
                 other.unlink()
 
 
-FORMATS = [Format("result", results, read_result, spoiled_result, 10)]
+FORMATS = [Format("result", results, read_result, spoiled_result, 5)]
