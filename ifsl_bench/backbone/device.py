@@ -7,6 +7,7 @@ import ctypes
 import os
 import platform
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -14,27 +15,58 @@ import torch
 from ifsl_bench.common.errors import UserError
 
 
+class Accelerator:
+    """What is asked of a kind of accelerator, here CUDA's; a device's type says which kind it is."""
+
+    def count(self) -> int:
+        """How many there are; 0 without a driver."""
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+    def name(self, device: torch.device) -> str:
+        """In words, for provenance."""
+        return torch.cuda.get_device_name(device)
+
+    def has_bf16(self, device: torch.device) -> bool:
+        """Whether it has instructions for bf16."""
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
+    def free_memory(self, device: torch.device) -> int:
+        """Bytes that a new tensor could take: what the driver has left, and what the allocator keeps unused."""
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+
+
+ACCELERATORS = {"cuda": Accelerator()}  # type of device -> what it can do
+
+
 def choose_device(name: str) -> torch.device:
-    """``auto`` (CUDA where there is one), ``cpu``, ``cuda`` or ``cuda:1``.
+    """``auto`` (an accelerator where there is one), ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
         UserError: no such device here.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(next((kind for kind, one in ACCELERATORS.items() if one.count()), "cpu"))
+    known = ", ".join(["auto", "cpu", *ACCELERATORS])
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"unknown device {name!r}; available: auto, cpu, cuda, cuda:0, ...") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"unknown device {name!r}; available: {known}, cuda:0, ...") from None
+    if device.type == "cpu":
+        return device
+    if device.type not in ACCELERATORS:
+        raise UserError(f"device {name!r} is not supported; available: {known}")
+    count = ACCELERATORS[device.type].count()
+    if not count:
         raise UserError(f"device {name!r} was asked for, but PyTorch sees no CUDA device here; use --device cpu")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device {name!r} was asked for, but there are only {torch.cuda.device_count()} CUDA devices here"
-        )
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is not supported; available: auto, cpu, cuda")
+    if (device.index or 0) >= count:
+        raise UserError(f"device {name!r} was asked for, but there are only {count} such devices here")
     return device
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that are free on an accelerator; None on the CPU."""
+    return ACCELERATORS[device.type].free_memory(device) if device.type in ACCELERATORS else None
 
 
 def keep_freed_memory() -> bool:
@@ -54,8 +86,8 @@ def keep_freed_memory() -> bool:
 
 def describe_device(device: torch.device) -> str:
     """A device in words, for provenance."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+    if device.type in ACCELERATORS:
+        return ACCELERATORS[device.type].name(device)
     return f"{_cpu_name()}, {torch.get_num_threads()} threads"
 
 
@@ -74,15 +106,15 @@ class Precision:
     bf16: bool
     reason: str
 
-    def autocast(self, device: torch.device) -> torch.autocast:
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.bf16)
+    def autocast(self, device: torch.device) -> AbstractContextManager[None]:
+        return torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
 
 def choose_precision(device: torch.device) -> Precision:
     """bf16 where the processor has instructions for it (AMX, AVX-512 BF16, Ampere and later), else float32."""
-    if device.type == "cuda":
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        return Precision(bf16, f"{torch.cuda.get_device_name(device)} {'has' if bf16 else 'lacks'} bf16")
+    if device.type in ACCELERATORS:
+        bf16 = ACCELERATORS[device.type].has_bf16(device)
+        return Precision(bf16, f"{describe_device(device)} {'has' if bf16 else 'lacks'} bf16")
     flags = {"amx_tile": "_is_amx_tile_supported", "avx512_bf16": "_is_avx512_bf16_supported"}
     for flag, probe in flags.items():
         if getattr(torch.cpu, probe, lambda: False)():
