@@ -7,9 +7,11 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ifsl_bench.common.errors import UserError
@@ -67,6 +69,21 @@ def choose_device(name: str) -> torch.device:
 def free_memory(device: torch.device) -> int | None:
     """Bytes that are free on an accelerator; None on the CPU."""
     return ACCELERATORS[device.type].free_memory(device) if device.type in ACCELERATORS else None
+
+
+def to_host(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """Tensors of one device as arrays of the same types and shapes; an accelerator is waited for once, not for each."""
+    plain = [x.detach() for x in tensors]
+    if all(x.device.type == "cpu" for x in plain):
+        return [x.numpy() for x in plain]
+    packed = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in plain]).cpu().numpy()
+    found, at = [], 0
+    for x in plain:
+        size = x.numel() * x.element_size()
+        kind = torch.empty((), dtype=x.dtype, device="cpu").numpy().dtype
+        found.append(packed[at : at + size].view(kind).reshape(tuple(x.shape)))
+        at += size
+    return found
 
 
 def keep_freed_memory() -> bool:

@@ -79,12 +79,14 @@ def compute_features(
     device: torch.device,
     reporter: Reporter,
     views: int = 1,
+    place: str = "",
 ) -> np.ndarray:
     """Features of a pool, from the bank or into it.
 
     Args:
         views: 1 for the plain images; more for that many augmented views of each image (padding, crop, flip as in
             pretraining), as the released code augments in meta-training.
+        place: what is recorded of where they are computed.
 
     Returns:
         float32 [views * n, D], a read-only memory map, checked in full.
@@ -128,6 +130,7 @@ def compute_features(
                 "shape": list(shape),
                 "sha256": sha256_file(partial / "features.npy"),
                 "pretraining_sha256": pretrained.sha256,
+                "place": place,
             }
             write_sealed(partial / "bank.json", entry)
         return _open(folder, shape, pretrained.sha256)
@@ -148,6 +151,14 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
             with torch.inference_mode():
                 features = pretrained.network(pretrained.normalise(images)).float()
             yield features.cpu().numpy()
+
+
+def computed_at(folder: Path) -> str:
+    """What is recorded of where features were computed; "" of older ones, and of those that are none of ours."""
+    try:
+        return str(read_sealed(folder / "bank.json").get("place", ""))
+    except (OSError, CorruptFile):
+        return ""
 
 
 class OtherWeights(CorruptFile):

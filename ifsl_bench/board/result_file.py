@@ -108,6 +108,7 @@ class Result(_Part, frozen=True):
             that was best on validation, and grids that were followed beyond their ends.
         passed_over: values that were tried and could not be chosen, since inner solves failed there.
         edge: the options whose chosen value lies on the edge of their grid or space.
+        places: stage -> the device it ran on, and why there; empty in older files.
         calibration: None in older files, in regular few-shot learning, and where no validation episodes can be drawn.
     """
 
@@ -136,6 +137,7 @@ class Result(_Part, frozen=True):
     calibration: Calibration | None = None
     transductive: bool = False
     probe: Probe | None = None
+    places: dict[str, str] = {}
 
     @property
     def trials(self) -> int:

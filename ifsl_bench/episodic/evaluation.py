@@ -8,14 +8,26 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from ifsl_bench.backbone.device import free_memory, to_host
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
-from ifsl_bench.plugin.method import Method, Prediction, ask, check_prediction, masked_logits
+from ifsl_bench.plugin.method import (
+    Method,
+    Prediction,
+    ask,
+    bad_episodes,
+    check_form,
+    check_numbers,
+    check_prediction,
+    masked_logits,
+)
 from ifsl_bench.protocol.calibration import Calibrated, Margins, calibrate
 from ifsl_bench.protocol.metrics import COUNTS, Counts, estimate
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
-BATCH_BYTES = {"cpu": 1 << 25, "cuda": 1 << 29}
+BATCH_BYTES = 1 << 25  # on the CPU: what its caches bear
+MOST_ON_CPU = 1000  # episodes at once
+SHARE = 1 / 32  # of an accelerator's free memory, for features and logits; a search needs several times as much
 
 
 @dataclass(frozen=True)
@@ -73,18 +85,25 @@ def _describe(values: np.ndarray) -> dict[str, float]:
 
 
 def batch_size(loader: EpisodeLoader, queries: int) -> int:
-    """Episodes at once, so that a batch's features and logits stay in the cache's reach."""
+    """Episodes at once: as many as stay in the cache's reach, or as an accelerator's free memory holds with ease."""
     images = queries + loader.ways * loader.sampler.shots
-    numbers = images * (loader.novel.features.shape[1] + 2 * loader.classes + loader.ways)
-    return max(1, min(1000, BATCH_BYTES[loader.novel.features.device.type] // (4 * numbers)))
+    each = 4 * images * (loader.novel.features.shape[1] + 2 * loader.classes + loader.ways)  # bytes
+    free = free_memory(loader.novel.features.device)
+    if free is None:
+        return max(1, min(MOST_ON_CPU, BATCH_BYTES // each))
+    return max(1, int(SHARE * free) // each)
 
 
-def predict(method: Method, name: str, batch: Batch) -> Prediction:
-    """The method's checked answer to a batch; see :func:`check_prediction` for what is refused."""
+def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Prediction:
+    """The method's checked answer to a batch; see :func:`check_prediction` for what is refused.
+
+    Args:
+        numbers: whether its logits are looked at too, for which an accelerator has to be waited for.
+    """
     episodes, queries = batch.labels.shape
     classes = batch.support.hidden.shape[1] + method.ways
     prediction = ask(method, name, batch.support, batch.query)
-    return check_prediction(name, prediction, episodes, queries, classes)
+    return (check_prediction if numbers else check_form)(name, prediction, episodes, queries, classes)
 
 
 @torch.no_grad()
@@ -94,8 +113,8 @@ def evaluate(
     """Counts hits over these episodes of the loader's stream; ``title`` is what the reporter calls it."""
     method.eval()
     spec = loader.sampler.shape
-    base, novel = spec.base_queries, spec.ways * spec.novel_queries
-    size = batch_size(loader, base + novel)
+    base, count = spec.base_queries, spec.ways * spec.novel_queries
+    size = batch_size(loader, base + count)
     hits: dict[str, list[np.ndarray]] = {key: [] for key in COUNTS}
     margins: list[Margins] = []
     pairs: list[np.ndarray] = []
@@ -103,28 +122,30 @@ def evaluate(
     with (reporter or Reporter()).stage(title, len(episodes)) as stage:
         for start in episodes[::size]:
             batch = loader.batch(start, min(size, episodes.stop - start))
-            prediction = predict(method, name, batch)
+            prediction = predict(method, name, batch, numbers=False)
             found, margin = _hits(prediction, batch)
-            for key, value in found.items():
-                hits[key].append(value.cpu().numpy())
+            values = (bad_episodes(prediction), margin, batch.novel, *found.values(), *prediction.statistics.values())
+            bad, margin_values, novel, *rest = to_host(values)
+            check_numbers(name, int(bad.sum()), len(batch))
+            for key, value in zip(found, rest, strict=False):
+                hits[key].append(value)
             if base:
-                margins.append(_apart(margin, batch.novel))
+                margins.append(_apart(margin_values, novel))
                 pairs.append(margins[-1].pairs())
-            for key, value in prediction.statistics.items():
-                statistics.setdefault(key, []).append(value.detach().cpu().numpy())
+            for key, value in zip(prediction.statistics, rest[len(found) :], strict=True):
+                statistics.setdefault(key, []).append(value)
             stage.advance(len(batch))
     counts = {key: np.concatenate(value).astype(np.int64) for key, value in hits.items()}
     return Evaluated(
-        Counts(**counts, base_queries=base, novel_queries=novel, pairs=np.concatenate(pairs) if base else None),
+        Counts(**counts, base_queries=base, novel_queries=count, pairs=np.concatenate(pairs) if base else None),
         {key: np.concatenate(value) for key, value in statistics.items()},
         Margins(*(np.concatenate([getattr(m, side) for m in margins]) for side in ("base", "novel"))) if base else None,
     )
 
 
-def _apart(margin: torch.Tensor, novel: torch.Tensor) -> Margins:
+def _apart(margin: np.ndarray, novel: np.ndarray) -> Margins:
     """Margins [E, Q] of queries in any order, the base ones apart from those that are ``novel``, [E, Q]."""
-    values, which = margin.cpu().numpy(), novel.cpu().numpy()
-    return Margins(values[~which].reshape(len(values), -1), values[which].reshape(len(values), -1))
+    return Margins(margin[~novel].reshape(len(margin), -1), margin[novel].reshape(len(margin), -1))
 
 
 def _hits(prediction: Prediction, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

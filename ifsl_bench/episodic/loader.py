@@ -70,9 +70,10 @@ class EpisodeLoader:
         support = support_rows.flatten()
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
         shape = (count, self.ways * self.sampler.shots, -1)
+        places = self._places(drawn.query_novel)
         if self.joint:
             support_logits = self.novel.base_logits.index_select(0, support).view(shape)
-            query_logits = self._query(query_rows, drawn.query_novel, "base_logits")
+            query_logits = self._query(query_rows, "base_logits", *places)
         else:
             nothing = self.novel.base_logits.new_full((), -torch.inf)
             support_logits = nothing.expand(count, shape[1], self.classes)
@@ -84,7 +85,7 @@ class EpisodeLoader:
                 drawn.hidden,
                 support_logits,
             ),
-            Query(self._query(query_rows, drawn.query_novel, "features"), query_logits),
+            Query(self._query(query_rows, "features", *places), query_logits),
             drawn.query_labels,
             drawn.query_novel,
             self.joint,
@@ -100,14 +101,23 @@ class EpisodeLoader:
         images = torch.where(drawn.query_novel, self.novel.images, self.base.images)
         return drawn.support + support * self.novel.images, drawn.query + query * images
 
-    def _query(self, rows: Tensor, novel: Tensor, name: str) -> Tensor:
+    def _query(self, rows: Tensor, name: str, base_at: Tensor, novel_at: Tensor) -> Tensor:
         """[E, Q, ...] of the two pools, each query from its own."""
         ours, theirs = getattr(self.novel, name), getattr(self.base, name)
         if self.novel is self.base:
             return ours.index_select(0, rows.flatten()).view(*rows.shape, -1)
-        flat, mask = rows.flatten(), novel.flatten()
+        flat = rows.flatten()
         out = ours.new_empty(len(flat), ours.shape[1])
-        for pool, chosen in ((ours, mask), (theirs, ~mask)):
-            at = chosen.nonzero().squeeze(1)
-            out.index_copy_(0, at, pool.index_select(0, flat[at]))
+        for pool, at in ((theirs, base_at), (ours, novel_at)):
+            out.index_copy_(0, at, pool.index_select(0, flat.index_select(0, at)))
         return out.view(*rows.shape, -1)
+
+    def _places(self, novel: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the base and the novel queries are among all of a batch, [E * B] and [E * (Q - B)].
+
+        Each episode has equally many of either, so nobody has to wait for their number, as with ``nonzero``.
+        """
+        base = self.sampler.shape.base_queries
+        at = novel.to(torch.uint8).argsort(dim=1, stable=True)  # [E, Q], base queries first
+        at = at + torch.arange(len(at), device=at.device).unsqueeze(1) * at.shape[1]
+        return at[:, :base].flatten(), at[:, base:].flatten()

@@ -65,6 +65,7 @@ def meta_train(
     optimiser = torch.optim.Adam(parameters.values(), lr=spec.schedule.rate, fused=True)
     best = {key: value.detach().clone() for key, value in parameters.items()}
     info: dict[str, Any] = {
+        "place": "",
         **facts,
         "finished": False,
         "step": 0,
@@ -87,7 +88,9 @@ def meta_train(
                 )
             _check_tensors(folder, state, parameters)
             _restore(state.tensors, parameters, best, optimiser)
-            info |= state.info
+            here, info = info["place"], {**info, "place": "", **state.info}
+            if not info["finished"] and here not in info["place"]:
+                info["place"] += f"; from step {info['step']} on {here}"
     except CorruptFile as error:
         aside = set_aside(folder)
         reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
@@ -106,7 +109,7 @@ def meta_train(
                             stage.advance(1, **({"loss": loss} if loss is not None else {}))
                 accuracy = validate(method)
                 stage.advance(0, validation=accuracy)
-                info["step"], info["solves"] = last, solves.counts
+                info["step"], info["solves"] = last, solves.whole()
                 info["history"] = {**info["history"], str(last): accuracy}
                 if info["best"] is None or accuracy > info["history"][str(info["best"])]:
                     info["best"] = last
@@ -120,7 +123,8 @@ def meta_train(
                 value.copy_(best[key])
     method.eval()
     kept = info["best"] if training.select == "best" else spec.steps
-    return Trained({int(k): v for k, v in info["history"].items()}, kept, info["seconds"], info["solves"])
+    history = {int(k): v for k, v in info["history"].items()}
+    return Trained(history, kept, info["seconds"], info["solves"], str(info["place"]))
 
 
 @contextmanager
@@ -160,10 +164,13 @@ def _steps(
             batch = block.part((step - begin) * per_step, (step - begin + 1) * per_step)
             for entry in optimiser.param_groups:
                 entry["lr"] = spec.schedule.at(step, spec.steps)
+            read = step % 10 == 9 or step == last - 1
             try:
-                prediction = predict(method, name, batch)
-            except NonFinite as error:
-                raise _diverged(name, str(error), step, spec) from error
+                prediction = predict(method, name, batch, numbers=read or batch.labels.device.type == "cpu")
+            except UserError as error:
+                if isinstance(error, NonFinite) or not all(bool(p.isfinite().all()) for p in method.parameters()):
+                    raise _diverged(name, str(error), step, spec) from error
+                raise
             logits = masked_logits(prediction, batch.masked)
             loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
             if not loss.requires_grad:
@@ -173,7 +180,7 @@ def _steps(
             solves.add(prediction)
             optimiser.step()
             value = None
-            if step % 10 == 9 or step == last - 1:
+            if read:
                 value = loss.item()
                 if not np.isfinite(value):
                     raise _diverged(name, f"the loss is {value}", step, spec)

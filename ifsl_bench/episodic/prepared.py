@@ -10,7 +10,15 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbone.device import choose_device
-from ifsl_bench.backbone.features import FeaturePool, base_classifier, compute_features, feature_pool
+from ifsl_bench.backbone.features import (
+    FeaturePool,
+    bank_folder,
+    base_classifier,
+    compute_features,
+    computed_at,
+    feature_pool,
+)
+from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside
@@ -27,12 +35,22 @@ from ifsl_bench.protocol.task import Side, Task
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where things are kept, where they are computed, and who hears of it."""
+    """Where things are kept, where they are computed, and who hears of it.
+
+    Attributes:
+        forced: whether everything is computed on ``device``; else the rule of :mod:`ifsl_bench.backbone.placement` says
+            which stages are, and the others are computed on the host.
+    """
 
     home: Home = field(default_factory=Home.locate)
     device: torch.device = field(default_factory=lambda: choose_device("auto"))
     reporter: Reporter = field(default_factory=Reporter)
+    forced: bool = False
     _open: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def place(self, kind: Kind, episodes: int = 0) -> Place:
+        """Where work of a kind is done; ``episodes`` of a step of meta-training."""
+        return place_of(kind, self.device, self.forced, episodes)
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
         """The task with this pretraining; the last one asked for stays open, its features in memory."""
@@ -54,7 +72,7 @@ class PreparedTask:
         self.task, self.head, self.seed, self.work = task, head, seed, work
         self.made_of = (task, head, seed)
         self._features: dict[tuple[str, int], np.ndarray] = {}
-        self._pools: dict[tuple[str, int], FeaturePool] = {}
+        self._pools: dict[tuple[str, int, torch.device], FeaturePool] = {}
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -63,35 +81,46 @@ class PreparedTask:
 
     @cached_property
     def pretrained(self) -> Pretrained:
-        work = self.work
-        return pretrain(work.home, self.task, self.dataset, self.head, self.seed, work.device, work.reporter)
+        work, device = self.work, self.work.place("pretraining").device
+        return pretrain(work.home, self.task, self.dataset, self.head, self.seed, device, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
         """Of a pool, float32 [views * n, D]; verified when first opened."""
         if (pool, views) not in self._features:
-            made_of, how = (self.task, self.dataset, self.pretrained, pool), (self.work.device, self.work.reporter)
-            self._features[pool, views] = compute_features(self.work.home, *made_of, *how, views)
+            made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.place("features")
+            how = (place.device, self.work.reporter, views, str(place))
+            self._features[pool, views] = compute_features(self.work.home, *made_of, *how)
         return self._features[pool, views]
+
+    def features_places(self) -> dict[str, str]:
+        """Where the features that were opened were computed, as far as that is recorded: one entry, or one a pool."""
+        found = {}
+        for pool, views in self._features:
+            folder = bank_folder(self.work.home, self.pretrained.key, pool, self.task, views)
+            if place := computed_at(folder):
+                found[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place
+        return {"features": next(iter(found.values()))} if len(set(found.values())) == 1 else found
 
     @cached_property
     def base(self) -> Base:
         """The base classifier, on the CPU."""
         return base_classifier(self.pretrained, self.features("base/train"), self.dataset.pool("base/train"))
 
-    def pool(self, name: str, views: int = 1) -> FeaturePool:
-        if (name, views) not in self._pools:
+    def pool(self, name: str, views: int = 1, device: torch.device = HOST) -> FeaturePool:
+        """The features of a pool, copied to the device once."""
+        if (name, views, device) not in self._pools:
             features, pool = self.features(name, views), self.dataset.pool(name)
-            self._pools[name, views] = feature_pool(features, pool, self.base, self.work.device)
-        return self._pools[name, views]
+            self._pools[name, views, device] = feature_pool(features, pool, self.base, device)
+        return self._pools[name, views, device]
 
-    def sampler(self, side: Side) -> Sampler:
+    def sampler(self, side: Side, device: torch.device = HOST) -> Sampler:
         """The episodes of a side; raises :class:`UserError` where they cannot be drawn."""
-        return task_sampler(self.task, side, self.seed, lambda pool: self.dataset.pool(pool).starts, self.work.device)
+        return task_sampler(self.task, side, self.seed, lambda pool: self.dataset.pool(pool).starts, device)
 
-    def loader(self, side: Side, views: int = 1) -> EpisodeLoader:
-        """Batches of a side's episodes, of the plain images or of ``views`` augmented ones of each."""
-        novel, *base = (self.pool(name, views) for name in self.task.pools(side))
-        return EpisodeLoader(self.sampler(side), novel, None if self.task.regular else [novel, *base][-1])
+    def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> EpisodeLoader:
+        """Batches of a side's episodes on a device, of the plain images or of ``views`` augmented ones of each."""
+        novel, *base = (self.pool(name, views, device) for name in self.task.pools(side))
+        return EpisodeLoader(self.sampler(side, device), novel, None if self.task.regular else [novel, *base][-1])
 
     def check_digest(self) -> None:
         """Holds the test episodes against the pinned or first recorded digest.

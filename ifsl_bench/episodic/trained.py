@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,12 +26,14 @@ class Trained:
         history: validation accuracies, in percent, by step.
         kept_step: the step whose model was kept.
         solves: how the inner solves went, see :class:`Solves`; empty for a method that has none.
+        place: the device it ran on, and why there; "" in older files.
     """
 
     history: dict[int, float]
     kept_step: int
     seconds: float
     solves: dict[str, int]
+    place: str = ""
 
     def entry(self) -> dict[str, Any]:
         """What a result says of the training."""
@@ -69,15 +71,24 @@ class Solves:
     """
 
     counts: dict[str, int]
+    _unconverged: list[torch.Tensor] = field(default_factory=list)
 
     def add(self, prediction: Prediction) -> None:
-        """Call after the backward pass."""
+        """Call after the backward pass; what is on an accelerator is counted by :meth:`whole`, so as not to wait."""
         unconverged = prediction.statistics.get("solver_unconverged")
         if unconverged is not None:
-            self._count(episodes=len(unconverged), unconverged=int(unconverged.count_nonzero()))
+            self._count(episodes=len(unconverged), unconverged=0)
+            self._unconverged.append(unconverged.detach().count_nonzero())
         if (adjoint := prediction.adjoint) is not None and adjoint.episodes:
             kinds = ("episodes", "diverged", "failed", "indefinite")
             self._count(**{f"adjoint_{key}": getattr(adjoint, key) for key in kinds})
+
+    def whole(self) -> dict[str, int]:
+        """The counts of all that was added."""
+        if self._unconverged:
+            self._count(unconverged=int(torch.stack(self._unconverged).sum()))
+            self._unconverged.clear()
+        return self.counts
 
     def _count(self, **more: int) -> None:
         for key, value in more.items():
@@ -192,4 +203,5 @@ def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
             value.copy_(stored)
     history = {int(k): v for k, v in info["history"].items()}
     kept = info["best" if select == "best" else "step"]
-    return Model(method.eval(), Trained(history, kept, info["seconds"], info.get("solves", {})), folder.name)
+    trained = Trained(history, kept, info["seconds"], info.get("solves", {}), str(info.get("place", "")))
+    return Model(method.eval(), trained, folder.name)

@@ -175,11 +175,10 @@ class NonFinite(UserError):
     """A method answered with NaN or +inf."""
 
 
-def check_prediction(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
-    """Holds a method's answer against the contract.
+def check_form(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
+    """Holds types and shapes of a method's answer against the contract; reads no number, so waits for no device.
 
     Raises:
-        NonFinite: logits that are NaN or +inf.
         UserError: no :class:`Prediction`, or one with parts of another type or shape; says what was expected.
     """
     if not isinstance(prediction, Prediction):
@@ -197,18 +196,39 @@ def check_prediction(name: str, prediction: Any, episodes: int, queries: int, cl
             f"method {name!r} returned logits of shape {list(shape)}, expected {list(expected)} "
             f"(episodes, queries, base + novel classes)"
         )
-    if not (prediction.logits < torch.inf).all():  # False for NaN too
-        bad = int((~(prediction.logits < torch.inf)).flatten(1).any(1).sum())
-        raise NonFinite(
-            f"method {name!r} returned NaN or +inf logits in {bad} of {episodes} episodes of a batch, "
-            f"expected finite ones (or -inf for a class that is out of play)"
-        )
     if not isinstance(prediction.statistics, Mapping):
         said = type(prediction.statistics).__name__
         raise UserError(f"method {name!r} returned statistics of type {said}, expected name -> tensor; {{}} for none")
     for key, value in prediction.statistics.items():
         if not isinstance(value, Tensor) or tuple(value.shape) != (episodes,):
             raise UserError(f"method {name!r} returned statistic {key!r} as {_shape(value)}, expected [{episodes}]")
+    return prediction
+
+
+def bad_episodes(prediction: Prediction) -> Tensor:
+    """[E] bool, whether any of an episode's logits is NaN or +inf."""
+    return ~(prediction.logits < torch.inf).flatten(1).all(1)  # a comparison with NaN is False
+
+
+def check_numbers(name: str, bad: int, episodes: int) -> None:
+    """Raises :class:`NonFinite` where some of a batch's episodes have :func:`bad_episodes`."""
+    if bad:
+        raise NonFinite(
+            f"method {name!r} returned NaN or +inf logits in {bad} of {episodes} episodes of a batch, "
+            f"expected finite ones (or -inf for a class that is out of play)"
+        )
+
+
+def check_prediction(name: str, prediction: Any, episodes: int, queries: int, classes: int) -> Prediction:
+    """Holds a method's answer against the contract; waits for the device.
+
+    Raises:
+        NonFinite: logits that are NaN or +inf.
+        UserError: as :func:`check_form`.
+    """
+    check_form(name, prediction, episodes, queries, classes)
+    if not (prediction.logits < torch.inf).all():  # False for NaN too
+        check_numbers(name, int(bad_episodes(prediction).sum()), episodes)
     return prediction
 
 

@@ -32,8 +32,13 @@ def workspace(
     device: str = "auto",
     reporter: Reporter | None = None,
 ) -> Workspace:
-    """Where things are kept and computed; see :meth:`ifsl_bench.common.files.Home.locate` for the defaults."""
-    return Workspace(Home.locate(home, results), choose_device(device), reporter or Reporter())
+    """Where things are kept and computed; see :meth:`ifsl_bench.common.files.Home.locate` for the defaults.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:1`` for everything; ``auto`` leaves it to a rule which stages an accelerator
+            gets, if there is one, see :mod:`ifsl_bench.backbone.placement`.
+    """
+    return Workspace(Home.locate(home, results), choose_device(device), reporter or Reporter(), device != "auto")
 
 
 def run(
@@ -149,8 +154,9 @@ def _outline(job: Job, work: Workspace) -> Outline:
 
 
 def dry_run(jobs: Sequence[Job], work: Workspace, rerun: bool = False, retrain: bool = False) -> list[dict[str, str]]:
-    """Rows of stage, state ("cached" or "to do") and rough time, measured here on random numbers, in the order of the
-    run. Changes nothing on disk; only what a method computes is kept there, to be compared with.
+    """Rows of stage, state ("cached" or "to do"), rough time, measured here on random numbers, and where it runs and
+    why there, in the order of the run. Changes nothing on disk; only what a method computes is kept there, to be
+    compared with.
 
     Raises:
         UserError: data that have to be obtained first, or episodes that cannot be drawn from them.
@@ -159,14 +165,16 @@ def dry_run(jobs: Sequence[Job], work: Workspace, rerun: bool = False, retrain: 
     for job in jobs:
         stages: list[Stage] = []
         if not (rerun or retrain) and stored_result(job, work) is not None:
-            rows[f"result {job}", ""] = {"stage": f"result {job}", "state": "cached", "rough time": ""}
+            rows[f"result {job}", ""] = {"stage": f"result {job}", "state": "cached", "rough time": "", "device": ""}
         else:
             outline, stages = _outline(job, work), stages_of(job)
         for stage in stages:
             if (key := (str(stage), stage.key(work.home))) not in rows:
                 cached = stage.cached(work.home) and not (retrain and isinstance(stage, (MetaTrain, Trial)))
-                time = "" if cached else roughly(stage.estimate(outline, work.device))
-                rows[key] = {"stage": key[0], "state": "cached" if cached else "to do", "rough time": time}
+                time = "" if cached else roughly(stage.estimate(outline, work))
+                place = "" if cached else str(stage.place(work))
+                state = "cached" if cached else "to do"
+                rows[key] = {"stage": key[0], "state": state, "rough time": time, "device": place}
     return list(rows.values())
 
 

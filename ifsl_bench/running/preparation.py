@@ -9,9 +9,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ifsl_bench.backbone.features import bank_folder, is_computed
+from ifsl_bench.backbone.placement import Place
 from ifsl_bench.backbone.pretrain import HeadKind, pretrained_sha256, pretraining_key
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
 from ifsl_bench.common.files import Home
@@ -34,7 +33,11 @@ class Stage(ABC):
         """Whether the artefact is there."""
 
     @abstractmethod
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
+    def place(self, work: Workspace) -> Place:
+        """Where it runs, and why there."""
+
+    @abstractmethod
+    def estimate(self, data: Outline, work: Workspace) -> float | None:
         """About how many seconds it takes here; None where nobody knows."""
 
     @abstractmethod
@@ -63,7 +66,10 @@ class PrepareData(Stage):
         for side in self.sides if data.starts else ():
             task_sampler(self.task, side, 0, data.starts.__getitem__)
 
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
+    def place(self, work: Workspace) -> Place:
+        return work.place("data")
+
+    def estimate(self, data: Outline, work: Workspace) -> float | None:
         return rough_seconds(self.task.dataset.name)
 
     def run(self, work: Workspace) -> None:
@@ -96,9 +102,12 @@ class Pretrain(Stage):
     def cached(self, home: Home) -> bool:
         return self.weights(home) is not None
 
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
+    def place(self, work: Workspace) -> Place:
+        return work.place("pretraining")
+
+    def estimate(self, data: Outline, work: Workspace) -> float | None:
         size = (data.shape, data.base_classes, data.images("base/train"))
-        return pretraining_seconds(self.task.pretraining, *size, device) if data.shape else None
+        return pretraining_seconds(self.task.pretraining, *size, self.place(work).device) if data.shape else None
 
     def prepared(self, work: Workspace) -> PreparedTask:
         return work.prepared(self.task, self.head, self.seed)
@@ -125,9 +134,12 @@ class Features(Stage):
     def cached(self, home: Home) -> bool:
         return is_computed(home.features / self.key(home), self.backbone.weights(home))
 
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
+    def place(self, work: Workspace) -> Place:
+        return work.place("features")
+
+    def estimate(self, data: Outline, work: Workspace) -> float | None:
         images, backbone = self.views * data.images(self.pool), self.backbone.task.pretraining.backbone
-        return images * feature_seconds(backbone, data.shape, device) if data.shape else None
+        return images * feature_seconds(backbone, data.shape, self.place(work).device) if data.shape else None
 
     def run(self, work: Workspace) -> None:
         self.backbone.prepared(work).features(self.pool, self.views)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from urllib.parse import quote
 import msgspec
 import torch
 
+from ifsl_bench.backbone.placement import HOST, Place
 from ifsl_bench.board.result_file import SCHEMA, Calibration, Result, calibration_entry, counts_entry, summary_entry
 from ifsl_bench.common.checkpoint import finished, is_finished
 from ifsl_bench.common.errors import UserError
@@ -32,7 +34,7 @@ from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step
 from ifsl_bench.episodic.trained import Model, folders, holds, load_trained
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
-from ifsl_bench.plugin.method import Method, NonFinite
+from ifsl_bench.plugin.method import Base, Method, NonFinite
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.plugin.probe_cache import everything
 from ifsl_bench.plugin.space import RATE
@@ -63,12 +65,35 @@ class _OfJob(Stage):
         made_of = [job.name, job.method.revision, job.options, training, plan, job.task.definition(), backbone]
         return f"{job.task.name}-{quote(job.name)}-seed{job.seed}-{sha256_json(made_of)[:12]}"
 
-    def fresh(self, work: Workspace) -> Method:
-        """The method with initial parameters, which depend on the method's name and the seed."""
-        base = self.backbone.prepared(work).base.to(work.device)
+    def fresh(self, work: Workspace, device: torch.device = HOST) -> Method:
+        """The method with initial parameters, which depend on the method's name and the seed, not on the device."""
+        base = self.backbone.prepared(work).base
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of("method", self.job.name, self.job.seed))
-            return make_method(self.job.method, base, self.job.task.episode.ways, self.job.options).to(work.device)
+            return self._on(self._made(base), base, device)
+
+    def _made(self, base: Base) -> Method:
+        return make_method(self.job.method, base, self.job.task.episode.ways, self.job.options)
+
+    def _on(self, method: Method, base: Base, device: torch.device) -> Method:
+        """The method on a device: made there anew, since not all that it holds need be its parameters."""
+        if method.base.weight.device == device:
+            return method
+        moved = self._made(base.to(device)).to(device)
+        moved.load_state_dict(method.state_dict())
+        return moved.train(method.training)
+
+    def to_evaluate(self, work: Workspace, method: Method) -> Method:
+        """The method where episodes are evaluated."""
+        return self._on(method, self.backbone.prepared(work).base, self.evaluation(work).device)
+
+    def training(self, work: Workspace) -> Place:
+        """Where the method is meta-trained."""
+        return work.place("meta-training", self.job.training.episodes_per_step)
+
+    def evaluation(self, work: Workspace) -> Place:
+        """Where its episodes are evaluated."""
+        return work.place("evaluation")
 
     def dummy(self, data: Outline, device: torch.device) -> Method | None:
         """The method on random weights; None where the shape of the data is unknown."""
@@ -94,17 +119,22 @@ class MetaTrain(_OfJob):
     def cached(self, home: Home) -> bool:
         return is_finished(self.folder(home), pretraining_sha256=self.backbone.weights(home))
 
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
-        job, method = self.job, self.dummy(data, device)
+    def place(self, work: Workspace) -> Place:
+        return self.training(work)
+
+    def estimate(self, data: Outline, work: Workspace) -> float | None:
+        job, method = self.job, self.dummy(data, self.place(work).device)
         return job.schedule.steps * step_seconds(job.task, method, job.training.episodes_per_step) if method else None
 
     def validate(self, work: Workspace, method: Method) -> float:
-        """Accuracy in percent on the validation episodes that checkpoints are chosen on."""
+        """Accuracy in percent on the validation episodes that checkpoints are chosen on, where it is trained."""
         _, episodes = self.job.task.evaluation.halves
-        return evaluate(method, self.job.name, self.backbone.prepared(work).loader("val"), episodes).accuracy
+        loader = self.backbone.prepared(work).loader("val", device=self.place(work).device)
+        return evaluate(method, self.job.name, loader, episodes).accuracy
 
     def run(self, work: Workspace) -> Model:
-        job, method, prepared = self.job, self.fresh(work), self.backbone.prepared(work)
+        job, place, prepared = self.job, self.place(work), self.backbone.prepared(work)
+        method = self.fresh(work, place.device)
         if not any(p.requires_grad for p in method.parameters()):
             return Model(method.eval())
         facts = {
@@ -117,13 +147,17 @@ class MetaTrain(_OfJob):
             "pretraining": prepared.pretrained.key,
             "pretraining_sha256": prepared.pretrained.sha256,
             "seed": job.seed,
+            "place": str(place),
         }
-        loader, check = prepared.loader("train", job.training.views), lambda model: self.validate(work, model)
+        loader = prepared.loader("train", job.training.views, place.device)
         for folder in folders(work.home.trained / self.key(work.home)):
             done = finished(folder, pretraining_sha256=prepared.pretrained.sha256) is not None
             with nullcontext() if done else locked(folder, work.reporter.warn):  # a read-only folder grants no lock
                 if self.is_ours(work.home, folder):  # asked under the lock: another process may have made it
+                    if not done:
+                        say_place(work, self, place)
                     how = job.schedule, job.training, job.seed, facts, work.reporter
+                    check = partial(self.validate, work)
                     return Model(method, meta_train(folder, method, job.name, loader, check, *how), folder.name)
         raise AssertionError("there is no end of folders")
 
@@ -153,10 +187,13 @@ class Trial(_OfJob):
     def is_mine(self, home: Home, made_by: Mapping[str, Any]) -> bool:
         return not self.job.other_method(home, made_by) if self.job.trains else made_by == self.identity(home)
 
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
-        if (method := self.dummy(data, device)) is None:
+    def place(self, work: Workspace) -> Place:
+        return both(self.training(work), self.evaluation(work)) if self.job.trains else self.evaluation(work)
+
+    def estimate(self, data: Outline, work: Workspace) -> float | None:
+        if (method := self.dummy(data, self.evaluation(work).device)) is None:
             return None
-        training = MetaTrain(self.job).estimate(data, device) if self.job.trains else 0.0
+        training = MetaTrain(self.job).estimate(data, work) if self.job.trains else 0.0
         return (training or 0.0) + len(self.job.task.evaluation.halves[0]) * episode_seconds(self.job.task, method)
 
     def run(self, work: Workspace) -> Tried:
@@ -165,8 +202,9 @@ class Trial(_OfJob):
         if tried is None:
             episodes = job.task.evaluation.halves[0]
             try:
-                method = MetaTrain(job).run(work).method
-                found = evaluate(method, job.name, prepared.loader("val"), episodes, work.reporter, str(self))
+                method = self.to_evaluate(work, MetaTrain(job).run(work).method)
+                loader = prepared.loader("val", device=self.evaluation(work).device)
+                found = evaluate(method, job.name, loader, episodes, work.reporter, str(self))
                 tried = Tried(found.accuracy, len(episodes), found.unconverged)
             except (Diverged, NonFinite) as error:
                 tried = Tried(0.0, len(episodes), diverged=str(error))
@@ -193,14 +231,20 @@ class Evaluate(_OfJob):
     def cached(self, home: Home) -> bool:
         return False  # where a result is stored nobody asks for its stages
 
-    def estimate(self, data: Outline, device: torch.device) -> float | None:
-        method = self.dummy(data, device)
+    def _trains(self) -> bool:
+        """Whether what was chosen is trained here, with another seed than the trials'."""
+        return bool(self.job.trials and self.job.seed != TUNING_SEED and self.job.trains)
+
+    def place(self, work: Workspace) -> Place:
+        return both(self.training(work), self.evaluation(work)) if self._trains() else self.evaluation(work)
+
+    def estimate(self, data: Outline, work: Workspace) -> float | None:
+        method = self.dummy(data, self.evaluation(work).device)
         if method is None:
             return None
-        training = self.job.trials and self.job.seed != TUNING_SEED and self.job.trains  # of what was chosen
         episodes = self.job.episodes + len(self.job.task.evaluation.halves[0])  # these for calibration
         return episodes * episode_seconds(self.job.task, method) + (
-            MetaTrain(self.job).estimate(data, device) or 0.0 if training else 0.0
+            MetaTrain(self.job).estimate(data, work) or 0.0 if self._trains() else 0.0
         )
 
     def chosen(self, work: Workspace) -> tuple[Job, dict[str, Any]]:
@@ -221,12 +265,14 @@ class Evaluate(_OfJob):
 
     def run(self, work: Workspace) -> Result:
         job, choice = self.chosen(work)
-        stage, prepared = MetaTrain(job), self.backbone.prepared(work)
+        stage, prepared, place = MetaTrain(job), self.backbone.prepared(work), self.evaluation(work)
         if self.model is None:
             method, trained, folder = stage.run(work)
         else:
             method, trained, folder = load_trained(self.model, stage.fresh(work), job.name, job.training.select)
-        test, backbone = prepared.loader("test"), prepared.pretrained
+        method = self.to_evaluate(work, method)
+        say_place(work, self, place)
+        test, backbone = prepared.loader("test", device=place.device), prepared.pretrained
         first = test.batch(0, FIRST)
         predict(method.eval(), job.name, first)
         asked = Asked(job.name, method, first.support, first.query, first.masked)
@@ -263,7 +309,7 @@ class Evaluate(_OfJob):
                 "episodes_per_second": round(job.episodes / seconds, 1),
             },
             provenance={
-                **provenance(self.command, work.device, job.method.requires),
+                **provenance(self.command, place.device, job.method.requires),
                 "method_source": job.source,
                 "distribution": job.chosen.distribution,
                 "checkpoint": folder,
@@ -272,6 +318,12 @@ class Evaluate(_OfJob):
             calibration=calibration,
             transductive=job.method.transductive,
             probe=self.job.probe(work.home),
+            places={
+                "pretraining": backbone.info["device"],
+                **prepared.features_places(),
+                **({"meta-training": trained.place} if trained and trained.place else {}),
+                "evaluation": str(place),
+            },
         )
 
     def calibrated(self, work: Workspace, method: Method, found: Evaluated) -> tuple[Counts, Calibration | None]:
@@ -287,10 +339,21 @@ class Evaluate(_OfJob):
         except UserError as error:
             work.reporter.warn(f"{job}: no calibrated Acc., since validation episodes cannot be drawn: {error}")
             return found.counts, None
-        loader, episodes = prepared.loader("val"), job.task.evaluation.halves[0]
+        loader, episodes = prepared.loader("val", device=self.evaluation(work).device), job.task.evaluation.halves[0]
         validation = evaluate(method, job.name, loader, episodes, work.reporter, f"calibrating {job}")
         counts, bias = found.calibrated(validation, job.calibrated)
         return counts, calibration_entry(bias, job.calibrated)
+
+
+def both(first: Place, second: Place) -> Place:
+    """Of work in two parts."""
+    return first if first == second else Place(second.device, f"{second.why}, after meta-training on {first}")
+
+
+def say_place(work: Workspace, stage: Stage, place: Place) -> None:
+    """Says where a stage runs, where there is a choice."""
+    if work.device != HOST:
+        work.reporter.say(f"{stage}: on {place}")
 
 
 def _features(job: Job, sides: Iterable[Side]) -> list[Stage]:
