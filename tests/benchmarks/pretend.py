@@ -1,4 +1,4 @@
-"""A pretend accelerator: tensors that report another device, compute on the CPU, and count what a real one would wait for.
+"""A pretend accelerator: its tensors report another device, compute on the CPU, and count what a real one is asked.
 
     with accelerator() as counts:
         x = torch.randn(3, 4).to(DEVICE)
@@ -12,34 +12,33 @@ What it counts, as PyTorch does on CUDA (``torch.cuda.set_sync_debug_mode`` name
 
 launches: operations that make or change numbers; not views, not memory that is only reserved, not copies to and fro.
 waits: the program reads what the device has computed, or the sizes of results depend on it: ``item``, ``bool``,
-    ``nonzero``, boolean indices, ``unique``, copies to the CPU, ``linalg`` with checks; and copies to the device without
-    ``non_blocking``, which end when the device has come to them.
+    ``nonzero``, boolean indices, ``unique``, copies to the CPU, ``linalg`` with checks; and copies to the device
+    without ``non_blocking``, which end when the device has come to them.
 bytes: that cross, each way; and those that launches read and write. flops: of matrix products and convolutions.
 
 What it refuses, with the operation's name: CPU tensors of one or more dimensions beside its own (CUDA takes some as
-indices, and waits), generators of the CPU, ``.numpy()``, ``np.asarray``, operations that change a tensor's shape in
-place, and anything on it outside of ``accelerator()``.
+indices, and waits), ``.numpy()``, ``np.asarray``, operations that change a tensor's shape in place, and anything on it
+outside of ``accelerator()``.
 
-Autocast has no place for such a device: it says that it lacks bf16. Random numbers are the CPU's, so that dropout is the
-same as there; ``fork_rng`` needs to know nothing of it.
+Autocast has no place for such a device: it says that it lacks bf16. Random numbers are the CPU's, so that dropout is
+the same as there, and ``fork_rng`` needs to know nothing of it; which device's generator is passed is not looked at.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from torch.utils.flop_counter import flop_registry
 
 from ifsl_bench.backbone import device as devices
@@ -72,7 +71,7 @@ class Counts:
 
     Attributes:
         launches: name of the operation -> how many.
-        launched_at: place -> how many.
+        launched_at: place -> how many, where they are asked for.
         waits: "operation at place" -> how many.
         uploads, downloads: place -> copies to and from the device.
         bytes_up, bytes_down: that crossed.
@@ -100,17 +99,23 @@ class Counts:
         return self.launches.total(), self.waits.total()
 
 
+@lru_cache
+def _of_the_suite(file: str) -> tuple[bool, str]:
+    """Whether a file is the suite's own code, and its path within the repository; "" elsewhere."""
+    return file.startswith(OURS), file[len(str(ROOT)) + 1 :] if file.startswith(str(ROOT)) and file != __file__ else ""
+
+
 def place() -> str:
     """The innermost line of the suite's own code that is being run, else of the caller's."""
-    frame = sys._getframe(1)
+    frame: Any = sys._getframe(1)
     outer = ""
     while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(OURS):
-            return f"{Path(name).relative_to(ROOT)}:{frame.f_lineno}"
-        if not outer and name.startswith(str(ROOT)) and name != __file__:
-            outer = f"{Path(name).relative_to(ROOT)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        ours, path = _of_the_suite(frame.f_code.co_filename)
+        if path and (ours or not outer):
+            outer = f"{path}:{frame.f_lineno}"
+        if ours:
+            break
+        frame = frame.f_back
     return outer
 
 
@@ -118,6 +123,7 @@ class Pretend(Tensor):
     """A tensor on the pretend accelerator; ``inner`` has its numbers, on the CPU."""
 
     inner: Tensor
+    is_meta = False  # torch leaves numbers of meta tensors out; these have some
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Pretend:
@@ -144,6 +150,16 @@ class Pretend(Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Pretend(shape={list(self.shape)}, dtype={self.dtype})"
 
+    def new_tensor(self, data: Any, *, dtype: Any = None, device: Any = None, **more: Any) -> Tensor:
+        dtype = dtype or (None if isinstance(data, Tensor) else self.dtype)
+        return torch.tensor(data, dtype=dtype, device=device or DEVICE, **more)
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        if isinstance(at, Pretend) and at.dtype == torch.bool and isinstance(value, (bool, int, float)):
+            self.masked_fill_(at.reshape(*at.shape, *(1,) * (self.dim() - at.dim())), value)  # as on CUDA
+        else:
+            super().__setitem__(at, value)
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
@@ -154,13 +170,11 @@ class Pretend(Tensor):
         raise TypeError("np.asarray: can't convert an accelerator's tensor, use Tensor.cpu() to copy it first")
 
 
-class PretendGenerator(torch.Generator):
-    """A generator on the pretend accelerator; its numbers are those of a CPU's."""
-
-
 class _Generator(torch.Generator):
+    """A generator on the accelerator is one of the CPU."""
+
     def __new__(cls, device: Any = "cpu") -> torch.Generator:
-        return super().__new__(PretendGenerator if torch.device(device).type == DEVICE.type else cls)
+        return super().__new__(cls, "cpu" if torch.device(device).type == DEVICE.type else device)
 
 
 def _is_pretend(x: Any) -> bool:
@@ -169,172 +183,166 @@ def _is_pretend(x: Any) -> bool:
 
 def _size(x: Tensor) -> int:
     """Bytes of memory that a tensor's elements take; of an expanded one, those that are there."""
-    count = 1
+    if 0 not in x.stride():
+        return x.nbytes
+    count = x.element_size()
     for size, stride in zip(x.shape, x.stride(), strict=True):
         count *= size if stride or not size else 1
-    return count * x.element_size()
+    return count
+
+
+def _leaves(values: Iterable[Any]) -> list[Any]:
+    """Of the arguments of an operation, which nest in lists alone."""
+    found: list[Any] = []
+    for x in values:
+        found.extend(_leaves(x)) if isinstance(x, (list, tuple)) else found.append(x)
+    return found
+
+
+def _inner(x: Any) -> Any:
+    if isinstance(x, Pretend):
+        return x.inner
+    if isinstance(x, (list, tuple)):
+        return [_inner(y) for y in x]
+    return torch.device("cpu") if isinstance(x, torch.device) else x
+
+
+def _outer(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return Pretend(x)
+    return type(x)(_outer(y) for y in x) if isinstance(x, (list, tuple)) else x
+
+
+class _Plan:
+    """What its schema says of an operation."""
+
+    def __init__(self, func: Any) -> None:
+        packet, schema = func.overloadpacket, func._schema
+        written = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
+        views = [r.alias_info is not None and not r.alias_info.is_write for r in schema.returns]
+        self.name, self.packet = packet.__name__, packet
+        self.launches = packet not in FREE and not any(views)
+        self.reads = packet in (aten._local_scalar_dense, aten.is_nonzero)
+        self.waits = packet in WAITS
+        self.indexes = packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
+        self.repeats = packet is aten.repeat_interleave
+        self.copies = packet in (aten.copy_, aten._to_copy)
+        self.flops = flop_registry.get(packet)
+        self.changed = [
+            (argument.name, None if argument.kwarg_only else i)
+            for i, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.returns_changed = written
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        self.composite = has(func.name(), "CompositeImplicitAutograd")
+
+
+_plan = lru_cache(maxsize=None)(_Plan)
 
 
 class _Dispatch(TorchDispatchMode):
     """Takes every operation on the way to its kernel, runs those of the accelerator on the CPU, and counts them."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: Counts, places: bool) -> None:
         super().__init__()
-        self.counts = counts
+        self.counts, self.places = counts, places
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        flat, spec = tree_flatten((args, kwargs))
-        ours = [x for x in flat if isinstance(x, Pretend)]
-        packet, target = func.overloadpacket, kwargs.get("device")
-        if packet is aten._to_copy or packet is aten.copy_:
-            return self._copy(func, args, kwargs)
-        here = torch.device(target).type == DEVICE.type if target is not None else bool(ours)
-        if not ours and not here:
+        kwargs, plan = kwargs or {}, _plan(func)
+        if plan.composite:  # which inference mode hands over whole
+            with self:
+                return func.decompose(*args, **kwargs)
+        if plan.copies:
+            return self._copy(func, plan, args, kwargs)
+        flat = _leaves((*args, *kwargs.values()))
+        target = kwargs.get("device")
+        here = any(map(_is_pretend, flat)) if target is None else torch.device(target).type == DEVICE.type
+        if not here and not any(map(_is_pretend, flat)):
             return func(*args, **kwargs)
-        self._check(func, flat)
-        if not here:  # such as empty_like(x, device="cpu")
-            if packet not in FREE:
-                raise Refused(f"{func}: makes a CPU tensor from one of the accelerator's")
-        inner_args, inner_kwargs = tree_unflatten(
-            [x.inner if isinstance(x, Pretend) else torch.device("cpu") if isinstance(x, torch.device) else x
-             for x in flat], spec,
-        )  # fmt: skip
-        inner_kwargs.pop("pin_memory", None)
-        found = func(*inner_args, **inner_kwargs)
-        if not here:
-            return found
-        self._count(func, flat, inner_args, inner_kwargs, found)
-        return self._wrapped(func, args, kwargs, found)
-
-    @staticmethod
-    def _check(func: Any, flat: list[Any]) -> None:
         for x in flat:
             if isinstance(x, Tensor) and not isinstance(x, Pretend) and x.dim():
                 raise Refused(f"{func}: a CPU tensor of shape {list(x.shape)} beside those of the accelerator")
-            if isinstance(x, torch.Generator) and not isinstance(x, PretendGenerator):
-                raise Refused(f"{func}: a generator of the CPU for numbers on the accelerator")
+        inner_args = [_inner(x) for x in args]
+        inner_kwargs = {k: _inner(x) for k, x in kwargs.items() if k != "pin_memory"}
+        found = func(*inner_args, **inner_kwargs)
+        if not here:  # such as empty_like(x, device="cpu"), of which only the shape is taken
+            return found
+        self._count(plan, flat, inner_args, inner_kwargs, found)
+        return self._wrapped(func, plan, args, kwargs, found)
 
-    def _count(self, func: Any, flat: list[Any], args: Any, kwargs: Any, found: Any) -> None:
-        counts, packet = self.counts, func.overloadpacket
-        if packet in WAITS or _indexes_by_mask(packet, args) or _sized_by_numbers(func, args, kwargs):
-            counts.waits[f"{packet.__name__} at {place()}"] += 1
-            if packet in (aten._local_scalar_dense, aten.is_nonzero, aten.equal):
-                counts.bytes_down += 8
-                if packet is not aten.equal:
-                    return
-        returns = func._schema.returns
-        if packet in FREE or any(r.alias_info is not None and not r.alias_info.is_write for r in returns):
+    def _count(self, plan: _Plan, flat: list[Any], args: Any, kwargs: Any, found: Any) -> None:
+        counts = self.counts
+        by_mask = plan.indexes and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
+        if plan.waits or by_mask or (plan.repeats and kwargs.get("output_size") is None):
+            counts.waits[f"{plan.name} at {place()}"] += 1
+            counts.bytes_down += 8  # a number, or how many there are
+        if not plan.launches or plan.reads:
             return
-        counts.launches[packet.__name__] += 1
-        counts.launched_at[place()] += 1
-        outputs = [x for x in tree_flatten(found)[0] if isinstance(x, Tensor)]
+        counts.launches[plan.name] += 1
+        if self.places:
+            counts.launched_at[place()] += 1
+        outputs = [found] if isinstance(found, Tensor) else [x for x in _leaves([found]) if isinstance(x, Tensor)]
         counts.traffic += sum(_size(x) for x in flat if isinstance(x, Pretend)) + sum(map(_size, outputs))
-        if packet in flop_registry:
-            counts.flops += flop_registry[packet](*args, **kwargs, out_val=found)
+        if plan.flops:
+            counts.flops += plan.flops(*args, **kwargs, out_val=found)
 
     @staticmethod
-    def _wrapped(func: Any, args: Any, kwargs: Any, found: Any) -> Any:
+    def _wrapped(func: Any, plan: _Plan, args: Any, kwargs: Any, found: Any) -> Any:
         """Results as the accelerator's; what was changed in place as the tensors that were given."""
-        schema, given = func._schema, []
-        for i, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = kwargs.get(argument.name) if argument.kwarg_only else (args[i] if i < len(args) else None)
-                for x in tree_flatten(value)[0]:
-                    if isinstance(x, Pretend) and (x.shape != x.inner.shape or x.stride() != x.inner.stride()):
-                        raise Refused(f"{func}: changes the shape of a tensor in place")
-                given.append(value)
-        results = found if isinstance(found, (tuple, list)) else (found,)
-        written = iter(given)
-        made = [
-            next(written) if r.alias_info is not None and r.alias_info.is_write
-            else tree_map(lambda x: Pretend(x) if isinstance(x, Tensor) else x, value)
-            for r, value in zip(schema.returns, results, strict=False)
-        ] if len(schema.returns) == len(results) else [
-            tree_map(lambda x: Pretend(x) if isinstance(x, Tensor) else x, value) for value in results
-        ]  # fmt: skip
-        if isinstance(found, tuple):
-            return tuple(made)
-        return made if isinstance(found, list) else made[0] if made else None
+        if not plan.changed:
+            return _outer(found)
+        given = [kwargs.get(name) if i is None else args[i] if i < len(args) else None for name, i in plan.changed]
+        for x in _leaves(given):
+            if isinstance(x, Pretend) and x.shape != x.inner.shape:
+                raise Refused(f"{func}: changes the shape of a tensor in place")
+        changed, written = plan.returns_changed, iter(given)
+        if len(changed) > 1:
+            return tuple(next(written) if ours else _outer(x) for ours, x in zip(changed, found, strict=True))
+        return (given[0] if changed[0] else _outer(found)) if changed else None
 
-    def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """``to`` and ``copy_``, the two that may cross."""
-        counts = self.counts
-        if func.overloadpacket is aten.copy_:
+    def _copy(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
+        """``copy_`` and ``to``, the two that may cross."""
+        if plan.packet is aten.copy_:
             target, source = args[0], args[1]
-            waits_not = args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
-            up, down = _is_pretend(target) and not _is_pretend(source), _is_pretend(source) and not _is_pretend(target)
-            if up and source.dim() == 0 and target.dim():
-                up = False  # a number, handed over with the launch
-            if not up and not down:
-                if _is_pretend(target):
-                    inner = source.inner if _is_pretend(source) else source
-                    target.inner.copy_(inner)
-                    self._count(func, [target, source], (target.inner, inner), {}, target.inner)
-                    return target
-                return func(*args, **kwargs)
-            where, there = (target.inner if up else target), (source.inner if down else source)
-            where.copy_(there)
-            self._crossed(up, there, bool(waits_not), "copy_")
-            return target
-        source, to = args[0], kwargs.get("device")
-        to_ours = torch.device(to).type == DEVICE.type if to is not None else _is_pretend(source)
-        inner = source.inner if _is_pretend(source) else source
-        rest = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
-        found = func(inner, **rest)
-        if _is_pretend(source) and to_ours:
-            self._count(func, [source], (inner,), rest, found)
-        elif _is_pretend(source) or to_ours:
-            self._crossed(to_ours, inner if to_ours else found, bool(rest.get("non_blocking")), "to")
+            to_ours, waits_not = _is_pretend(target), args[2] if len(args) > 2 else kwargs.get("non_blocking", False)
+            found = _inner(target).copy_(_inner(source))
+            number = not _is_pretend(source) and not source.dim() and target.dim()  # handed over with the launch
         else:
-            return func(*args, **kwargs)
-        return Pretend(found) if to_ours else found
+            source, to, number = args[0], kwargs.get("device"), False
+            to_ours = _is_pretend(source) if to is None else torch.device(to).type == DEVICE.type
+            kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
+            waits_not = kwargs.get("non_blocking", False)
+            found = func(_inner(source), **kwargs)
+            target = Pretend(found) if to_ours else found
+        if to_ours and (_is_pretend(source) or number):
+            self._count(plan, [source], [found, _inner(source)], {}, found)
+        elif to_ours:
+            self._crossed(self.counts.uploads, source, not waits_not, f"{plan.name} to the device")
+            self.counts.bytes_up += source.nbytes
+        elif _is_pretend(source):
+            self._crossed(self.counts.downloads, source, True, f"{plan.name} to the CPU")
+            self.counts.bytes_down += source.nbytes
+        return target
 
-    def _crossed(self, up: bool, x: Tensor, non_blocking: bool, name: str) -> None:
-        counts, at = self.counts, place()
-        (counts.uploads if up else counts.downloads)[at] += 1
-        if up:
-            counts.bytes_up += x.numel() * x.element_size()
-        else:
-            counts.bytes_down += x.numel() * x.element_size()
-        if not up or not non_blocking:
-            counts.waits[f"{name} {'the device' if up else 'the CPU'} at {at}"] += 1
-
-
-def _indexes_by_mask(packet: Any, args: Any) -> bool:
-    """Whether boolean indices are made into places."""
-    if packet not in (aten.index, aten.index_put, aten.index_put_, aten._unsafe_index, aten._index_put_impl_):
-        return False
-    return any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
-
-
-def _sized_by_numbers(func: Any, args: Any, kwargs: Any) -> bool:
-    return func.overloadpacket is aten.repeat_interleave and kwargs.get("output_size") is None
+    def _crossed(self, where: Counter[str], x: Tensor, waits: bool, name: str) -> None:
+        at = place()
+        where[at] += 1
+        if waits:
+            self.counts.waits[f"{name} at {at}"] += 1
 
 
-class _Functions(TorchFunctionMode):
-    """``torch.tensor(..., device=...)`` and its like, which build their tensor where no dispatch sees it."""
+def _maker(build: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``torch.tensor(..., device=...)`` and its like build their tensor where no dispatch sees it."""
 
-    MAKERS = (torch.tensor, torch.as_tensor, torch.asarray)
+    def make(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+        if device is None or torch.device(device).type != DEVICE.type:
+            return build(data, *args, device=device, **kwargs)
+        grad = kwargs.pop("requires_grad", False)
+        made = data if _is_pretend(data) else build(data, *args, device="cpu", **kwargs)
+        return made.to(DEVICE).requires_grad_(grad)
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in self.MAKERS:
-            data, to = args[0], kwargs.get("device")
-            if to is not None and torch.device(to).type == DEVICE.type:
-                grad = kwargs.pop("requires_grad", False)
-                made = func(*args, **{**kwargs, "device": "cpu"}) if not _is_pretend(data) else data
-                return made.to(DEVICE).requires_grad_(grad)
-        elif func is Tensor.new_tensor and _is_pretend(args[0]) and kwargs.get("device") is None:
-            like, data = args[0], args[1]
-            dtype = kwargs.get("dtype") or (data.dtype if isinstance(data, Tensor) else like.dtype)
-            return torch.tensor(data, dtype=dtype).to(DEVICE)
-        elif func is Tensor.__setitem__ and _is_pretend(args[0]) and isinstance(args[2], (bool, int, float)):
-            x, mask, value = args  # a number put where a mask is true is a fill, as on CUDA
-            if _is_pretend(mask) and mask.dtype == torch.bool and mask.dim():
-                x.masked_fill_(mask.reshape(*mask.shape, *(1,) * (x.dim() - mask.dim())), value)
-                return None
-        return func(*args, **kwargs)
+    return make
 
 
 class PretendAccelerator(devices.Accelerator):
@@ -361,11 +369,12 @@ def _with_ours(supported: Callable[[], list[str]]) -> Callable[[], list[str]]:
 
 
 @contextmanager
-def accelerator(memory: int = 1 << 30) -> Iterator[Counts]:
+def accelerator(memory: int = 1 << 30, places: bool = False) -> Iterator[Counts]:
     """A machine with one accelerator, for as long as the context lasts; yields what is asked of it.
 
     Args:
         memory: bytes that are free on it.
+        places: whether to note where each launch is made, which takes time.
     """
     counts = Counts()
     with ExitStack() as stack:
@@ -377,6 +386,7 @@ def accelerator(memory: int = 1 << 30) -> Iterator[Counts]:
         stack.enter_context(mock.patch.object(torch, "Generator", _Generator))
         ours = {DEVICE.type: PretendAccelerator(memory)}
         stack.enter_context(mock.patch.dict(devices.ACCELERATORS, ours))
-        stack.enter_context(_Functions())
-        stack.enter_context(_Dispatch(counts))
+        for name in ("tensor", "as_tensor", "asarray"):
+            stack.enter_context(mock.patch.object(torch, name, _maker(getattr(torch, name))))
+        stack.enter_context(_Dispatch(counts, places))
         yield counts
