@@ -22,10 +22,12 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.subset import some_base_classes
 from ifsl_bench.episodic.evaluation import batch_size, evaluate
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.contract import Asked, differs
 from ifsl_bench.plugin.method import Base, Method, Query, Support, masked_logits
+from ifsl_bench.plugin.options import options_of
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api
@@ -60,8 +62,11 @@ def variants() -> list[tuple[str, dict]]:
     found: list[tuple[str, dict]] = []
     for name in sorted(registry.names(registry.METHODS)):
         plugin = registry.load(registry.METHODS, name)
-        meant = plugin.value.shorthands if plugin.value else {}
-        found += [(name, {}), *((name, dict(options)) for options in meant.values())]
+        found.append((name, {}))
+        if plugin.value is not None:
+            usual = {key: option.default for key, option in options_of(plugin.value).items()}
+            meant = [dict(options) for options in plugin.value.shorthands.values()]
+            found += [(name, options) for options in meant if usual | options != usual]
     return found
 
 
@@ -78,14 +83,13 @@ def on(x, device):
     return type(x)(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in vars(x).items()})
 
 
-def episodes(hide: bool) -> tuple[Base, Support, Query]:
+def episodes() -> tuple[Base, Support, Query]:
+    """Three of nine base classes are hidden in each."""
     g = torch.Generator().manual_seed(1)
     weight, prototypes = torch.randn(2, K, D, generator=g)
     base = Base(weight, 0.1 * torch.randn(K, generator=g), prototypes, 9.0)
     x, q = torch.randn(E, N * SHOTS, D, generator=g), torch.randn(E, Q, D, generator=g)
-    hidden = torch.zeros(E, K, dtype=torch.bool)
-    if hide:
-        hidden.scatter_(1, torch.rand(E, K, generator=g).argsort(1)[:, :3], True)
+    hidden = torch.zeros(E, K, dtype=torch.bool).scatter_(1, torch.rand(E, K, generator=g).argsort(1)[:, :3], True)
     labels = torch.arange(N).repeat_interleave(SHOTS).expand(E, -1)
     support = Support(x, labels, hidden, F.linear(x, base.weight, base.bias))
     return base, support, Query(q, F.linear(q, base.weight, base.bias))
@@ -181,7 +185,11 @@ def test_numbers_gradients_and_updates_are_those_of_the_cpu():
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
-            found += [loss.detach(), *(p.grad for p in net.parameters()), *(p.detach() for p in net.state_dict().values())]
+            found += [
+                loss.detach(),
+                *(p.grad for p in net.parameters()),
+                *(p.detach() for p in net.state_dict().values()),
+            ]
         assert net[0].weight.is_contiguous(memory_format=torch.channels_last)
         return [x.cpu() for x in found]
 
@@ -241,10 +249,9 @@ def test_many_tensors_come_to_the_host_in_one_wait():
 # Methods
 
 
-@pytest.mark.parametrize("hide", [False, True])
 @pytest.mark.parametrize(("name", "options"), variants())
-def test_every_method_gives_the_same_answers_and_gradients(name, options, hide):
-    base, support, query = episodes(hide)
+def test_every_method_gives_the_same_answers_and_gradients(name, options):
+    base, support, query = episodes()
     ours = made(name, options, base)
     with accelerator() as counts:
         theirs = made(name, options, on(base, DEVICE)).to(DEVICE)
@@ -264,7 +271,8 @@ def test_every_method_gives_the_same_answers_and_gradients(name, options, hide):
     asked = Asked(name, ours, support, query, support.hidden, searches)
     assert not differs(asked, answers[1], answers[0])
     if gradients:
-        assert (gradients[1] - gradients[0]).norm() <= (0.05 if searches else 1e-4) * gradients[0].norm()
+        close = F.cosine_similarity(*gradients, dim=0)  # of a minimum that is not convex, found by another rounding
+        assert close > 0.98 if searches else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
 
 
 def _paper(name: str, count: int) -> tuple[Method, Episodes]:
@@ -361,21 +369,28 @@ def test_nan_is_found_on_the_device_too(here):
             evaluate(method, "lwof", prepared.loader("test", device=DEVICE), range(60))
 
 
+def _other_home(here, name):
+    """A home with the same data and nothing else."""
+    (here / name).mkdir()
+    (here / name / "data").symlink_to(here / "home" / "data")
+    return here / name
+
+
 def _job(here, name, train=None, task="clusters-5shot"):
     home = Home.locate(here / "home")
-    (job,) = make_jobs([name], [f"{here / 'clusters.toml'}:{task}"], {}, Training.parse(train or {}), [0], None, home=home)
+    (job,) = make_jobs(
+        [name], [f"{here / 'clusters.toml'}:{task}"], {}, Training.parse(train or {}), [0], None, home=home
+    )
     return job
 
 
-@pytest.mark.parametrize("name", ["lwof", "lr+a", "lr+s"])
+@pytest.mark.parametrize("name", ["lwof", "lr+a"])
 def test_meta_training_gives_the_same_parameters(here, name):
-    found, job = [], _job(here, name, {"steps": 20, "episodes_per_step": 8})
-    with accelerator() as counts:
-        for device, home in (("cpu", "one"), ("meta", "two")):
-            (here / home).mkdir()
-            (here / home / "data").symlink_to(here / "home" / "data")
-            work = api.workspace(here / home, device=device)
-            work.prepared(job.task, job.method.head, 0).loader("train")
+    found, job = [], _job(here, name, {"steps": 10 if name == "lwof" else 3, "episodes_per_step": 8})
+    for device, home in (("cpu", "one"), ("meta", "two")):
+        with accelerator() as counts:
+            work = api.workspace(_other_home(here, home), device=device)
+            _ = work.prepared(job.task, job.method.head, 0).base
             counts.clear()
             model = MetaTrain(job).run(work)
             assert bool(counts.launches) == (device == "meta")
@@ -388,9 +403,8 @@ def test_meta_training_gives_the_same_parameters(here, name):
         torch.testing.assert_close(found[1][key], value, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["lwof", "lr+a"])
-def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it(here, name):
-    train = {"steps": 10}
+def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it(here):
+    name, train = "lwof", {"steps": 4}
     with accelerator() as counts:
         work = api.workspace(here / "home")
         assert (work.device, work.forced) == (DEVICE, False)
@@ -409,10 +423,9 @@ def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it
         assert counts.launches
 
 
-@pytest.mark.parametrize("device", ["auto", "meta"])
-def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call, here, device):
-    command = ["run", "--method", "lwof,lr+a,imprint,lr", "--task", "clusters.toml:clusters-5shot"]
-    command += ["--train", "steps=20"]
+@pytest.mark.parametrize(("device", "methods"), [("auto", "lwof,lr+a"), ("meta", "lwof,imprint")])
+def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call, here, device, methods):
+    command = ["run", "--method", methods, "--task", "clusters.toml:clusters-5shot", "--train", "steps=8"]
     with accelerator() as counts:
         status, plan, err = call(*command, "--dry-run", "--device", device)
         assert status == 0, err
@@ -421,12 +434,14 @@ def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call
         assert status == 0, err
         assert counts.launches
     few = f"cpu: 1 episode a step, fewer than {FEW}" if device == "auto" else "meta: --device meta"
-    assert f"meta-training lwof.steps=20 on clusters-5shot, seed 0: on {few}" in err
+    assert f"meta-training lwof.steps=8 on clusters-5shot, seed 0: 8 steps, on {few}" in err
     line = next(line for line in plan.splitlines() if line.startswith("meta-training lwof"))
     assert line.endswith(few)
-    status, _, err = call(*command, "--device", "cpu", "--results-dir", "other", "--home", str(here / "cpu-home"))
+    _other_home(here, "cpu-home")
+    status, _, err = call(*command, "--device", "cpu", "--results", "other", "--home", str(here / "cpu-home"))
+    assert status == 0, err
     files = sorted((here / "home" / "results").rglob("*.seed-0.json"))
-    assert len(files) == 4
+    assert len(files) == 2
     for path in files:
         ours = result_file.read(path)
         theirs = result_file.read(here / "other" / path.relative_to(here / "home" / "results"))
@@ -455,7 +470,7 @@ def test_pretraining_and_features_are_those_of_the_cpu(glyph_home):
     home = Home.locate(glyph_home)
     task = find(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
     task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=4))
-    dataset, found = ensure(home, task.dataset, Reporter()), []
+    dataset, found = some_base_classes(ensure(home, task.dataset, Reporter()), 8), []
     with accelerator() as counts:
         for device in (CPU, DEVICE):
             other = Home.locate(glyph_home.parent / str(device))

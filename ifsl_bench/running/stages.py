@@ -353,7 +353,7 @@ def both(first: Place, second: Place) -> Place:
 def say_place(work: Workspace, stage: Stage, place: Place) -> None:
     """Says where a stage runs, where there is a choice."""
     if work.device != HOST:
-        work.reporter.say(f"{stage}: on {place}")
+        work.reporter.say(f"{stage}, on {place}")
 
 
 def _features(job: Job, sides: Iterable[Side]) -> list[Stage]:

@@ -249,17 +249,19 @@ class _Dispatch(TorchDispatchMode):
         self.counts, self.places = counts, places
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, plan = kwargs or {}, _plan(func)
+        kwargs = kwargs or {}
+        target = kwargs.get("device")
+        asked = target is not None and torch.device(target).type == DEVICE.type
+        if not asked and Pretend not in types:
+            return func(*args, **kwargs)  # the CPU's own business
+        plan = _plan(func)
         if plan.composite:  # which inference mode hands over whole
             with self:
                 return func.decompose(*args, **kwargs)
         if plan.copies:
             return self._copy(func, plan, args, kwargs)
         flat = _leaves((*args, *kwargs.values()))
-        target = kwargs.get("device")
-        here = any(map(_is_pretend, flat)) if target is None else torch.device(target).type == DEVICE.type
-        if not here and not any(map(_is_pretend, flat)):
-            return func(*args, **kwargs)
+        here = asked or target is None
         for x in flat:
             if isinstance(x, Tensor) and not isinstance(x, Pretend) and x.dim():
                 raise Refused(f"{func}: a CPU tensor of shape {list(x.shape)} beside those of the accelerator")
