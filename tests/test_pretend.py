@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from launches import pretraining
 from paper_shapes import Episodes
 from pretend import DEVICE, Refused, accelerator
 from torch import nn
@@ -54,6 +55,8 @@ TRAINING = {
     "lr+a implicit": (3000, 110),
     "mlp+a": (24_000, 500),
 }
+# Of a step of pretraining the small network: copies to the device, waits and launches.
+PRETRAINING = (2, 1.2, 150)
 SLOW = {name: pytest.mark.slow("tens of thousands of calls, each looked at") for name in ("mlp+a",)}
 
 
@@ -103,11 +106,11 @@ def test_refuses_what_an_accelerator_refuses():
         x, stray = torch.ones(3, 4).to(DEVICE), torch.ones(3, 4)
         with pytest.raises(Refused, match=r"aten.add.Tensor: a CPU tensor of shape \[3, 4\]"):
             x + stray
-        with pytest.raises(Refused, match="aten.cat"):
+        with pytest.raises(Refused, match=r"aten\.cat"):
             torch.cat([x, stray])
-        with pytest.raises(Refused, match="aten.index.Tensor"):
+        with pytest.raises(Refused, match=r"aten\.index\.Tensor"):
             x[torch.tensor([0, 1])]
-        with pytest.raises(Refused, match="aten.add_"):
+        with pytest.raises(Refused, match=r"aten\.add_"):
             stray.add_(x)
         with pytest.raises(TypeError, match="numpy"):
             x.numpy()
@@ -329,7 +332,7 @@ def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
         ours, theirs = prepared.loader(side), prepared.loader(side, device=DEVICE)
         counts.clear()
         batch = theirs.batch(5, 9)
-        assert counts.launches
+        assert 0 < counts.launches.total() <= 350
         assert not counts.waits
         same = ours.batch(5, 9)
         for part in ("support", "query"):
@@ -475,17 +478,27 @@ def test_pretraining_and_features_are_those_of_the_cpu(glyph_home):
         for device in (CPU, DEVICE):
             other = Home.locate(glyph_home.parent / str(device))
             trained = pretrain(other, task, dataset, "linear", 0, device, Reporter())
-            at_steps = sum(v for k, v in counts.waits.items() if "pretrain.py" in k and "item" in k or "scalar" in k)
             bank = compute_features(other, task, dataset, trained, "base/val", device, Reporter())
             found.append((trained, np.array(bank)))
             assert bool(counts.launches) == (device == DEVICE)
             assert trained.info["precision"].startswith(("float32", "bf16" if device == CPU else "float32"))
     (ours, bank), (theirs, other_bank) = found
-    assert at_steps <= 2 * 2 + 2 * 40
     if not ours.info["bf16"]:
         for a, b in zip(ours.network.state_dict().values(), theirs.network.state_dict().values(), strict=True):
             torch.testing.assert_close(a, b.inner if hasattr(b, "inner") else b, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(bank, other_bank, rtol=1e-3, atol=1e-3)
+
+
+def test_a_step_of_pretraining_keeps_to_its_budget():
+    found = []
+    for steps in (4, 24):
+        with accelerator() as counts:
+            once = pretraining("resnet-small", 4, steps, DEVICE)
+            counts.clear()
+            once()
+            found.append((counts.uploads.total(), counts.waits.total(), counts.launches.total()))
+    for few, many, most in zip(*found, PRETRAINING, strict=True):
+        assert (many - few) / 20 <= most
 
 
 def test_every_stage_has_a_place(here):

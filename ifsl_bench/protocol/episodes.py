@@ -24,6 +24,7 @@ from ifsl_bench.protocol.task import EpisodeSpec, Side, Task
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX2 = 0x94D049BB133111EB - (1 << 64)
+_PAIRS = 1 << 24  # of draws that are compared at once
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
@@ -141,26 +142,34 @@ class Sampler:
     def _distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
         """``count`` different numbers below ``total`` in random order: the first steps of a Fisher-Yates shuffle.
 
-        The shuffled array is never made. Only the places swapped so far differ from the identity, and those are the
-        targets of earlier steps. Bias of a bounded number: below total / 2^32.
+        The shuffled array is never made. Step i takes what lies at place t_i >= i and puts there what lies at place i,
+        which no later step looks at. So only the places swapped so far differ from the identity. What lies at a place
+        was put there by the last step with that target: step j, if any, which took it from place j, and so on down to
+        a step whose place was untouched. All chains are followed at once, in steps of double length.
+        Bias of a bounded number: below total / 2^32.
 
         Args:
             words: [..., count] random words.
             total: [...] the number of things to choose from.
         """
-        targets: list[Tensor] = []
-        moved: list[Tensor] = []  # what step j put into place targets[j]
-        picks: list[Tensor] = []
-        for i in range(count):
-            target = i + ((_shift(words[..., i], 32) * (total - i)) >> 32)
-            pick, here = target, torch.full_like(target, i)
-            for place, value in zip(targets, moved, strict=True):
-                pick = torch.where(place == target, value, pick)
-                here = torch.where(place == i, value, here)
-            targets.append(target)
-            moved.append(here)
-            picks.append(pick)
-        return torch.stack(picks, -1)
+        at = torch.arange(count, device=words.device)
+        targets = at + ((_shift(words, 32) * (total.unsqueeze(-1) - at)) >> 32)  # [..., count]
+        earlier, short = at.unsqueeze(1) > at, at.to(torch.int16)
+
+        def last(places: Tensor, targets: Tensor) -> Tensor:
+            """The last step before each whose target was its place, [E, count]; -1 where there is none."""
+            hit = (targets.unsqueeze(-2) == places.unsqueeze(-1)) & earlier  # [E, count, count]
+            return torch.where(hit, short, -1).amax(-1).long()
+
+        picks = []
+        for some in targets.flatten(0, -2).split(max(1, _PAIRS // count**2)):
+            before = last(at.expand_as(some), some)
+            root = torch.where(before < 0, at, before)
+            for _ in range((count - 1).bit_length()):
+                root = root.gather(1, root)
+            put = last(some, some)
+            picks.append(torch.where(put < 0, some, root.gather(1, put.clamp_min(0))))
+        return torch.cat(picks).view(targets.shape)
 
     def sample(self, start: int, count: int) -> Episodes:
         """Episodes ``start`` to ``start + count - 1`` of the stream."""
