@@ -56,7 +56,7 @@ TRAINING = {
     "mlp+a": (24_000, 500),
 }
 # Of a step of pretraining the small network: copies to the device, waits and launches.
-PRETRAINING = (2, 1.2, 150)
+PRETRAINING = (2, 1.2, 200)
 SLOW = {name: pytest.mark.slow("tens of thousands of calls, each looked at") for name in ("mlp+a",)}
 
 
@@ -345,7 +345,7 @@ def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
 @pytest.mark.parametrize("name", ["protonet", "imprint", "lwof"])
 def test_evaluation_waits_once_a_batch_and_counts_the_same_in_batches_of_any_size(here, name):
     found = []
-    for memory in (1 << 20, 1 << 30):
+    for memory in (1 << 19, 1 << 30):
         with accelerator(memory) as counts:
             prepared = _prepared(here, "clusters-5shot")
             loader = prepared.loader("test", device=DEVICE)
@@ -353,7 +353,7 @@ def test_evaluation_waits_once_a_batch_and_counts_the_same_in_batches_of_any_siz
             counts.clear()
             found.append(evaluate(method, name, loader, range(60)).counts)
             size = batch_size(loader, 50)
-            assert 1 <= size < 8 if memory == 1 << 20 else size > 60
+            assert 1 <= size < 8 if memory == 1 << 19 else size > 60
             assert counts.waits.total() == -(-60 // size)
     loader = prepared.loader("test")
     found.append(evaluate(made(name, {}, prepared.base), name, loader, range(60)).counts)

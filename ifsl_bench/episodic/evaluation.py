@@ -27,7 +27,7 @@ from ifsl_bench.protocol.metrics import COUNTS, Counts, estimate
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
 BATCH_BYTES = 1 << 25  # on the CPU: what its caches bear
 MOST_ON_CPU = 1000  # episodes at once
-SHARE = 1 / 32  # of an accelerator's free memory, for features and logits; a search needs several times as much
+SHARE = 1 / 8  # of an accelerator's free memory, for features and logits; the methods' peaks are about twice as much
 
 
 @dataclass(frozen=True)
