@@ -35,6 +35,7 @@ def result_facts(result: Result) -> str:
         *([f"calibration  {_calibration(result.calibration)}"] if result.calibration else []),
         *(f"tuned        {key}: {values}" for key, values in result.tuned.items()),
         *(f"solver       {key}: {values}" for key, values in result.solver.items()),
+        *(f"where        {stage} on {place}" for stage, place in result.places.items()),
         f"cost         {', '.join(f'{k} {v:g}' for k, v in cost.items())}",
         *(f"{key:12} {value}" for key, value in result.provenance.items()),
     ]
