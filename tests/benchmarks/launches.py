@@ -1,6 +1,6 @@
 """What an accelerator would be asked, counted without one, and how long that would take on an H100 and an H200.
 
-    python tests/benchmarks/launches.py [--quick] [--markdown]
+    python tests/benchmarks/launches.py [--quick] [--only WORDS] [--markdown]
 
 Shapes are the attractor paper's: 512 features, 5 novel beside 200 base classes, 5 shots, 25 + 25 queries; images of
 84 x 84. The counts are those of ``tests/benchmarks/pretend.py``. A step of meta-training is all that a step is: forward
@@ -59,7 +59,7 @@ class Work:
     """A row: what to count.
 
     Attributes:
-        prepare: makes what is needed, on a device; what it returns is counted, at its second call.
+        prepare: makes what is needed, on a device; what it returns is counted, at its second call where that is quick.
         device: where.
         quick: whether ``--quick`` has it too.
         steps: of a training; prepare takes their number before the device, and a step is the difference of two numbers.
@@ -117,7 +117,8 @@ def counted(work: Work) -> Asked:
     with accelerator(FREE) as counts:
         if work.steps is None:
             once = work.prepare(work.device)
-            once()
+            if work.at_once < 1000:
+                once()  # with what is made on a first call alone
             return Asked.of(once, counts)
         few, many = (asdict(Asked.of(work.prepare(steps, work.device), counts)) for steps in work.steps)
         return Asked(**{key: (many[key] - few[key]) / (work.steps[1] - work.steps[0]) for key in few})
@@ -209,9 +210,9 @@ def works() -> Iterator[Work]:
         yield Work(f"a step of pretraining {backbone}", 8, steps, quick=False, steps=(4, 24))
 
 
-def rows(quick: bool) -> Iterator[list[object]]:
+def rows(quick: bool, only: str) -> Iterator[list[object]]:
     for work in works():
-        if quick and not work.quick:
+        if (quick and not work.quick) or only.lower() not in f"{work.title}, {work.at_once}".lower():
             continue
         asked = counted(work)
         line: list[object] = [work.title, work.at_once, asked.launches, asked.waits, asked.up / 1e6, asked.down / 1e6]
@@ -225,12 +226,17 @@ def rows(quick: bool) -> Iterator[list[object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="leave out what takes more than seconds")
+    parser.add_argument("--only", default="", help="rows that have these words, as in 'MLP+A, evaluation, 256'")
     parser.add_argument("--markdown", action="store_true")
     given = parser.parse_args()
     heads = ["work", "at once", "launches", "waits", "MB up", "MB down", "GFLOP", "GB traffic"]
     heads += [f"ms on an {name}" for name in MEMORY]
     form = ("", ",.0f", ",.0f", ",.1f", ".2f", ".2f", ",.1f", ",.2f")
-    print(tabulate(rows(given.quick), heads, "github" if given.markdown else "simple", floatfmt=form, intfmt=","))
+    print(
+        tabulate(
+            rows(given.quick, given.only), heads, "github" if given.markdown else "simple", floatfmt=form, intfmt=","
+        )
+    )
 
 
 if __name__ == "__main__":
