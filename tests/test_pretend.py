@@ -46,14 +46,14 @@ EVALUATION = {
     "imprint": (30, 0),
     "lwof": (40, 0),
     "lr": (2000, 80),
-    "lr+a": (1800, 80),
-    "mlp+a": (45_000, 1000),
+    "lr+a": (1700, 70),
+    "mlp+a": (36_000, 780),
 }
 TRAINING = {
     "lwof": (150, 0),
-    "lr+a": (2600, 90),
-    "lr+a implicit": (3000, 110),
-    "mlp+a": (24_000, 500),
+    "lr+a": (1950, 70),
+    "lr+a implicit": (2250, 90),
+    "mlp+a": (20_500, 440),
 }
 # Of a step of pretraining the small network: copies to the device, waits and launches.
 PRETRAINING = (2, 1.2, 200)
