@@ -83,7 +83,7 @@ def change_options(command: Any) -> Any:
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Plain progress lines with more detail.")
-device_option = click.option("--device", default="auto", show_default=True, help="auto (stage by stage), cpu, cuda or cuda:N.")
+device_option = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
 
 
 def folders_of(home: str | None, results_dir: str | None = None) -> Home:

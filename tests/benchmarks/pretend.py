@@ -30,93 +30,22 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from pretend_counts import Counts, Plan, place, plan_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from ifsl_bench.backbone import device as devices
 
 DEVICE = torch.device("meta")
-ROOT = Path(__file__).parents[2]
-OURS = (str(ROOT / "ifsl_bench"), str(ROOT / "methods"))
-
 aten = torch.ops.aten
-FREE = {  # memory is reserved or shared, nothing is computed
-    aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten.empty_permuted,
-    aten._unsafe_view, aten._reshape_alias, aten.lift, aten.lift_fresh, aten.set_, aten.resize_,
-    aten.is_same_size, aten.sym_size, aten.sym_numel, aten.sym_stride, aten.record_stream,
-}  # fmt: skip
-WAITS = {
-    aten._local_scalar_dense, aten.is_nonzero, aten.equal, aten.nonzero, aten.masked_select, aten.unique_dim,
-    aten._unique, aten._unique2, aten.unique_consecutive, aten.unique_dim_consecutive, aten.bincount, aten.histc,
-    aten._linalg_check_errors, aten.linalg_lstsq, aten._linalg_eigh, aten._linalg_eigvals,
-    aten.linalg_eig, aten._linalg_svd,
-}  # fmt: skip
 
 
 class Refused(RuntimeError):
     """What an accelerator would not do."""
-
-
-@dataclass
-class Counts:
-    """What was asked of the accelerator; places are ``file:line`` of the suite's own code.
-
-    Attributes:
-        launches: name of the operation -> how many.
-        launched_at: place -> how many, where they are asked for.
-        waits: "operation at place" -> how many.
-        uploads, downloads: place -> copies to and from the device.
-        bytes_up, bytes_down: that crossed.
-        traffic: bytes that launches read and wrote.
-        flops: of matrix products and convolutions.
-    """
-
-    launches: Counter[str] = field(default_factory=Counter)
-    launched_at: Counter[str] = field(default_factory=Counter)
-    waits: Counter[str] = field(default_factory=Counter)
-    uploads: Counter[str] = field(default_factory=Counter)
-    downloads: Counter[str] = field(default_factory=Counter)
-    bytes_up: int = 0
-    bytes_down: int = 0
-    traffic: int = 0
-    flops: int = 0
-
-    def clear(self) -> None:
-        """Begins anew."""
-        self.__init__()  # type: ignore[misc]
-
-    @property
-    def total(self) -> tuple[int, int]:
-        """Launches and waits."""
-        return self.launches.total(), self.waits.total()
-
-
-@lru_cache
-def _of_the_suite(file: str) -> tuple[bool, str]:
-    """Whether a file is the suite's own code, and its path within the repository; "" elsewhere."""
-    return file.startswith(OURS), file[len(str(ROOT)) + 1 :] if file.startswith(str(ROOT)) and file != __file__ else ""
-
-
-def place() -> str:
-    """The innermost line of the suite's own code that is being run, else of the caller's."""
-    frame: Any = sys._getframe(1)
-    outer = ""
-    while frame is not None:
-        ours, path = _of_the_suite(frame.f_code.co_filename)
-        if path and (ours or not outer):
-            outer = f"{path}:{frame.f_lineno}"
-        if ours:
-            break
-        frame = frame.f_back
-    return outer
 
 
 class Pretend(Tensor):
@@ -213,34 +142,6 @@ def _outer(x: Any) -> Any:
     return type(x)(_outer(y) for y in x) if isinstance(x, (list, tuple)) else x
 
 
-class _Plan:
-    """What its schema says of an operation."""
-
-    def __init__(self, func: Any) -> None:
-        packet, schema = func.overloadpacket, func._schema
-        written = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
-        views = [r.alias_info is not None and not r.alias_info.is_write for r in schema.returns]
-        self.name, self.packet = packet.__name__, packet
-        self.launches = packet not in FREE and not any(views)
-        self.reads = packet in (aten._local_scalar_dense, aten.is_nonzero)
-        self.waits = packet in WAITS
-        self.indexes = packet in (aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_)
-        self.repeats = packet is aten.repeat_interleave
-        self.copies = packet in (aten.copy_, aten._to_copy)
-        self.flops = flop_registry.get(packet)
-        self.changed = [
-            (argument.name, None if argument.kwarg_only else i)
-            for i, argument in enumerate(schema.arguments)
-            if argument.alias_info is not None and argument.alias_info.is_write
-        ]
-        self.returns_changed = written
-        has = torch._C._dispatch_has_kernel_for_dispatch_key
-        self.composite = has(func.name(), "CompositeImplicitAutograd")
-
-
-_plan = lru_cache(maxsize=None)(_Plan)
-
-
 class _Dispatch(TorchDispatchMode):
     """Takes every operation on the way to its kernel, runs those of the accelerator on the CPU, and counts them."""
 
@@ -254,7 +155,7 @@ class _Dispatch(TorchDispatchMode):
         asked = target is not None and torch.device(target).type == DEVICE.type
         if not asked and Pretend not in types:
             return func(*args, **kwargs)  # the CPU's own business
-        plan = _plan(func)
+        plan = plan_of(func)
         if plan.composite:  # which inference mode hands over whole
             with self:
                 return func.decompose(*args, **kwargs)
@@ -273,7 +174,7 @@ class _Dispatch(TorchDispatchMode):
         self._count(plan, flat, inner_args, inner_kwargs, found)
         return self._wrapped(func, plan, args, kwargs, found)
 
-    def _count(self, plan: _Plan, flat: list[Any], args: Any, kwargs: Any, found: Any) -> None:
+    def _count(self, plan: Plan, flat: list[Any], args: Any, kwargs: Any, found: Any) -> None:
         counts = self.counts
         by_mask = plan.indexes and any(x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1])
         if plan.waits or by_mask or (plan.repeats and kwargs.get("output_size") is None):
@@ -290,7 +191,7 @@ class _Dispatch(TorchDispatchMode):
             counts.flops += plan.flops(*args, **kwargs, out_val=found)
 
     @staticmethod
-    def _wrapped(func: Any, plan: _Plan, args: Any, kwargs: Any, found: Any) -> Any:
+    def _wrapped(func: Any, plan: Plan, args: Any, kwargs: Any, found: Any) -> Any:
         """Results as the accelerator's; what was changed in place as the tensors that were given."""
         if not plan.changed:
             return _outer(found)
@@ -303,7 +204,7 @@ class _Dispatch(TorchDispatchMode):
             return tuple(next(written) if ours else _outer(x) for ours, x in zip(changed, found, strict=True))
         return (given[0] if changed[0] else _outer(found)) if changed else None
 
-    def _copy(self, func: Any, plan: _Plan, args: Any, kwargs: Any) -> Any:
+    def _copy(self, func: Any, plan: Plan, args: Any, kwargs: Any) -> Any:
         """``copy_`` and ``to``, the two that may cross."""
         if plan.packet is aten.copy_:
             target, source = args[0], args[1]
