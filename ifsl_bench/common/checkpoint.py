@@ -98,17 +98,16 @@ class CheckpointFolder:
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in main memory; those of a device come over in one transfer for each type."""
-    found = {key: value.detach() for key, value in tensors.items()}
+    """The tensors in main memory; from a device they come in one transfer for each type."""
     groups: dict[tuple[torch.device, torch.dtype], list[str]] = {}
-    for key, value in found.items():
-        if value.device.type != "cpu":
-            groups.setdefault((value.device, value.dtype), []).append(key)
+    for key, value in tensors.items():
+        groups.setdefault((value.device, value.dtype), []).append(key)
+    found: dict[str, Tensor] = {}
     for keys in groups.values():
-        flat = torch.cat([found[key].reshape(-1) for key in keys]).cpu()
-        for key, part in zip(keys, flat.split([found[key].numel() for key in keys]), strict=True):
-            found[key] = part.reshape(found[key].shape).clone()  # safetensors takes no parts of a common memory
-    return {key: value.contiguous() for key, value in found.items()}
+        flat = torch.cat([tensors[key].detach().reshape(-1) for key in keys]).cpu()
+        for key, part in zip(keys, flat.split([tensors[key].numel() for key in keys]), strict=True):
+            found[key] = part.reshape(tensors[key].shape).clone()  # safetensors takes no parts of a common memory
+    return found
 
 
 def finished(folder: Path, **facts: Any) -> State | None:
