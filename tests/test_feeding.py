@@ -59,7 +59,8 @@ def test_processes_share_the_batches_of_one(size, parts):
     images, normalise = pool(), make_normalise(IMAGES, (8, 7, 3), CPU)
     whole = seen(HostFeed(images, normalise), draw_epoch(images, SPEC, 3, 1, 8, 3, ALONE))
     shared = [
-        seen(HostFeed(images, normalise), draw_epoch(images, SPEC, 3, 1, 8, 3, World(rank, size))) for rank in range(size)
+        seen(HostFeed(images, normalise), draw_epoch(images, SPEC, 3, 1, 8, 3, World(rank, size)))
+        for rank in range(size)
     ]
     for step, (inputs, labels) in enumerate(whole):
         assert [len(one[step][1]) for one in shared] == parts

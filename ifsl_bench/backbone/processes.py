@@ -108,11 +108,12 @@ def device_name(asked: str, launch: Launch | None) -> str:
         raise UserError(f"--device {asked} is one device for {launch.size} processes; --device cuda gives each its own")
     if asked == "auto" and not torch.cuda.is_available():
         return "cpu"
-    if asked in ("auto", "cuda") and launch.local_size > (there := torch.cuda.device_count()):
-        raise UserError(
-            f"torchrun started {launch.local_size} processes on a machine with {there} CUDA devices; "
-            f"start with --nproc-per-node {there}" + ("" if there else ", or with --device cpu")
-        )
+    there = torch.cuda.device_count()
+    if asked in ("auto", "cuda") and launch.local_size > there:
+        has, then = (f"{there} CUDA devices", f"start --nproc-per-node {there}") if there else (
+            "no CUDA device", "add --device cpu"
+        )  # fmt: skip
+        raise UserError(f"torchrun started {launch.local_size} processes on a machine with {has}; {then}")
     return f"cuda:{launch.local_rank}" if asked in ("auto", "cuda") else asked
 
 
