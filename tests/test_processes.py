@@ -64,7 +64,9 @@ def dots(tmp_path):
     return tmp_path
 
 
-def start(folder: Path, home: str, processes: int, *more: str, task: str = "dots", **environment: str):
+def start(
+    folder: Path, home: str, processes: int, *more: str, task: str = "dots", restarts: int = 0, **environment: str
+):
     one = [sys.executable, str(WORKER)]
     many = [
         sys.executable,
@@ -165,6 +167,14 @@ def test_what_goes_wrong_in_any_process_is_told_once(dots, arguments, said):
     assert "KILL" in arguments or said in told(err)[0], err
     if "KILL" in arguments and told(err):  # torchrun may end the other before it has noticed
         assert said in told(err)[0]
+
+
+@pytest.mark.slow("torchrun, which starts its processes twice")
+def test_processes_that_torchrun_replaces_go_on(dots):
+    status, out, err = done(start(dots, "replaced", 2, restarts=1, KILL="1:7"))
+    assert status == 0, err
+    assert f"(resumed at 5 of {STEPS})" in err
+    assert out.count("weights: ") == 1
 
 
 @pytest.mark.slow("torchrun twice")

@@ -130,7 +130,9 @@ def together(launch: Launch | None) -> Iterator[World]:
     if launch is None:
         yield ALONE
         return
-    store, *_ = next(rendezvous("env://"))
+    common, *_ = next(rendezvous("env://"))
+    # What processes that torchrun has replaced wrote there stays there.
+    store = dist.PrefixStore(f"start {launch.restarts}", common)
     try:
         how = {"store": store, "rank": launch.rank, "world_size": launch.size, "timeout": LONGEST_WAIT}
         dist.init_process_group("gloo", **how)

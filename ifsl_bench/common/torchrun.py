@@ -21,12 +21,14 @@ class Launch:
         size: how many there are.
         local_rank: its number among those of this machine.
         local_size: how many there are on this machine.
+        restarts: how often torchrun has replaced all of them (``--max-restarts``).
     """
 
     rank: int
     size: int
     local_rank: int
     local_size: int
+    restarts: int = 0
 
 
 def launch() -> Launch | None:
@@ -35,15 +37,14 @@ def launch() -> Launch | None:
     Raises:
         UserError: the environment says what cannot be.
     """
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    given = [os.environ.get(name, "") for name in names]
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+    given = [os.environ.get(name, "0" if name == names[-1] else "") for name in names]
     if not given[0] or given[1] in ("", "0", "1"):
         return None
     if not all(value.isascii() and value.isdigit() for value in given):
         said = ", ".join(f"{name}={value!r}" for name, value in zip(names, given, strict=True))
         raise UserError(f"the environment has {said}, where torchrun sets numbers; use torchrun, or unset RANK")
-    rank, size, local_rank, local_size = map(int, given)
-    return Launch(rank, size, local_rank, local_size)
+    return Launch(*map(int, given))
 
 
 def check_alone(command: str) -> None:
