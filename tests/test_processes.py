@@ -75,6 +75,8 @@ def start(
         "--standalone",
         "--nproc-per-node",
         str(processes),
+        "--max-restarts",
+        str(restarts),
         str(WORKER),
     ]
     if not (folder / home).exists():

@@ -134,8 +134,7 @@ def together(launch: Launch | None) -> Iterator[World]:
     # What processes that torchrun has replaced wrote there stays there.
     store = dist.PrefixStore(f"start {launch.restarts}", common)
     try:
-        how = {"store": store, "rank": launch.rank, "world_size": launch.size, "timeout": LONGEST_WAIT}
-        dist.init_process_group("gloo", **how)
+        dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=LONGEST_WAIT)
         yield World(launch.rank, launch.size)
         dist.destroy_process_group()
     except (Exception, KeyboardInterrupt) as error:
