@@ -132,7 +132,7 @@ def together(launch: Launch | None) -> Iterator[World]:
         return
     common, *_ = next(rendezvous("env://"))
     # What processes that torchrun has replaced wrote there stays there.
-    store = dist.PrefixStore(f"start {launch.restarts}", common)
+    store = dist.PrefixStore(f"start {launch.restarts}", common)  # type: ignore[attr-defined]
     try:
         dist.init_process_group("gloo", store=store, rank=launch.rank, world_size=launch.size, timeout=LONGEST_WAIT)
         yield World(launch.rank, launch.size)
