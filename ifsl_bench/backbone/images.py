@@ -102,12 +102,12 @@ def cut_on_device(pool: Tensor, rows: Tensor, crops: Tensor) -> Tensor:
     """
     _, height, width, _ = pool.shape
     down, right, mirrored = crops.unsqueeze(2)  # [B, 1] each
-    y = torch.arange(height, device=pool.device) + down  # [B, H], where a row of a crop comes from
-    x = torch.arange(width, device=pool.device)
-    x = torch.where(mirrored > 0, width - 1 - x, x) + right  # [B, W]
-    inside = ((y >= 0) & (y < height))[:, :, None] & ((x >= 0) & (x < width))[:, None]  # [B, H, W]
-    y, x = y.clamp(0, height - 1)[:, :, None], x.clamp(0, width - 1)[:, None]
-    return pool[rows[:, None, None], y, x] * inside[..., None]
+    count = torch.arange(max(height, width), device=pool.device)
+    y = count[:height] + down  # [B, H], where a row of a crop comes from
+    x = (count[:width] - (width - 1) * mirrored).abs() + right  # [B, W]
+    there, across = y.clamp(0, height - 1), x.clamp(0, width - 1)
+    inside = (y == there)[:, :, None] & (x == across)[:, None]  # [B, H, W]
+    return pool[rows[:, None, None], there[:, :, None], across[:, None]] * inside[..., None]
 
 
 def crop_and_flip(batch: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
