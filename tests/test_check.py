@@ -113,6 +113,8 @@ def shorten(value: dict) -> None:
         (lambda v: v.update(tuned={"gamma": {"gamma=1": 101}}), "tuned.gamma: gamma=1 is 101.0, no accuracy"),
         (lambda v: v.update(tuned={"normalise": {}}), "tuned: normalise is no option that method lwof tunes"),
         (lambda v: v["pretraining"].update(accuracy="lots"), "pretraining.accuracy: 'lots', where accuracies"),
+        (lambda v: v["pretraining"].update(processes=[2, 0]), "pretraining.processes: [2, 0], where numbers of"),
+        (lambda v: v["pretraining"].update(processes=2), "pretraining.processes: 2, where numbers of"),
         (lambda v: v["pretraining"].update(accuracy=[1]), "pretraining.accuracy: [1], where accuracies"),
         (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: x is True, no accuracy"),
         (lambda v: v["pretraining"].update(sha256="x"), "pretraining.sha256: 'x' is not 64 hexadecimal digits"),

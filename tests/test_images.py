@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
-from ifsl_bench.backbone.images import Normalise, crop_and_flip, gather
+from ifsl_bench.backbone.images import Normalise, crop_and_flip, cut, cut_on_device, draw_crops, gather
 from ifsl_bench.protocol.task import DataSpec
 
 
@@ -22,6 +23,17 @@ def test_crop_and_flip_is_pad_crop_mirror():
         cropped = padded[dy : dy + 7, dx : dx + 9]
         expected = cropped[:, ::-1] if mirrored[i] else cropped
         np.testing.assert_array_equal(out[i].numpy(), expected)
+
+
+@pytest.mark.parametrize(("padding", "flip"), [(2, True), (9, True), (3, False), (0, True)])
+def test_a_device_cuts_the_same_images_as_the_cpu(padding, flip):
+    """Also crops that lie beside the image, all black."""
+    pool = torch.randint(1, 256, (30, 7, 6, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    rows = torch.randperm(30)[:20]
+    crops = draw_crops(20, padding, flip, torch.Generator().manual_seed(3))
+    expected = cut(pool[rows], crops)
+    assert torch.equal(cut_on_device(pool, rows, crops), expected)
+    assert torch.equal(crop_and_flip(pool[rows], padding, flip, torch.Generator().manual_seed(3)), expected)
 
 
 def test_no_padding_and_no_flip_leaves_images_alone():

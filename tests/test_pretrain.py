@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench.backbone import pretrain as module
 from ifsl_bench.backbone.pretrain import pretrain, pretraining_key
+from ifsl_bench.backbone.trainer import Trainer
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -103,7 +103,7 @@ def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
     def run(home, stops):
         dataset = ensure(Home.locate(clusters / "home"), task.dataset, Reporter())
         steps = {"n": 0}
-        original = module._Trainer._step
+        original = Trainer._step
 
         def step(self, *arguments):
             steps["n"] += 1
@@ -111,15 +111,15 @@ def test_interrupted_run_ends_with_the_same_weights(clusters, monkeypatch):
                 raise KeyboardInterrupt
             return original(self, *arguments)
 
-        monkeypatch.setattr(module._Trainer, "_step", step)
+        monkeypatch.setattr(Trainer, "_step", step)
         while True:
             try:
                 return pretrain(home, task, dataset, "linear", 0, CPU, Reporter()), steps["n"]
             except KeyboardInterrupt:
                 continue
             finally:
-                monkeypatch.setattr(module._Trainer, "_step", original)
-                monkeypatch.setattr(module._Trainer, "_step", step)
+                monkeypatch.setattr(Trainer, "_step", original)
+                monkeypatch.setattr(Trainer, "_step", step)
 
     whole, plain = run(Home.locate(clusters / "a"), ())
     broken, total = run(Home.locate(clusters / "b"), (9, 27))
@@ -134,7 +134,7 @@ def test_first_step_is_plain_sgd_with_weight_decay_on_matrices(frozen, tmp_path)
     _, task, dataset = frozen
     spec = msgspec.structs.replace(task.pretraining, steps=1, weight_decay=0.1, batch=100_000)
     task = msgspec.structs.replace(task, pretraining=spec)
-    trainer = module._Trainer(tmp_path / "x", task, dataset, "linear", 0, CPU)
+    trainer = Trainer(tmp_path / "x", task, dataset, "linear", 0, CPU)
     weight, bias = trainer.head.weight.detach().clone().double(), trainer.head.bias.detach().clone().double()
     trainer.info["bf16"] = False
     trainer.train(Reporter())

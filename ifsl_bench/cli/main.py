@@ -31,8 +31,10 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
+from ifsl_bench.cli.pretraining import pretrain
 from ifsl_bench.cli.results import check, compare, reproduce, show, table
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ def run(
     verbose: bool,
 ) -> None:
     """Train and evaluate methods on tasks, and show them among the stored rows."""
+    check_alone("ifsl-bench run")
     if not tasks or (not methods and not checkpoint):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
     from ifsl_bench.protocol.task_files import find
@@ -267,7 +270,7 @@ def _guarded(call: Callable[[], Any]) -> int:
     return status if isinstance(status, int) else 0
 
 
-for command in (table, compare, show, check, reproduce, data):
+for command in (pretrain, table, compare, show, check, reproduce, data):
     cli.add_command(command)
 
 

@@ -18,6 +18,7 @@ from ifsl_bench.cli.options import (
     verbose_option,
 )
 from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.torchrun import check_alone
 
 
 @click.command()
@@ -188,6 +189,7 @@ def reproduce(
     """
     import tempfile
 
+    check_alone("ifsl-bench reproduce")
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench.board.result_file import read

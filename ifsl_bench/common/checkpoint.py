@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import CorruptFile
@@ -46,8 +47,7 @@ class CheckpointFolder:
             self.folder.mkdir(parents=True, exist_ok=True)
             previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
             name = f"state-{1 + max((int(match[1]) for match in previous), default=0)}.safetensors"
-            content = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-            write_bytes(self.folder / name, save(content))
+            write_bytes(self.folder / name, save(_on_host(tensors)))
             entry = {"file": name, "sha256": sha256_file(self.folder / name)}
             whole = write_sealed(self.json, {**info, "tensors": entry})
             leftovers = [*(match[0] for match in previous), *(p.name for p in self.folder.glob(f"{PARTIAL}*"))]
@@ -95,6 +95,19 @@ class CheckpointFolder:
             raise CorruptFile(f"{path} is missing, though {self.json.name} names it") from None
         except SafetensorError as error:
             raise CorruptFile(f"{path} holds no tensors ({error})") from error
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in main memory; from a device they come in one transfer for each type."""
+    groups: dict[tuple[torch.device, torch.dtype], list[str]] = {}
+    for key, value in tensors.items():
+        groups.setdefault((value.device, value.dtype), []).append(key)
+    found: dict[str, Tensor] = {}
+    for keys in groups.values():
+        flat = torch.cat([tensors[key].detach().reshape(-1) for key in keys]).cpu()
+        for key, part in zip(keys, flat.split([tensors[key].numel() for key in keys]), strict=True):
+            found[key] = part.reshape(tensors[key].shape).clone()  # safetensors takes no parts of a common memory
+    return found
 
 
 def finished(folder: Path, **facts: Any) -> State | None:

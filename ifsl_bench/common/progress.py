@@ -35,6 +35,13 @@ class Reporter:
         yield Stage()
 
 
+class Mute(Reporter):
+    """Says nothing at all: that of a process that another one speaks for."""
+
+    def warn(self, text: str) -> None:
+        pass
+
+
 class _LogStage(Stage):
     def __init__(self, title: str, total: int, done: int, out: IO[str], every: float) -> None:
         self.title, self.total, self.done, self.out, self.every = title, total, done, out, every

@@ -1,0 +1,271 @@
+"""The training loop of a pretraining: its state, on disk and in memory, its steps, and its accuracy at the end."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ifsl_bench.backbone.device import Precision, choose_precision, describe_device
+from ifsl_bench.backbone.feeding import draw_epoch, make_feed
+from ifsl_bench.backbone.images import batches, make_normalise
+from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead, channels_last, make_backbone, make_head
+from ifsl_bench.backbone.processes import ALONE, World, share_norms
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.sealed import SECONDS, check_kinds, check_range
+from ifsl_bench.common.seeds import seed_of
+from ifsl_bench.data.pools import Dataset, Pool
+from ifsl_bench.protocol.task import Task
+
+LOOK = 10  # steps from one look at the loss to the next, since a look waits for the device
+
+
+class _Classifier(nn.Module):
+    """Images [B, C, H, W] to logits [B, K]: backbone and base classifier as one module, for processes to share."""
+
+    def __init__(self, network: Backbone, head: LinearHead | CosineHead, precision: Precision) -> None:
+        super().__init__()
+        self.network, self.head, self.precision = network, head, precision
+
+    def forward(self, images: Tensor) -> Tensor:
+        with self.precision.autocast(images.device):
+            features = self.network(images)
+        return self.head(features.float())
+
+
+class Trainer:
+    """A pretraining as far as it has come.
+
+    Args:
+        folder: where its state is kept.
+        head: "linear" or "cosine".
+        seed: that of the pretraining.
+        world: the processes that share each batch. Each has a trainer, and all of them call the same methods in the
+            same order, but for :meth:`restore`, which is for the first one.
+
+    Raises:
+        UserError: the processes cannot share it; or mean and std do not fit the images.
+    """
+
+    def __init__(
+        self, folder: Path, task: Task, dataset: Dataset, head: str, seed: int, device: torch.device,
+        world: World = ALONE,
+    ) -> None:  # fmt: skip
+        self.folder, self.task, self.dataset, self.kind, self.seed, self.device, self.world = (
+            folder, task, dataset, head, seed, device, world,
+        )  # fmt: skip
+        spec = task.pretraining
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed_of("initial weights", seed))
+            network = make_backbone(spec.backbone, dataset.shape, spec.norm_momentum)
+            classes = len(dataset.manifest["pools"]["base/train"]["classes"])
+            self.head = make_head(head, network.features, classes)
+        self.network = share_norms(channels_last(network, device), device, world)
+        self.head.to(device)
+        self.normalise = make_normalise(task.dataset, dataset.shape, device)
+        if self._batch[0] < world.size:
+            raise UserError(f"a batch of {self._batch[0]} images is too small for {world.size} processes; start fewer")
+        decayed: list[nn.Parameter] = []
+        free: list[nn.Parameter] = []
+        for module in (self.network, self.head):
+            for parameter in module.parameters():
+                (decayed if parameter.dim() >= 2 else free).append(parameter)
+        groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": free, "weight_decay": 0.0}]
+        fused = True if device.type == "cuda" else None
+        self.optimiser = torch.optim.SGD([g for g in groups if g["params"]], 0.0, spec.momentum, fused=fused)
+        self.parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        precision = choose_precision(device)
+        self.info: dict[str, Any] = {
+            "key": folder.name,
+            "finished": False,
+            "epoch": 0,
+            "seconds": 0.0,
+            "seed": seed,
+            "rng": "order, crops and dropout of epoch e are drawn from a generator seeded by (purpose, seed, e)",
+            "bf16": precision.bf16,
+            "precision": f"{'bf16 autocast' if precision.bf16 else 'float32'}, channels_last: {precision.reason}",
+            "device": describe_device(device),
+            "processes": [],
+        }
+
+    def restore(self) -> None:
+        """Goes on from the state on disk, if there is one.
+
+        Raises:
+            CorruptFile: it is damaged or another's; this trainer is of no use then.
+            UserError: it may not be read.
+        """
+        state = CheckpointFolder(self.folder).load()
+        if state is None:
+            return
+        self._check(state.info)
+        try:
+            self._load(state.tensors)
+        except (RuntimeError, KeyError) as error:
+            raise CorruptFile(f"{self.folder} does not fit the network: {error}") from error
+        self.info = {"processes": [1], **state.info}
+
+    def agree(self) -> None:
+        """Gives the other processes what the first one has restored."""
+        if self.world.size == 1:
+            return
+        began = self.info["epoch"] > 0 or self.info["finished"]
+        state = {k: v.cpu() for k, v in self._tensors().items()} if self.world.first and began else {}
+        self.info, state = self.world.told((self.info, state))
+        if state:
+            self._load(state)
+
+    def _check(self, info: dict[str, Any]) -> None:
+        """What is recorded must fit together; of a state without a checksum that is all that can be known."""
+        path, number = CheckpointFolder(self.folder).json, (int, float)
+        kinds = {"epoch": int, "seconds": number, "seed": int, "bf16": bool, "precision": str, "device": str}
+        check_kinds(path, info, {"finished": bool, **kinds})
+        check_range(path, info, ["seconds"], 0, SECONDS)
+        if info.get("key", self.folder.name) != self.folder.name or info["seed"] != self.seed:
+            raise CorruptFile(f"{path} is of another pretraining: {info.get('key', '')}, seed {info['seed']}")
+        processes = info.get("processes", [1])
+        if not isinstance(processes, list) or not all(type(count) is int and count > 0 for count in processes):
+            raise CorruptFile(f"{path} is damaged: processes is {processes!r:.40}")
+        steps, (_, per_epoch) = self.task.pretraining.steps, self._batch
+        if info["finished"]:
+            check_kinds(path, info, {"accuracy": dict})
+            check_kinds(path, info["accuracy"], dict.fromkeys(self._held_out, number))
+            check_range(path, info["accuracy"], self._held_out, 0, 1)
+        elif not 0 <= info["epoch"] * per_epoch < steps:
+            raise CorruptFile(f"{path} is damaged: epoch {info['epoch']} is not within {steps} steps")
+
+    @property
+    def _batch(self) -> tuple[int, int]:
+        """Images of a step, of all processes, and steps of an epoch."""
+        images = self.dataset.manifest["pools"]["base/train"]["shape"][0]
+        batch = min(self.task.pretraining.batch, images)
+        return batch, max(1, images // batch)
+
+    @property
+    def _held_out(self) -> list[str]:
+        return [name for name in ("base/val", "base/test") if self.dataset.has(name)]
+
+    def _load(self, tensors: dict[str, Tensor]) -> None:
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        self.network.load_state_dict(part("network."))
+        self.head.load_state_dict(part("head."))
+        for i, parameter in enumerate(self.parameters):
+            if f"momentum.{i}" in tensors:  # in the parameter's own layout, which fused steps need
+                buffer = torch.empty_like(parameter).copy_(tensors[f"momentum.{i}"])
+                self.optimiser.state[parameter]["momentum_buffer"] = buffer
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {f"network.{k}": v for k, v in self.network.state_dict().items()}
+        tensors |= {f"head.{k}": v for k, v in self.head.state_dict().items()}
+        if not self.info["finished"]:
+            for i, parameter in enumerate(self.parameters):
+                if (buffer := self.optimiser.state[parameter].get("momentum_buffer")) is not None:
+                    tensors[f"momentum.{i}"] = buffer
+        return tensors
+
+    def _save(self) -> None:
+        if self.world.first:
+            self.info = CheckpointFolder(self.folder).save(self._tensors(), self.info)
+
+    def train(self, reporter: Reporter, compiled: bool = False) -> None:
+        """To the end, from where it is.
+
+        Args:
+            compiled: let torch.compile make the network's kernels.
+
+        Raises:
+            UserError: the loss became infinite or NaN, or a file may not be read or written.
+            CorruptFile: the images are not what was written.
+        """
+        spec, world = self.task.pretraining, self.world
+        for name in ("base/train", *self._held_out) if world.first else ():
+            self.dataset.check_images(name)
+        world.wait()
+        pool, (batch, per_epoch) = self.dataset.pool("base/train"), self._batch
+        feed = make_feed(pool, self.normalise, self.device)
+        model = self._model(compiled).train()
+        start, spent = time.perf_counter(), self.info["seconds"]
+        if self.info["processes"][-1:] != [world.size]:
+            self.info["processes"] = [*self.info["processes"], world.size]
+        title = f"pretraining {spec.backbone}, {self.kind} head, seed {self.seed}"
+        done = self.info["epoch"] * per_epoch
+        reporter.say(f"{title}: {self.info['precision']}" + (f", {world.size} processes" if world.size > 1 else ""))
+        with reporter.stage(title, spec.steps, min(done, spec.steps)) as stage:
+            while done < spec.steps:
+                epoch = self.info["epoch"]
+                steps = min(per_epoch, spec.steps - done)
+                drawn = draw_epoch(pool, spec, self.seed, epoch, batch, steps, world)
+                devices = [self.device] if self.device.type == "cuda" else []
+                own = [world.rank] if world.rank else []  # other images, so other numbers
+                with torch.random.fork_rng(devices=devices):
+                    torch.manual_seed(seed_of("dropout", self.seed, epoch, *own))
+                    loaded = feed.batches(drawn)
+                    with closing(loaded):  # its thread ends with the epoch, however that ends
+                        for i, (images, labels) in enumerate(loaded):
+                            stage.advance(1, **self._step(model, images, labels, done + i))
+                done += per_epoch
+                self.info |= {"epoch": epoch + 1, "seconds": spent + time.perf_counter() - start}
+                if done < spec.steps:
+                    self._save()
+        self.network.eval()
+        accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self._held_out}
+        shown = ", ".join(f"{name} {100 * value:.2f}%" for name, value in accuracy.items())
+        reporter.say(f"{title}: {shown}")
+        self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
+        self._save()
+        self.info = world.told(self.info)  # with the checksum of what the first one wrote
+
+    def _model(self, compiled: bool) -> nn.Module:
+        """What a step calls: the network and its head, compiled or not, as one of the processes has them."""
+        model: nn.Module = _Classifier(self.network, self.head, Precision(self.info["bf16"], ""))
+        if self.world.size > 1:
+            ids = [self.device.index] if self.device.type == "cuda" else None
+            model = nn.parallel.DistributedDataParallel(model, device_ids=ids, process_group=self.world.group)
+        return torch.compile(model) if compiled else model  # type: ignore[return-value]
+
+    def _step(self, model: nn.Module, images: Tensor, labels: Tensor, step: int) -> dict[str, float]:
+        """One batch, of which this process has a part; the figures are read from the device only now and then."""
+        spec, size, (batch, _) = self.task.pretraining, self.world.size, self._batch
+        for group in self.optimiser.param_groups:
+            group["lr"] = spec.schedule.at(step, spec.steps)
+        logits = model(images)
+        if size == 1:
+            loss = F.cross_entropy(logits, labels)
+        else:  # parts may differ by an image: the mean over processes, which gradients become, is that over the batch
+            loss = F.cross_entropy(logits, labels, reduction="sum") * (size / batch)
+        self.optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimiser.step()
+        if step % LOOK and step != spec.steps - 1:
+            return {}
+        hits = (logits.detach().argmax(1) == labels).sum() * (size / batch)
+        value, accuracy = (self.world.total(torch.stack([loss.detach(), hits])) / size).tolist()  # one wait for both
+        if not np.isfinite(value):
+            raise UserError(
+                f"pretraining diverged: the loss is {value} at step {step + 1} of {spec.steps}; "
+                f"lower pretraining.schedule.rate (now {spec.schedule.rate}) in the task file"
+            )
+        return {"loss": value, "accuracy": accuracy}
+
+    @torch.inference_mode()
+    def _accuracy(self, pool: Pool, batch: int) -> float:
+        """Each process labels some of the batches; one wait, at the end."""
+        starts = range(self.world.rank * batch, len(pool), self.world.size * batch)
+        rows = [np.arange(start, min(start + batch, len(pool))) for start in starts]
+        labels = torch.from_numpy(pool.labels).to(self.device)
+        hits = torch.zeros((), dtype=torch.int64, device=self.device)
+        with closing(batches(pool.images, rows, self.device)) as loaded:
+            for chosen, images in zip(rows, loaded, strict=True):
+                logits = self.head(self.network(self.normalise(images)))
+                hits += (logits.argmax(1) == labels[chosen[0] : chosen[-1] + 1]).sum()
+        return int(self.world.total(hits)) / len(pool)

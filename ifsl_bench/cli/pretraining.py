@@ -1,0 +1,51 @@
+"""The command that pretrains and does nothing else, by itself or as one of the processes that torchrun starts."""
+
+from __future__ import annotations
+
+import click
+
+from ifsl_bench.cli.options import device_option, folders_of, home_option, quiet_option, reporter_for, verbose_option
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.torchrun import launch
+from ifsl_bench.protocol.limits import LARGEST_SEED
+
+
+@click.command()
+@click.option("--task", help="A task, or a TOML file of your own.")
+@click.option("--head", default="linear", show_default=True,
+              help="Of the base classifier: linear or cosine; 'ifsl-bench methods' has each method's.")  # fmt: skip
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, LARGEST_SEED), help="Of training.")
+@click.option("--compile", "compiled", is_flag=True, help="Use torch.compile; for accelerators.")
+@device_option
+@home_option
+@quiet_option
+@verbose_option
+def pretrain(
+    task: str | None, head: str, seed: int, compiled: bool, device: str, home: str | None, quiet: bool, verbose: bool
+) -> None:
+    """Pretrain the backbone of a task, which later runs find done; alone, or with torchrun on several accelerators."""
+    if not task:
+        raise UserError("say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot")
+    folders, launched = folders_of(home), launch()
+    if launched is None:
+        from ifsl_bench.protocol.task_files import find
+
+        find(task, home=folders)  # a wrong name is told before torch is imported
+    from ifsl_bench.backbone.device import keep_freed_memory
+    from ifsl_bench.running.pretraining import pretrain_for, weights_file
+
+    keep_freed_memory()
+    made = pretrain_for(
+        task,
+        head=head,
+        seed=seed,
+        device=device,
+        home=folders,
+        reporter=reporter_for(quiet, verbose),
+        compiled=compiled,
+        launched=launched,
+    )
+    if launched is None or launched.rank == 0:
+        shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in made.entry()["accuracy"].items())
+        click.echo(f"{made.key}: {shown}")
+        click.echo(f"weights: {weights_file(folders, made)}")

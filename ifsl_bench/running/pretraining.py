@@ -1,0 +1,74 @@
+"""Pretraining by itself: what later runs find done, in one process or in several that share each batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from ifsl_bench.backbone.device import choose_device
+from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
+from ifsl_bench.backbone.processes import device_name, together
+from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Mute, Reporter
+from ifsl_bench.common.torchrun import Launch
+from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task_files import find
+
+
+def pretrain_for(
+    task: str,
+    *,
+    head: str = "linear",
+    seed: int = 0,
+    device: str = "auto",
+    home: Home | None = None,
+    reporter: Reporter | None = None,
+    compiled: bool = False,
+    launched: Launch | None = None,
+) -> Pretrained:
+    """The backbone and base classifier that runs on a task begin with, from the cache, resumed, or made now.
+
+    Args:
+        task: a task's name or file, as for ``run``; a file's tasks must have one pretraining.
+        head: of the base classifier; each method says which one it starts from.
+        seed: of training; a task may have one pretraining for all of them.
+        device: "auto", "cpu", "cuda" or "cuda:N"; with several processes each takes its own accelerator.
+        compiled: let torch.compile make the network's kernels; for accelerators.
+        launched: this process among several, all of which call this: the first one writes and reports.
+
+    Raises:
+        UserError: whatever is wrong, in one line.
+        SystemExit: in a process of several, where another one has said what is wrong.
+    """
+    if head not in get_args(HeadKind):
+        raise unknown("head", head, get_args(HeadKind))
+    home = home or Home.locate()
+    with together(launched) as world:
+        chosen = _only(find(task, home=home), task)
+        where = choose_device(device_name(device, launched))
+        if compiled and where.type == "cpu":
+            raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
+        kind: HeadKind = "cosine" if head == "cosine" else "linear"
+        said = (reporter or Reporter()) if world.first else Mute()
+        prepared = Workspace(home, where, said).prepared(chosen, kind, seed)
+        if world.first:
+            _ = prepared.dataset  # may have to be made, by one
+        world.wait()
+        how = where, said, world.on(where), compiled
+        return pretrain(home, chosen, prepared.dataset, kind, seed, *how)
+
+
+def weights_file(home: Home, pretrained: Pretrained) -> Path:
+    """Where the weights lie."""
+    return home.pretrained / pretrained.key / str(pretrained.info["tensors"]["file"])
+
+
+def _only(tasks: list[Task], said: str) -> Task:
+    """The first of tasks that all start from one pretraining."""
+    made_of = {(task.dataset.name, str(task.pretraining), task.base_classes) for task in tasks}
+    if len(made_of) > 1:
+        names = ", ".join(task.name for task in tasks)
+        raise UserError(f"the tasks of {said} have different pretrainings ({names}); say which: FILE:NAME")
+    return tasks[0]
