@@ -63,10 +63,6 @@ def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -
     return w, info().steps
 
 
-def one_by_one(space: object) -> None:
-    """Nothing: a search for all episodes at once has no need of them one by one."""
-
-
 def _solver(k: Tensor, pi: Tensor) -> Callable[..., tuple[Tensor, Tensor, Callable[[], Krylov]]]:
     """`conjugate_gradient` with 1 + M K, in the metric of K."""
     shares = pi / pi.shape[2]

@@ -1,21 +1,18 @@
 """Batched L-BFGS: every episode with its own line search, history and end.
 
 One evaluation of all running episodes per turn. An episode whose trial step is accepted gets a new direction, one
-whose step is not gets a shorter or longer one, so no evaluation is made for an episode that does not need it. Very few
-episodes are solved one by one instead, where there is a way to (`single`).
+whose step is not gets a shorter or longer one, so no evaluation is made for an episode that does not need it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from . import single
 from .checks import check_options
 from .escape import below
 from .history import History
@@ -23,9 +20,8 @@ from .iterate import State, iterate
 from .objective import Objective
 from .outcome import Outcome, relative_tolerance
 from .search import Bracket, aside, first_step, weak_wolfe
-from .single import SingleSpace
 from .space import Space, coordinates
-from .tree import Tree, column, dot, tree_map
+from .tree import Tree, column, dot
 
 GoOn = Callable[[Space, Tensor, Tensor], Outcome]  # a space of some episodes, points, and which episodes they are
 
@@ -41,8 +37,8 @@ class LBFGS:
 
     Works in the objective's own coordinates where v0 is None and it has some. Where their metric is that of the
     penalty, 1/2 |grad L|^2 <= gap L is asked as well, which bounds L - L* around a minimum: with a weak penalty the
-    first test says little. What float32 cannot solve there is solved again in float64. On a CPU that is done one by
-    one, and so are up to `alone` episodes (default: as many as are faster that way) from the beginning.
+    first test says little. What float32 cannot solve there is solved again in float64. An objective may offer a search
+    of its own with the same rules, `HasSearch`.
 
     escapes: how often an episode that has converged where the objective curves downwards, at a saddle, goes on from a
     lower point along that curvature. One that is at a saddle still counts as converged: its gradient has vanished.
@@ -59,24 +55,23 @@ class LBFGS:
     history: int = 6
     max_trials: int = 25
     gap: float = 1e-6
-    alone: int | None = None
     escapes: int = 0
 
     def __post_init__(self) -> None:
         check_options(self, positive=("tolerance", "gap"), counts=("max_steps", "history", "max_trials"))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
+        if v0 is None and (own := getattr(objective, "search", None)) is not None:
+            if (outcome := own(self, args)) is not None:
+                return outcome
         space = coordinates(objective, v0, args)
-        if alone := space.one_by_one(self.alone):
-            return self._one_by_one(*alone, space.dtype)
         found = self._all_at_once(space)
         rows = (~found.converged & found.objective.isfinite()).nonzero()[:, 0]
         if space.dtype == torch.float64 or len(rows) == 0 or (hard := space.double(rows)) is None:
             return found
-        relative = torch.as_tensor(self._relative(space.dtype))
+        relative = torch.as_tensor(self.relative(space.dtype))
         solver = replace(self, tolerance=relative[rows] if relative.dim() else relative)
-        alone = hard.one_by_one(len(rows))
-        return found.put(rows, solver._one_by_one(*alone, hard.dtype) if alone else solver._all_at_once(hard))
+        return found.put(rows, solver._all_at_once(hard))
 
     def _all_at_once(self, space: Space) -> Outcome:
         z = space.initial()  # [E, P]
@@ -84,7 +79,7 @@ class LBFGS:
         if bool((still := begin.norm == 0).any()):
             z = torch.where(still[:, None], z + aside(z), z)
             begin = _begin(space, z, self.history)
-        goal = self._relative(z.dtype) * begin.norm
+        goal = self.relative(z.dtype) * begin.norm
         found = self._search(space, z, goal, begin)
         found = self._past_saddles(space, found, lambda part, z, rows: self._search(part, z, goal[rows]))
         return replace(found, v=space.expand(found.v))
@@ -121,30 +116,8 @@ class LBFGS:
         value, _, norm = space.evaluate(s.z, space.image(s.z))
         return Outcome(s.z, s.converged & (norm <= 10 * s.goal), s.steps, norm, value)
 
-    def _relative(self, dtype: torch.dtype) -> float | Tensor:
+    def relative(self, dtype: torch.dtype) -> float | Tensor:
         return relative_tolerance(None, dtype, 1e-5, 1e-8) if self.tolerance is None else self.tolerance
-
-    def _one_by_one(self, space: Space, episodes: Sequence[SingleSpace], dtype: torch.dtype) -> Outcome:
-        z, limits = space.initial(), (self.max_steps, self.history, self.max_trials)
-        relative = torch.as_tensor(self._relative(dtype)).expand(len(episodes))
-
-        def search(z: Tensor, rows: Tensor, tolerance: Tensor) -> Outcome:
-            each = zip(rows.tolist(), z.numpy(), tolerance.tolist(), strict=True)
-            found = [single.lbfgs(episodes[i], start, goal, self.gap, *limits) for i, start, goal in each]
-            ends, converged, steps, norm, value = zip(*found, strict=True)
-            numbers = torch.tensor([norm, value], dtype=z.dtype)
-            return Outcome(torch.from_numpy(np.stack(ends)), torch.tensor(converged), torch.tensor(steps), *numbers)
-
-        found = search(z, torch.arange(len(episodes)), relative)
-        if self.escapes:
-            goal = (relative * space.evaluate(z, space.image(z))[2]).maximum(found.gradient_norm)
-
-            def go_on(part: Space, z: Tensor, rows: Tensor) -> Outcome:
-                return search(z, rows, goal[rows] / part.evaluate(z, part.image(z))[2])
-
-            found = self._past_saddles(space, found, go_on)
-        v = tree_map(lambda part: part.to(dtype), space.expand(found.v))
-        return replace(found, v=v, gradient_norm=found.gradient_norm.to(dtype), objective=found.objective.to(dtype))
 
 
 @dataclass

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .iterate import iterate
 from .linear import Operator
-from .tree import Tree, leaves, rebuild, tensors, tree_map
+from .tree import Tree, column, leaves, rebuild, tensors, tree_map
 
 
 class Objective(ABC):
@@ -63,6 +64,19 @@ class Objective(ABC):
             parts = [-part for part in tensors(u)]
             grads = iter(derivative(slope, wanted, parts))
         return [next(grads) if need and leaf is not None else None for leaf, need in zip(found, needed, strict=True)]
+
+    def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
+        """The point `steps` gradient steps of size `rate`, one or [E], from v; differentiable in v, args and rate."""
+
+        def step(v: Tree) -> Tree:
+            pairs = zip(tensors(v), tensors(self.gradient(v, args)), strict=True)
+            return rebuild(v, [old - _scaled(rate, g) for old, g in pairs])
+
+        return iterate(step, v, steps)
+
+
+def _scaled(rate: float | Tensor, g: Tensor) -> Tensor:
+    return column(rate, g) * g if isinstance(rate, Tensor) and rate.dim() else rate * g
 
 
 class Splits(Protocol):

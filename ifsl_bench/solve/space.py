@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .objective import Objective, value_and_gradient
-from .single import SingleSpace
 from .tree import Tree, dot, pack, tensors, tree_map, unpack
 
 
@@ -47,10 +46,6 @@ class Space(Protocol):
 
     def double(self, index: Tensor) -> Space | None:
         """The same for some episodes in float64, or None where that is no use."""
-
-    def one_by_one(self, most: int | None) -> tuple[Space, Sequence[SingleSpace]] | None:
-        """The same in float64, and each episode of it in NumPy, where a search in these is faster; most: up to how many
-        episodes, if that is not for the space to say."""
 
 
 class HasSpace(Protocol):
@@ -108,5 +103,9 @@ class LargeSpace:
     def double(self, index: Tensor) -> None:
         return None
 
-    def one_by_one(self, most: int | None) -> None:
-        return None
+
+class HasSearch(Protocol):
+    """An objective with a search of its own, which follows the solver's rules."""
+
+    def search(self, solver: Any, args: Tree) -> Any | None:
+        """The `Outcome` from a start of its own, or None where the solver is to do it."""
