@@ -24,6 +24,7 @@ OPTIONAL = PACKAGE / "plugin" / "learn2learn.py"  # the one place that imports t
 # From the ground up: a room imports from itself and from rooms above it in this list, that is, from lower floors.
 FLOORS = [
     "common",
+    "kernels",
     "solve",
     "protocol",
     "plugin",

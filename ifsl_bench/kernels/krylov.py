@@ -1,7 +1,7 @@
 """Linear systems with an operator that is self-adjoint in a metric; the rules are those of `ifsl_bench.solve.krylov`.
 
-`apply(data, d, d_image, out)` is the operator and `metric(data, d, out)` the metric, on flat arrays [P]; data is whatever
-these two need.
+`apply(data, d, d_image, out)` is the operator and `metric(data, d, out)` the metric, on flat arrays [P]; data is
+whatever these two need.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def conjugate_gradient(apply: Kernel, metric: Kernel) -> Kernel:
     ) -> tuple[float, int, bool]:  # fmt: skip
         """x and its image with A x = rhs; the share of rhs that is left, the steps, and whether A curves downwards.
 
-        rhs and its image hold the residual afterwards. room [3, P]; its first row holds the latest direction afterwards,
-        along which A curves downwards if it does. watch: look for that.
+        Afterwards rhs and its image hold the residual, and the first row of room [3, P] the latest direction, along
+        which A curves downwards if it does. watch: look for that.
         """
         d, d_image, h = room[0], room[1], room[2]
         n = rhs.shape[0]

@@ -1,6 +1,7 @@
 """Methods on the unknowns as they are, flat arrays [P], of any problem that can say two things of itself.
 
-`at(data, v, gradient)` writes the gradient at v, and leaves in `data` what `product(data, d, out)`, the Hessian there, needs.
+`at(data, v, gradient)` writes the gradient at v, and leaves in `data` what `product(data, d, out)` needs, which is the
+Hessian there.
 """
 
 from __future__ import annotations
@@ -79,7 +80,11 @@ def descent(at: Kernel) -> Kernel:
 
 
 def ascent(at: Kernel, product: Kernel, pull: Kernel) -> Kernel:
-    """Back through gradient steps; pull(data, u, out) adds to out [S] what <u, gradient> changes with the fixed logits."""
+    """Back through gradient steps.
+
+    pull(data, out) adds to out [S] what -<u, gradient> changes with the fixed logits, u being what `product` was last
+    asked about.
+    """
 
     @inlined
     def ascend(

@@ -91,7 +91,7 @@ def lbfgs(image: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
                 there[i], there_image[i] = z[i] + t * d[i], z_image[i] + t * d_image[i]
             new_value = evaluate(data, there, there_image, new_g)
             new_slope = inner(new_g, d_image)
-            # Where rounding hides the decrease, the slope decides (Hager & Zhang 2005, the approximate Wolfe conditions).
+            # Where rounding hides the decrease, the slope decides (Hager & Zhang 2005, approximate Wolfe conditions).
             hidden = new_value <= value + 16 * EPS * (1 + abs(value)) and new_slope <= -0.8 * slope
             low_enough = (new_value <= value + LEAST * t * slope or hidden) and math.isfinite(new_slope)
             if not (low_enough and new_slope >= 0.9 * slope):

@@ -1,7 +1,7 @@
 """The tanh network, one episode after the other: the search in dual numbers, and the solves of its gradients.
 
-The formulas are those of docs/solve.md; see `regression` for what episodes are given, and for what all functions of many
-episodes have in common. Here the unknowns are a flat array of P numbers: W and b [N, H+1], W_3 [N, D], W_2 and b_2
+The formulas are those of docs/solve.md; see `regression` for what episodes are given, and for what all functions of
+many episodes have in common. Here the unknowns are a flat array of P numbers: W and b [N, H+1], W_3 [N, D], W_2 and b_2
 [H, D+1]. Inside, W_2 and W_3 are one matrix [H+N, D+1], W_3 with a last column of zeros: activations are one product.
 """
 
@@ -188,7 +188,7 @@ def norm(space: tuple, gradient: Array) -> float:
 
 @inlined
 def apply(net: tuple, d: Array, d_image: Array, out: Array) -> None:
-    """(1 + C' M) d; net: the metric's two kernels, precisions [N (H+1)], and where the Hessian is: t, p, df, W, room."""
+    """(1 + C' M) d; net: the metric's kernels and precisions [N (H+1)], where the Hessian is (t, p, df, W), room."""
     _, _, precisions, t, p, df, w, room, moved, output, dw, db, spare = net
     units, ways, size = t.shape[0], df.shape[0], df.shape[1]
     end = (units + ways) * size
@@ -232,7 +232,7 @@ def kernels(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Arra
 
 @inlined
 def begin_at(rows: Array, planes: Array, draws: Array, spread: float, hidden: Array, skip: Array, z: Array) -> None:
-    """Fixed functions of each support row, so that the order of the support set plays no part; see `DualSpace.initial`."""
+    """Fixed functions of each support row, so that their order plays no part; see `DualSpace.initial`."""
     size, width, units = rows.shape[0], rows.shape[1], planes.shape[0] - draws.shape[0]
     direction = np.empty((size, width - 1))
     for i in range(size):
@@ -289,9 +289,10 @@ def below(space: tuple, net: tuple, z: Array, value: float, draw: Array, room: A
 
 @compiled
 def solve(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, units: int,
-    starts: Array, planes: Array, draws: Array, aside: Array, spread: float, tolerance: Array, gap: float, max_steps: int,
-    history: int, max_trials: int, escapes: int, v: Array, norms: Array, values: Array, steps: Array, converged: Array,
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, starts: Array, planes: Array, draws: Array, aside: Array, spread: float, tolerance: Array, gap: float,
+    max_steps: int, history: int, max_trials: int, escapes: int, v: Array, norms: Array, values: Array, steps: Array,
+    converged: Array,
 ) -> None:  # fmt: skip
     """A minimum v [E, P]; norm of the gradient, value, steps and whether it is stationary, [E] each.
 
@@ -318,8 +319,8 @@ def solve(
         stacked(centre, units, ways, matrix)
         np.dot(matrix, rows.T, start)
         space = (
-            hidden, skip, gram, precisions[:outer], start, centre[:outer], rest[e].astype(np.float64), labels[e], act, t, f,
-            p, df, w, b, spare, back, output,
+            hidden, skip, gram, precisions[:outer], start, centre[:outer], rest[e].astype(np.float64), labels[e], act,
+            t, f, p, df, w, b, spare, back, output,
         )  # fmt: skip
         if starts.shape[0] == 0:
             begin_at(rows, planes, draws, spread, hidden, skip, z)
@@ -364,7 +365,7 @@ def opened(x: Array, rest: Array, labels: Array, centres: Array, precisions: Arr
 @inlined
 def at(data: tuple, v: Array, gradient: Array) -> None:
     """The gradient at v [P], and what `product` needs of it."""
-    rows, rest, labels, centres, precisions, act, moved, _, t, f, p, df, w, b, dw, _, output, matrix, spare = data
+    rows, rest, labels, centres, precisions, act, moved, _, t, f, p, df, w, b, dw, _, _, matrix, spare = data
     units, ways, size = t.shape[0], f.shape[0], f.shape[1]
     outer = ways * (units + 1)
     stacked(v, units, ways, matrix)
@@ -426,8 +427,9 @@ _series, _curvature, _descend, _ascend = (
 
 @compiled
 def inverse(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, units: int,
-    v: Array, rhs: Array, tolerance: float, most: int, u: Array, share: Array, steps: Array, indefinite: Array,
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, v: Array, rhs: Array, tolerance: float, most: int, u: Array, share: Array, steps: Array,
+    indefinite: Array,
 ) -> None:  # fmt: skip
     """u [E, P] with H u = rhs, H the Hessian at v [E, P]; what is left, as a bound of u's error relative to u in the
     norm of the precisions where the objective curves as the penalty; the steps, and whether H is indefinite.
@@ -477,8 +479,8 @@ def inverse(
 
 @compiled
 def series(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, units: int,
-    v: Array, rhs: Array, steps: int, damping: float, rate: float, u: Array, diverged: Array,
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, v: Array, rhs: Array, steps: int, damping: float, rate: float, u: Array, diverged: Array,
 ) -> None:  # fmt: skip
     """The Neumann series for rhs [E, P] at v [E, P]; see `ifsl_bench.solve.linear.Neumann`."""
     room = np.empty((2, v.shape[1]))
@@ -490,8 +492,8 @@ def series(
 
 @compiled
 def curvature(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, units: int,
-    v: Array, start: Array, steps: int, found: Array,
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, v: Array, start: Array, steps: int, found: Array,
 ) -> None:  # fmt: skip
     """See `ifsl_bench.solve.solvers.largest_curvature`; found [E]."""
     room = np.empty((2, v.shape[1]))
@@ -503,8 +505,8 @@ def curvature(
 
 @compiled
 def descend(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, units: int,
-    v: Array, rate: Array, steps: int, found: Array,
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, v: Array, rate: Array, steps: int, found: Array,
 ) -> None:  # fmt: skip
     """`steps` gradient steps of size rate [E] from v [E, P]."""
     path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
@@ -518,8 +520,8 @@ def descend(
 
 @compiled
 def ascend(
-    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int, units: int,
-    v: Array, rate: Array, steps: int, slope: Array, grads: Array,
+    begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
+    units: int, v: Array, rate: Array, steps: int, slope: Array, grads: Array,
 ) -> None:  # fmt: skip
     """What `descend` did to cotangents slope [E, P] of where it ended, in grads [E, 3, max(P, S)]; see `ascent`."""
     path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])

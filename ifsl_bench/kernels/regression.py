@@ -1,12 +1,12 @@
 """Softmax regression, one episode after the other: the solve, and the linear solves of its gradients.
 
-The rules are those of `ifsl_bench.learners.dual` and the formulas those of docs/solve.md. Everything is computed in double
-precision, whatever the precision of the features, and from the support set of one episode alone: its numbers stay in
-the cache, no episode waits for another, and none is changed by its neighbours.
+The rules are those of `ifsl_bench.learners.dual` and the formulas those of docs/solve.md. Everything is computed in
+double precision, whatever the precision of the features, and from the support set of one episode alone: its numbers
+stay in the cache, no episode waits for another, and none is changed by its neighbours.
 
-An episode's arguments are x [S, D], labels [S], rest [S], centres [P] and precisions [P] of the unknowns V [N, D+1], a flat
-array of P = N (D+1) numbers; functions of many episodes have them with a leading dimension E, which is 1 where all share
-the centres, and write to their last arguments.
+An episode's arguments are x [S, D], labels [S], rest [S], centres [P] and precisions [P] of the unknowns V [N, D+1], a
+flat array of P = N (D+1) numbers. Functions of many episodes have them with a leading dimension E, which is 1 where all
+share the centres, and write to their last arguments.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def expanded(flat: Array, ways: int) -> Array:
 @compiled
 def solve(
     begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
-    tolerance: float, max_steps: int, inner_steps: int, v: Array, norm: Array, value: Array, steps: Array, converged: Array,
+    tolerance: float, max_steps: int, inner_steps: int, v: Array, norm: Array, value: Array, steps: Array,
+    converged: Array,
 ) -> None:  # fmt: skip
     """Episodes `begin` to `end` - 1: the minimum v [E, P], the gradient's norm and the value there, the steps and
     whether it is one, [E] each."""
@@ -244,7 +245,8 @@ def opened(x: Array, rest: Array, labels: Array, centres: Array, precisions: Arr
     size = x.shape[0]
     wide = np.empty((4, ways, size))  # scores, the misfit, scores of a direction, and these weighed
     return (
-        rows_of(x), rest.astype(np.float64), labels, centres, precisions, wide, np.empty((ways + 1, size)), np.empty(size),
+        rows_of(x), rest.astype(np.float64), labels, centres, precisions, wide, np.empty((ways + 1, size)),
+        np.empty(size),
     )  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def cross_entropy(f: Array, rest: Array, labels: Array, p: Array) -> float:
 
 @inlined
 def pull_fixed(p: Array, moved: Array, out: Array) -> None:
-    """Adds to out [S] what -<u, gradient> changes with the fixed logits, for the change `moved` [N, S] of scores by u."""
+    """Adds to out [S] what -<u, gradient> changes with the fixed logits, u changing the scores by `moved` [N, S]."""
     ways, size = moved.shape
     for k in range(ways):
         for i in range(size):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .compiling import Array, compiled, power_of_two, summing
+from .compiling import Array, inlined, power_of_two, summing
 
 ROUND = 6755399441055744.0  # 1.5 * 2^52: a small number added to it is rounded to a whole one
 LOG2E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6
 
 
-@compiled
+@inlined
 def exponential(x: float) -> float:
     """e^x, to two units in the last place; below -708 it stays at e^-708, above 709 at e^709.
 
@@ -39,14 +39,14 @@ def exponential(x: float) -> float:
     return p * power_of_two(shifted)
 
 
-@compiled
+@inlined
 def exp(x: Array, out: Array) -> None:
     """`exponential` of a flat array."""
     for i in range(x.shape[0]):
         out[i] = exponential(x[i])
 
 
-@compiled
+@inlined
 def tanh(x: Array, out: Array) -> None:
     """Of a flat array: 1 - 2 / (e^2x + 1), to some 3e-16."""
     for i in range(x.shape[0]):
@@ -80,7 +80,7 @@ def largest(a: Array) -> float:
     return found
 
 
-@compiled
+@inlined
 def add(a: Array, factor: float, b: Array) -> None:
     """a += factor * b, for flat arrays."""
     for i in range(a.shape[0]):

@@ -34,9 +34,9 @@ def serves(like: Tensor) -> bool:
 
 
 @contextmanager
-def batched() -> Iterator[None]:
-    """Inside, a CPU solves all episodes at once in torch, as other devices do."""
-    token = _wanted.set(False)
+def batched(every: bool = True) -> Iterator[None]:
+    """Inside, a CPU solves all episodes at once in torch, as other devices do; or, with False, by kernels."""
+    token = _wanted.set(not every)
     try:
         yield
     finally:
@@ -111,7 +111,7 @@ def pulls(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]
     whole = [(c if c.dim() == 3 else c[None]).expand(-1, rows, -1).flatten(1) for c, rows in centres]
     count = max(len(c) for c in whole)
     middle = whole[0] if len(whole) == 1 else torch.cat([c.expand(count, -1) for c in whole], 1)
-    return middle, torch.cat([floored(p.double()).repeat(rows) for p, rows in precisions])
+    return middle, torch.cat([floored(p.detach().double()).repeat(rows) for p, rows in precisions])
 
 
 def regressions(args: Regression) -> Problems:

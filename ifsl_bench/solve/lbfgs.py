@@ -61,9 +61,9 @@ class LBFGS:
         check_options(self, positive=("tolerance", "gap"), counts=("max_steps", "history", "max_trials"))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
-        if v0 is None and (own := getattr(objective, "search", None)) is not None:
-            if (outcome := own(self, args)) is not None:
-                return outcome
+        own = getattr(objective, "search", None) if v0 is None else None
+        if own is not None and (outcome := own(self, args)) is not None:
+            return outcome
         space = coordinates(objective, v0, args)
         found = self._all_at_once(space)
         rows = (~found.converged & found.objective.isfinite()).nonzero()[:, 0]
