@@ -189,6 +189,7 @@ def test_learners_import_the_solvers_torch_and_numpy_only(path):
     names = imports(path)
     assert top(names) <= {"torch", "numpy", "ifsl_bench"}
     allowed = (
+        "ifsl_bench.kernels",
         "ifsl_bench.solve",
         "ifsl_bench.learners",
         "ifsl_bench.plugin",

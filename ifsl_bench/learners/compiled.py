@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -119,8 +118,9 @@ def regressions(args: Regression) -> Problems:
     ways = centres.shape[-2]
     middle, all_precisions = pulls([(centres, ways)], [(precisions, ways)])
     arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle, all_precisions))
-    kernels = import_module("ifsl_bench.kernels.regression")
-    return Problems(kernels, (*arrays, ways), x.new_empty(0, ways, x.shape[2] + 1))
+    from ifsl_bench.kernels import regression
+
+    return Problems(regression, (*arrays, ways), x.new_empty(0, ways, x.shape[2] + 1))
 
 
 def networks(args: Any, like: Any) -> Problems:
@@ -130,8 +130,9 @@ def networks(args: Any, like: Any) -> Problems:
     rows = (ways, ways, units)
     middle, precisions = pulls(list(zip(parts[::2], rows, strict=True)), list(zip(parts[1::2], rows, strict=True)))
     arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle, precisions))
-    kernels = import_module("ifsl_bench.kernels.network")
-    return Problems(kernels, (*arrays, ways, units), like)
+    from ifsl_bench.kernels import network
+
+    return Problems(network, (*arrays, ways, units), like)
 
 
 @lru_cache(maxsize=8)
