@@ -14,6 +14,7 @@ import pytest
 
 from ifsl_bench.board.result_file import Result, file_name, packaged_root, stored, summary_entry
 from ifsl_bench.cli import main as cli
+from ifsl_bench.common.errors import is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task_files import find
@@ -102,7 +103,7 @@ def shorten(value: dict) -> None:
         (lambda v: v["pretraining"].pop("sha256"), "pretraining: sha256 missing"),
         (
             lambda v: v["episodes"].update(base_queries=26),
-            "episodes.base_queries: 26, episodes of glyphs-5shot have 25",
+            "episodes.base_queries is 26, episodes of the task have 25",
         ),
         (shorten, "make it 'lwof.episodes=1999'"),
         (lambda v: v["cost"].update(seconds=math.nan), "it is not valid JSON (NaN is no finite number)"),
@@ -145,7 +146,7 @@ def shorten(value: dict) -> None:
 def test_each_fault_is_named(file, change, message):
     failures = check_file(altered(file, change)).failures
     assert any(message in failure for failure in failures), failures
-    assert all(failure.isprintable() for failure in failures)
+    assert all(is_printable(failure) for failure in failures)
     assert len(set(failures)) == len(failures)
 
 
@@ -227,7 +228,7 @@ def test_fewer_episodes_without_the_method(file):
     value = json.loads(file.read_text())
     shorten(value)
     counts = msgspec.convert(value, Result).counts()
-    value |= {"method": "zzz", "summary": summary_entry(summarise(counts.per_episode()))}
+    value |= {"method": "zzz", "digest": "0" * 64, "summary": summary_entry(summarise(counts.per_episode()))}
     for label, good in (("zzz.episodes=1999", True), ("zzz", False), ("zzz.episodes=199", False)):
         path = file.with_name(file_name(label, 1))
         path.write_text(json.dumps(value | {"label": label}))
@@ -292,7 +293,7 @@ def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
         (good[5:10] + good[:5] + good[10:], "episodes.classes: others than those of the 20 episodes of clusters-5shot"),
         (
             [label for i, label in enumerate(good) if i % 5],
-            "episodes.classes: 80, 20 episodes of clusters-5shot have 100",
+            "episodes.classes has 80 entries, 20 episodes have 100",
         ),
     ):
         altered(path, lambda v, classes=classes: v["episodes"].update(classes=classes))

@@ -145,6 +145,7 @@ def test_the_novel_classes_are_part_of_what_must_match():
     "change",
     [
         lambda v: v["training"].update(solves=5),
+        lambda v: v["training"].update(solves=None),
         lambda v: v["training"].update(solves={"adjoint_indefinite": 3}),
         lambda v: v["training"].update(solves={"adjoint_indefinite": "x", "adjoint_episodes": []}),
         lambda v: v["episodes"].update(base_queries=10**400),

@@ -191,10 +191,10 @@ def test_augmented_views_from_the_command_line(undisturbed, tmp_path):
 
 @pytest.mark.slow("a dozen runs, most of them disturbed")
 def test_signals_at_random_moments_change_no_count():
-    """A few rounds of ``python -m tests.fuzz.kills``: at any time, at any write, and when a result is written."""
-    done = subprocess.run([sys.executable, "-m", "tests.fuzz.kills", "--rounds", "8", "--seed", "14"], text=True,
-                          capture_output=True, timeout=300, cwd=Path(__file__).parents[1],
+    """A few cases of ``python -m tests.fuzz --only kills``: at any time, at any write, and when a result is written."""
+    done = subprocess.run([sys.executable, "-m", "tests.fuzz", "--only", "kills", "--cases", "8", "--seed", "14"],
+                          text=True, capture_output=True, timeout=300, cwd=Path(__file__).parents[1],
                           env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 rounds" in done.stdout
-    assert "at a result: hit" in done.stdout
+    assert "8 cases: 8 good" in done.stdout
+    assert "hit at a result" in done.stdout

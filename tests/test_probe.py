@@ -14,7 +14,7 @@ from ifsl_bench.board import result_file
 from ifsl_bench.board.measured import rows_of
 from ifsl_bench.plugin import probe as probing
 from ifsl_bench.plugin import probe_cache, registry
-from ifsl_bench.plugin.behaviour import Numbers, Probe, comparable, differs, malformed
+from ifsl_bench.plugin.behaviour import Numbers, Probe, bounded, comparable, differs, malformed
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.plugin.probe import probe
@@ -356,3 +356,23 @@ def test_ridge_rows_share_a_probe_whatever_their_seeds_chose(clusters):
     assert probes[1] == job.probe(home), "a row is asked with the default of what it searches"
     assert differs(probes[0], probes[1])
     assert differs(probes[2], probes[1]), "and a candidate with its own value"
+
+
+def test_a_file_cannot_widen_its_tolerances_beyond_what_ones_own_code_could_have():
+    own, other = of(Means), of(type("Other", (Means,), {"scale": 1.5}))
+    wide = {name: Numbers(n.values, [1e300] * len(n.within), len(n.within)) for name, n in other.numbers.items()}
+    theirs = msgspec.structs.replace(other, numbers=wide)
+    assert not differs(theirs, own), "taken as written it would be the same method"
+    assert differs(bounded(theirs, own), own) == differs(bounded(other, own), own) != ""
+    assert bounded(own, own) == own
+    scaled = {name: Numbers(n.values, [9 * one for one in n.within], n.elsewhere) for name, n in own.numbers.items()}
+    honest = msgspec.structs.replace(own, numbers=scaled)
+    assert not differs(bounded(honest, own), own), "another machine's are somewhat wider"
+
+
+@pytest.mark.parametrize(("elsewhere", "good"), [(-1, False), (0, True), (1, True), (2, False), (10**30, False)])
+def test_no_more_than_a_quarter_of_the_runs_may_be_elsewhere(elsewhere, good):
+    found = Probe(1, {}, {"x": Numbers([1.0] * 8, [0.1] * 4, elsewhere)})
+    assert (malformed(found) == "") == good
+    if not good:
+        assert malformed(found) == f"x: {elsewhere} of 4 runs elsewhere, where at most a quarter may be"

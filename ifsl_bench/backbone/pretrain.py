@@ -22,7 +22,7 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.common.sealed import check_kinds
+from ifsl_bench.common.sealed import SECONDS, check_kinds, check_range
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.protocol.task import DataSpec, Task
@@ -188,12 +188,14 @@ class _Trainer:
         path, number = CheckpointFolder(self.folder).json, (int, float)
         kinds = {"epoch": int, "seconds": number, "seed": int, "bf16": bool, "precision": str, "device": str}
         check_kinds(path, info, {"finished": bool, **kinds})
+        check_range(path, info, ["seconds"], 0, SECONDS)
         if info.get("key", self.folder.name) != self.folder.name or info["seed"] != self.seed:
             raise CorruptFile(f"{path} is of another pretraining: {info.get('key', '')}, seed {info['seed']}")
         steps, (_, per_epoch) = self.task.pretraining.steps, self._batch
         if info["finished"]:
             check_kinds(path, info, {"accuracy": dict})
             check_kinds(path, info["accuracy"], dict.fromkeys(self._held_out, number))
+            check_range(path, info["accuracy"], self._held_out, 0, 1)
         elif not 0 <= info["epoch"] * per_epoch < steps:
             raise CorruptFile(f"{path} is damaged: epoch {info['epoch']} is not within {steps} steps")
 

@@ -53,6 +53,9 @@ def _odd_episodes(task: Task, result: Result) -> str:
     ):
         if found != expected:
             return f"episodes.{name} is {found}, episodes of the task have {expected}"
+    used, half = result.calibration and result.calibration.validation_episodes, len(task.evaluation.halves[0])
+    if used not in (None, half):
+        return f"calibration.validation_episodes is {used}, the task has {half} for it"
     if episodes.classes and len(episodes.classes) != count * shape.ways:
         return f"episodes.classes has {len(episodes.classes):,} entries, {count:,} episodes have {count * shape.ways:,}"
     return ""

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib import resources
@@ -21,8 +22,9 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
-from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import read_json, write_json
+from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.plugin.behaviour import Probe, malformed
 from ifsl_bench.protocol.calibration import Calibrated
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, Estimate, summarise
@@ -246,20 +248,37 @@ def read(path: Path) -> Result:
     return result
 
 
-def parse(path: Path) -> Result:
-    """Reads a result as it is, held against the schema alone; raises as :func:`read`."""
+def read_raw(path: Path) -> dict[str, Any]:
+    """What a file holds that may be a result; raises as :func:`read`, and for one that is too large to be one."""
     try:
-        raw = read_json(path)
+        raw: dict[str, Any] = read_json(path, RESULT_FILE, RESULT_MARKS)
     except OSError as error:
         raise UserError(f"cannot read the result {path}: {error.strerror}") from error
+    level: list[Any] = [raw]
+    for depth in range(1, RESULT_DEPTH.most + 2):
+        RESULT_DEPTH.check(depth, str(path), CorruptFile)
+        inner = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [one for parts in inner for one in parts if isinstance(one, (dict, list))]
+        if not level:
+            break
+    return raw
+
+
+def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
+    """A result as it is, held against the schema alone; raises as :func:`read`.
+
+    Args:
+        raw: what the file holds, where it was read before.
+    """
+    raw = read_raw(path) if raw is None else raw
     if raw.get("schema") != SCHEMA:
-        raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {raw.get('schema')!r})")
+        raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {reprlib.repr(raw.get('schema'))})")
     try:
         result = msgspec.convert(raw, Result, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
         raise CorruptFile(f"{path} is no valid result: {error}") from error
     for name in ("method", "label", "task", "task_hash", "digest", "fingerprint"):  # which tables and remarks print
-        if not getattr(result, name).isprintable():
+        if not is_printable(getattr(result, name)):
             raise CorruptFile(f"{path} is no valid result: {name} {getattr(result, name)!r} is no printable text")
     return result
 
@@ -273,7 +292,7 @@ def inconsistency(result: Result) -> str:
     curve = [*result.calibration.curve.base_joint, *result.calibration.curve.novel_joint] if result.calibration else []
     if max(counts.base_queries, counts.novel_queries, *curve) > MOST:
         return "a count is beyond all bounds"
-    if reason := _odd_solves(result.training.get("solves")):
+    if reason := _odd_solves(result.training.get("solves", {})):
         return f"training.solves {reason}"
     if reason := odd_counts(counts):
         return reason
@@ -299,7 +318,7 @@ def inconsistency(result: Result) -> str:
 
 def _odd_solves(solves: Any) -> str:
     """Why tables cannot say how the solves of meta-training went; "" where they can, or where nothing is said."""
-    if solves is None or (isinstance(solves, dict) and "adjoint_indefinite" not in solves):
+    if isinstance(solves, dict) and "adjoint_indefinite" not in solves:
         return ""
     if not isinstance(solves, dict):
         return "is no object"

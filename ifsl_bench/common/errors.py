@@ -11,16 +11,23 @@ import re
 import traceback
 from collections.abc import Iterable
 
-# Characters that end a line, steer a terminal or turn the direction of writing, and halves of characters, which no
-# terminal can show; the name of a file, and what a file holds, may have them.
+# Characters that end a line, steer a terminal or turn the direction of writing, those that nobody sees, by which two
+# names look alike, and halves of characters, which no terminal can show; the name of a file, and what a file holds, may
+# have them. The joiners U+200C and U+200D are not among them: Persian, and the signs for people, are written with them.
 STEERING = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 
 def one_line(text: str) -> str:
     """Text with line breaks and other :data:`STEERING` characters written as in Python, ``\\n``, ``\\x1b``."""
     return STEERING.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def is_printable(text: str) -> bool:
+    """Whether :func:`one_line` leaves a text as it is."""
+    return STEERING.search(text) is None
 
 
 class UserError(Exception):

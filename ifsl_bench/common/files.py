@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.limits import Limit
 
 PARTIAL = ".partial-"  # prefix of unfinished files and folders; only the holder of the lock may remove them
 
@@ -195,15 +196,22 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def read_json(path: Path) -> Any:
-    """Reads a JSON object; raises :class:`CorruptFile` if it is not one, and what :func:`read_errors` does.
+def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None) -> Any:
+    """Reads a JSON object; raises :class:`CorruptFile` if it is not one, and what :func:`open_file` does.
 
     NaN, infinities and a key that is there twice, which Python would let pass, are none either.
+
+    Args:
+        most, marks: limits on its bytes, and on its brackets and quotation marks; beyond them it is not parsed.
     """
     try:
-        with read_errors(path):
-            text = path.read_text(encoding="utf-8")
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
+        with open_file(path) as file, read_errors(path):
+            content = file.read(most.most + 1 if most else -1)
+        if most:
+            most.check(len(content), str(path), CorruptFile)
+        if marks:
+            marks.check(sum(map(content.count, (b"[", b"{", b'"'))), str(path), CorruptFile)
+        value = json.loads(content.decode(), parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):

@@ -28,14 +28,15 @@ class Limit:
     error: str
     why: str
 
-    def check(self, value: int, where: str) -> None:
+    def check(self, value: int, where: str, kind: type[UserError] = UserError) -> None:
         """Raises :class:`UserError` where a value is beyond the limit.
 
         Args:
             where: how the error calls the thing.
+            kind: of the error.
         """
         if value > self.most:
-            raise UserError(f"{where} {self.error.format(value=_grouped(value), most=_grouped(self.most))}")
+            raise kind(f"{where} {self.error.format(value=_grouped(value), most=_grouped(self.most))}")
 
 
 def _grouped(number: int) -> str:
@@ -59,9 +60,9 @@ def read_text(path: Path, limit: Limit, encoding: str = "utf-8") -> str:
 # -- archives
 
 MEMBERS = Limit(
-    2_000_000,
+    1_500_000,
     "holds {value} files, more than {most}; give a smaller folder or archive",
-    "ILSVRC-2012 has 1.43 million. The list of members is in memory.",
+    "ILSVRC-2012 has 1.43 million. The list of members is in memory, 600 bytes for each at the most.",
 )
 PATH = Limit(
     4096,
@@ -104,6 +105,21 @@ TASK_LINE = Limit(
     200,
     "has a line with {value} dots, more than {most}; break it into several",
     "Python's parser takes memory that is quadratic in the parts of a key; 100,000 of them fill a machine.",
+)
+RESULT_FILE = Limit(
+    1 << 25,
+    "has more than {most} bytes; a result of 2,000 episodes has 100,000, is it the right file?",
+    "It is parsed whole. Whole numbers of 2 bytes make objects of 40: read up to here, a file of them takes 0.5 GB.",
+)
+RESULT_MARKS = Limit(
+    1_000_000,
+    "has {value} brackets and quotation marks, more than {most}; a result has a few thousand, is it the right file?",
+    "An object takes 72 bytes, and a text 57, for 3 bytes of the file.",
+)
+RESULT_DEPTH = Limit(
+    20,
+    "is nested more than {most} deep; a result is 5 deep, is it the right file?",
+    "What prints a value goes down as deep as it, and Python ends that at 1,000.",
 )
 ARRAY_HEADER = Limit(
     10_000,

@@ -3,15 +3,17 @@
 From form 2 on, ``"checksum"`` is the SHA-256 of everything else in the file. Files of form 1, from before, have none.
 Hours may be in them, so they are used where something else vouches for them: a data set its fingerprint, features and
 finished trainings the checksum of their tensors, an unfinished meta-training the steps that its optimiser has counted.
-Nothing vouches for the epoch of an unfinished pretraining, nor for what a finished training says of its validations:
-there only what fits together is known. Trials and probes, which are made again in seconds to minutes, are not used. All
-get the new form when they are next saved. The two cannot be taken for each other: form 2 without a checksum is damaged.
+Nothing vouches for the epoch of an unfinished pretraining, nor for what a finished training says of its validations.
+There what cannot have been is refused: validations at other steps than there are, a kept step that is not the first of
+the best, or not that of the tensors. A changed accuracy that leaves the best one the best is not noticed. Trials and
+probes, which are made again in seconds to minutes, are not used. All get the new form when they are next saved. The two
+cannot be taken for each other: form 2 without a checksum is damaged.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import open_file, read_json, sha256_json, write_json
 
 FORM = 2
+SECONDS = 1e10  # three hundred years; whoever says more was not timed
 
 
 def write_sealed(path: Path, value: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,3 +60,10 @@ def check_kinds(path: Path, value: Mapping[str, Any], kinds: Mapping[str, Any]) 
         allowed = kind if isinstance(kind, tuple) else (kind,)
         if key not in value or not isinstance(found, allowed) or (isinstance(found, bool) and bool not in allowed):
             raise CorruptFile(f"{path} is damaged: {key} is {'missing' if key not in value else repr(found)[:40]}")
+
+
+def check_range(path: Path, value: Mapping[str, Any], keys: Iterable[str], least: float, most: float) -> None:
+    """Raises :class:`CorruptFile` where a number is out of bounds, so that arithmetic with it overflows nowhere."""
+    for key in keys:
+        if not least <= value[key] <= most:
+            raise CorruptFile(f"{path} is damaged: {key} is {value[key]!r:.40}, not between {least:g} and {most:g}")

@@ -20,7 +20,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.episodic.evaluation import predict
 from ifsl_bench.episodic.loader import EpisodeLoader
-from ifsl_bench.episodic.trained import Solves, Trained, check_progress
+from ifsl_bench.episodic.trained import Solves, Trained, check_kept, check_progress
 from ifsl_bench.plugin.method import Method, NonFinite, masked_logits
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.protocol.training import Training
@@ -76,7 +76,8 @@ def meta_train(
     }
     try:
         if (state := store.load()) is not None:
-            check_progress(store.json, state.info, spec.steps)
+            check_progress(store.json, state.info, spec.steps, spec.validate_every)
+            check_kept(store.json, state.info, state.tensors)
             for key in ("task", "seed", "pretraining"):
                 if state.info.get(key) != facts.get(key):
                     raise CorruptFile(f"{folder} is another training: {key} is {state.info.get(key)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -37,7 +37,9 @@ class Workspace:
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
         """The task with this pretraining; the last one asked for stays open, its features in memory."""
         if not self._open or self._open[0].made_of != (task, head, seed):
-            self._open[:] = [PreparedTask(task, head, seed, self)]
+            # A workspace of its own, with nothing open: in a circle with this one, network and features would stay in
+            # memory until Python next looks for circles, which after many runs is many networks later.
+            self._open[:] = [PreparedTask(task, head, seed, replace(self))]
         return self._open[0]
 
 

@@ -11,6 +11,11 @@ from typing import Any
 
 import msgspec
 
+from ifsl_bench.common.errors import is_printable
+
+# A machine's tolerances come of three small changes. Others of the same size gave ones up to 6 times as wide, but for
+# the logits of searches in single precision, of which ``elsewhere`` lets some be further off.
+WIDER = 10.0
 VERSION = 1  # of the episodes of a probe and of what it looks at; probes of other versions say nothing of each other
 
 
@@ -47,6 +52,19 @@ def comparable(a: Probe | None, b: Probe | None) -> bool:
     return a is not None and b is not None and a.version == b.version
 
 
+def bounded(theirs: Probe, own: Probe) -> Probe:
+    """A probe from another machine, with tolerances that one's own code could have: the file could say any.
+
+    None is wider than ``WIDER`` times the widest that ``own`` has of the same numbers, and no more runs are elsewhere.
+    """
+    numbers = dict(theirs.numbers)
+    for name in theirs.numbers.keys() & own.numbers.keys():
+        most, found = WIDER * max(own.numbers[name].within), theirs.numbers[name]
+        within = [min(one, most) for one in found.within]
+        numbers[name] = Numbers(found.values, within, min(found.elsewhere, own.numbers[name].elsewhere))
+    return msgspec.structs.replace(theirs, numbers=numbers)
+
+
 def differs(a: Probe, b: Probe) -> str:
     """In what two methods differ, in a phrase ("logits of 5-shot joint episodes, float64: by 0.03"); "" where in none.
 
@@ -81,9 +99,13 @@ def _apart(a: Numbers, b: Numbers) -> float:
 def malformed(probe: Probe) -> str:
     """Why this is no probe; "" where it may be one. Numbers in JSON files are finite already."""
     for name, numbers in probe.numbers.items():
-        if not name.isprintable():
+        if not is_printable(name):
             return f"{name!r} is no printable text"
         each, rest = divmod(len(numbers.values), len(numbers.within) or 1)
         if not numbers.within or not each or rest or min(numbers.within) < 0:
             return f"{name}: {len(numbers.values)} values with {len(numbers.within)} tolerances"
+        if not 0 <= numbers.elsewhere <= len(numbers.within) // 4:
+            return (
+                f"{name}: {numbers.elsewhere} of {len(numbers.within)} runs elsewhere, where at most a quarter may be"
+            )
     return ""

@@ -10,7 +10,7 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,13 @@ def _names(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
 
 def package_of(point: EntryPoint) -> str:
     """The distribution that registers a name."""
-    return point.dist.name if point.dist else "?"
+    return _called(point.dist) if point.dist else "?"
+
+
+@lru_cache(maxsize=1024)
+def _called(dist: Distribution) -> str:
+    """The name of a distribution, which is parsed anew whenever it is asked for."""
+    return dist.name
 
 
 def distribution_of(point: EntryPoint) -> dict[str, str]:

@@ -6,7 +6,8 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from ifsl_bench.common.errors import UserError, one_line
+from ifsl_bench.common.errors import UserError, is_printable
+from ifsl_bench.common.limits import RESULT_FILE
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.task import Task
@@ -16,7 +17,8 @@ MOST_SEEDS = 1000  # of a command: each is a training, and all are listed before
 MOST_TRIALS = 10_000  # of a method: the settings are drawn before the first is tried
 LARGEST_SEED = 2**53  # the largest integer up to which every reader of JSON tells one from the next
 DRAWN = 1000  # classes, or images of one kind, in an episode; drawing them without repetition takes quadratic time
-EPISODES = 10**6  # a result keeps the counts of each: 10 MB for so many
+EPISODES = 10**6
+DIGITS = 7  # of a number in a result file, with comma and blank; it has one for each class of an episode, and 7 more
 STEPS = 10**9  # a year of a fast machine
 NUMBER = 2**63 - 1  # as large as files and libraries keep a whole number
 LONG = 10_000  # entries of a list
@@ -43,13 +45,19 @@ def check_task(task: Task, where: str) -> None:
             need(value >= least, f"{field} must be at least {least}" if least else f"{field} must not be negative")
             need(value <= most, f"{field} must be at most {most:,}")
 
-    need(task.title == one_line(task.title), "title must be one line of text that can be printed")
+    need(is_printable(task.title), "title must be one line of text that can be printed")
     within(2, task.base_classes, NUMBER, "base_classes")
     within(1, task.shots, DRAWN, "shots")
     within(1, task.episode.ways, DRAWN, "episode.ways")
     within(1, task.episode.novel_queries, DRAWN, "episode.novel_queries")
     within(0, task.episode.base_queries, 5 * DRAWN, "episode.base_queries")
     within(2, task.evaluation.episodes, EPISODES, "evaluation.episodes")
+    numbers = task.evaluation.episodes * (task.episode.ways + 7)
+    need(
+        numbers * DIGITS <= RESULT_FILE.most,
+        f"evaluation.episodes: a result of {task.evaluation.episodes:,} episodes of {task.episode.ways:,} classes has "
+        f"{numbers:,} numbers, more than are read again",
+    )
     within(2, task.evaluation.validation_episodes, EPISODES, "evaluation.validation_episodes")
     within(0, task.evaluation.seed, NUMBER, "evaluation.seed")
     within(0, task.pretraining.seed, NUMBER, "pretraining.seed")

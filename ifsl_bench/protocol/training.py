@@ -46,7 +46,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
                 raise UserError(f"--train: {key} is not {given[key]}")
         try:
             made = msgspec.convert(dict(given), cls, strict=False)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeError) as error:  # the latter for half a character
             raise UserError(f"--train: {error}") from error
         if made.episodes_per_step < 1 or made.views < 1 or made.steps < 0:
             raise UserError("--train: episodes_per_step and views must be at least 1, steps at least 0")

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home, read_json
+from ifsl_bench.board.fitting import unfit
+from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse, read_raw
+from ifsl_bench.common.errors import UserError, one_line
+from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
+from ifsl_bench.running.check_keys import unknown_keys, unprintable
 from ifsl_bench.running.check_values import Unverified, odd_values
 
 if TYPE_CHECKING:
     from ifsl_bench.data.pools import Dataset
     from ifsl_bench.protocol.episodes import Sampler
+
+MOST_LINES, MOST_LETTERS = 50, 500  # that are said of a file; one line is enough to refuse it
 
 
 @dataclass(frozen=True)
@@ -50,11 +54,12 @@ class Checked:
 def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | None = None) -> Checked:
     """Verifies a result file.
 
-    Held against each other are its schema; its summary and the counts of its episodes; its task's definition, data and
-    episodes, and the ones it was measured on; its name and label, and the method, options and seed in it; where it came
-    from. The episodes of a task without a pinned digest, and some but not all of a task's, are drawn again where the
-    data are prepared here; where the method is installed, label, choice of options and probe are made again. Files from
-    before results had a ``setting`` are not asked for what came with it.
+    Held against each other are its schema and every name in it, all of which must be texts that can be printed; its
+    summary and the counts of its episodes; its task's definition, data and episodes, and the ones it was measured on;
+    its name and label, and the method, options and seed in it; where it came from. The episodes of a task without a
+    pinned digest, and some but not all of a task's, are drawn again where the data are prepared here; where the method
+    is installed, label, choice of options and probe are made again. Files from before results had a ``setting`` are not
+    asked for what came with it.
 
     Args:
         tasks: tasks of one's own, by name, beside the packaged ones.
@@ -62,18 +67,18 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     """
     home, tasks = home or Home.locate(), tasks or {}
     try:
-        if mixed := _published(path):
+        raw = read_raw(path)
+        if mixed := _published(path, raw):
             return Checked(None, (mixed,))
-        result = parse(path)
-        fields = read_json(path).keys()
-    except OSError as error:
-        return Checked(None, (f"it cannot be read: {error.strerror}",))
+        result = parse(path, raw)
     except UserError as error:
-        return Checked(None, (str(error).replace(f"{path} ", "it ", 1).removeprefix(f"{path}: "),))
-    failures = [reason] if (reason := inconsistency(result)) else []
+        said = str(error).replace(one_line(f"{path} "), "it ", 1).removeprefix(one_line(f"{path}: "))
+        return Checked(None, _lines([said.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)]))
+    failures = [*unprintable(raw), *unknown_keys(result)]
+    failures += [reason] if (reason := inconsistency(result)) else []
     failures += _place(path, result, tasks, home)
     failures += odd_values(result)
-    if result.setting and "probe" not in fields:
+    if result.setting and "probe" not in raw:
         failures.append("probe: missing; it is null for a method that cannot be probed")
     unverified: list[str] = []
     try:
@@ -83,18 +88,20 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     else:
         from ifsl_bench.running.check_method import CHECKS
 
-        failures += _definition(result, task)
+        failures += [*_definition(result, task), *unfit(task, [result]).values()]
         for check in (_digest, _classes, _partial, _calibration, *CHECKS):
             try:
                 failures += check(result, task, home)
             except Unverified as error:
                 unverified.append(str(error))
-    return Checked(result, tuple(_line(failure) for failure in failures), tuple(unverified))
+    return Checked(result, _lines(failures), tuple(map(one_line, unverified)))
 
 
-def _line(text: str) -> str:
-    """Text with whatever would break the line, or command the terminal, escaped."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+def _lines(failures: Sequence[str]) -> tuple[str, ...]:
+    """Each in one line that is not too long, and no more of them than anybody reads."""
+    said = [one_line(failure[:MOST_LETTERS]) + "..." * (len(failure) > MOST_LETTERS) for failure in failures]
+    rest = [f"and {len(said) - MOST_LINES:,} more"] if len(said) > MOST_LINES else []
+    return tuple(said[:MOST_LINES] + rest)
 
 
 def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
@@ -108,9 +115,9 @@ def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
     return task
 
 
-def _published(path: Path) -> str:
+def _published(path: Path, raw: Mapping[str, Any]) -> str:
     """Why a file is of published rows, or among them; "" where it is not. They are never mixed with measured ones."""
-    if read_json(path).keys() & {"rows", "columns"}:
+    if raw.keys() & {"rows", "columns"}:
         return "it is a table of published rows, not the result of a run"
     if _folder(path) == "published":
         return "it lies among the published rows, where no measured result belongs"
@@ -138,23 +145,13 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
     pinned = task.dataset.fingerprint
     if pinned and result.fingerprint != pinned:
         yield f"fingerprint: {result.fingerprint[:16]}, task {task.name} is pinned to {pinned[:16]}: other data"
-    episodes, shape = result.episodes, task.episode
-    for name, found, expected in (
-        ("base_queries", episodes.base_queries, shape.base_queries),
-        ("novel_queries", episodes.novel_queries, shape.ways * shape.novel_queries),
-    ):
-        if found != expected:
-            yield f"episodes.{name}: {found}, episodes of {task.name} have {expected}"
-    used, half = result.calibration and result.calibration.validation_episodes, len(task.evaluation.halves[0])
-    if used not in (None, half):
-        yield f"calibration.validation_episodes: {used}, task {task.name} has {half} for it"
-    if len(episodes.base_joint) > task.evaluation.episodes:
-        yield f"episodes: {len(episodes.base_joint):,}, task {task.name} has {task.evaluation.episodes:,}"
 
 
 def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The digest, against the pinned one or against the episodes drawn again from the data."""
     count = len(result.episodes.base_joint)
+    if count > task.evaluation.episodes:  # which does not fit, and may be millions to draw
+        return
     expected = task.digest if count == task.evaluation.episodes else None
     if expected is None:
         expected = _drawn_digest(result, task, home, count)
@@ -171,12 +168,9 @@ def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
 
 def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The novel classes of each episode, against the episodes drawn again from the data; older files are without."""
-    if not result.episodes.classes:
-        return
-    count, ways = len(result.episodes.base_joint), task.episode.ways
-    if (found := len(result.episodes.classes)) != count * ways:
-        yield f"episodes.classes: {found:,}, {count:,} episodes of {task.name} have {count * ways:,}"
-        return
+    count = len(result.episodes.base_joint)
+    if count > task.evaluation.episodes or len(result.episodes.classes) != count * task.episode.ways:
+        return  # they do not fit the task, or are not said
     try:
         drawn = _sampler(result, task, home).classes(count)
     except (UserError, Unverified) as error:

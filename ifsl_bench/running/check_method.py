@@ -13,9 +13,9 @@ from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.behaviour import comparable, differs
+from ifsl_bench.plugin.behaviour import bounded, comparable, differs
 from ifsl_bench.plugin.find_method import Chosen
-from ifsl_bench.plugin.options import resolve_options
+from ifsl_bench.plugin.options import defaults, resolve_options
 from ifsl_bench.plugin.settings import short
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training
@@ -23,6 +23,7 @@ from ifsl_bench.running.check_search import odd_search
 from ifsl_bench.running.check_values import Unverified
 from ifsl_bench.running.job import Job
 
+WORK = 10  # times the default of an option
 METHOD = (
     r"(?:[A-Za-z0-9][A-Za-z0-9._-]*:)?[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
 )
@@ -144,6 +145,11 @@ def _probe(result: Result, task: Task, home: Home) -> Iterator[str]:
     """What the method computes; another version of it may compute something else."""
     if (job := _known_job(result, task)) is None:
         return
+    whole = {name: value for name, value in job.options.items() if type(value) is int}
+    if large := [name for name, value in whole.items() if value > _most_work(job, name)]:
+        raise Unverified(
+            f"probe, since {large[0]}={whole[large[0]]:,} may take long; 'ifsl-bench reproduce' does it all"
+        )
     try:
         mine = job.probe(home)
     except UserError as error:
@@ -155,12 +161,21 @@ def _probe(result: Result, task: Task, home: Home) -> Iterator[str]:
     elif not comparable(result.probe, mine):
         raise Unverified(f"probe, since it is of version {result.probe.version}, not {mine.version}")
     else:
-        other = differs(result.probe, mine)
+        other = differs(bounded(result.probe, mine), mine)
         fault = f"method {result.method} differs in {other}" if other else ""
     if fault and (version := _other_version(result)):
         raise Unverified(f"probe, since {version}, which differs")
     if fault:
         yield f"probe: {fault}"
+
+
+def _most_work(job: Job, name: str) -> int:
+    """The largest whole number for an option that a method is asked with, unless it is the user who wants that.
+
+    Such numbers are steps and units: of a billion, another's file would have this machine compute for years.
+    """
+    default = defaults(job.method, job.task)[name]
+    return WORK * max(default, 1) if type(default) is int else WORK
 
 
 def _unknown_method(result: Result, task: Task) -> Iterator[str]:

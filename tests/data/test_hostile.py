@@ -24,6 +24,7 @@ import pytest
 
 from ifsl_bench.common import limits
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import Entry, natural, open_tree
@@ -321,6 +322,33 @@ def test_more_files_than_any_data_set_has_are_refused(tmp_path, monkeypatch):
     for name in ("a.zip", "a.tar"):
         with pytest.raises(UserError, match=r"holds 51 files, more than 50"), open_tree(tmp_path / name) as tree:
             _ = tree.entries
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+def test_a_list_as_long_as_is_taken_fits_into_a_gigabyte(kind, tmp_path, traced):
+    """Measured on a short one, whose files are as small as they can be."""
+    count, path = 5_000, tmp_path / f"a.{kind}"
+    names = [b"n%04d/image_%07d.png" % (i // 100, i) for i in range(count)]
+    if kind == "zip":
+        path.write_bytes(zipped([(name, 0, b"", 0, 0) for name in names]))
+    else:
+        content = b"".join(map(head, names)) + END
+        path.write_bytes(gzip.compress(content, 1) if kind == "tar.gz" else content)
+    with traced() as memory, open_tree(path) as tree:
+        assert len(tree.entries) == count
+        found = tree.content()["names"]
+    assert memory.peak / count * limits.MEMBERS.most < 1e9
+    assert found == sha256_json([[name.decode(), 0] for name in names])
+
+
+@pytest.mark.parametrize("shared", ["", "top/", "top/of/it/"])
+def test_what_tells_one_content_from_another_is_below_the_folder_that_all_share(shared, tmp_path):
+    paths = ["a-b/1.png", "a/1.png", "a/b/2.png", "ab.png"]
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for path in paths:
+            archive.writestr(shared + path, path)
+    with open_tree(tmp_path / "a.zip") as tree:
+        assert tree.content()["names"] == sha256_json([[path, len(path)] for path in paths])
 
 
 def test_names_of_thousands_of_digits_sort_by_their_number():

@@ -335,5 +335,5 @@ FORMATS = [
     Format("tar.bz2", tars, read_archive, partial(spoiled_inside, spoiled_tar, bz2.compress), 4),
     Format("tar.xz", tars, read_archive, partial(spoiled_inside, spoiled_tar, partial(lzma.compress, preset=0)), 4),
     Format("zip", zips, read_archive, spoiled_zip, 20),
-    Format("folder", folders, read_folder, spoiled_folder, 1),
+    Format("folder", folders, read_folder, spoiled_folder, 3),
 ]

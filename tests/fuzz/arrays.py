@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pickle_pools import integers, opened
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.read.npz import Npz
@@ -295,12 +296,18 @@ def npzs() -> Sequence[bytes]:
 def read_npz(path: Path) -> None:
     with open_tree(path.parent) as tree:
         entry = tree.by_path[path.name]
-        with opened(tree, entry) as file:
-            for _ in Npz(file, path.name).array("images").blocks(2):
-                pass
+        refused = None
+        try:
+            with opened(tree, entry) as file:
+                for _ in Npz(file, path.name).array("images").blocks(2):
+                    pass
+        except UserError as error:  # there may be none, and what is below is another reader
+            refused = error
         _, labels = _read_npz(tree, entry)
         for name in np.unique(labels):
             codecs.encode(str(name), "utf-8")
+        if refused:
+            raise refused
 
 
 FORMATS = [

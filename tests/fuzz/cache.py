@@ -1,112 +1,45 @@
-"""Damage to a small finished cache, file by file: a resumed run ends with the same counts, or in one line.
+"""Damage to small caches, finished ones and such as a killed run leaves: the next run ends with the same counts, or in
+one line.
 
-``python -m tests.fuzz.cache --cases 2000 --seed 0`` says how many cases of which file ended how, and every case that
-ended otherwise.
+A case is a recipe: which cache it begins with, and a number that says which of its files is damaged and how.
 """
 
 from __future__ import annotations
 
-import argparse
+import atexit
 import json
-import os
 import random
 import shutil
+import signal
 import tempfile
-import traceback
 import warnings
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.writer import Writer, build
-from ifsl_bench.running import api
+from tests.fuzz.formats import Format
+from tests.fuzz.small import Disturbance, Told, fork, run, undisturbed
 
-TASKS = """
-[dataset]
-name = "tiny-images"
-mean = [0.5]
-std = [0.25]
-[pretraining]
-backbone = "resnet-small"
-steps = 4
-batch = 16
-[pretraining.schedule]
-rate = 0.05
-[meta_training]
-steps = 8
-validate_every = 2
-[meta_training.schedule]
-rate = 1e-2
-[evaluation]
-episodes = 12
-validation_episodes = 8
-[episode]
-ways = 3
-novel_queries = 4
-base_queries = 4
-[tasks.tiny-images-1shot]
-shots = 1
-"""
-METHOD = "lwof"
+# How far a run has got where it is killed: the path of a file that it writes then, and how often it has done so.
+KILLED = {
+    "data half made": ("/.partial-tiny-images/progress.json", 6),
+    "data made, its progress not removed": ("/data/tiny-images/progress.json", 1),
+    "digest half written": ("/digests/.partial", 2),
+    "pretraining saved once": ("/.partial-state-2.safetensors", 2),
+    "pretraining's next state written": ("/state-2.safetensors", 2),
+    "features half written": ("/.partial-novel-test/.partial-bank.json", 2),
+    "meta-training saved twice": ("/state-3.safetensors", 2),
+    "meta-training over": ("/trials/.partial", 2),
+    "second meta-training begun": ("/state-2.safetensors", 8),
+    "no result yet": ("/results/", 6),
+}
+FINISHED = "finished"
 
-
-class Told(Reporter):
-    """Keeps what a run warns of."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
-
-
-def make_data(home: Home) -> None:
-    """Six pools of noisy images, 16 x 16, that a network tells apart a little."""
-    generator = np.random.default_rng(0)
-    sides = {"base": 5, "novel/train": 6, "novel/val": 5, "novel/test": 5}
-    centres = {side: generator.integers(60, 196, (classes, 16, 16, 1)) for side, classes in sides.items()}
-
-    def fill(writer: Writer) -> None:
-        for pool in ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test"):
-            side = pool if pool in sides else "base"
-            labels = np.repeat(np.arange(sides[side]), 10)
-            names = tuple(f"{side}-{label}" for label in range(sides[side]))
-            with writer.pool(pool, labels, names, (16, 16, 1)) as images:
-                noise = generator.integers(-60, 60, images.shape)
-                images[:] = np.clip(centres[side][labels] + noise, 0, 255).astype(np.uint8)
-
-    home.data.mkdir(parents=True, exist_ok=True)
-    build(home.data / "tiny-images", "tiny-images", "made of noise", fill, {})
-
-
-def run(root: Path, reporter: Reporter | None = None) -> dict[str, Any]:
-    """The counts, the training and what was chosen, by the cache in ``root/home``; no result of it is there."""
-    shutil.rmtree(root / "home" / "results", ignore_errors=True)
-    file = root / "tiny.toml"
-    file.write_text(TASKS)
-    work = api.workspace(root / "home", device="cpu", reporter=reporter or Told())
-    result = api.run(METHOD, f"{file}:tiny-images-1shot", tune=2, train={"steps": 8}, work=work)
-    value = json.loads(next((root / "home" / "results").glob("*/*.json")).read_text())
-    assert result.label
-    return {key: value[key] for key in ("episodes", "calibration", "options", "tuned")} | {
-        "training": {k: v for k, v in value["training"].items() if k != "seconds"}
-    }
-
-
-def make_cache(root: Path) -> dict[str, Any]:
-    """A finished cache below ``root``; returns what every later run must end with."""
-    make_data(Home.locate(root / "home"))
-    return run(root)
-
-
-# -- damage ----------------------------------------------------------------------------------------------------------
+# -- damage
 
 
 def _flip(content: bytes, chance: random.Random) -> bytes:
@@ -120,7 +53,7 @@ def _flip(content: bytes, chance: random.Random) -> bytes:
 
 def _overwrite(content: bytes, chance: random.Random) -> bytes:
     start = chance.randrange(len(content))
-    piece = chance.choice((b"\0" * 16, b"\xff" * 8, b"9", b"(((((", b"\n", os.urandom(0) + b"{", b"NaN", b"null"))
+    piece = chance.choice((b"\0" * 16, b"\xff" * 8, b"9", b"(((((", b"\n", b"{", b"NaN", b"null"))
     return content[:start] + piece + content[start + len(piece) :]
 
 
@@ -144,7 +77,7 @@ STRANGE = (None, True, 0, -1, 9000, 10**30, 1e308, 0.5, "", "x", "../../x", [], 
 def _older(content: bytes, chance: random.Random) -> bytes:
     """As :func:`_json`, in a file from before there was a checksum."""
     value = json.loads(content)
-    del value["checksum"]
+    value.pop("checksum", None)
     return _json(json.dumps(value | {"format": 1}).encode(), chance)
 
 
@@ -169,8 +102,13 @@ def _json(content: bytes, chance: random.Random) -> bytes:
     return json.dumps(value).encode()
 
 
-def damage(path: Path, chance: random.Random) -> str:
-    """Changes a file in place; returns how."""
+def damage(path: Path, chance: random.Random, older: bool = True) -> str:
+    """Changes a file in place; returns how.
+
+    Args:
+        older: whether it may become one from before there were checksums. Of an unfinished training's nobody can tell
+            whether it went another way.
+    """
     content = path.read_bytes()
     kind = chance.random()
     if kind < 0.04:
@@ -181,13 +119,10 @@ def damage(path: Path, chance: random.Random) -> str:
         elif what != "gone":
             path.symlink_to("nowhere" if what == "dangling" else path.name)
         return what
-    how = chance.choice((_json, _older)) if path.suffix == ".json" and kind < 0.6 else chance.choice(BYTES)
-    path.unlink()
-    path.write_bytes(how(content, chance))
+    of_json = (_json, _older) if older else (_json,)
+    how = chance.choice(of_json) if path.suffix == ".json" and kind < 0.6 else chance.choice(BYTES)
+    path.write_bytes(how(content, chance) if content else chance.randbytes(5))
     return how.__name__.lstrip("_")
-
-
-# -- the run ---------------------------------------------------------------------------------------------------------
 
 
 def files_of(home: Path) -> list[Path]:
@@ -202,64 +137,87 @@ def kind_of(path: Path) -> str:
     return f"{path.parts[0]}/{'.'.join(name.split('.')[1:]) if path.parts[0] == 'data' and 'npy' in name else name}"
 
 
-def one_case(whole: Path, wanted: dict[str, Any], case: int, seed: int, only: str = "") -> tuple[str, str, str]:
-    """(kind of file, how it was damaged, how the run ended); raises AssertionError where it ended wrongly."""
-    chance = random.Random(f"{seed}/{case}")
-    files = [path for path in files_of(whole / "home") if only in path.as_posix()]
-    kinds = sorted({kind_of(path) for path in files})
-    kind = chance.choice(kinds)
-    chosen = chance.choice([path for path in files if kind_of(path) == kind])
+# -- the run
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Caches to begin with, each in a folder below ``root``; and what every run on one ends with."""
+
+    root: Path
+    wanted: dict[str, Any]
+
+
+def make_caches(root: Path, names: Sequence[str] = (FINISHED, *KILLED)) -> Caches:
+    """Makes caches below ``root``."""
+    torch.set_num_threads(1)
+    wanted, _, _ = undisturbed(root)
+    shutil.move(root / "plain", root / FINISHED)
+    for name in names:
+        if name != FINISHED:
+            (root / name).mkdir()
+            status = fork(root / name, Disturbance(signal.SIGKILL, *KILLED[name]))
+            assert status == -signal.SIGKILL, f"{name}: {status}: {(root / name / 'stderr').read_text()}"
+    for name in names:
+        shutil.rmtree(root / name / "home" / "results", ignore_errors=True)  # a stored one would be all that is read
+    return Caches(root, wanted)
+
+
+@cache
+def caches() -> Caches:
+    """All of them, until this process ends."""
+    root = Path(tempfile.mkdtemp(prefix="fuzz-caches-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return make_caches(root)
+
+
+def one_case(whole: Caches, recipe: dict[str, Any]) -> str:
+    """How the run on a damaged cache ended: "the same" counts, "made again" with a warning, or on a file that the
+    damage left as it was ("unchanged"). Raises AssertionError where it ended wrongly.
+
+    Args:
+        recipe: "start", a name of a cache; "chance", a number, without which nothing is damaged; "only", what the path
+            of the damaged file must have in it.
+    """
+    chance = random.Random(recipe.get("chance"))
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        shutil.copytree(whole, root, dirs_exist_ok=True, copy_function=os.link)  # what is damaged is written anew
-        how = damage(root / "home" / chosen, chance)
-        unchanged = how not in ("gone", "folder", "dangling", "loop") and (
-            (root / "home" / chosen).read_bytes() == (whole / "home" / chosen).read_bytes()
-        )
-        told = Told()
-        said = f"case {case} of seed {seed}: {chosen} ({how})"
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                found = run(root, reporter=told)
-        except UserError as error:
-            if "\n" in str(error):
-                raise AssertionError(f"{said}: {error}") from error
-            return kind, how, "one line"
-        except Exception:
-            raise AssertionError(f"{said}:\n{traceback.format_exc(limit=-4)}") from None
+        shutil.copytree(whole.root / recipe["start"], root, dirs_exist_ok=True)
+        files = [path for path in files_of(root / "home") if recipe.get("only", "") in path.as_posix()]
+        chosen, how, before = Path("nothing"), "", b""
+        if "chance" in recipe:
+            kind = chance.choice(sorted({kind_of(path) for path in files}))
+            chosen = root / "home" / chance.choice([path for path in files if kind_of(path) == kind])
+            before = chosen.read_bytes()
+            how = damage(chosen, chance, older=recipe["start"] == FINISHED)
+        unchanged = chosen.is_file() and chosen.read_bytes() == before
+        told, wanted = Told(), whole.wanted
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = run(root, reporter=told)
         if how == "older":  # what nothing vouches for is what a finished training says of its own course
             found, wanted = ({k: v for k, v in one.items() if k != "training"} for one in (found, wanted))
-        assert found == wanted, f"{said}: other counts, after {told.warnings}"
-        if told.warnings:
-            return kind, how, "made again"
-        return kind, how, "unchanged" if unchanged else "same"
+        different = [key for key in wanted if found.get(key) != wanted[key]]
+        said = f"{chosen.relative_to(root) if how else chosen} ({how})"
+        assert not different, f"{said}: other {', '.join(different)}, after {told.warnings}"
+        if how == "" or unchanged:
+            assert not told.warnings, f"{said}: {told.warnings}"
+        return "made again" if told.warnings else "unchanged" if unchanged else "the same"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=500)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
-    parser.add_argument("--only", default="", help="files whose path contains this")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    ends: dict[str, Counter[str]] = {}
-    failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        wanted = make_cache(Path(folder))
-        for case in range(given.first, given.first + given.cases):
-            try:
-                kind, _, end = one_case(Path(folder), wanted, case, given.seed, given.only)
-                ends.setdefault(kind, Counter())[end] += 1
-            except AssertionError as error:
-                failed += 1
-                print(error, flush=True)
-    for kind, counts in sorted(ends.items()):
-        print(f"{kind}: {sum(counts.values())} cases: {', '.join(f'{n} {end}' for end, n in counts.most_common())}")
-    print(f"{given.cases} cases, {failed} ended wrongly")
-    raise SystemExit(1 if failed else 0)
+# -- the format
 
 
-if __name__ == "__main__":
-    main()
+def recipes() -> Sequence[bytes]:
+    return [json.dumps({"start": name}).encode() for name in (FINISHED,) * len(KILLED) + tuple(KILLED)]
+
+
+def damaged(chance: random.Random, content: bytes) -> bytes:
+    return json.dumps(json.loads(content) | {"chance": chance.getrandbits(32)}).encode()
+
+
+def read(path: Path) -> str:
+    return one_case(caches(), json.loads(path.read_bytes()))
+
+
+FORMATS = [Format("cache", recipes, read, damaged, share=3, prepare=caches, seconds=60)]

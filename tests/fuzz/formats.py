@@ -10,7 +10,7 @@ from random import Random
 
 from tests.fuzz.mutation import spoiled
 
-MODULES = ("archives", "images", "arrays", "texts")  # of this package; each has a list FORMATS
+MODULES = ("archives", "images", "arrays", "texts", "results")  # of this package; each has a list FORMATS
 
 
 @dataclass(frozen=True)
@@ -20,21 +20,29 @@ class Format:
     Attributes:
         name: what ``--only`` calls it.
         seeds: makes valid files.
-        read: reads a file as the program does; the file may be changed or removed by it.
+        read: reads a file as the program does; the file may be changed or removed by it. Returns what happened, where
+            there are several good ends to tell apart.
         spoil: makes a hostile file of a valid one; by default any bytes are changed.
-        share: how many cases it has in a round of all formats.
+        share: how many cases it has in a round of all formats; a slow one has few.
+        prepare: makes what reading needs, once, in the process that all cases are forks of.
+        seconds: that a case may take.
     """
 
     name: str
     seeds: Callable[[], Sequence[bytes]]
     read: Callable[[Path], object]
     spoil: Callable[[Random, bytes], bytes] = spoiled
-    share: int = 10
+    share: float = 10
+    prepare: Callable[[], object] = tuple
+    seconds: float = 10
 
 
-def formats() -> dict[str, Format]:
+RUNS = ("cache", "kills")  # of this package: whole runs, whose cases are recipes in JSON and not files
+
+
+def formats(modules: Sequence[str] = MODULES + RUNS) -> dict[str, Format]:
     """All formats by name."""
-    found = [form for module in MODULES for form in importlib.import_module(f"tests.fuzz.{module}").FORMATS]
+    found = [form for module in modules for form in importlib.import_module(f"tests.fuzz.{module}").FORMATS]
     return {form.name: form for form in found}
 
 

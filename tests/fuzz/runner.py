@@ -13,15 +13,25 @@ import traceback
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.fuzz.formats import Format, case
 
-SECONDS, BYTES = 10, 10**9  # that a case may take
-_CHUNK = 200  # cases a process does before it says so
+BYTES = 10**9  # that a case may take
+PATIENCE = 10  # seconds after its time is up, until a process is killed that does not hear
+_CHUNK = 200  # cases a process does before another takes over
+
+
+class Ended(NamedTuple):
+    """How a case ended: "good", "refused" or "failed"; and what was said of it, or what is wrong with how it ended."""
+
+    how: str
+    told: str
 
 
 @dataclass(frozen=True)
@@ -34,20 +44,31 @@ class Failure:
     what: str
 
     def __str__(self) -> str:
-        return f"{self.format} --seed {self.seed} --first {self.number}: {self.what}"
+        return f"--only {self.format} --seed {self.seed} --first {self.number} --cases 1: {self.what}"
 
 
 @dataclass
 class Outcome:
-    """What came of cases, counted by format: good ones, refused ones, and those that failed."""
+    """What came of cases, counted by format: good ones, refused ones, and those that failed.
+
+    ``ends`` counts the good ones by (format, what happened), where that is told; ``seconds`` are those of a format.
+    """
 
     good: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     failures: list[Failure] = field(default_factory=list)
+    ends: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seconds: Counter[str] = field(default_factory=Counter)
 
     @property
     def cases(self) -> Counter[str]:
         return self.good + self.refused + Counter(failure.format for failure in self.failures)
+
+    def add(self, other: Outcome) -> None:
+        """Takes over what came of other cases."""
+        self.failures += other.failures
+        for name in ("good", "refused", "ends", "seconds"):
+            getattr(self, name).update(getattr(other, name))
 
 
 class _TooLong(BaseException):
@@ -58,35 +79,36 @@ def _stop(*_: object) -> None:
     raise _TooLong
 
 
-def judged(form: Format, path: Path) -> tuple[str, str]:
-    """Reads a file: "good", "refused", or "failed"; and what was said of it, or what is wrong with how it ended."""
+def judged(form: Format, path: Path) -> Ended:
+    """Reads a file, in this process."""
     signal.signal(signal.SIGALRM, _stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, form.seconds)
     try:
         return _judged(form, path)
     except _TooLong:
-        return "failed", f"it took more than {SECONDS} s"
+        return Ended("failed", f"it took more than {form.seconds:g} s")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _judged(form: Format, path: Path) -> tuple[str, str]:
+def _judged(form: Format, path: Path) -> Ended:
     from ifsl_bench.common.errors import UserError
 
     try:
-        form.read(path)
-        return "good", ""
+        end = form.read(path)
+        return Ended("good", end if isinstance(end, str) else "")
     except UserError as error:
         told = str(error)
         plain = told.strip() and not {unicodedata.category(letter) for letter in told} & {"Cc", "Cs", "Zl", "Zp"}
-        return ("refused", told) if plain else ("failed", f"it is told badly: {told!r:.300}")
+        return Ended("refused", told) if plain else Ended("failed", f"it is told badly: {told!r:.300}")
     except _TooLong:
         raise
     except BaseException as error:
         frames = traceback.extract_tb(error.__traceback__)
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
         way = " < ".join(frame.name for frame in frames[:-6:-1])
-        return "failed", f"{type(error).__name__}: {str(error)[:150]!r} at {place} ({way})"
+        most = 2000 if isinstance(error, AssertionError) else 150  # what one of the harness itself says
+        return Ended("failed", f"{type(error).__name__}: {str(error)[:most]!r} at {place} ({way})")
 
 
 def peak() -> int:
@@ -97,34 +119,36 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _work(form: Format, seed: int, numbers: range, folder: str, line: Connection) -> None:
-    """Cases one after the other; (number, what came of it) is sent for each, and the number before it."""
+def _work(form: Format, make: Callable[[int], bytes], numbers: range, folder: str, line: Connection) -> None:
+    """Cases one after the other; (number, how it ended) is sent for each, and the number before it."""
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # libraries in C say things
-    seeds = form.seeds()
     resource.setrlimit(resource.RLIMIT_AS, (16 * BYTES,) * 2)  # so that the machine lives
     base = peak()  # of what the parent has had, which a fork begins with
     for number in numbers:
         line.send((number, None))
         path = Path(folder) / "case"
-        path.write_bytes(case(form, seeds, seed, number))
+        path.write_bytes(make(number))
         before = peak()
-        verdict, told = judged(form, path)
-        what = told if verdict == "failed" else verdict
+        ended = judged(form, path)
         if before < peak() > base + BYTES:
-            what = f"it took {(peak() - base) / 1e9:.1f} GB"
-        line.send((number, what))
+            ended = Ended("failed", f"it took {(peak() - base) / 1e9:.1f} GB")
+        line.send((number, ended))
         if peak() > base + BYTES:
             return  # the next one needs a process without this peak
     line.send((numbers.stop, None))
 
 
-def run(form: Format, seed: int, numbers: range, into: Outcome, until: float = float("inf")) -> None:
-    """Tries cases of a format, and counts what came of them.
+def tried(
+    form: Format, make: Callable[[int], bytes], numbers: range, until: float = float("inf")
+) -> Iterator[tuple[int, Ended]]:
+    """(number, how it ended) of cases of a format, in other processes.
 
     Args:
-        until: ``time.monotonic()`` at which no other begins.
+        make: what is in the file of a number.
+        until: ``time.monotonic()`` at which no other process begins.
     """
+    form.prepare()
     form.seeds()  # made here once, for all processes
     context = multiprocessing.get_context("fork")
     next_one = numbers.start
@@ -132,34 +156,34 @@ def run(form: Format, seed: int, numbers: range, into: Outcome, until: float = f
         theirs, ours = context.Pipe(duplex=False)
         stop = min(numbers.stop, next_one + _CHUNK)
         with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-            child = context.Process(target=_work, args=(form, seed, range(next_one, stop), folder, ours))
+            child = context.Process(target=_work, args=(form, make, range(next_one, stop), folder, ours))
             child.start()
             ours.close()
             last = next_one
-            for number, what in _heard(theirs):
+            for number, ended in _heard(theirs, form.seconds + PATIENCE):
                 last = number
-                if what is not None:
-                    _count(form, seed, number, what, into)
+                if ended is not None:
+                    yield number, ended
                     last = number + 1
             if last < stop and child.exitcode is None:
                 child.join(0.2)
                 if child.exitcode is None:
                     child.kill()
                     child.join()
-                    _count(form, seed, last, f"it did not even hear the signal after {SECONDS} s", into)
+                    yield last, Ended("failed", f"it did not even hear the signal after {form.seconds:g} s")
                     last += 1
             child.join()
             if last < stop and child.exitcode not in (0, -signal.SIGKILL):
-                _count(form, seed, last, f"the process died ({child.exitcode})", into)
+                yield last, Ended("failed", f"the process died ({child.exitcode})")
                 last += 1
             next_one = last
         theirs.close()
 
 
-def _heard(line: Connection) -> Iterator[tuple[int, str | None]]:
+def _heard(line: Connection, patience: float) -> Iterator[tuple[int, Ended | None]]:
     """What a process says, until it ends or is silent for too long."""
     while True:
-        if not line.poll(2 * SECONDS):
+        if not line.poll(patience):
             return
         try:
             yield line.recv()
@@ -167,31 +191,15 @@ def _heard(line: Connection) -> Iterator[tuple[int, str | None]]:
             return
 
 
-def _count(form: Format, seed: int, number: int, what: str, into: Outcome) -> None:
-    if what in ("good", "refused"):
-        (into.good if what == "good" else into.refused)[form.name] += 1
-    else:
-        into.failures.append(failure := Failure(form.name, seed, number, what))
-        print(f"FAILED {failure}", file=sys.stderr, flush=True)
-
-
-def rounds(chosen: list[Format], seed: int, until: float, first: int = 0, cases: int | None = None) -> Outcome:
-    """All formats by turns, each as often as its share says.
-
-    Args:
-        until: ``time.monotonic()`` at which to end.
-        first: number of the first case of each format.
-        cases: how many of each format; None for as many as there is time for.
-    """
-    outcome = Outcome()
-    if cases is not None:
-        for form in chosen:
-            run(form, seed, range(first, first + cases), outcome, until)
-        return outcome
-    turn = 0
-    while time.monotonic() < until:
-        for form in chosen:
-            start = first + turn * 5 * form.share
-            run(form, seed, range(start, start + 5 * form.share), outcome, until)
-        turn += 1
-    return outcome
+def run(form: Format, seed: int, numbers: range, until: float = float("inf")) -> Outcome:
+    """Tries cases of a format, and counts what came of them."""
+    into, start = Outcome(), time.monotonic()
+    for number, (how, told) in tried(form, partial(case, form, form.seeds(), seed), numbers, until):
+        if how == "failed":
+            into.failures.append(failure := Failure(form.name, seed, number, told))
+            print(f"FAILED {failure}", file=sys.stderr, flush=True)
+        else:
+            (into.good if how == "good" else into.refused)[form.name] += 1
+            into.ends[form.name, told] += how == "good" and bool(told)
+    into.seconds[form.name] += time.monotonic() - start
+    return into

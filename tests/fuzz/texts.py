@@ -85,7 +85,8 @@ def read_csv(path: Path) -> None:
 
 @cache
 def tomls() -> Sequence[bytes]:
-    return [file.read_bytes() for file in resources.files("ifsl_bench.tasks").iterdir() if file.name.endswith(".toml")]
+    found = sorted(resources.files("ifsl_bench.tasks").iterdir(), key=lambda file: file.name)
+    return [file.read_bytes() for file in found if file.name.endswith(".toml")]
 
 
 def read_toml(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import lzma
 import re
 import tarfile
@@ -24,6 +25,9 @@ from ifsl_bench.common.limits import MEMBERS, PATH, image_bytes
 
 # What systems and their archivers leave among people's files, beside what is hidden by a dot.
 _CLUTTER = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"}
+_HIDDEN = re.compile(rf"(?:^|/)(?:\.|(?:{'|'.join(map(re.escape, sorted(_CLUTTER)))})(?:/|\Z))", re.IGNORECASE)
+# A path that is normal already, as nearly all of a million are: no part empty, "." or "..", no backslash, no drive.
+_NORMAL = re.compile(r"(?![A-Za-z]:)(?!\.\.?(?:/|\Z))[^/\\\0]+(?:/(?!\.\.?(?:/|\Z))[^/\\\0]+)*")
 _UNDECODED = re.compile("[\ud800-\udfff]")  # how Python writes the bytes of a name that are not UTF-8
 _SAMPLED, _HEAD = 64, 1 << 16  # files, and bytes of each, that tell one content from another
 _STARTS = (
@@ -138,7 +142,7 @@ class FileTree(ABC):
         Raises:
             UserError: a path leads out of the tree, is no text, or occurs twice; it is named. Or there are too many.
         """
-        found = sorted((e for e in self._counted() if not any(map(is_hidden, e.path.split("/")))), key=lambda e: e.path)
+        found = sorted((e for e in self._counted() if not _HIDDEN.search(e.path)), key=lambda e: e.path)
         if strange := [e.path for e in found if printable(e.path) != e.path]:
             raise UserError(
                 f"{self.path} holds {len(strange)} files whose names are not UTF-8 "
@@ -231,14 +235,15 @@ class FileTree(ABC):
             ``names``: of the files' paths below the folder that all share, and their sizes. ``heads``: of the
             beginnings of a few files, spread evenly; not of compressed archives, where each would be one more pass.
         """
-        parts = [entry.path.split("/") for entry in self.entries]
-        folders = [path[:-1] for path in parts] or [[]]  # what the first and the last of them share, all share
-        ends = zip(min(folders), max(folders), strict=False)
-        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], ends))
-        names = sorted(["/".join(path[shared:]), e.size] for path, e in zip(parts, self.entries, strict=True))
-        found = {"names": sha256_json(names)}
+        shared = self.entries[0].path.rpartition("/")[0] + "/" if self.entries else ""
+        for entry in self.entries:
+            while not entry.path.startswith(shared) and shared != "/":
+                shared = shared[:-1].rpartition("/")[0] + "/"
+        start = len(shared) if shared != "/" else 0
+        found = {"names": _sha256_of_list((e.path[start:], e.size) for e in self.entries)}
         if self.random:
-            spread = [self.entries[i * len(names) // _SAMPLED] for i in range(_SAMPLED)] if names else []
+            count = len(self.entries)
+            spread = [self.entries[i * count // _SAMPLED] for i in range(_SAMPLED)] if count else []
             heads = (self._beginning(entry) for entry in dict.fromkeys(spread))
             found["heads"] = sha256_json([hashlib.sha256(head).hexdigest() for head in heads])
         return found
@@ -251,6 +256,16 @@ class FileTree(ABC):
             return b""
 
 
+def _sha256_of_list(items: Iterable[object]) -> str:
+    """:func:`sha256_json` of a list that is never in memory whole: as text, a million names take a gigabyte."""
+    digest, before, rest = hashlib.sha256(b"["), b"", iter(items)
+    while block := list(itertools.islice(rest, 10_000)):
+        digest.update(before + json.dumps(block, separators=(",", ":"))[1:-1].encode())
+        before = b","
+    digest.update(b"]")
+    return digest.hexdigest()
+
+
 def inside(archive: Path, name: str) -> str:
     """A member's path, normalised.
 
@@ -258,6 +273,8 @@ def inside(archive: Path, name: str) -> str:
         UserError: it leads out of the archive, or is too long to be one.
     """
     PATH.check(len(name), str(archive))
+    if _NORMAL.fullmatch(name):
+        return name
     plain = name.replace("\\", "/")
     if plain.startswith("/") or re.match("[A-Za-z]:", plain) or ".." in plain.split("/") or "\0" in plain:
         raise UserError(

@@ -19,6 +19,7 @@ _ZEROS = bytes(BLOCK)
 _NAME, _SIZE, _SUM, _LINK, _PREFIX = slice(0, 100), slice(124, 136), slice(148, 156), slice(157, 257), slice(345, 500)
 _FILES, _LINKS, _EMPTY = b"\x000\x37", b"12", b"123456"  # by their types; directories and devices have no content
 _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL, _SPARSE = b"L", b"K", b"xX", b"g", b"S"
+_EXTENDED = _LONG_NAME + _LONG_LINK + _PAX + _GLOBAL
 
 
 class Damaged(tarfile.ReadError):
@@ -90,7 +91,7 @@ def members(stream: Stream, where: str) -> Iterator[Member]:
     said: dict[str, str] = {}  # by extended headers, of the next member
     while (block := stream.take(BLOCK)) != _ZEROS:
         size, kind = _checked(block), block[156:157]
-        if kind in _LONG_NAME + _LONG_LINK + _PAX + _GLOBAL:
+        if kind in _EXTENDED:
             EXTENDED_HEADER.check(size, where)
             content = stream.take(size)
             stream.skip_to(_filled(stream.at))
@@ -141,7 +142,7 @@ def _checked(block: bytes) -> int:
 
 
 def _octal(field: bytes) -> int | None:
-    digits = field.split(b"\0")[0].strip(b" ")
+    digits = field.partition(b"\0")[0].strip(b" ")
     if digits.strip(b"01234567"):
         return None
     return int(digits or b"0", 8)
@@ -159,7 +160,7 @@ def _filled(count: int) -> int:
 
 
 def _text(field: bytes) -> str:
-    return field.split(b"\0")[0].decode("utf-8", "surrogateescape")
+    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
 def _name(block: bytes) -> str:

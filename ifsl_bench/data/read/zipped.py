@@ -46,6 +46,7 @@ class ZipMembers:
         with zipfile.ZipFile(file) as archive:
             self.infos: Sequence[zipfile.ZipInfo] = archive.infolist()
             end = archive.start_dir
+        del archive  # and its second list, by names
         ordered = sorted(self.infos, key=lambda info: info.header_offset)
         for this, place in zip(ordered, [info.header_offset for info in ordered[1:]] + [end], strict=True):
             if this.header_offset < 0 or this.header_offset + _HEADER + this.compress_size > place:

@@ -1,0 +1,377 @@
+"""Result files: whatever is in one, ``check`` says it in lines, and every table that it lies among is printed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
+from ifsl_bench.board.boards import Board, load_board
+from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.leaderboard import leaderboard, task_table
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.notes import standing
+from ifsl_bench.board.render import FORMATS as STYLES
+from ifsl_bench.board.render import render
+from ifsl_bench.board.result_file import (
+    SCHEMA,
+    EpisodeCounts,
+    Result,
+    file_name,
+    keep_old,
+    parse,
+    path_of,
+    read,
+    summary_entry,
+    write,
+)
+from ifsl_bench.board.show import comparison_table, result_facts, result_table
+from ifsl_bench.common.errors import UserError, is_printable
+from ifsl_bench.common.files import Home
+from ifsl_bench.plugin.find_method import find_method
+from ifsl_bench.plugin.probe import probe
+from ifsl_bench.protocol.metrics import COUNTS, summarise
+from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task_files import parse as parse_tasks
+from ifsl_bench.running.check import check_file
+from tests.fuzz.formats import Format
+from tests.fuzz.mutation import MOST, spoiled, spoiled_text
+
+EPISODES, WAYS, QUERIES, BASE = 12, 3, 6, 5
+TASKS = f"""
+[dataset]
+name = "fuzzed"
+[pretraining]
+backbone = "none"
+steps = 4
+[pretraining.schedule]
+rate = 0.05
+[evaluation]
+episodes = {EPISODES}
+validation_episodes = 8
+[episode]
+ways = {WAYS}
+novel_queries = {QUERIES // WAYS}
+base_queries = {BASE}
+[tasks.fuzzed-1shot]
+shots = 1
+"""
+SOURCE = "0123456789abcdef"
+STRANGE: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2, 3, 0.5, -0.0, 1e308, -1e308, 5e-324, 10**18, 2**31, 2**53 + 1, 2**63, -(2**63),
+    2**64, 10**30, 10**400, -(10**400), float("nan"), float("inf"), -float("inf"), "", "x", " ", "null", "1", "paper",
+    "every", "tuned-2", "tuned-12", "tuned-10000", "tuned-999999", "tuned-1", "imprint", "lwof", "zzz", "attractor",
+    "../../x", "/etc/passwd", "a|b", "=1+1", "<script>", "\\input{x}", "%s{}", "\x1b[2J", "\u202eabc", "\ud800",
+    "\0", "a\nb", "\u2028", "x" * 5000, "é" * 300, "2026-01-31T12:00:00+00:00", "9999-12-31T23:59:59+00:00", [], [1],
+    [[]], [None], ["x"], [1e308], {}, {"a": 1}, {"": ""}, {"\x1b": "\x1b"}, {"\ud800": 1.0}, {"mean": 1.0},
+    {"steps": 10**9},
+)  # fmt: skip
+NAMES = (
+    "", "x", "mean", "steps", "rate", "learner", "gradient", "hidden", "normalise", "acc", "harmonic", "kept_step",
+    "validation", "solves", "adjoint_indefinite", "adjoint_episodes", "name", "version", "time", "note", "classes",
+    "\ud800", "probe", "setting", "edge", "weight_decay", "train.rate", "a, b", "\x1b[2J", "pairs", "\u202e",
+    "9" * 5000, "x" * 3000,
+)  # fmt: skip
+WORDS = (
+    "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 5000, "9" * 400, "1" + "0" * 300, "-0", "0.1e", "[" * 400,
+    "[" * 5000, '{"a":' * 400, "]", "}", "{", "[", '"', "\\", "\\u001b", "\\ud800", "\\u0000", "\x1b", "\0", "\ufeff",
+    "null", "true", "[]", "{}", '""', ",", ":", '"schema"', '"episodes"', '"x":1,', "\udc80", "é", "\u2028",
+)  # fmt: skip
+
+
+@cache
+def task() -> Task:
+    (found,) = parse_tasks(TASKS, "fuzzed.toml")
+    return found
+
+
+def counts(seed: int, newer: bool) -> EpisodeCounts:
+    """Counts of some episodes, as a run would have them."""
+    random = Random(f"counts {seed}")
+    alone = [(random.randint(0, BASE), random.randint(0, QUERIES)) for _ in range(EPISODES)]
+    joint = [(random.randint(0, base), random.randint(0, novel)) for base, novel in alone]
+    entry = EpisodeCounts(
+        base_queries=BASE,
+        novel_queries=QUERIES,
+        base_joint=[base for base, _ in joint],
+        base_alone=[base for base, _ in alone],
+        novel_joint=[novel for _, novel in joint],
+        novel_alone=[novel for _, novel in alone],
+    )
+    if not newer:
+        return entry
+    classes = [label for _ in range(EPISODES) for label in random.sample(range(7), WAYS)]
+    pairs = [2 * base * novel for base, novel in alone]
+    hits = {"calibrated_base": entry.base_joint, "calibrated_novel": entry.novel_joint}
+    return msgspec.structs.replace(entry, classes=classes, pairs=pairs, **hits)
+
+
+def whole(method: str, seed: int, newer: bool = True, **other: Any) -> dict[str, Any]:
+    """A result as a run writes it, but for the label and backbone of a method that is known."""
+    entry = counts(seed, newer)
+    head: HeadKind = "linear" if method == "ridge" else "cosine"
+    key = pretraining_key(task(), "f" * 64, head, seed)
+    value: dict[str, Any] = {
+        "schema": SCHEMA,
+        "method": method,
+        "label": method,
+        "options": {},
+        "tuned": {},
+        "train": {},
+        "task": task().name,
+        "task_hash": task().hash,
+        "digest": "d" * 64,
+        "fingerprint": "f" * 64,
+        "seed": seed,
+        "episodes": msgspec.to_builtins(entry),
+        "summary": {},
+        "solver": {},
+        "pretraining": {"key": key, "sha256": "a" * 64, "accuracy": {"base/val": 50.0}, "device": "cpu"},
+        "training": {},
+        "cost": {"parameters": 0, "evaluation_seconds": 0.5},
+        "provenance": {
+            "command": "ifsl-bench run", "version": "0.1", "commit": "", "device": "cpu", "python": "3.11.7",
+            "libraries": {"torch": "2.0"}, "time": f"2026-01-31T12:00:0{seed % 10}+00:00", "method_source": SOURCE,
+            "checkpoint": "",
+        },
+    }  # fmt: skip
+    if newer:
+        sums = [sum(entry.calibrated_base), sum(entry.calibrated_novel)]
+        curve = {"bias": [0.0], "base_joint": sums[:1], "novel_joint": sums[1:]}
+        halves = len(task().evaluation.halves[0])
+        value["calibration"] = {"bias": 0.0, "validation_episodes": halves, "curve": curve}
+        value |= {"setting": "every", "transductive": False, "partial": False, "passed_over": [], "edge": []}
+        value["probe"] = {
+            "version": 1,
+            "declared": {"head": "cosine", "transductive": False},
+            "numbers": {"logits": {"values": [0.5, 1.5, -2.0, 3.0], "within": [0.01, 0.02], "elsewhere": 0}},
+        }
+        value["provenance"]["distribution"] = {"name": "theirs", "version": "1.0"}
+    value["summary"] = summary_of(entry)
+    return value | other
+
+
+def summary_of(entry: EpisodeCounts) -> dict[str, Any]:
+    result = msgspec.structs.replace(_EMPTY, episodes=entry)
+    return summary_entry(summarise(result.counts().per_episode()))
+
+
+_EMPTY = Result(
+    schema=SCHEMA, method="", label="", options={}, tuned={}, train={}, task="", task_hash="", digest="",
+    fingerprint="", seed=0, summary={}, solver={}, pretraining={}, training={}, cost={}, provenance={},
+    episodes=EpisodeCounts(
+        base_queries=0, novel_queries=0, base_joint=[], base_alone=[], novel_joint=[], novel_alone=[]
+    ),
+)  # fmt: skip
+
+
+@cache
+def results() -> Sequence[bytes]:
+    statistic = {"mean": 1.5, "max": 3.0, "total": 18.0, "episodes": 12, "not_finite": 0}
+    trained = {
+        "training": {
+            "validation": {"10": 40.5, "20": 41.0},
+            "kept_step": 20,
+            "solves": {"episodes": 80, "unconverged": 1, "adjoint_episodes": 80, "adjoint_indefinite": 3},
+        },
+        "solver": {"solver_steps": statistic, "solver_unconverged": statistic},
+    }
+    known = whole("lwof", 0, options={"normalise": True}, label="lwof.normalise=true", **trained, setting="paper")
+    chosen = find_method("lwof")[0]
+    known["probe"] = msgspec.to_builtins(probe("lwof", chosen.method, {"normalise": True, "init": "ren"}, 1))
+    known["provenance"]["distribution"] = chosen.distribution
+    found = [
+        whole("zzz", 1),
+        whole("zzz", 3, newer=False, **trained, options={"gamma": 0.5}, label="zzz.gamma=0.5"),
+        whole("zzz", 2, **trained, setting="paper", train={"rate": 0.1}, label="zzz.rate=0.1"),
+        whole("yyy", 0, options={"a": 1}, tuned={"a": {"a=1": 50.0, "a=2": 40.0}}, setting="paper", edge=["a"]),
+        whole("imprint", 1, newer=False),
+        whole(
+            "ridge",
+            1,
+            newer=False,
+            label="lr",
+            options={"weight_decay": 0.1},
+            tuned={"weight_decay": {"weight_decay=0.1": 50.0}},
+        ),
+        known,
+    ]
+    return [json.dumps(value, indent=1).encode() for value in found]
+
+
+# -- changes
+
+
+def _inner(value: Any, random: Random) -> Any:
+    """Some object or list in a tree."""
+    while True:
+        parts = value.values() if isinstance(value, dict) else value
+        below = [part for part in parts if isinstance(part, (dict, list)) and part]
+        if not below or random.random() < 0.35:
+            return value
+        value = random.choice(below)
+
+
+def _other(old: Any, random: Random) -> Any:
+    """A value near the old one, of its kind or of another."""
+    if isinstance(old, (int, float)) and not isinstance(old, bool) and random.random() < 0.4:
+        return random.choice([old + 1, old - 1, -old, old * 2, float(old), str(old)])
+    if random.random() < 0.1:
+        deep: Any = random.choice(STRANGE)
+        for _ in range(random.choice((3, 15, 19, 20, 21, 100, 500))):
+            deep = [deep] if random.random() < 0.5 else {"a": deep}
+        return deep
+    return random.choice(STRANGE)
+
+
+def _change(value: dict[str, Any], random: Random) -> None:
+    """A name left out, changed or added, two parts that change places, or a value changed."""
+    at, way = _inner(value, random), random.random()
+    if isinstance(at, list):
+        index = random.randrange(len(at))
+        if way < 0.2:
+            del at[index]
+        elif way < 0.4:
+            at[index:index] = at[: random.choice((1, 2, 50))] * random.choice((1, 1, 2, 100))
+        elif way < 0.5:
+            random.shuffle(at)
+        else:
+            at[index] = _other(at[index], random)
+        return
+    name = random.choice(list(at))
+    if way < 0.15:
+        del at[name]
+    elif way < 0.25:
+        at[random.choice(NAMES)] = at.pop(name)
+    elif way < 0.45:
+        at[random.choice(NAMES)] = random.choice(STRANGE)
+    elif way < 0.55:
+        other = random.choice(list(at))
+        at[name], at[other] = at[other], at[name]
+    else:
+        at[name] = _other(at[name], random)
+
+
+def _recount(value: dict[str, Any], random: Random) -> None:
+    """Episodes left out or repeated, or counts changed, and a summary that follows from them."""
+    episodes = value["episodes"]
+    n, names = len(episodes["base_joint"]), [*COUNTS, "pairs", "calibrated_base", "calibrated_novel"]
+    if (way := random.random()) < 0.5:
+        kept = random.choice((0, 1, 2, 3, n - 1, n + 1, 2 * n))
+        for name in names:
+            episodes[name] = (episodes.get(name, []) * 3)[:kept] if episodes.get(name) else []
+        episodes["classes"] = (episodes.get("classes", []) * 3)[: kept * WAYS]
+    elif way < 0.8:
+        name = random.choice(names)
+        episodes[name] = [random.choice((0, 0, 1, 5, 2**31, 2**62)) for _ in range(n)]
+    else:
+        name = random.choice(("base_queries", "novel_queries"))
+        episodes[name] = random.choice((0, 1, 5, 7, 2**31 - 1, 2**31, 2**62))
+    if random.random() < 0.3:
+        value.pop("calibration", None)
+        episodes["calibrated_base"] = episodes["calibrated_novel"] = []
+    with contextlib.suppress(Exception):
+        value["summary"] = summary_of(msgspec.convert(episodes, EpisodeCounts))
+
+
+def spoiled_result(random: Random, content: bytes) -> bytes:
+    """A result with parts changed; now and then its words or its bytes are."""
+    way = random.random()
+    if way < 0.15:
+        return spoiled(random, content)
+    if way < 0.35:
+        return spoiled_text(random, content, WORDS)
+    value = json.loads(content)
+    for _ in range(random.choice((1, 1, 1, 2, 4))):
+        with contextlib.suppress(LookupError, TypeError, AttributeError, OverflowError):  # of what was changed before
+            _recount(value, random) if random.random() < 0.2 else _change(value, random)
+    text = json.dumps(value, ensure_ascii=random.random() < 0.9)
+    if random.random() < 0.05 and (names := re.findall(r'"[a-z_]+": ', text)):
+        text = text.replace("{", "{" + random.choice(names) + "1, ", random.choice((1, 3)))
+    return text.encode("utf-8", "surrogatepass")[:MOST]
+
+
+# -- reading
+
+
+def _placed(path: Path, root: Path) -> Path:
+    """Moves a file to where a result that says this would lie, if it says it."""
+    try:
+        place = path_of(root, parse(path))
+        if place.parent != root / task().name or len(os.fsencode(place.name)) > 255:
+            raise ValueError
+    except (UserError, ValueError):
+        place = root / task().name / file_name("zzz", 1)
+    place.unlink(missing_ok=True)
+    return path.rename(place)
+
+
+def _shown(board: Board, root: Path, ours: Result | None, style: str) -> None:
+    """Everything that prints a board, and the result among it."""
+    pages = [render([task_table(board, full=True)], style), leaderboard([board], root, style, full=True)]
+    if ours is not None:
+        pages.append(render([result_table(ours)], style))
+    for page in pages:
+        assert all(map(is_printable, page.split("\n"))), style
+        page.encode()
+    for row in (*board.rows, *board.others):
+        lines = standing(board, row.label) if row in board.rows else []
+        assert all(map(is_printable, lines))
+    first = board.rows[0]
+    for row in (*board.rows, *board.others):
+        with contextlib.suppress(UserError):
+            render([comparison_table(compare(first, row, board.compared))], "text")
+
+
+def read_result(path: Path) -> None:
+    """Puts a file among good results, and does with it what every command does that reads results.
+
+    Raises:
+        UserError: it does not pass ``check``; or the tables refuse it, though it does.
+    """
+    root, home = path.parent / "results", Home(path.parent / "home", path.parent / "results")
+    folder = root / task().name
+    good = [msgspec.convert(whole(method, seed), Result) for method in ("good", "better") for seed in (0, 1, 2)]
+    for one in good:
+        if not path_of(root, one).exists():  # they are left for the next case
+            write(root, one)
+    style = list(STYLES)[path.stat().st_size % len(STYLES)]
+    place = _placed(path, root)
+    try:
+        found = check_file(place, {task().name: task()}, home)
+        lines = [*found.failures, *found.unverified]
+        assert all(map(is_printable, lines))
+        assert sum(map(len, lines)) < 40_000
+        result = None
+        with contextlib.suppress(UserError):
+            result = read(place)
+            assert all(map(is_printable, result_facts(result).split("\n")))
+        assert result is not None or found.failures, "check accepts what no table reads"
+        board = load_board(task(), root)
+        labels = {row.label for row in (*board.rows, *board.others)}
+        assert labels >= {"good", "better"} or result is not None
+        _shown(board, root, result, style)
+        if not found.failures:
+            assert found.line
+            assert result is not None
+            mine = Row("mine", "file", (result,))
+            render([comparison_table(compare(mine, mine))], "text")
+        keep_old(root, msgspec.structs.replace(good[0], label="zzz", seed=1))
+        if found.failures:
+            raise UserError(found.failures[0])
+    finally:
+        for other in folder.iterdir():
+            if other.name not in {path_of(root, one).name for one in good} or other == place:
+                other.unlink()
+
+
+FORMATS = [Format("result", results, read_result, spoiled_result, 5)]
