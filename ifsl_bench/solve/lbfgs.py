@@ -1,8 +1,9 @@
 """Batched L-BFGS: every episode with its own line search, history and end.
 
 One evaluation of all running episodes per turn. An episode whose trial step is accepted gets a new direction, one
-whose step is not gets a shorter or longer one, so no evaluation is made for an episode that does not need it. Very few
-episodes are solved one by one instead, where there is a way to (`single`).
+whose step is not gets a shorter or longer one. A turn is some fifty operations, however many episodes there are, and
+none that the host waits for: it looks at them every LOOK turns. Very few episodes are solved one by one instead, where
+there is a way to (`single`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class LBFGS:
     escapes: how often an episode that has converged where the objective curves downwards, at a saddle, goes on from a
     lower point along that curvature. One that is at a saddle still counts as converged: its gradient has vanished.
 
-    max_steps: evaluations of the objective for each episode. history: pairs kept. max_trials: evaluations in one line
-    search.
+    max_steps: evaluations of the objective for each episode. history: pairs kept, twice as many in long searches.
+    max_trials: evaluations in one line search.
 
     Raises:
         ValueError: an option out of range.
