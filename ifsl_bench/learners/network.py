@@ -26,7 +26,7 @@ from ifsl_bench.solve.space import LargeSpace, Space
 from ifsl_bench.solve.tree import Tree, doubled, tree_map
 
 from . import compiled
-from .checks import check_pull, check_support
+from .checks import Pull, check_arguments
 from .network_space import DualSpace, Network, NetworkArgs, Shape, activation_curvature, activations, draws
 from .softmax import TINY, cross_entropy, residual, scores, spread
 
@@ -67,16 +67,16 @@ class TanhNetwork(Shape, Objective):
         return args.take(index)
 
     def check(self, args: Tree) -> None:
-        check_support(args.features, args.labels, args.rest, self.ways)
-        size, x = args.features.shape[2], args.features
+        size, pulls = args.features.shape[2], []
         for name, rows, columns in (
             ("output", self.ways, self.hidden + 1), ("skip", self.ways, size), ("hidden", self.hidden, size + 1)
         ):  # fmt: skip
             centres, precisions = f"{name}_centres", f"{name}_precisions"
-            check_pull(centres, getattr(args, centres), precisions, getattr(args, precisions), x, rows, columns)
+            pulls.append(Pull(centres, getattr(args, centres), precisions, getattr(args, precisions), rows, columns))
+        check_arguments(args.features, args.labels, args.rest, self.ways, pulls)
 
-    def unbounded(self, args: Tree) -> bool:
-        return any(bool((p <= 0).any()) for p in (args.output_precisions, args.skip_precisions, args.hidden_precisions))
+    def unbounded(self, args: Tree) -> Tensor:
+        return torch.cat([args.output_precisions, args.skip_precisions, args.hidden_precisions]).min() <= 0
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         if compiled.serves(args.features):

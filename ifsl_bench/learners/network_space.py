@@ -24,6 +24,7 @@ from .softmax import (
     spread,
     weigh,
 )  # fmt: skip
+from .whitened import WhitenedNetwork
 
 Curvature = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -170,6 +171,13 @@ class DualSpace:
             return p + self.join(da, df, self.inverse_1 * output)
 
         return product
+
+    def whitened(self) -> WhitenedNetwork:
+        args = self.args
+        return WhitenedNetwork.of(
+            (self.kernel_2, self.kernel_3), self.gram, self.hidden_0, self.skip_0, args.rest, args.labels,
+            args.output_centres, self.inverse_1,
+        )  # fmt: skip
 
     def take(self, index: Tensor) -> DualSpace:
         return DualSpace.of(self.shape, self.args.take(index))

@@ -22,7 +22,7 @@ from ifsl_bench.solve.outcome import Outcome, relative_tolerance
 from ifsl_bench.solve.tree import Tree, doubled
 
 from . import compiled, dual
-from .checks import check_pull, check_support
+from .checks import Pull, check_arguments
 from .softmax import (
     TINY,
     Regression,
@@ -85,11 +85,11 @@ class SoftmaxRegression(Objective):
     def check(self, args: Tree) -> None:
         x, centres = args.features, args.centres
         ways = centres.shape[-2] if centres.dim() > 1 else 1
-        check_support(x, args.labels, args.rest, ways)
-        check_pull("centres", centres, "precisions", args.precisions, x, ways, x.shape[2] + 1)
+        pull = Pull("centres", centres, "precisions", args.precisions, ways, x.shape[2] + 1)
+        check_arguments(x, args.labels, args.rest, ways, [pull])
 
-    def unbounded(self, args: Tree) -> bool:
-        return bool((args.precisions <= 0).any())
+    def unbounded(self, args: Tree) -> Tensor:
+        return args.precisions.min() <= 0
 
 
 class RegressionHessian(Operator):

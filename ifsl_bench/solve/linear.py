@@ -13,6 +13,7 @@ from .checks import check_options
 from .krylov import self_adjoint_solve
 from .tree import Tree, column, dot, pack, rebuild, tensors, unpack
 
+_COUNTED = ("diverged", "failed", "indefinite")
 ACCURATE = 1e-3  # a linear solve has failed if its relative residual is larger in the norm that bounds the error
 
 
@@ -110,23 +111,50 @@ class AdjointReport:
     """How the backward pass went. Empty until then, and filled in place by it.
 
     diverged: episodes whose Neumann series grew; failed: episodes whose linear solve missed its tolerance; indefinite:
-    episodes whose Hessian curves downwards somewhere, so that the search has stopped at no minimum.
+    episodes whose Hessian curves downwards somewhere, so that the search has stopped at no minimum. These are counted
+    where the episodes are: who first asks for one makes a device wait, once for all three.
     """
 
     episodes: int = 0
-    diverged: int = 0
-    failed: int = 0
-    indefinite: int = 0
     residual: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
     steps: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
+    _counts: dict[str, int | Tensor] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0), repr=False)
+
+    @property
+    def diverged(self) -> int:
+        return self._read("diverged")
+
+    @property
+    def failed(self) -> int:
+        return self._read("failed")
+
+    @property
+    def indefinite(self) -> int:
+        return self._read("indefinite")
+
+    def count(self, **more: Tensor | int | None) -> None:
+        """Add to the counts: a number, or the episodes that are marked [E] bool."""
+        for name, value in more.items():
+            if value is not None:
+                self._counts[name] = self._counts[name] + (value.sum() if isinstance(value, Tensor) else value)
+
+    def count_all_failed(self, where: Tensor | bool) -> None:
+        """Where that is true [], no episode's solve was one."""
+        if where is not False:
+            self._counts["failed"] = torch.where(torch.as_tensor(where), self.episodes, self._counts["failed"])
 
     def take(self, found: LinearOutcome) -> Tree:
         """Note how a linear solve went; its answer."""
         self.episodes += found.failed.shape[0]
-        self.failed += int(found.failed.sum())
-        self.indefinite += 0 if found.indefinite is None else int(found.indefinite.sum())
+        self.count(failed=found.failed, indefinite=found.indefinite)
         self.residual, self.steps = found.residual, found.steps
         return found.value
+
+    def _read(self, name: str) -> int:
+        waiting = {key: value for key, value in self._counts.items() if isinstance(value, Tensor)}
+        if waiting:
+            self._counts |= dict(zip(waiting, torch.stack([*waiting.values()]).tolist(), strict=True))
+        return int(self._counts[name])
 
 
 class LinearSolver(Protocol):
@@ -194,9 +222,10 @@ class Neumann:
     def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
         u, diverged = operator.series(rhs, self.steps, self.damping, self.rate)
         report.episodes += diverged.shape[0]
-        report.diverged += int(diverged.sum())
+        grown = int(diverged.sum())
+        report.count(diverged=grown)
         report.steps = torch.full_like(diverged, self.steps, dtype=torch.long)
-        if bool(diverged.any()):
+        if grown:
             limit = self._limit(operator, rhs, diverged, report)
             pairs = zip(tensors(u), tensors(limit), strict=True)
             u = rebuild(rhs, [torch.where(column(diverged, a), b, a) for a, b in pairs])
@@ -206,8 +235,8 @@ class Neumann:
         """(H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
         some = rebuild(rhs, [torch.where(column(rows, v), v, 0.0) for v in tensors(rhs)])
         found = operator.shifted(self.damping / self.rate).inverse(some, None, 1000)
-        report.failed += int((found.failed & rows).sum())
-        report.indefinite += 0 if found.indefinite is None else int((found.indefinite & rows).sum())
+        indefinite = None if found.indefinite is None else found.indefinite & rows
+        report.count(failed=found.failed & rows, indefinite=indefinite)
         return found.value
 
 

@@ -92,8 +92,9 @@ class Guarded(Protocol):
     def check(self, args: Tree) -> None:
         """Raise ValueError for arguments that no solve can make sense of."""
 
-    def unbounded(self, args: Tree) -> bool:
-        """Whether the arguments alone show that there may be no minimum: no episode then counts as converged."""
+    def unbounded(self, args: Tree) -> bool | Tensor:
+        """Whether the arguments alone show that there may be no minimum: no episode then counts as converged. A
+        tensor [] where the arguments are, so that a device need not wait."""
 
 
 def check(objective: Objective, args: Tree) -> None:
@@ -102,10 +103,10 @@ def check(objective: Objective, args: Tree) -> None:
         own(tree_map(Tensor.detach, args))
 
 
-def unbounded(objective: Objective, args: Tree) -> bool:
+def unbounded(objective: Objective, args: Tree) -> bool | Tensor:
     """Whether the objective knows that it may have no minimum."""
     own = getattr(objective, "unbounded", None)
-    return own is not None and own(args)
+    return False if own is None else own(args)
 
 
 class FunctionObjective(Objective):

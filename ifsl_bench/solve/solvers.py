@@ -108,7 +108,7 @@ class Newton:
         goal = (tolerance * dot(g, g).sqrt()).clamp_min(torch.finfo(z.dtype).tiny)
         none = torch.zeros(len(z), dtype=torch.long, device=z.device)
         begin = aim(_Descent(z, g, value, g, none, none, none > 0, none > 0, none > 0))
-        s = iterate(step, begin, self.max_steps, lambda s: s.active)
+        s = iterate(step, begin, self.max_steps, lambda s: (s, s.active))
         return Outcome(unpack(s.z, v0), s.converged, s.steps, dot(s.g, s.g).sqrt(), s.value)
 
 
