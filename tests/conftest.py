@@ -7,6 +7,8 @@ import os
 # Two busy threads for each of many small tests only get in each other's way. NumPy's libraries read this when they are
 # loaded; workers and commands that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Every test has a home of its own, and they shall not all compile.
+os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(os.path.dirname(__file__), "..", ".pytest_cache", "kernels"))
 
 import shutil
 import sys

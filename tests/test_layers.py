@@ -24,6 +24,7 @@ OPTIONAL = PACKAGE / "plugin" / "learn2learn.py"  # the one place that imports t
 # From the ground up: a room imports from itself and from rooms above it in this list, that is, from lower floors.
 FLOORS = [
     "common",
+    "kernels",
     "solve",
     "protocol",
     "plugin",
@@ -188,6 +189,7 @@ def test_learners_import_the_solvers_torch_and_numpy_only(path):
     names = imports(path)
     assert top(names) <= {"torch", "numpy", "ifsl_bench"}
     allowed = (
+        "ifsl_bench.kernels",
         "ifsl_bench.solve",
         "ifsl_bench.learners",
         "ifsl_bench.plugin",

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ifsl_bench.backbone.device import free_memory
 from ifsl_bench.backbone.images import Normalise, batches, cut, cut_on_device, draw_crops
 from ifsl_bench.backbone.processes import World
 from ifsl_bench.common.seeds import seed_of
@@ -112,7 +113,8 @@ def make_feed(pool: Pool, normalise: Normalise, device: torch.device) -> Feed:
 
 def fits(size: int, device: torch.device) -> bool:
     """Whether so many bytes are at most :data:`SHARE` of the device's free memory."""
-    return device.type != "cuda" or size <= SHARE * torch.cuda.mem_get_info(device)[0]
+    free = free_memory(device)
+    return free is None or size <= SHARE * free
 
 
 def _whole(images: np.ndarray, device: torch.device) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -120,8 +122,7 @@ def evaluate(
     pairs: list[np.ndarray] = []
     statistics: dict[str, list[np.ndarray]] = {}
     with (reporter or Reporter()).stage(title, len(episodes)) as stage:
-        for start in episodes[::size]:
-            batch = loader.batch(start, min(size, episodes.stop - start))
+        for batch in _ahead(loader, episodes, size):
             prediction = predict(method, name, batch, numbers=False)
             found, margin = _hits(prediction, batch)
             values = (bad_episodes(prediction), margin, batch.novel, *found.values(), *prediction.statistics.values())
@@ -141,6 +142,21 @@ def evaluate(
         {key: np.concatenate(value) for key, value in statistics.items()},
         Margins(*(np.concatenate([getattr(m, side) for m in margins]) for side in ("base", "novel"))) if base else None,
     )
+
+
+def _ahead(loader: EpisodeLoader, episodes: range, size: int) -> Iterator[Batch]:
+    """Batches of `size` episodes. On the CPU a thread gathers the next one while the method looks at this one."""
+    parts = [(start, min(size, episodes.stop - start)) for start in episodes[::size]]
+    if loader.novel.features.device.type != "cpu":
+        yield from itertools.starmap(loader.batch, parts)
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="ifsl_bench loader") as thread:
+        coming = [thread.submit(loader.batch, *part) for part in parts[:1]]
+        for part in [*parts[1:], None]:
+            batch = coming.pop().result()
+            if part is not None:
+                coming.append(thread.submit(loader.batch, *part))
+            yield batch
 
 
 def _apart(margin: np.ndarray, novel: np.ndarray) -> Margins:

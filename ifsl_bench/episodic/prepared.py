@@ -28,6 +28,7 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.data.subset import some_base_classes
 from ifsl_bench.episodic.loader import EpisodeLoader
+from ifsl_bench.kernels import store
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocol.episodes import Sampler, task_sampler
 from ifsl_bench.protocol.task import Side, Task
@@ -47,6 +48,9 @@ class Workspace:
     reporter: Reporter = field(default_factory=Reporter)
     forced: bool = False
     _open: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        store.keep_in(self.home.cache / "compiled", self.reporter.say)
 
     def place(self, kind: Kind, episodes: int = 0) -> Place:
         """Where work of a kind is done; ``episodes`` of a step of meta-training."""

@@ -2,14 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 
-def check_pull(
-    name: str, centres: Tensor, other: str, precisions: Tensor, features: Tensor, rows: int, columns: int
-) -> None:
-    """Raise ValueError where a quadratic (centres [(E,) rows or 1, columns], precisions [columns]) is none."""
+class Pull(NamedTuple):
+    """Centres [(E,) rows or 1, columns] and precisions [columns] of a quadratic, and what to call them."""
+
+    name: str
+    centres: Tensor
+    other: str
+    precisions: Tensor
+    rows: int
+    columns: int
+
+
+def check_arguments(features: Tensor, labels: Tensor, rest: Tensor, ways: int, pulls: Sequence[Pull]) -> None:
+    """Raise ValueError where a support set (features [E, S, D], labels [E, S], rest [E, S]) cannot be learned from, or
+    a pull is none.
+
+    Shapes and types first. Then one number says whether all numbers look good, for a device waits for each that is
+    asked for; only where it says no are they looked at one by one, in order to say what is wrong.
+    """
+    _check_support_shapes(features, labels, rest)
+    for pull in pulls:
+        _check_pull_shapes(pull, features)
+    if not _looks_good(features, labels, rest, ways, pulls):
+        _check_support(features, labels, rest, ways)
+        for pull in pulls:
+            _check_pull(pull)
+
+
+def _looks_good(features: Tensor, labels: Tensor, rest: Tensor, ways: int, pulls: Sequence[Pull]) -> bool:
+    """Whether all is in order; seldom wrongly no: finite numbers may have an infinite sum."""
+    total = features.sum()
+    for pull in pulls:
+        # The root of a negative number is none.
+        total = total + pull.centres.sum() + pull.precisions.sqrt().sum()
+    present = (labels[:, :, None] == torch.arange(ways, device=labels.device)).any(1)  # [E, N]
+    bounded = (rest < torch.inf) & (labels >= 0) & (labels < ways)
+    if ways == 1:
+        bounded = bounded & (rest > -torch.inf)
+    return bool(bounded.all() & present.all() & ((total - total) == 0))
+
+
+def _check_pull_shapes(pull: Pull, features: Tensor) -> None:
+    name, centres, other, precisions, rows, columns = pull
     episodes = features.shape[0]
     lead, shape = centres.shape[:-2], centres.shape[-2:]
     if (
@@ -29,15 +70,17 @@ def check_pull(
             raise ValueError(
                 f"{what} is {tensor.dtype} on {tensor.device}, features are {features.dtype} on {features.device}"
             )
-        # As in `check_support`: the sum first.
-        if not bool(tensor.sum().isfinite()) and not bool(tensor.isfinite().all()):
+
+
+def _check_pull(pull: Pull) -> None:
+    for what, tensor in ((pull.name, pull.centres), (pull.other, pull.precisions)):
+        if not bool(tensor.isfinite().all()):
             raise ValueError(f"{what} is not finite: meta-training has diverged, or its input has nan or inf")
-    if bool((precisions < 0).any()):
-        raise ValueError(f"{other} must not be negative: the objective would have no minimum")
+    if bool((pull.precisions < 0).any()):
+        raise ValueError(f"{pull.other} must not be negative: the objective would have no minimum")
 
 
-def check_support(features: Tensor, labels: Tensor, rest: Tensor, ways: int) -> None:
-    """Raise ValueError where a support set (features [E, S, D], labels [E, S], rest [E, S]) cannot be learned from."""
+def _check_support_shapes(features: Tensor, labels: Tensor, rest: Tensor) -> None:
     if features.dim() != 3 or labels.shape != features.shape[:2] or rest.shape != labels.shape:
         raise ValueError(
             f"features must be [E, S, D] with labels and rest [E, S], not {list(features.shape)}, "
@@ -51,8 +94,10 @@ def check_support(features: Tensor, labels: Tensor, rest: Tensor, ways: int) -> 
         )
     if features.numel() == 0:
         raise ValueError(f"the support set is empty: features has shape {list(features.shape)}")
-    # A sum is finite only if every term is; the exact test costs more and runs when the sum looks bad.
-    if not bool(features.sum().isfinite()) and not bool(features.isfinite().all()):
+
+
+def _check_support(features: Tensor, labels: Tensor, rest: Tensor, ways: int) -> None:
+    if not bool(features.isfinite().all()):
         bad = (~features.isfinite()).flatten(1).any(1).nonzero()[:5, 0].tolist()
         raise ValueError(f"support features are not finite in episodes {bad}: look at the backbone or its inputs")
     low, high = (int(bound) for bound in torch.aminmax(labels))

@@ -8,17 +8,14 @@ solved by conjugate gradients in the metric of K.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ifsl_bench.solve.iterate import iterate
-from ifsl_bench.solve.krylov import Krylov, conjugate_gradient
+from ifsl_bench.solve.iterate import State, chosen, iterate, patience
 from ifsl_bench.solve.outcome import Outcome, relative_tolerance
-from ifsl_bench.solve.search import root_of_slope
 from ifsl_bench.solve.tree import column, dot, doubled
 
 from .softmax import (
@@ -30,9 +27,10 @@ from .softmax import (
     one_hot,
     residual,
     scores,
-    weigh,
-    with_rest,
 )  # fmt: skip
+
+FORCING = 1e-2  # what is left of a Newton step's system, where there are enough steps for that
+LOOK = 4  # Newton steps before the first look at how far the episodes have come
 
 
 def newton(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int, chunk: int) -> Outcome:
@@ -49,35 +47,42 @@ def newton(args: Regression, tolerance: float | None, max_steps: int, inner_step
         return Outcome(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Outcome)))
 
     found = in_chunks(args, tolerance)
-    rows = (~found.converged).nonzero()[:, 0]
-    if args.features.dtype == torch.float64 or len(rows) == 0 or not bool(args.precisions.min() > 0):
+    if args.features.dtype == torch.float64 or (left := int((~found.converged).sum())) == 0:
+        return found
+    if not bool(args.precisions.min() > 0):
         return found
     # Rows that float32 does not tell apart, or a kernel of condition 1e8 and scores that do not saturate.
+    rows = chosen(~found.converged, left)
     return found.put(rows, in_chunks(doubled(args.take(rows)), min(tolerance or 1.0, 1e-9)))
 
 
 def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, Tensor]:
     """w [E, N, S] with (1 + M K) w = b, M being the Hessian of the cross-entropy for probabilities pi [E, N, S] and
     K [E, S, S] a kernel; and the steps it took [E]."""
-    w, _, info = _solver(k, pi)(b, b @ k, tolerance, max_steps)
-    return w, info().steps
+    image = b @ k
+    w, _, steps = _conjugate(k, pi, b, image, dot(b, image), tolerance, max_steps, look=patience(k))
+    return w, steps.long()
 
 
-def one_by_one(space: object) -> None:
-    """Nothing: a search for all episodes at once has no need of them one by one."""
+@dataclass
+class _State(State):
+    kept: ClassVar = ("a", "f", "steps", "converged")
+    common: ClassVar = ("limit", "between", "count")
 
-
-def _solver(k: Tensor, pi: Tensor) -> Callable[..., tuple[Tensor, Tensor, Callable[[], Krylov]]]:
-    """`conjugate_gradient` with 1 + M K, in the metric of K."""
-    shares = pi / pi.shape[2]
-    return partial(conjugate_gradient, lambda p, image: p + weigh(pi, shares, image), lambda r: r @ k)
-
-
-@dataclass(frozen=True)
-class _State:
+    # What does not change.
+    k: Tensor  # [E, S, S]
+    labels: Tensor  # [E, 1, S]
+    hot: Tensor  # [E, N+1, S] labels as booleans, the fixed class last
+    first: Tensor  # [E] the gradient's squared norm at the centres; below `share` and below `close` it is small enough
+    share: Tensor
+    close: Tensor
+    largest: Tensor  # [E] of the kernel's diagonal
+    limit: Tensor  # [] how much further than is safe a line search goes
+    between: Tensor  # [3] in this share of the way, in logarithms
+    # What does.
     a: Tensor  # [E, N, S] the dual numbers
-    f: Tensor  # [E, N, S] scores
-    p: Tensor  # [E, N+1, S] probabilities, the fixed class last
+    f: Tensor  # [E, N+1, S] scores, the fixed class last
+    p: Tensor  # [E, N+1, S] probabilities
     r: Tensor  # [E, N, S] the representer of the gradient: grad L = r X
     r_image: Tensor  # [E, N, S] r K
     length: Tensor  # [E] the gradient's squared norm in the metric, and its least so far
@@ -97,11 +102,12 @@ def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_step
     start = scores(centres, x)  # [E, N, S]
     episodes, ways, size = start.shape
     hot = one_hot(labels, ways + 1)  # [E, N+1, S], the fixed class last
-    p = with_rest(start, rest)  # [E, N+1, S]
+    f = torch.cat([start, rest[:, None]], 1)
+    p = f.softmax(1)
     r = misfit(p, hot) / -size
     r_image = r @ k
     first = dot(r, r_image)
-    eps, largest, zero = torch.finfo(dtype).eps, k.diagonal(dim1=1, dim2=2).amax(1), k.new_zeros(())
+    eps, largest = torch.finfo(dtype).eps, k.diagonal(dim1=1, dim2=2).amax(1)
     # A start that is already a solution up to rounding has no gradient to shrink.
     target = hot[:, :-1].to(dtype) / size
     relative = relative_tolerance(tolerance, dtype, 1e-6, 1e-9)
@@ -115,64 +121,108 @@ def _solve(args: Regression, tolerance: float | None, max_steps: int, inner_step
         active, converged = active & (clear := ~_blurred(k)), converged & clear
 
     def step(s: _State) -> _State:
-        # Superlinear forcing; the first direction is the gradient, for the Hessian at the centres says little.
-        force = 0.3 * (3 * (s.length / first).clamp(0, 1).pow(0.25)).clamp_max(1)
-        most = inner_steps if s.count else 1
-        d, d_image, info = _solver(k, s.p[:, :-1])(-s.r, -s.r_image, force, most, s.active)
-        line = _Line(s, rest, d, d_image, labels)
-        t = root_of_slope(line, dot(s.r, d_image), line.reach, s.active)
-        t = column(torch.where(s.active, t, zero), d)
-        a, f = torch.addcmul(s.a, t, d), torch.addcmul(s.f, t, d_image)
-        r = a - misfit(line.p, hot) / size
-        r_image = r @ k
+        d, rho, _ = _conjugate(
+            s.k, s.p[:, :-1], -s.r, -s.r_image, s.length, FORCING, min(inner_steps, max(1, 2 * s.count))
+        )
+        d_image, solved = d @ s.k, rho <= 0.09 * s.length
+        t, p = _line_search(s, d, d_image)
+        t = column(t * s.active, d)
+        a = torch.addcmul(s.a, t, d)
+        f = torch.cat([torch.addcmul(s.f[:, :-1], t, d_image), s.f[:, -1:]], 1)
+        p = torch.where(column(s.active, p), p, s.p)
+        r = a - misfit(p, s.hot) / size
+        r_image = r @ s.k
         length = dot(r, r_image)
         moved = t[:, 0, 0] * d_image.abs().amax((1, 2))
-        converged, active, idle, best = s.converged, s.active, s.idle, s.best
-        small = active & (length <= share)
-        if bool(small.any()):
-            arrived = small & ((length <= close) | ((moved <= near) & (info().residual <= 0.3)))
-            converged, active = converged | arrived, active & ~arrived
+        arrived = s.active & (length <= s.share) & ((length <= s.close) | ((moved <= near) & solved))
+        converged, active, idle, best = s.converged | arrived, s.active & ~arrived, s.idle, s.best
         if s.count >= 8:
             # Rounding may end progress before the tolerance does: three steps that neither shrink the gradient nor
             # move a score by more than its rounding are enough. (Early on the gradient may grow while L falls.)
-            still = moved <= 4 * eps * largest * a.abs().sum(2).amax(1)
+            still = moved <= 4 * eps * s.largest * a.abs().sum(2).amax(1)
             idle = (idle + 1) * (still & (length >= 0.25 * best))
             best = torch.minimum(best, length)
             active = active & (idle < 3)
-        return _State(a, f, line.p, r, r_image, length, best, s.steps + s.active, idle, converged, active, s.count + 1)
+        return replace(
+            s, a=a, f=f, p=p, r=r, r_image=r_image, length=length, best=best, steps=s.steps + s.active, idle=idle,
+            converged=converged, active=active, count=s.count + 1,
+        )  # fmt: skip
 
     none = torch.zeros(episodes, dtype=torch.long, device=x.device)
-    begin = _State(torch.zeros_like(start), start, p, r, r_image, first, first, none, none, converged, active)
-    s = iterate(step, begin, max_steps, lambda s: s.active)
-    v, norm, value, left, off = at(s.a, s.f, k, start, inverse_p, args)
+    s = _State(
+        k, labels[:, None], hot, first, share, close, largest, k.new_tensor(16.0), k.new_tensor([1.0, 0.5, 0.0]),
+        torch.zeros_like(start), f, p, r, r_image, first, first,
+        none, none, converged, active,
+    )  # fmt: skip
+    s = iterate(step, s, max_steps, lambda s: (s, s.active), lambda _: step, first=LOOK)
+    v, norm, value, left, off = at(s.a, s.f[:, :-1], k, start, inverse_p, args)
     sound = (left <= torch.maximum(1e4 * share, 1e-8 * first)) & (off <= 10 * near)
     return Outcome(v, s.converged & sound, s.steps, norm, value)
 
 
-class _Line:
-    """L along the dual direction d [E, N, S], whose image moves the scores; see `root_of_slope`."""
+def _conjugate(
+    k: Tensor, pi: Tensor, b: Tensor, b_image: Tensor, square: Tensor, tolerance: float, count: int, look: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """w [E, N, S] with (1 + M K) w = b after `count` steps of conjugate gradients in the metric of K, the square of
+    what is left of b [E], and the steps that episodes took [E] until that was `tolerance` of b.
 
-    def __init__(self, s: _State, rest: Tensor, d: Tensor, d_image: Tensor, labels: Tensor) -> None:
-        self.f, self.p, self.rest, self.d_image = s.f, s.p, rest, d_image
-        # How much further the label's score goes than another: what the labels and the probabilities have in common in
-        # the slope is gone before it is added up.
-        own = d_image.gather(1, labels[:, None])
-        self.gains = torch.cat([own - d_image, own], 1)  # [E, N+1, S]
-        self.reach = (d_image.amax(1).clamp_min(0) - d_image.amin(1).clamp_max(0)).amax(1)  # [E]
-        self.fixed_slope, self.fixed_curvature = dot(s.a, d_image), dot(d, d_image)
+    `krylov.conjugate_gradient` for an operator that is at least 1: the curvature along a direction is at least the
+    residual's square. Steps of episodes that are done have no length, and what that is costs no look; look: after so
+    many steps it is looked whether all are done. b_image is b K, and `square` its product with b.
+    """
+    shares = pi / pi.shape[2]
+    residual, p, image = b, b, b_image
+    least = (tolerance**2 * square).clamp_min(torch.finfo(pi.dtype).tiny)
+    rho, zero = square.maximum(least), torch.zeros_like(least)
+    w, steps = torch.zeros_like(b), zero
+    for i in range(1, count + 1):
+        h = shares * image
+        h = p + torch.addcmul(h, pi, h.sum(1, keepdim=True), value=-1)
+        going = rho > least
+        length = column(torch.where(going, rho / dot(h, image).maximum(rho), zero), p)
+        w = torch.addcmul(w, length, p)
+        residual = torch.addcmul(residual, length, h, value=-1)
+        residual_image = residual @ k
+        before, rho = rho, dot(residual, residual_image).maximum(least)
+        steps = steps + going if look else steps
+        if i == count or (look and i % look == 0 and not bool(going.any())):
+            break
+        ratio = column(rho / before, p)
+        p, image = torch.addcmul(residual, ratio, p), torch.addcmul(residual_image, ratio, image)
+    return w, rho, steps
 
-    def move(self, t: Tensor, done: Tensor | None) -> None:
-        moved = with_rest(torch.addcmul(self.f, column(t, self.f), self.d_image), self.rest)
-        self.p = moved if done is None else torch.where(column(done, moved), self.p, moved)
 
-    def slope(self, t: Tensor) -> Tensor:
-        self.weighted = self.p * self.gains
-        self.sums = self.weighted.sum(1)
-        return self.fixed_slope + t * self.fixed_curvature - self.sums.sum(1) / self.f.shape[2]
+def _line_search(s: _State, d: Tensor, d_image: Tensor) -> tuple[Tensor, Tensor]:
+    """How far to go along d [E, N, S], whose image moves the scores, and the probabilities there.
 
-    def curvature(self) -> Tensor:
-        spread = dot(self.weighted, self.gains) - dot(self.sums, self.sums)
-        return self.fixed_curvature + spread / self.f.shape[2]
+    From a step that is safe (docs/solve.md), Newton's method on the slope goes on, at most 16 times as far. That is
+    too far where scores saturate, so points between the two are looked at as well: the furthest is taken where L has
+    certainly fallen.
+    """
+    move = torch.nn.functional.pad(d_image, (0, 0, 0, 1))  # [E, N+1, S]
+    least, most = torch.aminmax(move, dim=1)
+    reach = (most - least).amax(1, keepdim=True)  # [E, 1]
+    safe = torch.where(reach < 1, torch.ones_like(reach), reach.log1p() / reach)
+    # How much further the label's score goes than another: what the labels and the probabilities have in common in
+    # the slope is gone before it is added up.
+    gains = (move.gather(1, s.labels) - move)[:, None]
+    fixed_slope, fixed_curvature, size = dot(s.a, d_image)[:, None], dot(d, d_image)[:, None], move.shape[2]
+
+    def weighted(t: Tensor) -> Tensor:
+        """Gains by their probability at steps t [E, T]: [E, T, N+1, S]."""
+        return torch.addcmul(s.f[:, None], t[:, :, None, None], move[:, None]).softmax(2) * gains
+
+    fitted = weighted(safe)
+    sums = fitted.sum(2)  # [E, 1, S]
+    slope = torch.addcmul(fixed_slope, safe, fixed_curvature) - sums.sum(2) / size
+    curvature = fixed_curvature + dot(fitted, gains - sums[:, :, None])[:, None] / size
+    further = torch.fmin(1 - slope / (curvature * safe), s.limit)  # [E, 1]
+    steps = safe * further**s.between  # [E, T]
+    slopes = torch.addcmul(fixed_slope, steps, fixed_curvature) - weighted(steps).sum((2, 3)) / size
+    # By convexity L falls by -slope t at least up to the safe step, and rises by slope' (t' - t) at most from there.
+    good = slopes * (steps - safe) <= -0.5 * slope * safe
+    t = steps.gather(1, good.to(torch.uint8).argmax(1, keepdim=True))
+    return t[:, 0], torch.addcmul(s.f, t[:, :, None], move).softmax(1)
 
 
 def _blurred(k: Tensor) -> Tensor:

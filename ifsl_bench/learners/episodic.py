@@ -72,8 +72,7 @@ class Learner(ABC):
 
     @abstractmethod
     def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
-        """What finds the minimum. In training it may be less exact, and solve a few episodes in a faster way of their
-        own; outside, how many others there are must not change an episode's answer beyond the tolerance."""
+        """What finds the minimum. In training it may be less exact."""
 
     def past_saddles(self, solver: Solver) -> Solver:
         """The solver, where the gradient of a minimum is asked for and that of another stationary point will not do."""
@@ -115,7 +114,7 @@ class LinearLearner(Learner):
     convex: bool = True
 
     def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
-        return DualNewton(alone=None if training else 0)
+        return DualNewton()
 
     @property
     def parts(self) -> tuple[Part, ...]:  # type: ignore[override]
@@ -160,7 +159,7 @@ class NetworkLearner(Learner):
 
     def solver(self, dtype: torch.dtype, training: bool = False) -> LBFGS:
         tolerance = self.tolerance(dtype, training)
-        return LBFGS(tolerance, gap=1e-4) if training else LBFGS(tolerance, gap=1e-8, alone=0)
+        return LBFGS(tolerance, gap=1e-4) if training else LBFGS(tolerance, gap=1e-8)
 
     def past_saddles(self, solver: Solver) -> Solver:
         return replace(solver, escapes=ESCAPES) if isinstance(solver, LBFGS) else solver

@@ -10,20 +10,24 @@ point W_3 = c_3 + P_3^-1 X^T beta and [W_2, b_2] = c_2 + P_2^-1 [X 1]^T B. The s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ifsl_bench.solve.krylov import self_adjoint_solve
+from ifsl_bench.solve.lbfgs import LBFGS
 from ifsl_bench.solve.linear import ACCURATE, LinearOutcome, Operator
 from ifsl_bench.solve.objective import Objective
+from ifsl_bench.solve.outcome import Outcome
 from ifsl_bench.solve.space import LargeSpace, Space
 from ifsl_bench.solve.tree import Tree, doubled, tree_map
 
-from .checks import check_pull, check_support
-from .network_space import DualSpace, Network, NetworkArgs, Shape, activation_curvature, activations
+from . import compiled
+from .checks import Pull, check_arguments
+from .network_space import DualSpace, Network, NetworkArgs, Shape, activation_curvature, activations, draws
 from .softmax import TINY, cross_entropy, residual, scores, spread
 
 
@@ -63,16 +67,55 @@ class TanhNetwork(Shape, Objective):
         return args.take(index)
 
     def check(self, args: Tree) -> None:
-        check_support(args.features, args.labels, args.rest, self.ways)
-        size, x = args.features.shape[2], args.features
+        size, pulls = args.features.shape[2], []
         for name, rows, columns in (
             ("output", self.ways, self.hidden + 1), ("skip", self.ways, size), ("hidden", self.hidden, size + 1)
         ):  # fmt: skip
             centres, precisions = f"{name}_centres", f"{name}_precisions"
-            check_pull(centres, getattr(args, centres), precisions, getattr(args, precisions), x, rows, columns)
+            pulls.append(Pull(centres, getattr(args, centres), precisions, getattr(args, precisions), rows, columns))
+        check_arguments(args.features, args.labels, args.rest, self.ways, pulls)
 
-    def unbounded(self, args: Tree) -> bool:
-        return any(bool((p <= 0).any()) for p in (args.output_precisions, args.skip_precisions, args.hidden_precisions))
+    def unbounded(self, args: Tree) -> Tensor:
+        return torch.cat([args.output_precisions, args.skip_precisions, args.hidden_precisions]).min() <= 0
+
+    def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
+        if compiled.serves(args.features):
+            found = compiled.descend(self.problems(args), v, args, rate, steps)
+            if found is not None:
+                return found
+        return super().descend(v, args, rate, steps)
+
+    def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
+        if needed[0] or needed[2]:
+            return super().pullback(v, args, u, needed)
+        grads: list[Tensor | None] = [None] * 3
+        parts = zip(v, u, args[3::2], args[4::2], needed[3::2], needed[4::2], strict=True)
+        for point, part, centres, precisions, pulled, weighted in parts:
+            grads.append((precisions * part).sum_to_size(centres.shape) if pulled else None)
+            grads.append((part * (centres - point)).sum((0, 1)) if weighted else None)
+        return grads
+
+    def search(self, solver: LBFGS, args: Tree) -> Outcome | None:
+        """In dual numbers by compiled kernels, where they serve."""
+        x = args.features
+        if not compiled.serves(x):
+            return None
+        tolerance = torch.as_tensor(solver.relative(x.dtype), dtype=torch.float64).expand(len(x)).contiguous().numpy()
+        planes, outer = draws(self.hidden, self.ways, x.shape[2], self.seed)
+        count = (self.hidden + self.ways) * x.shape[1] + outer.numel()
+        starts = np.empty((0, count))
+        if self.begin is not None:
+            starts = DualSpace.of(replace(self, begin=doubled(self.begin)), doubled(args)).initial().numpy()
+        return self.problems(args).outcome(
+            x.dtype, starts, planes.numpy(), outer.numpy(), compiled.normal(count), self.start_spread, tolerance,
+            solver.gap, solver.max_steps, solver.history, solver.max_trials, solver.escapes,
+        )  # fmt: skip
+
+    def problems(self, args: Tree) -> compiled.Problems:
+        """The episodes of args as the kernels take them."""
+        x, n, h = args.features, self.ways, self.hidden
+        shapes = ((n, h + 1), (n, x.shape[2]), (h, x.shape[2] + 1))
+        return compiled.networks(args, Network(*(x.new_empty(0, *shape) for shape in shapes)))
 
     def space(self, v0: Tree, args: Tree) -> Space:
         return DualSpace.of(self, args) if v0 is None else LargeSpace(self, v0, args)
@@ -98,9 +141,30 @@ class NetworkHessian(Operator):
 
         return product
 
+    @cached_property
+    def _problems(self) -> compiled.Problems:
+        return TanhNetwork(self.shape.ways, self.shape.hidden).problems(self.args)
+
+    def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
+        if compiled.serves(rhs.output):
+            return self._problems.series(self.v, rhs, steps, damping, rate)
+        return super().series(rhs, steps, damping, rate)
+
+    def shifted(self, shift: float) -> NetworkHessian:
+        moved = {name: getattr(self.args, name) + shift for name in self.args._fields if name.endswith("_precisions")}
+        return NetworkHessian(self.shape, self.v, self.args._replace(**moved))
+
+    def largest(self, like: Tree, steps: int) -> Tensor:
+        if compiled.serves(like.output):
+            numbers = torch.from_numpy(compiled.normal(self._problems.unknowns))
+            return self._problems.curvature(self.v, numbers, steps)
+        return super().largest(like, steps)
+
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
         """u = P^-1 rhs + a correction in the dual numbers, by conjugate gradients (or MINRES) in their metric, in
         float64."""
+        if compiled.serves(rhs.output):
+            return self._problems.inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         dtype = rhs.output.dtype
         v, args, rhs = doubled((self.v, self.args, rhs))
         space, curvature, x = DualSpace.of(self.shape, args), activation_curvature(v, args), args.features

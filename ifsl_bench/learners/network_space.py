@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
@@ -10,12 +10,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ifsl_bench.solve.single import Array, SingleSpace
-from ifsl_bench.solve.space import Space
 from ifsl_bench.solve.tree import Tree, dot, doubled, tree_map
 
-from .engine import engine
-from .single import SingleNetwork
 from .softmax import (
     cross_entropy,
     floored,
@@ -28,6 +24,7 @@ from .softmax import (
     spread,
     weigh,
 )  # fmt: skip
+from .whitened import WhitenedNetwork
 
 Curvature = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -129,7 +126,7 @@ class DualSpace:
             return self.join(b, beta, v.output - args.output_centres)
         tiny = torch.finfo(x.dtype).tiny
         directions = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(tiny)
-        planes, output = _draws(h, n, x.shape[2], self.shape.seed)
+        planes, output = draws(h, n, x.shape[2], self.shape.seed)
         waves = torch.sin(3 * (planes.to(x) @ directions.mT))  # [E, H+N, S], other for all but equal rows
         # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
         hidden, skip = (
@@ -175,6 +172,13 @@ class DualSpace:
 
         return product
 
+    def whitened(self) -> WhitenedNetwork:
+        args = self.args
+        return WhitenedNetwork.of(
+            (self.kernel_2, self.kernel_3), self.gram, self.hidden_0, self.skip_0, args.rest, args.labels,
+            args.output_centres, self.inverse_1,
+        )  # fmt: skip
+
     def take(self, index: Tensor) -> DualSpace:
         return DualSpace.of(self.shape, self.args.take(index))
 
@@ -183,22 +187,6 @@ class DualSpace:
             return self if self.dtype == torch.float64 else DualSpace.of(self.shape, doubled(self.args))
         begin = tree_map(lambda leaf: leaf[index], self.shape.begin)
         return DualSpace.of(replace(self.shape, begin=begin), doubled(self.args.take(index)))
-
-    def one_by_one(self, most: int | None) -> tuple[Space, Sequence[SingleSpace]] | None:
-        return engine(self.gram, most).one_by_one(self)
-
-    def single(self, i: int) -> SingleNetwork:
-        """Episode i in NumPy; for spaces in float64."""
-
-        def one(x: Tensor, *shape: int) -> Array:
-            return x.expand(len(self.gram), *shape)[i].numpy() if shape else x[i].numpy()
-
-        ways = self.shape.ways
-        return SingleNetwork(
-            one(self.kernel_2), one(self.kernel_3), one(self.gram), (1 / self.inverse_1).numpy(),
-            one(self.hidden_0), one(self.skip_0, ways, -1), one(self.target),
-            one(self.args.rest), one(self.args.output_centres, ways, -1),
-        )  # fmt: skip
 
     def expand(self, z: Tensor, centred: bool = True) -> Network:
         b, beta, output = self.parts(z)
@@ -237,7 +225,7 @@ def _curvature(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Curvature:
 
 
 @lru_cache(maxsize=8)
-def _draws(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
+def draws(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Tensor]:
     """Normal numbers [H+N, D] and half of such [N, H+1], in double precision: the same always and everywhere."""
     generator = torch.Generator().manual_seed(seed)
     planes = torch.randn(hidden + ways, features, generator=generator, dtype=torch.float64)

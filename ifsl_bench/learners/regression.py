@@ -18,11 +18,11 @@ from torch import Tensor
 from ifsl_bench.solve.checks import check_options
 from ifsl_bench.solve.linear import ACCURATE, LinearOutcome, Operator
 from ifsl_bench.solve.objective import Objective
-from ifsl_bench.solve.outcome import Outcome
+from ifsl_bench.solve.outcome import Outcome, relative_tolerance
 from ifsl_bench.solve.tree import Tree, doubled
 
-from .checks import check_pull, check_support
-from .engine import engine
+from . import compiled, dual
+from .checks import Pull, check_arguments
 from .softmax import (
     TINY,
     Regression,
@@ -72,17 +72,24 @@ class SoftmaxRegression(Objective):
                 grads[0] = -(residual(f, rest, labels).mT @ u[..., :-1] + moved.mT @ v[..., :-1])
         return grads
 
+    def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
+        if compiled.serves(args.features):
+            found = compiled.descend(compiled.regressions(args), v, args, rate, steps)
+            if found is not None:
+                return found
+        return super().descend(v, args, rate, steps)
+
     def take(self, args: Tree, index: Tensor) -> Tree:
         return args.take(index)
 
     def check(self, args: Tree) -> None:
         x, centres = args.features, args.centres
         ways = centres.shape[-2] if centres.dim() > 1 else 1
-        check_support(x, args.labels, args.rest, ways)
-        check_pull("centres", centres, "precisions", args.precisions, x, ways, x.shape[2] + 1)
+        pull = Pull("centres", centres, "precisions", args.precisions, ways, x.shape[2] + 1)
+        check_arguments(x, args.labels, args.rest, ways, [pull])
 
-    def unbounded(self, args: Tree) -> bool:
-        return bool((args.precisions <= 0).any())
+    def unbounded(self, args: Tree) -> Tensor:
+        return args.precisions.min() <= 0
 
 
 class RegressionHessian(Operator):
@@ -103,9 +110,25 @@ class RegressionHessian(Operator):
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
         """u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs: conjugate gradients in the metric of the kernel K, in
         float64, for kernels of nearly equal rows are as good as singular."""
+        if compiled.serves(rhs):
+            return compiled.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         k, inverse_p, pi, b = self._reduced(rhs)
-        w, steps = engine(k).system(k, pi, b, tolerance or 1e-10, max_steps)
+        w, steps = dual.system(k, pi, b, tolerance or 1e-10, max_steps)
         return self._checked(rhs, w, pi, inverse_p, steps)
+
+    def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
+        if compiled.serves(rhs):
+            return compiled.regressions(self.args).series(self.v, rhs, steps, damping, rate)
+        return super().series(rhs, steps, damping, rate)
+
+    def shifted(self, shift: float) -> RegressionHessian:
+        return RegressionHessian(self.v, self.args._replace(precisions=self.args.precisions + shift))
+
+    def largest(self, like: Tree, steps: int) -> Tensor:
+        if compiled.serves(like):
+            problems = compiled.regressions(self.args)
+            return problems.curvature(self.v, torch.from_numpy(compiled.normal(problems.unknowns)), steps)
+        return super().largest(like, steps)
 
     def direct(self, rhs: Tree, limit: int = 2048) -> LinearOutcome:
         """The same system, factorised, in float64."""
@@ -146,9 +169,9 @@ class DualNewton:
     first test alone may leave scores far off: that is bounded by |grad L| sqrt(max_i K_ii), or, where rounding spoils
     the bound, shown by a Newton step that moves no score. What float32 cannot solve is solved in float64, to 1e-9.
 
-    On a CPU so many episodes are solved at a time as have `chunk` dual numbers: enough to hide the cost of calls, few
-    enough to stay in the cache; up to `alone` of them (default `engine.FEW`) are solved one by one, in float64, which
-    is faster.
+    On a CPU compiled kernels solve one episode after the other, in float64 and to its tolerance (`learners.compiled`).
+    Without them so many episodes are solved at a time there as have `chunk` dual numbers: enough to hide the cost of
+    calls, few enough to stay in the cache.
 
     Raises:
         ValueError: an option out of range.
@@ -158,7 +181,6 @@ class DualNewton:
     max_steps: int = 100
     inner_steps: int = 50
     chunk: int = 2**16
-    alone: int | None = None
 
     def __post_init__(self) -> None:
         check_options(self, positive=("tolerance",), counts=("max_steps", "inner_steps", "chunk"))
@@ -166,5 +188,8 @@ class DualNewton:
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
         if not isinstance(objective, SoftmaxRegression):
             raise TypeError(f"DualNewton solves SoftmaxRegression, not {type(objective).__name__}: use LBFGS()")
-        chosen = engine(args.features, self.alone)
-        return chosen.newton(args, self.tolerance, self.max_steps, self.inner_steps, self.chunk)
+        if compiled.serves(args.features):
+            tolerance = relative_tolerance(self.tolerance, torch.float64, 1e-6, 1e-9)
+            problems = compiled.regressions(args)
+            return problems.outcome(args.features.dtype, tolerance, self.max_steps, self.inner_steps)
+        return dual.newton(args, self.tolerance, self.max_steps, self.inner_steps, self.chunk)

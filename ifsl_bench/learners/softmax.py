@@ -52,7 +52,9 @@ def kernel(x: Tensor, inverse_p: Tensor) -> Tensor:
 
 def floored(precisions: Tensor) -> Tensor:
     """Precisions fit to be divided by; zeros (a flagged solve) become small against the largest."""
-    return precisions.clamp_min(1e-6 * float(precisions.max()) or 1e-6) if float(precisions.min()) <= 0 else precisions
+    largest = precisions.max()
+    least = torch.where(largest > 0, 1e-6 * largest, torch.full_like(largest, 1e-6))
+    return torch.where(precisions > 0, precisions, least)
 
 
 def probabilities(f: Tensor, rest: Tensor) -> Tensor:

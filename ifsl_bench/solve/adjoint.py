@@ -78,8 +78,8 @@ class _Run:
 
     def solve(self) -> Outcome:
         self.outcome = self.solver.run(self.objective, self.v0, self.args)
-        if unbounded(self.objective, self.args):
-            self.outcome = replace(self.outcome, converged=torch.zeros_like(self.outcome.converged))
+        if (never := unbounded(self.objective, self.args)) is not False:
+            self.outcome = replace(self.outcome, converged=self.outcome.converged & ~torch.as_tensor(never))
         return self.outcome
 
 
@@ -102,6 +102,5 @@ class _Minimum(torch.autograd.Function):
         assert run.outcome is not None
         v = rebuild(run.outcome.v, ctx.saved_tensors)
         u = run.linear.solve(run.objective.hessian(v, run.args), rebuild(v, cotangents), run.report)
-        if unbounded(run.objective, run.args):
-            run.report.failed = run.report.episodes
+        run.report.count_all_failed(unbounded(run.objective, run.args))
         return (None, *run.objective.pullback(v, run.args, u, list(ctx.needs_input_grad[1:])))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 def check_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
     """Raise ValueError where an option of a solver is not positive and finite, or a count is below one; None passes."""
-    for name in ("alone", "escapes"):
+    for name in ("escapes",):
         if (value := getattr(owner, name, None)) is not None and (not isinstance(value, int) or value < 0):
             raise ValueError(f"{type(owner).__name__}({name}={value}): it must be a whole number, at least 0")
     for name in positive + counts:

@@ -2,87 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from .iterate import State
-from .tree import dot
 
 
 @dataclass
 class History(State):
-    """The m latest pairs (s, y), differences of points and of gradients, and their inner products in the metric."""
+    """The latest pairs (s, y), differences of points and of gradients, oldest first.
 
-    pairs: Tensor  # [E, 2m, P] all s, then all y; rings that begin at `head`
-    sy: Tensor  # [E, m, m] <s_i, y_j>, known where s_i is not younger than y_j
-    yy: Tensor  # [E, m, m] <y_i, y_j>
-    head: Tensor  # [E] the oldest slot, overwritten next
-    scale: Tensor  # [E] the inverse Hessian before the pairs have their say
-    unit: Tensor  # [E] its size at the start: a pair that shows far less is rounding
+    All episodes write in the same turn; one whose step was not good writes zeros, which say nothing. The pairs are a
+    window that slides along a longer memory.
+    """
+
+    common: ClassVar = ("large", "size", "end")
+
+    pairs: Tensor  # [E, 4m, 2, P]
+    scale: Tensor  # [E, 1] the inverse Hessian before the pairs have their say
+    noise: Tensor  # [E, 1] a pair with <s, y> below so much of <y, y> is rounding
+    large: Tensor  # [] the curvature of a pair that plays no part
+    size: int  # m
+    end: int  # the window ends before this slot
 
     @staticmethod
     def empty(z: Tensor, m: int, unit: Tensor) -> History:
-        episodes, size = z.shape
-        head = torch.zeros(episodes, dtype=torch.long, device=z.device)
-        sy, yy = z.new_zeros(episodes, m, m), z.new_zeros(episodes, m, m)
-        return History(z.new_zeros(episodes, 2 * m, size), sy, yy, head, z.new_ones(episodes), unit)
+        """For points z [E, P]; unit [E] is what the inverse Hessian is measured in."""
+        noise = torch.finfo(z.dtype).eps * unit[:, None]
+        pairs = z.new_zeros(len(z), 4 * m, 2, z.shape[1])
+        return History(pairs, torch.ones_like(noise), noise, noise.new_full((), 1e30), m, 2 * m)
 
-    def then(
-        self, taken: Tensor, s: Tensor, y: Tensor, y_image: Tensor, g: Tensor, g_image: Tensor
-    ) -> tuple[History, Tensor]:
-        """After steps s [E, P] in the episodes `taken` that changed the gradient by y and made it g: what is known then
-        (in the same memory), and the direction -H g."""
-        curvature, length = dot(s, y_image), dot(y, y_image)
-        fresh = taken & (curvature > torch.finfo(s.dtype).eps * self.unit * length) & (length > 0)
-        head = self._remember(fresh, s, y)
-        scale = torch.where(fresh, curvature / length, self.scale)
-        products = torch.stack([y_image, g_image], 1) @ self.pairs.mT  # [E, 2, 2m]
-        self._fill(fresh, products[:, 0])
-        after = replace(self, head=head, scale=scale)
-        return after, after._direction(g, products[:, 1])
+    def remember(self, new: Tensor, old: Tensor) -> None:
+        """Points and gradients side by side, [E, 2P]: now, and before the latest step."""
+        if self.end == 4 * self.size:
+            self.end = 2 * self.size
+            self.pairs[:, : self.end] = self.pairs[:, self.end :]
+        torch.sub(new, old, out=self.pairs[:, self.end].flatten(1))
+        self.end += 1
 
-    def forget(self, rows: Tensor) -> None:
-        for memory in (self.pairs, self.sy, self.yy):
-            memory[rows] = 0
-
-    def _remember(self, fresh: Tensor, s: Tensor, y: Tensor) -> Tensor:
-        """Write the pairs of the episodes marked fresh over their oldest ones; the new heads."""
-        m = self.sy.shape[1]
-        rows = fresh.nonzero()[:, 0]
-        everybody = rows.shape[0] == fresh.shape[0]
-        slots = self.head if everybody else self.head[rows]
-        self.pairs[rows, slots] = s if everybody else s[rows]
-        self.pairs[rows, slots + m] = y if everybody else y[rows]
-        return torch.where(fresh, (self.head + 1) % m, self.head)
-
-    def _fill(self, fresh: Tensor, products: Tensor) -> None:
-        """Inner products of the newest y with all s and y, products [E, 2m], into the two small matrices."""
-        m = self.sy.shape[1]
-        rows = fresh.nonzero()[:, 0]
-        slots = self.head[rows]
-        self.sy[rows, :, slots] = products[rows, :m]
-        self.yy[rows, :, slots] = products[rows, m:]
-        self.yy[rows, slots, :] = products[rows, m:]
-
-    def _direction(self, g: Tensor, q: Tensor) -> Tensor:
-        """-H g with H in its compact form (Byrd, Nocedal & Schnabel 1994, eq. 3.1); empty slots are zeros and change
-        nothing.
-
-        q [E, 2m]: inner products of g with the pairs.
-        """
-        m = self.sy.shape[1]
-        order = (self.head[:, None] + torch.arange(m, device=g.device)) % m  # [E, m], oldest first
-        back = order.argsort(1)
-        square = order[:, :, None].expand(-1, -1, m), order[:, None, :].expand(-1, m, -1)
-        r = self.sy.gather(1, square[0]).gather(2, square[1])  # [E, m, m], read above the diagonal alone
-        diagonal = r.diagonal(dim1=1, dim2=2)
-        diagonal.add_((diagonal == 0).to(r.dtype))
-        yy = self.yy.gather(1, square[0]).gather(2, square[1])
-        q_s, q_y = q[:, :m].gather(1, order)[..., None], q[:, m:].gather(1, order)[..., None]
-        k = self.scale[:, None, None]
-        a = torch.linalg.solve_triangular(r, q_s, upper=True)  # [E, m, 1]
-        b = torch.linalg.solve_triangular(r.mT, diagonal[..., None] * a + k * (yy @ a - q_y), upper=False)
-        weights = torch.cat([b[..., 0].gather(1, back), -(k * a)[..., 0].gather(1, back)], 1)  # [E, 2m]
-        return -torch.addcmul((weights[:, None] @ self.pairs)[:, 0], self.scale[:, None], g)
+    def direction(self, g: Tensor, longer: bool = False) -> tuple[Tensor, Tensor]:
+        """-H g for gradients g [E, P], with H in its compact form (Byrd, Nocedal & Schnabel 1994, eq. 3.1) of the m
+        latest pairs, or of twice as many; and whether the latest of them is one [E]."""
+        m = self.size * (1 + longer)
+        window = self.pairs[:, self.end - m : self.end].flatten(1, 2)  # [E, 2m, P], s and y in turns
+        products, q = window @ window.mT, window @ g[:, :, None]  # [E, 2m, 2m], [E, 2m, 1]
+        r, yy = products[:, ::2, 1::2], products[:, 1::2, 1::2]  # [E, m, m]; r is read above its diagonal alone
+        curvature = r.diagonal(dim1=1, dim2=2)  # [E, m]
+        ratio = curvature / yy.diagonal(dim1=1, dim2=2)
+        sound = ratio > self.noise
+        curvature.copy_(torch.where(sound, curvature, self.large))
+        self.scale = torch.where(sound[:, -1:], ratio[:, -1:], self.scale)
+        k = self.scale[:, :, None]
+        a = torch.linalg.solve_triangular(r, q[:, ::2], upper=True)  # [E, m, 1]
+        b = torch.addcmul(k * torch.baddbmm(q[:, 1::2], yy, a, alpha=-1), curvature[:, :, None], a, value=-1)
+        b = torch.linalg.solve_triangular(r.mT, b, upper=False)
+        weights = torch.stack([b, k * a], 2).view(-1, 1, 2 * m)
+        return torch.baddbmm((self.scale * g)[:, None], weights, window, beta=-1)[:, 0], sound[:, -1]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .iterate import patience
 from .tree import column, dot
 
 Apply = Callable[[Tensor, Tensor], Tensor]  # p, M p -> A p
@@ -62,7 +63,8 @@ def conjugate_gradient(
     steps, zero = torch.zeros_like(rho), rho.new_zeros(())
     indefinite, direction = torch.zeros_like(rho, dtype=torch.bool), torch.zeros_like(rhs)
     eps, size = torch.finfo(rhs.dtype).eps, torch.zeros_like(rho)
-    for _ in range(max_steps):
+    often = patience(rhs)
+    for step in range(1, max_steps + 1):
         h = apply(p, p_image)
         curvature = dot(h, p_image)
         if watch:
@@ -71,10 +73,9 @@ def conjugate_gradient(
             # Beyond what its rounding could be; and where A is semidefinite, zero means that A p is zero too.
             noise = 4 * eps * (size * square * dot(p_image, p_image)).sqrt()
             down = active & ((curvature < -noise) | ((curvature <= noise) & (own > 64 * eps * size * square)))
-            if bool(down.any()):
-                active = active & ~down
-                indefinite = indefinite | down
-                direction = torch.where(column(down, p), p, direction)
+            active = active & ~down
+            indefinite = indefinite | down
+            direction = torch.where(column(down, p), p, direction)
         active = active & (curvature > 0)
         length = column(torch.where(active, rho / curvature, zero), rhs)
         x = torch.addcmul(x, length, p)
@@ -86,7 +87,7 @@ def conjugate_gradient(
         ratio = column(torch.where(active, new / rho, zero), rhs)
         rho = torch.where(active, new, rho)
         active = active & (new > goal)
-        if not bool(active.any()):
+        if step % often == 0 and not bool(active.any()):
             break
         p = torch.addcmul(residual, ratio, p)
         p_image = torch.addcmul(residual_image, ratio, p_image)
@@ -126,7 +127,8 @@ def minres(
     left, c, s, d, e = beta, -one, zero, zero, zero  # the residual, the last rotation, what it left of the next columns
     beta = zero
     steps = torch.zeros_like(left)
-    for _ in range(max_steps):
+    often = patience(rhs)
+    for step in range(1, max_steps + 1):
         # Lanczos: A v = beta v_before + alpha v + beta_next v_next.
         h = apply(v, v_image)
         alpha = dot(h, v_image)
@@ -143,7 +145,7 @@ def minres(
         steps += active
         left = s * left
         active = active & (left > goal)
-        if not bool(active.any()):
+        if step % often == 0 and not bool(active.any()):
             break
         v_before, v, v_image = v, over(h, beta), over(h_image, beta)
     return x, steps.long()

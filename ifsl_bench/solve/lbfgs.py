@@ -1,31 +1,33 @@
 """Batched L-BFGS: every episode with its own line search, history and end.
 
 One evaluation of all running episodes per turn. An episode whose trial step is accepted gets a new direction, one
-whose step is not gets a shorter or longer one, so no evaluation is made for an episode that does not need it. Very few
-episodes are solved one by one instead, where there is a way to (`single`).
+whose step is not gets a shorter or longer one. A turn is some fifty operations, however many episodes there are, and
+none that the host waits for: it looks at them every LOOK turns. Objectives that have kernels for a CPU are
+solved one by one there (`HasSearch`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from . import single
 from .checks import check_options
 from .escape import below
 from .history import History
-from .iterate import State, iterate
+from .iterate import State, chosen, iterate
 from .objective import Objective
 from .outcome import Outcome, relative_tolerance
-from .search import Bracket, aside, first_step, weak_wolfe
-from .single import SingleSpace
-from .space import Space, coordinates
-from .tree import Tree, column, dot, tree_map
+from .search import Bracket, aside, falls, first_step, rounding, weak_wolfe
+from .space import Space, Whitened, coordinates
+from .tree import Tree, dot
+
+FIRST_LOOK, LOOK = 20, 10  # turns before the first look at how far the episodes have come, and between two
+LATE = 60  # turns after which few episodes are left, for whom twice as many pairs are kept
+CAREFUL = 16  # turns with a line search that also goes further: what minimum is found is decided here
 
 GoOn = Callable[[Space, Tensor, Tensor], Outcome]  # a space of some episodes, points, and which episodes they are
 
@@ -41,14 +43,14 @@ class LBFGS:
 
     Works in the objective's own coordinates where v0 is None and it has some. Where their metric is that of the
     penalty, 1/2 |grad L|^2 <= gap L is asked as well, which bounds L - L* around a minimum: with a weak penalty the
-    first test says little. What float32 cannot solve there is solved again in float64. On a CPU that is done one by
-    one, and so are up to `alone` episodes (default: as many as are faster that way) from the beginning.
+    first test says little. What float32 cannot solve there is solved again in float64. An objective may offer a search
+    of its own with the same rules, `HasSearch`.
 
     escapes: how often an episode that has converged where the objective curves downwards, at a saddle, goes on from a
     lower point along that curvature. One that is at a saddle still counts as converged: its gradient has vanished.
 
-    max_steps: evaluations of the objective for each episode. history: pairs kept. max_trials: evaluations in one line
-    search.
+    max_steps: evaluations of the objective for each episode. history: pairs kept, twice as many in long searches.
+    max_trials: evaluations in one line search.
 
     Raises:
         ValueError: an option out of range.
@@ -59,24 +61,25 @@ class LBFGS:
     history: int = 6
     max_trials: int = 25
     gap: float = 1e-6
-    alone: int | None = None
     escapes: int = 0
 
     def __post_init__(self) -> None:
         check_options(self, positive=("tolerance", "gap"), counts=("max_steps", "history", "max_trials"))
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
+        own = getattr(objective, "search", None) if v0 is None else None
+        if own is not None and (outcome := own(self, args)) is not None:
+            return outcome
         space = coordinates(objective, v0, args)
-        if alone := space.one_by_one(self.alone):
-            return self._one_by_one(*alone, space.dtype)
         found = self._all_at_once(space)
-        rows = (~found.converged & found.objective.isfinite()).nonzero()[:, 0]
-        if space.dtype == torch.float64 or len(rows) == 0 or (hard := space.double(rows)) is None:
+        wrong = ~found.converged & found.objective.isfinite()
+        if space.dtype == torch.float64 or (count := int(wrong.sum())) == 0:
             return found
-        relative = torch.as_tensor(self._relative(space.dtype))
+        if (hard := space.double(rows := chosen(wrong, count))) is None:
+            return found
+        relative = torch.as_tensor(self.relative(space.dtype))
         solver = replace(self, tolerance=relative[rows] if relative.dim() else relative)
-        alone = hard.one_by_one(len(rows))
-        return found.put(rows, solver._one_by_one(*alone, hard.dtype) if alone else solver._all_at_once(hard))
+        return found.put(rows, solver._all_at_once(hard))
 
     def _all_at_once(self, space: Space) -> Outcome:
         z = space.initial()  # [E, P]
@@ -84,14 +87,18 @@ class LBFGS:
         if bool((still := begin.norm == 0).any()):
             z = torch.where(still[:, None], z + aside(z), z)
             begin = _begin(space, z, self.history)
-        goal = self._relative(z.dtype) * begin.norm
-        found = self._search(space, z, goal, begin)
-        found = self._past_saddles(space, found, lambda part, z, rows: self._search(part, z, goal[rows]))
+        goal = self.relative(z.dtype) * begin.norm
+        found = self._search(space, goal, begin)
+        found = self._past_saddles(
+            space, found, lambda part, z, rows: self._search(part, goal[rows], _begin(part, z, self.history))
+        )
         return replace(found, v=space.expand(found.v))
 
     def _past_saddles(self, space: Space, found: Outcome, go_on: GoOn) -> Outcome:
         """With the searches sent on that have stopped where the objective curves downwards, each at most `escapes`
         times; points are in the space's coordinates."""
+        if not self.escapes:
+            return found
         rows = found.converged.nonzero()[:, 0]
         for _ in range(self.escapes if len(rows) else 0):
             if (part := space.take(rows)) is None:
@@ -105,88 +112,76 @@ class LBFGS:
             found = found.put(rows, go_on(part or space, z, rows))
         return found
 
-    def _search(self, space: Space, z: Tensor, goal: Tensor, begin: _Search | None = None) -> Outcome:
-        """Down to a gradient of norm `goal` [E] from z [E, P]; the point is in the space's coordinates."""
-        s = begin or _begin(space, z, self.history)
-        s.goal = goal
-        s.gap = torch.full_like(s.norm, self.gap if space.penalised else torch.inf)
-        s.active = (s.norm > 0) & s.value.isfinite()
+    def _search(self, space: Space, goal: Tensor, begin: _Search) -> Outcome:
+        """Down to a gradient of norm `goal` [E]; the point is in the space's coordinates."""
+        begin.goal = goal
+        whitened = space.whitened()
+        turn = _Turn(whitened)
 
         def take(index: Tensor) -> _Turn | None:
-            part = space.take(index)
-            return None if part is None else _Turn(part, self.max_trials)
+            nonlocal turn
+            if (part := turn.space.take(index)) is None:
+                return None
+            turn = _Turn(part)
+            return turn
 
-        s = iterate(_Turn(space, self.max_trials), s, self.max_steps, lambda s: s.active, take)
-        # Images were added up step by step; what counts is where z is.
-        value, _, norm = space.evaluate(s.z, space.image(s.z))
-        return Outcome(s.z, s.converged & (norm <= 10 * s.goal), s.steps, norm, value)
+        def settle(s: _Search) -> tuple[_Search, Tensor]:
+            return turn.settle(s, self.gap if space.penalised else torch.inf, 0.25**self.max_trials)
 
-    def _relative(self, dtype: torch.dtype) -> float | Tensor:
+        s = iterate(turn, begin, self.max_steps, settle, take, LOOK, FIRST_LOOK)
+        z = whitened.back(s.point[:, : s.d.shape[1]])
+        # Here it was in other coordinates; what counts is where z is.
+        value, _, norm = space.evaluate(z, space.image(z))
+        return Outcome(z, s.converged & (norm <= 10 * goal), s.steps, norm, value)
+
+    def relative(self, dtype: torch.dtype) -> float | Tensor:
         return relative_tolerance(None, dtype, 1e-5, 1e-8) if self.tolerance is None else self.tolerance
-
-    def _one_by_one(self, space: Space, episodes: Sequence[SingleSpace], dtype: torch.dtype) -> Outcome:
-        z, limits = space.initial(), (self.max_steps, self.history, self.max_trials)
-        relative = torch.as_tensor(self._relative(dtype)).expand(len(episodes))
-
-        def search(z: Tensor, rows: Tensor, tolerance: Tensor) -> Outcome:
-            each = zip(rows.tolist(), z.numpy(), tolerance.tolist(), strict=True)
-            found = [single.lbfgs(episodes[i], start, goal, self.gap, *limits) for i, start, goal in each]
-            ends, converged, steps, norm, value = zip(*found, strict=True)
-            numbers = torch.tensor([norm, value], dtype=z.dtype)
-            return Outcome(torch.from_numpy(np.stack(ends)), torch.tensor(converged), torch.tensor(steps), *numbers)
-
-        found = search(z, torch.arange(len(episodes)), relative)
-        if self.escapes:
-            goal = (relative * space.evaluate(z, space.image(z))[2]).maximum(found.gradient_norm)
-
-            def go_on(part: Space, z: Tensor, rows: Tensor) -> Outcome:
-                return search(z, rows, goal[rows] / part.evaluate(z, part.image(z))[2])
-
-            found = self._past_saddles(space, found, go_on)
-        v = tree_map(lambda part: part.to(dtype), space.expand(found.v))
-        return replace(found, v=v, gradient_norm=found.gradient_norm.to(dtype), objective=found.objective.to(dtype))
 
 
 @dataclass
 class _Search(State):
-    kept: ClassVar = ("z", "value", "norm", "steps", "converged")
+    kept: ClassVar = ("point", "steps", "converged")
+    common: ClassVar = ("one", "longer", "shorter", "turn", "seen")
 
-    z: Tensor  # [E, P] the current point, its image under the metric, the gradient and its image
-    image: Tensor
-    g: Tensor
-    g_image: Tensor
+    point: Tensor  # [E, 2P] where it stands, and the gradient there
     value: Tensor  # [E]
-    norm: Tensor  # [E] of the gradient in the large form
-    d: Tensor  # [E, P] the direction and its image
-    d_image: Tensor
+    norm: Tensor  # [E] of the gradient in the large form, as it was looked at last
+    d: Tensor  # [E, P] the direction
     slope: Tensor  # [E]
-    t: Tensor  # [E] the next trial step, between low and high
+    t: Tensor  # [E] the next trial step, between low and high; 0 for episodes that are done
     low: Tensor
     high: Tensor
-    trials: Tensor
+    unit: Tensor  # [E] of the first steps
+    slack: Tensor  # [E] see `rounding`
+    one: Tensor  # []
+    longer: Tensor  # [] what the next step is multiplied by where one was good, and where not
+    shorter: Tensor
     history: History
+    accepted: Tensor  # [E] steps, and those of episodes that are done
     steps: Tensor  # [E] accepted steps
     goal: Tensor  # [E] what the norm is to come down to
-    gap: Tensor  # [E] half the squared gradient is to be at most so much of the value
-    late: Tensor  # [E] accepted steps since the gradient was first small enough
+    late: Tensor  # [E] turns since the gradient was first small enough
     active: Tensor  # [E] bool
     converged: Tensor  # [E] bool
+    turn: int = 0
+    seen: int = 0  # the turn of the latest look
 
 
-def _begin(space: Space, z: Tensor, m: int) -> _Search:
-    image = space.image(z)
-    value, g, norm = space.evaluate(z, image)
-    g_image = space.image(g)
-    zero = torch.zeros_like(value)
-    count = torch.zeros(len(z), dtype=torch.long, device=z.device)
-    length = dot(g, g_image).clamp_min(0).sqrt()
-    t, unit = first_step(value, length, space.penalised)
+def _begin(whole: Space, z: Tensor, m: int) -> _Search:
+    space = whole.whitened()
+    w = space.into(z)
+    value, pieces = space.evaluate(w)
+    g = torch.cat([*pieces], 1)
+    norm, square = space.norm(g), dot(g, g)
+    t, unit = first_step(value, square.sqrt(), whole.penalised)
+    active = (norm > 0) & value.isfinite()
+    zero, count = torch.zeros_like(value), torch.zeros(len(z), dtype=torch.long, device=z.device)
     return _Search(
-        z=z, image=image, g=g, g_image=g_image, value=value, norm=norm,
-        d=-g, d_image=-g_image, slope=-(length**2),
-        t=t, low=zero, high=torch.full_like(zero, torch.inf), trials=count,
-        history=History.empty(z, m, unit), steps=count, goal=zero, gap=zero, late=count,
-        active=count > 0, converged=count > 0,
+        point=torch.cat([w, g], 1), value=value, norm=norm, d=-g, slope=-square, t=torch.where(active, t, zero),
+        low=zero, high=torch.full_like(zero, torch.inf), unit=unit, slack=rounding(value),
+        one=zero.new_tensor(1.0), longer=zero.new_tensor(2.0), shorter=zero.new_tensor(0.25),
+        history=History.empty(w, m, unit), accepted=count, steps=count, goal=zero, late=count,
+        active=active, converged=count > 0,
     )  # fmt: skip
 
 
@@ -194,54 +189,50 @@ def _begin(space: Space, z: Tensor, m: int) -> _Search:
 class _Turn:
     """One evaluation at each episode's trial step, and what follows from it."""
 
-    space: Space
-    max_trials: int
+    space: Whitened
 
     def __call__(self, s: _Search) -> _Search:
-        space = self.space
-        zero, one = s.t.new_zeros(()), s.t.new_ones(())
-        step = column(torch.where(s.active, s.t, zero), s.z)
-        z, image = torch.addcmul(s.z, step, s.d), torch.addcmul(s.image, step, s.d_image)
-        value, g, norm = space.evaluate(z, image)
-        trial = Bracket(s.t, s.low, s.high, s.trials)
-        accepted, (t, low, high, trials) = weak_wolfe(
-            trial, s.value, s.slope, value, dot(g, s.d_image), norm.isfinite(), s.active
-        )
-        going = s.active & (trials < self.max_trials)
-        count = int(accepted.sum())
-        if count == 0:
-            return replace(s, t=t, low=low, high=high, trials=trials, active=going)
-
-        def choose(new: Tensor, old: Tensor) -> Tensor:
-            return new if count == accepted.shape[0] else torch.where(column(accepted, new), new, old)
-
-        # Accepted: a new pair for the history, a new direction.
-        g_image = space.image(g)
-        history, d = s.history.then(accepted, step * s.d, g - s.g, g_image - s.g_image, g, g_image)
-        descent = dot(d, g_image)
-        # A direction that does not descend (rounding): the gradient, and the history begins anew.
-        lost = accepted & ~(descent < 0)
-        # Steps that had to be short stay short for a while: a saturating loss bends more than its past says.
-        # The very first is not short if it was one unit of its own: the first pair knows that unit.
-        first = torch.where((s.steps == 0) & (history.unit < 1), one, (2 * s.t).clamp_max(1))
-        if bool(lost.any()):
-            history.forget(lost)
-            d = torch.where(column(lost, d), -g, d)
-            descent = torch.where(lost, -dot(g, g_image), descent)
-            first = torch.where(lost, first_step(value, (-descent).sqrt(), space.penalised)[0], first)
-        d = choose(d, s.d)
-        d_image = space.image(d)
-        z, image, norm = choose(z, s.z), choose(image, s.image), choose(norm, s.norm)
-        value = choose(value, s.value)
-        deep = s.gap.isinf() | (dot(g, g_image) <= 2 * s.gap * value.abs())
-        small = accepted & (norm <= s.goal) & deep
-        short = dot(d, d_image).clamp_min(0) <= 1e-4 * (1 + dot(z, image).clamp_min(0).sqrt()) ** 2
-        late = s.late + small
-        converged = s.converged | (small & short)
+        size = s.d.shape[1]
+        there = torch.addcmul(s.point[:, :size], s.t[:, None], s.d)
+        value, pieces = self.space.evaluate(there)
+        new = torch.cat([there, *pieces], 1)  # [E, 2P]
+        careful, low, high = s.turn < CAREFUL, s.low, s.high
+        if careful:
+            slope = dot(new[:, size:], s.d)
+            good, (again, low, high) = weak_wolfe(Bracket(s.t, low, high), s.value, s.slope, value, slope, s.slack)
+        else:
+            good = falls(s.t, s.value, s.slope, value, s.slack)
+        point = torch.where(good[:, None], new, s.point)
+        s.history.remember(point, s.point)
+        g = point[:, size:]
+        d, known = s.history.direction(g, longer=s.turn >= LATE)
+        if careful:
+            # Steps that had to be short stay short for a while: a saturating loss bends more than its past says.
+            # The very first is not short if it was one unit of its own: the first pair knows that unit.
+            first = torch.where(s.unit < 1, 1, (2 * s.t).clamp_max(1)) if s.turn == 0 else (2 * s.t).clamp_max(1)
+            t, d = torch.where(good, first, again), torch.where(good[:, None], d, s.d)
+            low, high = low.masked_fill(good, 0), high.masked_fill(good, torch.inf)
+        else:
+            # Where the objective curves downwards no pair is known, nor how long a step should be.
+            t = torch.minimum(s.t * torch.where(good, s.longer, s.shorter), s.one / known)
         return replace(
-            s, z=z, image=image, g=choose(g, s.g), g_image=choose(g_image, s.g_image), value=value,
-            norm=norm, d=d, d_image=d_image, slope=choose(descent, s.slope), t=choose(first, t),
-            low=torch.where(accepted, zero, low), high=torch.where(accepted, one / zero, high), trials=trials,
-            history=history, steps=s.steps + accepted, late=late, converged=converged,
-            active=going & ~converged & (late < 50),
+            s, point=point, value=torch.where(good, value, s.value), d=d, slope=dot(d, g), t=t, low=low, high=high,
+            accepted=s.accepted + good, turn=s.turn + 1,
         )  # fmt: skip
+
+    def settle(self, s: _Search, gap: float, least: float) -> tuple[_Search, Tensor]:
+        """Which episodes go on [E], after a look at how far they have come; the others make steps of 0 from now on."""
+        size = s.d.shape[1]
+        w, g = s.point[:, :size], s.point[:, size:]
+        norm = self.space.norm(g)
+        small = s.active & (norm <= s.goal)
+        if gap < torch.inf:
+            small = small & (dot(g, g) <= 2 * gap * s.value.abs())
+        short = dot(s.d, s.d) <= 1e-4 * (1 + dot(w, w).sqrt()) ** 2
+        late = s.late + small * (s.turn - s.seen)
+        converged = s.converged | (small & short)
+        active = s.active & ~converged & (late < 50) & (s.t > least * s.unit)
+        return replace(
+            s, norm=norm, steps=torch.where(s.active, s.accepted, s.steps), t=torch.where(active, s.t, 0), late=late,
+            active=active, converged=converged, seen=s.turn,
+        ), active  # fmt: skip

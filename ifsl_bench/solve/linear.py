@@ -13,6 +13,7 @@ from .checks import check_options
 from .krylov import self_adjoint_solve
 from .tree import Tree, column, dot, pack, rebuild, tensors, unpack
 
+_COUNTED = ("diverged", "failed", "indefinite")
 ACCURATE = 1e-3  # a linear solve has failed if its relative residual is larger in the norm that bounds the error
 
 
@@ -55,6 +56,43 @@ class Operator:
         share = (dot(wrong, wrong) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
         return LinearOutcome(unpack(x[:, :, 0], rhs), share, torch.zeros_like(share), ~(share <= ACCURATE))
 
+    def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
+        """See `Neumann`: its sum, and where the last term is longer than the one before it, or not finite [E]."""
+        terms = tensors(rhs)
+        totals = [term.clone() for term in terms]
+        keep = 1 - damping
+        length = before = squares(terms)
+        for step in range(steps):
+            products = tensors(self.product(rebuild(rhs, terms)))
+            terms = [torch.add(keep * term, h, alpha=-rate) for term, h in zip(terms, products, strict=True)]
+            for total, term in zip(totals, terms, strict=True):
+                total += term
+            if step >= steps - 2:
+                before, length = length, squares(terms)
+        return rebuild(rhs, [rate * total for total in totals]), ~length.isfinite() | ((length > before) & (steps > 1))
+
+    def shifted(self, shift: float) -> Operator:
+        """H + shift."""
+
+        def product(d: Tree) -> Tree:
+            pairs = zip(tensors(self.product(d)), tensors(d), strict=True)
+            return rebuild(d, [torch.add(h, part, alpha=shift) for h, part in pairs])
+
+        return Operator(product) if shift else self
+
+    def largest(self, like: Tree, steps: int) -> Tensor:
+        """An estimate (from below) of the largest absolute eigenvalue, by power iteration: [E]."""
+        z = pack(like)
+        generator = torch.Generator().manual_seed(0)
+        d = torch.randn(z.shape[1], generator=generator, dtype=z.dtype).to(z.device).expand_as(z)
+        size = torch.ones_like(z[:, 0])
+        for _ in range(steps):
+            d = d / d.norm(dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+            h = pack(self.product(unpack(d, like))).detach()
+            # Not d . h: where eigenvalues come as +-lambda, d is a mixture of both and the quotient means nothing.
+            size, d = h.norm(dim=1), h
+        return size
+
     def dense(self, like: Tree, limit: int) -> Tensor:
         """H [E, P, P] column by column, for small problems; like: a tree that H acts on."""
         flat = pack(like)
@@ -73,23 +111,50 @@ class AdjointReport:
     """How the backward pass went. Empty until then, and filled in place by it.
 
     diverged: episodes whose Neumann series grew; failed: episodes whose linear solve missed its tolerance; indefinite:
-    episodes whose Hessian curves downwards somewhere, so that the search has stopped at no minimum.
+    episodes whose Hessian curves downwards somewhere, so that the search has stopped at no minimum. These are counted
+    where the episodes are: who first asks for one makes a device wait, once for all three.
     """
 
     episodes: int = 0
-    diverged: int = 0
-    failed: int = 0
-    indefinite: int = 0
     residual: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
     steps: Tensor | None = field(default=None, repr=False)  # [E] of the latest backward pass
+    _counts: dict[str, int | Tensor] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0), repr=False)
+
+    @property
+    def diverged(self) -> int:
+        return self._read("diverged")
+
+    @property
+    def failed(self) -> int:
+        return self._read("failed")
+
+    @property
+    def indefinite(self) -> int:
+        return self._read("indefinite")
+
+    def count(self, **more: Tensor | int | None) -> None:
+        """Add to the counts: a number, or the episodes that are marked [E] bool."""
+        for name, value in more.items():
+            if value is not None:
+                self._counts[name] = self._counts[name] + (value.sum() if isinstance(value, Tensor) else value)
+
+    def count_all_failed(self, where: Tensor | bool) -> None:
+        """Where that is true [], no episode's solve was one."""
+        if where is not False:
+            self._counts["failed"] = torch.where(torch.as_tensor(where), self.episodes, self._counts["failed"])
 
     def take(self, found: LinearOutcome) -> Tree:
         """Note how a linear solve went; its answer."""
         self.episodes += found.failed.shape[0]
-        self.failed += int(found.failed.sum())
-        self.indefinite += 0 if found.indefinite is None else int(found.indefinite.sum())
+        self.count(failed=found.failed, indefinite=found.indefinite)
         self.residual, self.steps = found.residual, found.steps
         return found.value
+
+    def _read(self, name: str) -> int:
+        waiting = {key: value for key, value in self._counts.items() if isinstance(value, Tensor)}
+        if waiting:
+            self._counts |= dict(zip(waiting, torch.stack([*waiting.values()]).tolist(), strict=True))
+        return int(self._counts[name])
 
 
 class LinearSolver(Protocol):
@@ -155,39 +220,23 @@ class Neumann:
             raise ValueError(f"Neumann(damping={self.damping}): it must be at least 0 and below 1")
 
     def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
-        terms = tensors(rhs)
-        totals = [term.clone() for term in terms]
-        keep = 1 - self.damping
-        length = before = squares(terms)
-        for step in range(self.steps):
-            products = tensors(operator.product(rebuild(rhs, terms)))
-            terms = [torch.add(keep * term, h, alpha=-self.rate) for term, h in zip(terms, products, strict=True)]
-            for total, term in zip(totals, terms, strict=True):
-                total += term
-            if step >= self.steps - 2:
-                before, length = length, squares(terms)
-        diverged = ~length.isfinite() | ((length > before) & (self.steps > 1))
+        u, diverged = operator.series(rhs, self.steps, self.damping, self.rate)
         report.episodes += diverged.shape[0]
-        report.diverged += int(diverged.sum())
+        grown = int(diverged.sum())
+        report.count(diverged=grown)
         report.steps = torch.full_like(diverged, self.steps, dtype=torch.long)
-        u = [self.rate * total for total in totals]
-        if bool(diverged.any()):
+        if grown:
             limit = self._limit(operator, rhs, diverged, report)
-            u = [torch.where(column(diverged, a), b, a) for a, b in zip(u, tensors(limit), strict=True)]
-        return rebuild(rhs, u)
+            pairs = zip(tensors(u), tensors(limit), strict=True)
+            u = rebuild(rhs, [torch.where(column(diverged, a), b, a) for a, b in pairs])
+        return u
 
     def _limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
         """(H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
         some = rebuild(rhs, [torch.where(column(rows, v), v, 0.0) for v in tensors(rhs)])
-        shift = self.damping / self.rate
-
-        def product(d: Tree) -> Tree:
-            pairs = zip(tensors(operator.product(d)), tensors(d), strict=True)
-            return rebuild(d, [torch.add(h, part, alpha=shift) for h, part in pairs])
-
-        found = (Operator(product) if shift else operator).inverse(some, None, 1000)
-        report.failed += int((found.failed & rows).sum())
-        report.indefinite += 0 if found.indefinite is None else int((found.indefinite & rows).sum())
+        found = operator.shifted(self.damping / self.rate).inverse(some, None, 1000)
+        indefinite = None if found.indefinite is None else found.indefinite & rows
+        report.count(failed=found.failed & rows, indefinite=indefinite)
         return found.value
 
 

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .iterate import iterate
 from .linear import Operator
-from .tree import Tree, leaves, rebuild, tensors, tree_map
+from .tree import Tree, column, leaves, rebuild, tensors, tree_map
 
 
 class Objective(ABC):
@@ -64,6 +65,19 @@ class Objective(ABC):
             grads = iter(derivative(slope, wanted, parts))
         return [next(grads) if need and leaf is not None else None for leaf, need in zip(found, needed, strict=True)]
 
+    def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
+        """The point `steps` gradient steps of size `rate`, one or [E], from v; differentiable in v, args and rate."""
+
+        def step(v: Tree) -> Tree:
+            pairs = zip(tensors(v), tensors(self.gradient(v, args)), strict=True)
+            return rebuild(v, [old - _scaled(rate, g) for old, g in pairs])
+
+        return iterate(step, v, steps)
+
+
+def _scaled(rate: float | Tensor, g: Tensor) -> Tensor:
+    return column(rate, g) * g if isinstance(rate, Tensor) and rate.dim() else rate * g
+
 
 class Splits(Protocol):
     """An objective that knows which of its arguments have a dimension E."""
@@ -78,8 +92,9 @@ class Guarded(Protocol):
     def check(self, args: Tree) -> None:
         """Raise ValueError for arguments that no solve can make sense of."""
 
-    def unbounded(self, args: Tree) -> bool:
-        """Whether the arguments alone show that there may be no minimum: no episode then counts as converged."""
+    def unbounded(self, args: Tree) -> bool | Tensor:
+        """Whether the arguments alone show that there may be no minimum: no episode then counts as converged. A
+        tensor [] where the arguments are, so that a device need not wait."""
 
 
 def check(objective: Objective, args: Tree) -> None:
@@ -88,10 +103,10 @@ def check(objective: Objective, args: Tree) -> None:
         own(tree_map(Tensor.detach, args))
 
 
-def unbounded(objective: Objective, args: Tree) -> bool:
+def unbounded(objective: Objective, args: Tree) -> bool | Tensor:
     """Whether the objective knows that it may have no minimum."""
     own = getattr(objective, "unbounded", None)
-    return own is not None and own(args)
+    return False if own is None else own(args)
 
 
 class FunctionObjective(Objective):

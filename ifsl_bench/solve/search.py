@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,89 +46,39 @@ def first_step(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor
 
 
 class Bracket(NamedTuple):
-    """Where a weak-Wolfe search stands: the next trial step between two others, and how many there were, [E] each."""
+    """Where a weak-Wolfe search stands: the next trial step between two others, [E] each."""
 
     t: Tensor
     low: Tensor
     high: Tensor
-    trials: Tensor
+
+
+def rounding(value: Tensor) -> Tensor:
+    """How far rounding may lift a value [E] that has not grown."""
+    return 16 * torch.finfo(value.dtype).eps * (1 + value.abs())
+
+
+def falls(t: Tensor, value: Tensor, slope: Tensor, there: Tensor, slack: Tensor) -> Tensor:
+    """Whether steps t [E] take off enough of the value, or what they do not may be rounding; NaN does neither."""
+    return there <= torch.addcmul(value, t, slope, value=LEAST) + slack
 
 
 def weak_wolfe(
-    s: Bracket, value: Tensor, slope: Tensor, there: Tensor, slope_there: Tensor, finite: Tensor, active: Tensor
+    s: Bracket, value: Tensor, slope: Tensor, there: Tensor, slope_there: Tensor, slack: Tensor
 ) -> tuple[Tensor, Bracket]:
     """Whether the trial steps are good [E], and the brackets after them, by bisection and interpolation.
 
-    value, slope: at t = 0; there, slope_there: at the trial, where everything is `finite` or not.
+    value, slope: at t = 0; there, slope_there: at the trial; slack: see `rounding`. A step of 0 stays one.
     """
-    eps = torch.finfo(value.dtype).eps
-    # Where rounding hides the decrease, the slope decides (Hager & Zhang 2005, the approximate Wolfe conditions).
-    hidden = (there <= value + 16 * eps * (1 + value.abs())) & (slope_there <= -0.8 * slope)
-    low_enough = (there <= value + LEAST * s.t * slope) | hidden
-    flat_enough = slope_there >= 0.9 * slope
-    good = active & low_enough & flat_enough & finite
+    low_enough = falls(s.t, value, slope, there, slack)
+    good = low_enough & (slope_there >= 0.9 * slope)
     # Too high: interpolate a parabola, away from the ends; still steep: go further.
-    too_high = ~(low_enough & finite)
-    high, low = torch.where(too_high, s.t, s.high), torch.where(too_high, s.low, s.t)
-    parabola = -slope * s.t**2 / (2 * (there - value - slope * s.t))
-    width = high - low
-    inside = torch.where(parabola.isfinite(), parabola, low).clamp(low + 0.1 * width, low + 0.6 * width)
-    t = torch.where(high.isinf(), 3 * s.t, torch.where(too_high, inside, low + 0.5 * width))
-    return good, Bracket(t, low, high, (s.trials + 1) * ~good)
-
-
-class Line(Protocol):
-    """A convex function along a line."""
-
-    def move(self, t: Tensor, done: Tensor | None) -> None:
-        """To t [E]; episodes that are done (None: there are none) stay where they were."""
-
-    def slope(self, t: Tensor) -> Tensor:
-        """Its derivative there, [E]."""
-
-    def curvature(self) -> Tensor:
-        """Its second derivative there, [E]."""
-
-
-def root_of_slope(line: Line, slope: Tensor, reach: Tensor, active: Tensor, trials: int = 30) -> Tensor:
-    """t [E] where the slope along a line has fallen to a tenth of what it is at t = 0, and the line moved there.
-
-    Safeguarded Newton from a step short enough to be safe: the logarithm of the second derivative changes at most as
-    fast as `reach` [E] (Bach 2010). Where the slope is positive, the value may have risen: by convexity it has not if
-    g (t - low) <= -g_low low, nor can it over a move in which the curvature is nearly constant. Out of trials, the
-    largest step known to descend.
-    """
-    t = torch.where(reach < 1, torch.ones_like(reach), reach.log1p() / reach)
-    low, high, g_low = torch.zeros_like(t), torch.full_like(t, torch.inf), torch.zeros_like(t)
-    accept = -0.1 * slope
-    done, some_done = ~active, not bool(active.all())
-    for trial in range(trials + 1):
-        line.move(t, done if some_done else None)
-        if trial == trials:
-            break
-        g = line.slope(t)
-        done = done | ((g.abs() <= accept) & ((g * (t - low) <= -g_low * low) | (t * reach <= 1)))
-        if bool(done.all()):
-            break
-        some_done = True
-        h = line.curvature()
-        descends = g < 0
-        low, high, g_low = (
-            torch.where(descends, t, low),
-            torch.where(descends, high, t),
-            torch.where(descends, g, g_low),
-        )
-        new = t - g / h
-        # The root may be orders of magnitude away: the slope of saturated scores says nothing of where they cross.
-        middle = torch.where(low > 0, (low * high).sqrt(), high / 4)
-        middle = torch.where(high.isinf(), 4 * t, torch.where(high < 4 * low, (low + high) / 2, middle))
-        if trial % 3 == 2:  # Newton's steps alone may creep
-            new = middle
-        new = torch.where((new > low) & (new < torch.where(high.isinf(), 16 * t, high)), new, middle)
-        if trial == trials - 1:
-            new = low
-        t = torch.where(done, t, new)
-    return t
+    high, low = torch.where(low_enough, s.high, s.t), torch.where(low_enough, s.t, s.low)
+    linear, width = s.t * slope, high - low
+    parabola = 0.5 * s.t * linear / (value + linear - there)
+    inside = torch.fmin(torch.fmax(parabola, low + 0.1 * width), low + 0.6 * width)
+    t = torch.minimum(3 * s.t, torch.where(low_enough, low + 0.5 * width, inside))
+    return good, Bracket(t, low, high)
 
 
 def aside(z: Tensor) -> Tensor:

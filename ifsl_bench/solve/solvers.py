@@ -13,7 +13,7 @@ from .iterate import State, iterate
 from .objective import Objective, value_and_gradient
 from .outcome import Outcome, measured, relative_tolerance
 from .search import backtrack
-from .tree import Tree, column, dot, pack, rebuild, tensors, tree_map, unpack
+from .tree import Tree, dot, pack, tensors, tree_map, unpack
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,7 @@ class GradientDescent:
         if v0 is None:
             raise ValueError("gradient descent needs v0: where a fixed number of steps ends depends on where it starts")
 
-        def step(v: Tree) -> Tree:
-            slope = tensors(objective.gradient(v, args))
-            return rebuild(v, [old - _scaled(self.rate, g) for old, g in zip(tensors(v), slope, strict=True)])
-
-        v = iterate(step, v0, self.steps)
+        v = objective.descend(v0, args, self.rate, self.steps)
         end, fixed = tree_map(Tensor.detach, v), tree_map(Tensor.detach, args)
         count = tensors(v)[0].shape[0]
         steps = torch.full((count,), self.steps, device=tensors(v)[0].device)
@@ -56,10 +52,6 @@ class GradientDescent:
             flat = pack(slope0)
             converged = found.converged & (found.gradient_norm <= self.tolerance * dot(flat, flat).sqrt())
         return Outcome(v, converged, steps, found.gradient_norm, found.objective)
-
-
-def _scaled(rate: float | Tensor, g: Tensor) -> Tensor:
-    return column(rate, g) * g if isinstance(rate, Tensor) and rate.dim() else rate * g
 
 
 @dataclass(frozen=True)
@@ -116,7 +108,7 @@ class Newton:
         goal = (tolerance * dot(g, g).sqrt()).clamp_min(torch.finfo(z.dtype).tiny)
         none = torch.zeros(len(z), dtype=torch.long, device=z.device)
         begin = aim(_Descent(z, g, value, g, none, none, none > 0, none > 0, none > 0))
-        s = iterate(step, begin, self.max_steps, lambda s: s.active)
+        s = iterate(step, begin, self.max_steps, lambda s: (s, s.active))
         return Outcome(unpack(s.z, v0), s.converged, s.steps, dot(s.g, s.g).sqrt(), s.value)
 
 
@@ -148,15 +140,4 @@ def largest_curvature(objective: Objective, v: Tree, args: Tree, steps: int = 50
 
     Gradient descent on a convex objective contracts for rates below two over it.
     """
-    args = tree_map(Tensor.detach, args)
-    product = objective.hessian(v, args).product
-    z = pack(v)
-    generator = torch.Generator().manual_seed(0)
-    d = torch.randn(z.shape[1], generator=generator, dtype=z.dtype).to(z.device).expand_as(z)
-    size = torch.ones_like(z[:, 0])
-    for _ in range(steps):
-        d = d / d.norm(dim=1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
-        h = pack(product(unpack(d, v))).detach()
-        # Not d . h: where eigenvalues come as +-lambda, d is a mixture of both and the quotient means nothing.
-        size, d = h.norm(dim=1), h
-    return size
+    return objective.hessian(v, tree_map(Tensor.detach, args)).largest(v, steps)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from .objective import Objective, value_and_gradient
-from .single import SingleSpace
 from .tree import Tree, dot, pack, tensors, tree_map, unpack
 
 
@@ -45,12 +44,30 @@ class Space(Protocol):
     def take(self, index: Tensor) -> Space | None:
         """The same space for some episodes alone, or None where the arguments cannot be split."""
 
+    def whitened(self) -> Whitened:
+        """The same point by point, in coordinates whose metric is the Euclidean one."""
+
     def double(self, index: Tensor) -> Space | None:
         """The same for some episodes in float64, or None where that is no use."""
 
-    def one_by_one(self, most: int | None) -> tuple[Space, Sequence[SingleSpace]] | None:
-        """The same in float64, and each episode of it in NumPy, where a search in these is faster; most: up to how many
-        episodes, if that is not for the space to say."""
+
+class Whitened(Protocol):
+    """Coordinates w [E, P] in which |w| is the length of z in the metric of its `Space`."""
+
+    def into(self, z: Tensor) -> Tensor:
+        """w for z."""
+
+    def back(self, w: Tensor) -> Tensor:
+        """z for w."""
+
+    def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """Value [E], and the gradient [E, P] in pieces, side by side."""
+
+    def norm(self, g: Tensor) -> Tensor:
+        """Of a gradient g [E, P] in the large form: [E]."""
+
+    def take(self, index: Tensor) -> Whitened | None:
+        """The same for some episodes alone, or None where the arguments cannot be split."""
 
 
 class HasSpace(Protocol):
@@ -105,8 +122,38 @@ class LargeSpace:
             return None
         return LargeSpace(self.objective, tree_map(lambda leaf: leaf[index], self.v0), args)
 
+    def whitened(self) -> Whitened:
+        return _Plain(self)
+
     def double(self, index: Tensor) -> None:
         return None
 
-    def one_by_one(self, most: int | None) -> None:
-        return None
+
+@dataclass(frozen=True)
+class _Plain:
+    """A `LargeSpace`, which is white as it is."""
+
+    space: LargeSpace
+
+    def into(self, z: Tensor) -> Tensor:
+        return z
+
+    def back(self, w: Tensor) -> Tensor:
+        return w
+
+    def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        value, slope, _ = self.space.evaluate(w, w)
+        return value, (slope,)
+
+    def norm(self, g: Tensor) -> Tensor:
+        return dot(g, g).sqrt()
+
+    def take(self, index: Tensor) -> _Plain | None:
+        return None if (part := self.space.take(index)) is None else _Plain(part)
+
+
+class HasSearch(Protocol):
+    """An objective with a search of its own, which follows the solver's rules."""
+
+    def search(self, solver: Any, args: Tree) -> Any | None:
+        """The `Outcome` from a start of its own, or None where the solver is to do it."""

@@ -9,13 +9,15 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, engine
+from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, compiled
 from ifsl_bench.solve import LBFGS, ConjugateGradient, Direct, Implicit, Neumann, minimise
 
 
-@pytest.fixture(autouse=True, params=[0, 6], ids=["all at once", "one by one"])
-def few(request, monkeypatch):
-    monkeypatch.setattr(engine, "FEW", request.param)
+@pytest.fixture(autouse=True, params=[True, False], ids=["batched", "compiled"])
+def way(request):
+    """All at once in torch, as on a device, or one by one by compiled kernels."""
+    with compiled.batched(request.param):
+        yield
 
 
 def problem(
@@ -109,7 +111,7 @@ def test_no_worse_than_scipy(shape, dtype):
         # A share of the objective, which may be as small as 1e-6 where nothing pulls.
         assert float(value[index]) <= peer.fun * (1 + (1e-7 if dtype == torch.float64 else 2e-3))
         # SciPy's minimum is only that good; where it is, ours has the same scores.
-        reached = DualNewton(1e-11, alone=0).run(SoftmaxRegression(), None, SoftmaxRegression().take(double, [index]))
+        reached = DualNewton(1e-11).run(SoftmaxRegression(), None, SoftmaxRegression().take(double, [index]))
         assert bool(reached.converged)
         scores = (solution.value[index].double() - reached.v[0])[:, :-1] @ double.features[index].T
         assert float(scores.abs().max()) <= (1e-5 if dtype == torch.float64 else 2e-2)

@@ -22,6 +22,17 @@ class Countdown(State):
     steps: Tensor  # [E]
 
 
+def take_from(sizes, batches, split):
+    """Steps for some of those there are, who may be some of others."""
+
+    def take(index):
+        nonlocal sizes
+        sizes = sizes[index]
+        return step_for(sizes, batches) if split else None
+
+    return take
+
+
 def step_for(sizes, batches):
     """Every episode loses its size in each step; `batches` notes for whom a step was made."""
 
@@ -33,14 +44,12 @@ def step_for(sizes, batches):
     return step
 
 
-def run(limit=99, split=True):
+def run(limit=99, split=True, every=1):
     sizes, batches = torch.tensor([4, 2, 8, 1, 3]), []
     start = Countdown(torch.full((5,), 24), torch.zeros(5, dtype=torch.long))
 
-    def take(index):
-        return step_for(sizes[index], batches) if split else None
-
-    end = iterate(step_for(sizes, batches), start, limit, lambda s: s.left > 0, take)
+    settle, take = lambda s: (s, s.left > 0), take_from(sizes, batches, split)
+    end = iterate(step_for(sizes, batches), start, limit, settle, take, every, every)
     return end, batches
 
 
@@ -58,6 +67,14 @@ def test_episodes_leave_the_batch_once_they_are_half_of_it():
     assert batches[8] == [2, 1]
     assert batches[-1] == [1]
     assert {len(batch) for batch in run(split=False)[1]} == {5}
+
+
+@pytest.mark.parametrize("split", [True, False])
+def test_a_look_in_some_steps_alone_changes_who_waits_and_not_what_is_found(split):
+    end, batches = run(split=split, every=5)
+    assert end.steps.tolist() == [6, 12, 3, 24, 8]
+    assert len(batches) == 25
+    assert [len(batch) for batch in batches] == ([5] * 10 + [2] * 5 + [1] * 10 if split else [5] * 25)
 
 
 def test_the_limit_holds_for_all_and_those_who_left_keep_what_they_had():

@@ -1,0 +1,48 @@
+"""What makes a Python function of arrays a compiled one, and where its machine code is kept.
+
+Importing this imports numba. Machine code goes to the folder that `ifsl_bench.kernels.store` has prepared, if any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from .store import code_folder
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+EPS, TINY = float(np.finfo(np.float64).eps), float(np.finfo(np.float64).tiny)
+Kernel = Callable[..., Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+FOLDER = code_folder()
+if FOLDER is not None:
+    vars(numba.config)["CACHE_DIR"] = str(FOLDER)
+
+Decorator = Callable[[F], F]
+_exact: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+# For what is called from outside: its machine code is kept.
+compiled: Decorator = cast(Any, njit(cache=FOLDER is not None, **_exact))
+# For parts of compiled functions. Operations stay in their order; only a product and a sum may become one.
+inlined: Decorator = cast(Any, njit(**_exact))
+# For sums over elements, which may be added up in any order, and so by vectors.
+summing: Decorator = cast(Any, njit(**_exact | {"fastmath": {"contract", "reassoc", "nsz"}}))
+
+
+@cast(Any, intrinsic)
+def power_of_two(typing: Any, bits: Any) -> Any:
+    """2^k from the bits of k + 1.5 * 2^52, for k from -1022 to 1023."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        whole = ir.IntType(64)
+        number = builder.bitcast(arguments[0], whole)
+        shifted = builder.shl(number, ir.Constant(whole, 52))
+        return builder.bitcast(builder.add(shifted, ir.Constant(whole, 1023 << 52)), ir.DoubleType())
+
+    return types.float64(types.float64), generate

@@ -1,0 +1,81 @@
+"""Where compiled code is kept: in a folder of the home, named after the source it was made from.
+
+Numba writes the files and knows by itself for which processor and which version of itself they are. Here they get
+checksums: machine code with a flipped bit would be run. What does not hold is removed, and compiled again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import Home, sha256_file
+from ifsl_bench.common.sealed import read_sealed, write_sealed
+
+SUMS = "checksums.json"
+_wanted: Path | None = None
+_say: Callable[[str], None] = lambda text: None  # noqa: E731
+
+
+def keep_in(folder: Path, say: Callable[[str], None]) -> None:
+    """From now on; too late for what is loaded already. say: is told of a compilation, which takes a while."""
+    global _wanted, _say
+    _wanted, _say = folder, say
+
+
+def code_folder() -> Path | None:
+    """The folder, made and looked through, or None where nothing can be kept: then every process compiles anew."""
+    said = os.environ.get("NUMBA_CACHE_DIR")
+    folder = (Path(said) if said else _wanted or Home.locate().cache / "compiled") / _sources()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".writable-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError:
+        return None
+    with contextlib.suppress(OSError, UserError):
+        _remove_damaged(folder)
+    return folder
+
+
+def _sources() -> str:
+    """SHA-256 of all kernels: numba itself looks at the file of the function called, not at those of its parts."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*.nb[ic]") if path.is_file())
+
+
+def _remove_damaged(folder: Path) -> None:
+    try:
+        sums = read_sealed(folder / SUMS).get("files")
+    except (CorruptFile, FileNotFoundError):
+        sums = None
+    known = sums if isinstance(sums, dict) else {}
+    for path in _files(folder):
+        if known.get(str(path.relative_to(folder))) != sha256_file(path):
+            path.unlink(missing_ok=True)
+
+
+def record(folder: Path) -> None:
+    """Notes the checksums of what is there.
+
+    Of two processes that do so at once one may lose; its code is then made again.
+    """
+    with contextlib.suppress(OSError, UserError, CorruptFile):
+        write_sealed(folder / SUMS, {"files": {str(p.relative_to(folder)): sha256_file(p) for p in _files(folder)}})
+
+
+def announce(folder: Path | None, name: str) -> None:
+    """Says so where a kernel is about to be compiled; name: module and function."""
+    if folder is None or not any(folder.rglob(f"{name}-*.nbi")):
+        _say("compiling the solvers for this processor, once: some ten seconds")

@@ -1,0 +1,181 @@
+"""Tensors in and out of the compiled kernels: softmax regression and the tanh network on a CPU.
+
+Unknowns go as flat arrays [E, P] in double precision, in the order of `pack`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ifsl_bench.solve.linear import LinearOutcome
+from ifsl_bench.solve.outcome import Outcome
+from ifsl_bench.solve.tree import Tree, pack, tensors, unpack
+
+from .softmax import Regression, floored
+
+Flat = np.ndarray[Any, np.dtype[np.float64]]
+_wanted: ContextVar[bool] = ContextVar("wanted", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
+
+
+def serves(like: Tensor) -> bool:
+    """Whether problems whose tensors are like this one are solved by kernels: on a CPU, unless that is switched off."""
+    return like.device.type == "cpu" and _wanted.get()
+
+
+@contextmanager
+def batched(every: bool = True) -> Iterator[None]:
+    """Inside, a CPU solves all episodes at once in torch, as other devices do; or, with False, by kernels."""
+    token = _wanted.set(not every)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+@dataclass(frozen=True)
+class Problems:
+    """E episodes of one kind of problem.
+
+    Attributes:
+        kernels: the module with `solve`, `inverse`, `series`, `curvature`, `descend` and `ascend`.
+        arguments: what all of them take first: x, labels, rest, centres, precisions and the sizes.
+        like: unknowns of that shape, for their shapes alone.
+    """
+
+    kernels: Any
+    arguments: tuple[Any, ...]
+    like: Tree
+
+    @property
+    def count(self) -> int:
+        return len(self.arguments[0])
+
+    @property
+    def unknowns(self) -> int:
+        return len(self.arguments[4])
+
+    def each(self, name: str, *more: Any) -> None:
+        from ifsl_bench.kernels.threads import each
+
+        each(getattr(self.kernels, name), self.count, torch.get_num_threads(), *self.arguments, *more)
+
+    def outcome(self, dtype: torch.dtype, *options: Any) -> Outcome:
+        """Of `solve` with these options."""
+        v, (norm, value) = np.empty((self.count, self.unknowns)), np.empty((2, self.count))
+        steps, converged = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
+        self.each("solve", *options, v, norm, value, steps, converged)
+        found = (torch.from_numpy(x) for x in (converged, steps))
+        return Outcome(self.tree(v, dtype), *found, *(torch.from_numpy(x).to(dtype) for x in (norm, value)))
+
+    def inverse(self, v: Tree, rhs: Tree, tolerance: float, most: int, accurate: float) -> LinearOutcome:
+        u, share = np.empty((self.count, self.unknowns)), np.empty(self.count)
+        steps, indefinite = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
+        self.each("inverse", flat(v), flat(rhs), tolerance, most, u, share, steps, indefinite)
+        left = torch.from_numpy(share)
+        found = self.tree(u, pack(rhs).dtype)
+        return LinearOutcome(found, left, torch.from_numpy(steps), ~(left <= accurate), torch.from_numpy(indefinite))
+
+    def series(self, v: Tree, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
+        """The Neumann series, and which have grown [E]."""
+        u, diverged = np.empty((self.count, self.unknowns)), np.empty(self.count, np.bool_)
+        self.each("series", flat(v), flat(rhs), steps, damping, rate, u, diverged)
+        return self.tree(u, pack(rhs).dtype), torch.from_numpy(diverged)
+
+    def curvature(self, v: Tree, start: Tensor, steps: int) -> Tensor:
+        found = np.empty(self.count)
+        self.each("curvature", flat(v), start.double().numpy(), steps, found)
+        return torch.from_numpy(found).to(pack(v).dtype)
+
+    def tree(self, found: Flat, dtype: torch.dtype) -> Tree:
+        return unpack(torch.from_numpy(found).to(dtype), self.like)
+
+
+def flat(tree: Tree) -> Flat:
+    """[E, P] in double precision."""
+    return pack(tree).detach().double().contiguous().numpy()
+
+
+def pulls(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+    """Centres [(E,) rows or 1, size] and precisions [size], each for so many rows, as [E or 1, P] and [P]."""
+    whole = [(c if c.dim() == 3 else c[None]).expand(-1, rows, -1).flatten(1) for c, rows in centres]
+    count = max(len(c) for c in whole)
+    middle = whole[0] if len(whole) == 1 else torch.cat([c.expand(count, -1) for c in whole], 1)
+    return middle, torch.cat([floored(p.detach().double()).repeat(rows) for p, rows in precisions])
+
+
+def regressions(args: Regression) -> Problems:
+    x, labels, rest, centres, precisions = args
+    ways = centres.shape[-2]
+    middle, all_precisions = pulls([(centres, ways)], [(precisions, ways)])
+    arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle, all_precisions))
+    from ifsl_bench.kernels import regression
+
+    return Problems(regression, (*arrays, ways), x.new_empty(0, ways, x.shape[2] + 1))
+
+
+def networks(args: Any, like: Any) -> Problems:
+    """args: a `NetworkArgs`; like: a `Network`, for its shapes alone."""
+    x, labels, rest, *parts = args
+    ways, units = like.output.shape[1], like.hidden.shape[1]
+    rows = (ways, ways, units)
+    middle, precisions = pulls(list(zip(parts[::2], rows, strict=True)), list(zip(parts[1::2], rows, strict=True)))
+    arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle, precisions))
+    from ifsl_bench.kernels import network
+
+    return Problems(network, (*arrays, ways, units), like)
+
+
+@lru_cache(maxsize=8)
+def normal(count: int) -> Flat:
+    """The numbers that `search.aside` and `escape.below` draw."""
+    return torch.randn(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy()
+
+
+class _Descent(torch.autograd.Function):
+    """Gradient steps of a fixed size, and back through them; the trailing inputs are the leaves of args."""
+
+    @staticmethod
+    def forward(ctx: Any, problems: Problems, v0: Tree, rate: Flat, steps: int, *args: Tensor) -> Tensor:
+        start, found = flat(v0), np.empty((problems.count, problems.unknowns))
+        problems.each("descend", start, rate, steps, found)
+        ctx.problems, ctx.start, ctx.rate, ctx.steps = problems, start, rate, steps
+        ctx.shapes = [(x.shape, x.dtype) for x in args]
+        return torch.from_numpy(found).to(args[0].dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        problems: Problems = ctx.problems
+        rows = problems.arguments[0].shape[1]
+        grads = np.empty((problems.count, 3, max(problems.unknowns, rows)))
+        problems.each("ascend", ctx.start, ctx.rate, ctx.steps, slope.double().contiguous().numpy(), grads)
+        centres, precisions, rest = torch.from_numpy(grads).unbind(1)
+        found: list[Tensor | None] = [None, None, rest[:, :rows]]
+        trees = (tensors(unpack(g[:, : problems.unknowns], problems.like)) for g in (centres, precisions))
+        for c, p in zip(*trees, strict=True):
+            found += [c, p]
+        pairs = zip(found, ctx.shapes, strict=True)
+        return (None,) * 4 + tuple(
+            None if g is None else (g.sum((0, 1)) if len(shape) == 1 else g.sum_to_size(shape)).to(dtype)
+            for g, (shape, dtype) in pairs
+        )
+
+
+def descend(problems: Problems, v0: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree | None:
+    """The point `steps` gradient steps from v0, differentiable in centres, precisions and fixed logits; None where more
+    is to receive gradients. args: a `Regression` or a `NetworkArgs`."""
+    steps_are_constant = not (isinstance(rate, Tensor) and rate.requires_grad)
+    if not steps_are_constant or args[0].requires_grad or any(leaf.requires_grad for leaf in tensors(v0)):
+        return None
+    rates = torch.as_tensor(rate, dtype=torch.float64).expand(problems.count).contiguous().numpy()
+    return unpack(_Descent.apply(problems, v0, rates, steps, *args), v0)

@@ -1,0 +1,87 @@
+"""What a user gets: the rates of whole commands on the glyph tasks, with trained parameters and real features.
+
+    python tests/benchmarks/as_run.py HOME [--markdown] [--steps 8000] [--only evaluate]
+
+Every row is an `ifsl-bench run` in a process of its own, with the settings that the command makes. The figure is read
+from the result file that it wrote: episodes evaluated a second, or steps of meta-training a second with validations.
+Data, backbone, features and compiled solvers are made in HOME first where it lacks them, and so are the models that the
+rows of evaluation need. `first` is the same command on a home without compiled solvers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tabulate import tabulate
+
+EVALUATED = ("imprint", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a")
+TRAINED = ("rbp", "implicit", "t-bptt")
+
+
+def run(home: Path, results: Path, method: str, task: str, *more: str) -> dict[str, float]:
+    """The costs that `ifsl-bench run` stored."""
+    command = [sys.executable, "-m", "ifsl_bench", "run", "--method", method, "--task", task, *more, "--rerun", "-q"]
+    shutil.rmtree(results, ignore_errors=True)
+    subprocess.run([*command, "--home", str(home), "--results", str(results)], check=True, stdout=subprocess.DEVNULL)
+    (file,) = results.rglob("*.json")
+    cost: dict[str, float] = json.loads(file.read_text())["cost"]
+    return cost
+
+
+def evaluations(home: Path, results: Path) -> Iterator[list[object]]:
+    for task in ("glyphs-5shot", "glyphs-1shot"):
+        for method in EVALUATED:
+            given = ("--set", "weight_decay=0.01") if method in ("lr", "mlp") else ()
+            run(home, results, method, task, *given)  # trained, where it was not
+            again = run(home, results, method, task, *given)["episodes_per_second"]
+            compiled, aside = home / "compiled", home / "compiled-aside"
+            if compiled.exists():
+                compiled.rename(aside)
+            try:
+                first = run(home, results, method, task, *given)["evaluation_seconds"]
+            finally:
+                shutil.rmtree(compiled, ignore_errors=True)
+                if aside.exists():
+                    aside.rename(compiled)
+            yield [f"{method}, evaluate, {task}", f"{again:,.0f} episodes/s", f"{first:.1f} s"]
+
+
+def trainings(home: Path, results: Path, steps: int) -> Iterator[list[object]]:
+    for method in ("lr+a", "mlp+a"):
+        for gradient in TRAINED:
+            given = ("--set", f"gradient={gradient}")
+            run(home, results, method, "glyphs-5shot", *given, "--train", "steps=20")  # compiled
+            whole = (*given, "--train", f"steps={steps}", "--retrain")
+            seconds = run(home, results, method, "glyphs-5shot", *whole)["training_seconds"]
+            yield [f"{method}, {gradient}, {steps:,} steps", f"{steps / seconds:,.0f} steps/s", f"{seconds:.1f} s"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("home", type=Path)
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--only", choices=("evaluate", "train"))
+    given = parser.parse_args()
+    style = "github" if given.markdown else "simple"
+    print(f"{os.cpu_count()} cores, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}\n")
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "results"
+        if given.only != "train":
+            rows = evaluations(given.home, results)
+            print(tabulate(rows, ["2,000 episodes", "rate", "first time on a machine"], style), flush=True)
+        if given.only != "evaluate":
+            rows = trainings(given.home, results, given.steps)
+            print(tabulate(rows, ["meta-training, 1 episode a step", "rate", "whole"], style), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""The compiled kernels' own parts, and where their machine code is kept."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ifsl_bench.kernels import krylov, store, threads, vectors
+from ifsl_bench.kernels.compiling import FOLDER, inlined
+from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, compiled
+
+
+def test_exponentials_and_tangents_are_numpys():
+    x = np.concatenate([np.linspace(-720, 709, 20001), np.linspace(-1e-3, 1e-3, 2001)])
+    out = np.empty_like(x)
+    vectors.exp(x, out)
+    inside = x >= -708
+    np.testing.assert_allclose(out[inside], np.exp(x[inside]), rtol=1e-15)
+    assert (out[~inside] < 1e-307).all()
+    vectors.tanh(x, out)
+    np.testing.assert_allclose(out, np.tanh(x), rtol=0, atol=5e-16)
+    odd = np.array([np.nan, np.inf, -np.inf])
+    vectors.exp(odd, out[:3])
+    assert np.isnan(out[0])
+    assert out[1] > 1e307
+    assert out[2] < 1e-307
+
+
+@inlined
+def _apply(data, d, d_image, out):
+    np.dot(data[0], d_image, out)
+
+
+@inlined
+def _metric(data, d, out):
+    np.dot(data[1], d, out)
+
+
+def system(low, seed=0, size=12):
+    """A M with M positive definite and A symmetric, its eigenvalues from `low` to 3."""
+    rng = np.random.default_rng(seed)
+    turn, other = (np.linalg.qr(rng.normal(size=(size, size)))[0] for _ in range(2))
+    a = turn @ np.diag(np.linspace(low, 3, size)) @ turn.T
+    m = other @ np.diag(np.linspace(0.5, 2, size)) @ other.T
+    return np.ascontiguousarray(a), np.ascontiguousarray(m), rng.normal(size=size)
+
+
+@pytest.mark.parametrize("low", [0.1, -2.0])
+def test_krylov_methods_solve_what_numpy_solves(low):
+    a, m, b = system(low)
+    exact = np.linalg.solve(a @ m, b)
+    x, x_image, room = np.empty_like(b), np.empty_like(b), np.empty((3, len(b)))
+    _, steps, indefinite = krylov.conjugate_gradient(_apply, _metric)(
+        (a, m), b.copy(), m @ b, 1e-13, 100, True, x, x_image, room
+    )
+    assert indefinite == (low < 0)
+    if low > 0:
+        assert steps <= 20
+        np.testing.assert_allclose(x, exact, rtol=1e-9)
+        np.testing.assert_allclose(x_image, m @ x, rtol=1e-8)
+    else:
+        d = room[0]
+        assert d @ m @ a @ m @ d < 0, "the direction along which it curves downwards"
+    krylov.minres(_apply, _metric)((a, m), b.copy(), m @ b, 1e-13, 100, x)
+    np.testing.assert_allclose(x, exact, rtol=1e-8)
+
+
+def regression(episodes):
+    g = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(episodes, 10, 16, generator=g)
+    labels = (torch.arange(10) % 5).expand(episodes, -1)
+    return Regression(x, labels, torch.zeros(episodes, 10), torch.zeros(5, 17), torch.full((17,), 0.01))
+
+
+def test_answers_do_not_depend_on_the_threads_or_on_the_neighbours():
+    args = regression(37)
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(DualNewton().run(SoftmaxRegression(), None, args))
+    finally:
+        torch.set_num_threads(before)
+    part = DualNewton().run(SoftmaxRegression(), None, args.take(slice(30, 31)))
+    for one in found:
+        assert torch.equal(one.v, found[0].v)
+        assert torch.equal(one.steps, found[0].steps)
+    assert torch.equal(part.v, found[0].v[30:31])
+
+
+def test_every_episode_is_solved_once():
+    asked = []
+
+    def kernel(begin, end, *arguments):
+        asked.extend(range(begin, end))
+
+    kernel.overloads, kernel.stats = {}, SimpleNamespace(cache_misses={})
+    for count in (1, 2, 16, 17, 1000):
+        asked.clear()
+        threads.each(kernel, count, 3)
+        assert sorted(asked) == list(range(count))
+
+
+def test_nothing_that_solves_nothing_imports_numba():
+    code = "\n".join([
+        "import sys, ifsl_bench, ifsl_bench.cli.main, ifsl_bench.running.api",
+        "from ifsl_bench.methods import attractor, imprint, ridge",
+        "assert 'numba' not in sys.modules",
+    ])  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*.nb?"))
+
+
+def test_machine_code_is_used_where_its_checksum_holds(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = store.code_folder()
+    inside = folder / "kernels_0123"
+    inside.mkdir()
+    for name in ("a.nbi", "a.1.nbc", "b.nbi"):
+        (inside / name).write_bytes(name.encode() * 100)
+    assert files(store.code_folder()) == [], "nobody vouches for these"
+    for name in ("a.nbi", "a.1.nbc", "b.nbi"):
+        (inside / name).write_bytes(name.encode() * 100)
+    store.record(folder)
+    assert files(store.code_folder()) == ["a.1.nbc", "a.nbi", "b.nbi"]
+    (inside / "a.1.nbc").write_bytes(b"b" + (inside / "a.1.nbc").read_bytes()[1:])
+    assert files(store.code_folder()) == ["a.nbi", "b.nbi"]
+    (folder / store.SUMS).write_text("{}")
+    assert files(store.code_folder()) == []
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
+    assert store.code_folder() is None
+
+
+def test_a_compilation_is_announced_and_a_loading_is_not(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(store, "_say", said.append)
+    store.announce(tmp_path, "network.solve")
+    assert len(said) == 1
+    assert "compiling" in said[0]
+    (tmp_path / "network.solve-290.py311.nbi").touch()
+    store.announce(tmp_path, "network.solve")
+    assert len(said) == 1
+
+
+@pytest.mark.slow("compiles a kernel again")
+def test_damaged_machine_code_is_compiled_again(tmp_path):
+    assert FOLDER is not None
+    DualNewton().run(SoftmaxRegression(), None, regression(1))  # compiled by now
+    shutil.copytree(FOLDER, tmp_path / FOLDER.name)
+    (code,) = (tmp_path / FOLDER.name).rglob("regression.solve-*.1.nbc")
+    content = bytearray(code.read_bytes())
+    content[len(content) // 2] ^= 16
+    code.write_bytes(content)
+    program = "\n".join([
+        "import sys; sys.path.insert(0, 'tests')",
+        "import test_kernels as t",
+        "out = t.DualNewton().run(t.SoftmaxRegression(), None, t.regression(1))",
+        "assert bool(out.converged.all())",
+    ])  # fmt: skip
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(__file__).parents[1])
+    assert bytes(content) != code.read_bytes()
+
+
+def test_the_kernels_can_be_switched_off():
+    program = "\n".join([
+        "import sys; sys.path.insert(0, 'tests')",
+        "import torch",
+        "from ifsl_bench.learners import compiled",
+        "assert not compiled.serves(torch.zeros(1))",
+    ])  # fmt: skip
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "IFSL_BENCH_KERNELS": "0"})
+    with compiled.batched():
+        assert not compiled.serves(torch.zeros(1))
+    assert compiled.serves(torch.zeros(1))
+    assert not compiled.serves(torch.zeros(1, device="meta"))
