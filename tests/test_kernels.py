@@ -149,12 +149,18 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
 def test_a_compilation_is_announced_and_a_loading_is_not(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(store, "_say", said.append)
-    store.announce(tmp_path, "network.solve")
-    assert len(said) == 1
-    assert "compiling" in said[0]
+    monkeypatch.setattr(store, "_said", False)
     (tmp_path / "network.solve-290.py311.nbi").touch()
     store.announce(tmp_path, "network.solve")
+    assert said == []
+    store.announce(tmp_path, "network.inverse")
+    store.announce(tmp_path, "network.series")
     assert len(said) == 1
+    assert "compiling" in said[0]
+    assert "once" in said[0]
+    monkeypatch.setattr(store, "_said", False)
+    store.announce(None, "network.series")
+    assert "in every process" in said[1]
 
 
 @pytest.mark.slow("compiles a kernel again")

@@ -19,6 +19,7 @@ from ifsl_bench.common.sealed import read_sealed, write_sealed
 SUMS = "checksums.json"
 _wanted: Path | None = None
 _say: Callable[[str], None] = lambda text: None  # noqa: E731
+_said = False
 
 
 def keep_in(folder: Path, say: Callable[[str], None]) -> None:
@@ -76,6 +77,9 @@ def record(folder: Path) -> None:
 
 
 def announce(folder: Path | None, name: str) -> None:
-    """Says so where a kernel is about to be compiled; name: module and function."""
-    if folder is None or not any(folder.rglob(f"{name}-*.nbi")):
-        _say("compiling the solvers for this processor, once: some ten seconds")
+    """Says so, once, where a kernel is about to be compiled; name: module and function."""
+    global _said
+    if not _said and (folder is None or not any(folder.rglob(f"{name}-*.nbi"))):
+        _said = True
+        kept = "once" if folder else "and again in every process, for the home folder cannot be written"
+        _say(f"compiling the solvers for this processor, {kept}: 10 to 30 seconds")
