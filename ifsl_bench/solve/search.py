@@ -77,7 +77,7 @@ def weak_wolfe(
     linear, width = s.t * slope, high - low
     parabola = 0.5 * s.t * linear / (value + linear - there)
     inside = torch.fmin(torch.fmax(parabola, low + 0.1 * width), low + 0.6 * width)
-    t = torch.minimum(3 * s.t, torch.where(low_enough, low + 0.5 * width, inside))
+    t = torch.where(high.isinf(), 3 * s.t, torch.where(low_enough, low + 0.5 * width, inside))
     return good, Bracket(t, low, high)
 
 
