@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.solve.checks import check_options
+from ifsl_bench.solve.iterate import patience
 from ifsl_bench.solve.linear import ACCURATE, LinearOutcome, Operator
 from ifsl_bench.solve.objective import Objective
 from ifsl_bench.solve.outcome import Outcome, relative_tolerance
@@ -36,6 +37,8 @@ from .softmax import (
     spread,
     weigh,
 )  # fmt: skip
+
+FACTORISED = 256  # dual numbers up to which a device factorises a system
 
 
 class SoftmaxRegression(Objective):
@@ -112,6 +115,8 @@ class RegressionHessian(Operator):
         float64, for kernels of nearly equal rows are as good as singular."""
         if compiled.serves(rhs):
             return compiled.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
+        if patience(rhs) > 1 and self.args.centres.shape[-2] * self.args.features.shape[1] <= FACTORISED:
+            return self.direct(rhs)  # a dozen operations, in place of a dozen for each step
         k, inverse_p, pi, b = self._reduced(rhs)
         w, steps = dual.system(k, pi, b, tolerance or 1e-10, max_steps)
         return self._checked(rhs, w, pi, inverse_p, steps)
