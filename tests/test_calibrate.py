@@ -170,7 +170,7 @@ def file(task, work) -> Path:
         (lambda v: v.update(label="imprint"), "label: 'imprint'"),
         (lambda v: v["calibration"].update(applied=False), "calibration has base hits that rise, or novel hits"),
         (lambda v: v["calibration"].update(validation_episodes=20),
-         "calibration.validation_episodes: 20, task clusters-1shot has 10 for it"),
+         "calibration.validation_episodes is 20, the task has 10 for it"),
     ],
 )  # fmt: skip
 def test_check_knows_calibrated_rows(file, task, work, change, message, installed, monkeypatch):

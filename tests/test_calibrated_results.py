@@ -50,7 +50,7 @@ def margins(seed: int, episodes: int, gap: float = 2.0, shift: float = 1.0) -> M
 
 
 def result(label: str = "m", seed: int = 0, n: int = 60, older: bool = False, applied: bool = False, **of) -> Result:
-    validation, test = margins(seed + 50, 40, **of), margins(seed, n, **of)
+    validation, test = margins(seed + 50, len(TASK.evaluation.halves[0]), **of), margins(seed, n, **of)
     found = calibrate(validation, test)
     base, novel = test.joint_hits(found.bias if applied else 0)
     alone = np.isfinite(test.base).sum(1), np.isfinite(test.novel).sum(1)
@@ -209,7 +209,7 @@ def test_comparisons_have_what_both_rows_have():
 def test_a_shown_result_says_its_bias(tmp_path):
     one = result(applied=True)
     assert [name for name in result_table(one).rows if name in BALANCE] == list(BALANCE)
-    assert f"bias {one.calibration.bias:g} on the novel logits, found on 40 validation episodes; part of the row" in (
+    assert f"bias {one.calibration.bias:g} on the novel logits, found on 300 validation episodes; part of the row" in (
         result_facts(one)
     )
     older = result(older=True)

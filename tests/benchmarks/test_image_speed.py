@@ -19,10 +19,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from ifsl_bench.backbone import pretrain as module
 from ifsl_bench.backbone.device import choose_device, choose_precision
 from ifsl_bench.backbone.features import compute_features
 from ifsl_bench.backbone.networks import channels_last, make_backbone, make_head
+from ifsl_bench.backbone.pretrain import pretrain
+from ifsl_bench.backbone.trainer import Trainer
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
@@ -76,7 +77,7 @@ def test_pretraining(benchmark, photos, tmp_path):
     steps, batch = (1, 8) if benchmark.disabled else (20, TASK.pretraining.batch)
     spec = msgspec.structs.replace(TASK.pretraining, steps=steps, batch=batch)
     task = msgspec.structs.replace(TASK, pretraining=spec)
-    trainer = module._Trainer(tmp_path / "a", task, photos, "linear", 0, DEVICE)
+    trainer = Trainer(tmp_path / "a", task, photos, "linear", 0, DEVICE)
     pool = photos.pool("base/train")
     network = channels_last(make_backbone(spec.backbone, photos.shape), DEVICE)
     head = make_head("linear", network.features, 95).to(DEVICE)
@@ -145,7 +146,7 @@ def test_features(benchmark, photos, tmp_path):
     home = Home.locate(tmp_path / "home")
     task = msgspec.structs.replace(TASK, pretraining=msgspec.structs.replace(TASK.pretraining, steps=0))
     photos.manifest["pools"].pop("base/val")  # nothing to evaluate on
-    pretrained = module.pretrain(home, task, photos, "linear", 0, DEVICE, Reporter())
+    pretrained = pretrain(home, task, photos, "linear", 0, DEVICE, Reporter())
     count = len(photos.pool("base/train"))
     batch = pretrained.normalise(torch.from_numpy(photos.pool("base/train").images[:256].copy()).to(DEVICE))
     rounds = iter(range(100))
