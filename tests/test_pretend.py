@@ -46,19 +46,20 @@ EVALUATION = {
     "protonet": (25, 0),
     "imprint": (30, 0),
     "lwof": (40, 0),
-    "lr": (2000, 80),
-    "lr+a": (1700, 70),
-    "mlp+a": (36_000, 780),
+    "lr": (1600, 12),
+    "lr+a": (1500, 12),
+    "mlp+a": (10_000, 40),
 }
 TRAINING = {
     "lwof": (150, 0),
-    "lr+a": (1950, 70),
-    "lr+a implicit": (2250, 90),
-    "mlp+a": (20_500, 440),
+    "lr+a": (1640, 12),
+    "lr+a implicit": (1500, 12),
+    "mlp+a": (10_000, 40),
+    "mlp+a implicit": (25_000, 66),
 }
 # Of a step of pretraining the small network: copies to the device, waits and launches.
 PRETRAINING = (2, 1.2, 200)
-SLOW = {name: pytest.mark.slow("tens of thousands of calls, each looked at") for name in ("mlp+a",)}
+SLOW = {name: pytest.mark.slow("tens of thousands of calls, each looked at") for name in ("mlp+a implicit",)}
 
 
 def variants() -> list[tuple[str, dict]]:
