@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.kernels import krylov, store, threads, vectors
 from ifsl_bench.kernels.compiling import FOLDER, inlined
 from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, compiled
@@ -138,6 +139,32 @@ def test_machine_code_is_used_where_its_checksum_holds(tmp_path, monkeypatch):
     assert files(store.code_folder()) == ["a.nbi", "b.nbi"]
     (folder / store.SUMS).write_text("{}")
     assert files(store.code_folder()) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+def test_what_is_no_file_is_removed_before_numba_opens_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = store.code_folder()
+    (folder / "kernels_0123" / "a.nbi").mkdir(parents=True)
+    (folder / "kernels_0123" / "a.nbi" / "inside").touch()
+    os.mkfifo(folder / "kernels_0123" / "b.nbi")  # who opens it waits for ever
+    (folder / "kernels_0123" / "c.1.nbc").symlink_to("c.1.nbc")
+    assert store.code_folder() == folder
+    assert not [*(folder / "kernels_0123").iterdir()]
+
+
+@pytest.mark.parametrize("failing", ["read_sealed", "sha256_file"])
+def test_machine_code_that_cannot_be_checked_is_not_used(tmp_path, monkeypatch, failing):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = store.code_folder()
+    (folder / "a.nbi").touch()
+    store.record(folder)
+
+    def refuse(path):
+        raise UserError(f"cannot read {path}: the disk fails")
+
+    monkeypatch.setattr(store, failing, refuse)
+    assert store.code_folder() is None
 
 
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):

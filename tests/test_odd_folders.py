@@ -13,12 +13,15 @@ from pathlib import Path
 
 import filelock
 import pytest
+import torch
 
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import UserError, is_printable
+from ifsl_bench.common.files import Home, write_json
 from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.running import api
+from ifsl_bench.running.provenance import provenance
 
 posix = pytest.mark.skipif(os.name != "posix", reason="shells and locks of POSIX")
 
@@ -162,6 +165,23 @@ def test_the_home_of_nobody_is_one_line(call, option):
     status, out, err = call(*command, option, "~nosuchuser/x")
     assert (status, out) == (2, "")
     assert err == "ifsl-bench: ~nosuchuser/x: no home folder is known for that user; give the whole path with --home\n"
+
+
+def test_a_folder_whose_name_is_no_utf8_keeps_what_was_trained(tmp_path):
+    try:
+        folder = CheckpointFolder(tmp_path / os.fsdecode(b"h\xff"))
+        folder.save({"a": torch.arange(3)}, {})
+    except (OSError, UnicodeError):
+        pytest.skip("there are no such names on this file system")
+    assert folder.load().tensors["a"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["t\udcff.toml", "t\x1b[2J.toml"])
+def test_a_command_with_a_name_that_is_no_text_is_recorded_as_one_that_can_be_printed(name, tmp_path):
+    found = provenance(f"ifsl-bench run --task {name}", torch.device("cpu"))
+    write_json(tmp_path / "a.json", found)
+    assert is_printable(found["command"])
+    assert found["command"].endswith(".toml")
 
 
 def test_an_account_without_a_home_is_told(monkeypatch):

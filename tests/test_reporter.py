@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ifsl_bench
-from ifsl_bench.common.progress import LogReporter, Reporter
+from ifsl_bench.common.progress import LogReporter, Reporter, RichReporter
 
 
 def test_in_a_notebook_warnings_are_those_of_python(tmp_path):
@@ -39,3 +39,13 @@ def test_a_log_keeps_warnings_where_remarks_are_not_wanted():
     quiet.say("a remark")
     quiet.warn("look out")
     assert out.getvalue() == "warning: look out\n"
+
+
+@pytest.mark.parametrize("rich", [False, True])
+def test_the_title_of_a_stage_steers_no_terminal(rich, capsys):
+    reporter = RichReporter() if rich else LogReporter()
+    with reporter.stage("importing \x1b[2Ja.zip[/red]", 1) as stage:
+        stage.advance(1)
+    said = capsys.readouterr().err
+    assert "\x1b[2J" not in said
+    assert "importing \\x1b[2Ja.zip[/red]" in said

@@ -15,6 +15,7 @@ HOSTILE = {
     "tables nested deep": ("a = " + "{a=" * 50_000 + "1" + "}" * 50_000, "nested too deep"),
     "a key of 100,000 parts": (".".join("a" * 100_000) + " = 1", "a line with 99,999 dots"),
     "a table of 100,000 parts": ("[" + ".".join("a" * 100_000) + "]", "a line with 99,999 dots"),
+    "a key of 30,000 parts with line breaks that are none": (("a." * 100 + '"\u2028".') * 300 + "a = 1", "30,300 dots"),
     "a number of 5,000 digits": ("a = " + "9" * 5_000, "not valid TOML"),
     "a hexadecimal number of 5,000": ("a = 0x" + "f" * 5_000, "unknown field"),
     "a string without end": ('a = "' + "x" * 200_000, "not valid TOML"),

@@ -207,6 +207,9 @@ def test_schedule_of_the_method_wins_and_steps_stretch_it():
         ({"view": "2"}, "unknown training option 'view'; did you mean 'views'"),
         ({"views": "0"}, "at least 1"),
         ({"views": "two"}, "Expected `int`"),
+        ({"views": 10**12}, "views must be at most 10,000"),
+        ({"episodes_per_step": 10**12}, "episodes_per_step and views must be at most 10,000"),
+        ({"steps": 10**12}, "steps at most 1,000,000,000"),
         ({"select": "worst"}, "Invalid enum value 'worst'"),
     ],
 )

@@ -8,6 +8,7 @@ tensors and one of itself, see :mod:`ifsl_bench.common.sealed`; in one of an old
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import PARTIAL, disk_errors, sha256_file, write_bytes
+from ifsl_bench.common.files import PARTIAL, disk_errors, open_file, read_errors, sha256_file, write_bytes
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 
 _TENSORS = re.compile(r"state-([0-9]{1,18})\.safetensors")  # other files in the folder are not ours
@@ -81,16 +82,18 @@ class CheckpointFolder:
             UserError: one may not be read.
         """
         from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from safetensors.torch import load
 
         info = self.info()
         if info is None:
             return None
         path = self.folder / info["tensors"]["file"]
         try:
-            if sha256_file(path) != info["tensors"]["sha256"]:
+            with open_file(path) as file, read_errors(path):  # load_file opens no path that is not UTF-8
+                content = file.read()
+            if hashlib.sha256(content).hexdigest() != info["tensors"]["sha256"]:
                 raise CorruptFile(f"{path} is not what was written: its checksum differs")
-            return State(load_file(path), info)
+            return State(load(content), info)
         except FileNotFoundError:
             raise CorruptFile(f"{path} is missing, though {self.json.name} names it") from None
         except SafetensorError as error:

@@ -70,6 +70,11 @@ PATH = Limit(
     "copy",
     "PATH_MAX of Linux; no tool could unpack a longer one.",
 )
+ZIP_LIST = Limit(
+    1 << 28,
+    "has a list of files of {value} bytes, more than {most}; give a smaller archive, or unpack it and give the folder",
+    "1.5 million entries of 170 bytes. Python's reader has it in memory whole, whatever is in it.",
+)
 EXTENDED_HEADER = Limit(
     1 << 20,
     "holds an extended header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
@@ -141,6 +146,11 @@ PICKLE_BYTES = Limit(
 # -- images
 
 PIXELS = Limit(1 << 26, "has {value} pixels, too many to decode (more than {most})", "A pixel takes 4 to 12 bytes.")
+SCANS = Limit(
+    500,
+    "has {value} scans, more than {most}; it is made to take hours to decode",
+    "A progressive JPEG has about 10. Each is a pass over all pixels: 20,000 of 14 bytes, on 49 million, took 98 s.",
+)
 SIDE = Limit(
     1 << 16,
     "has a side of {value} pixels, too many to decode (more than {most})",

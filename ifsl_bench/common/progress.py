@@ -76,6 +76,7 @@ class LogReporter(Reporter):
         if not self.verbose:
             yield Stage()
             return
+        title = one_line(title)
         print(f"{title} ..." if not done else f"{title} (resumed at {done} of {total}) ...", file=self.out, flush=True)
         stage = _LogStage(title, total, done, self.out, self.every)
         yield stage
@@ -110,7 +111,7 @@ class RichReporter(Reporter):
             refresh_per_second=4,
         )
         with bar:
-            task = bar.add_task(title, total=total, completed=done, figures="")
+            task = bar.add_task(one_line(title), total=total, completed=done, figures="")
 
             class Bar(Stage):
                 def advance(self, amount: int = 1, **figures: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +30,10 @@ def keep_in(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def code_folder() -> Path | None:
-    """The folder, made and looked through, or None where nothing can be kept: then every process compiles anew."""
+    """The folder, made and looked through, or None: every process compiles anew.
+
+    That is so where nothing can be kept, or what is damaged cannot be told or removed.
+    """
     said = os.environ.get("NUMBA_CACHE_DIR")
     folder = (Path(said) if said else _wanted or Home.locate().cache / "compiled") / _sources()[:16]
     try:
@@ -37,10 +41,9 @@ def code_folder() -> Path | None:
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()
         probe.unlink()
-    except OSError:
-        return None
-    with contextlib.suppress(OSError, UserError):
         _remove_damaged(folder)
+    except (OSError, UserError):
+        return None
     return folder
 
 
@@ -53,7 +56,7 @@ def _sources() -> str:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*.nb[ic]") if path.is_file())
+    return sorted(folder.rglob("*.nb[ic]"))
 
 
 def _remove_damaged(folder: Path) -> None:
@@ -63,8 +66,12 @@ def _remove_damaged(folder: Path) -> None:
         sums = None
     known = sums if isinstance(sums, dict) else {}
     for path in _files(folder):
-        if known.get(str(path.relative_to(folder))) != sha256_file(path):
-            path.unlink(missing_ok=True)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+            continue
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+            if not path.is_file() or known.get(str(path.relative_to(folder))) != sha256_file(path):
+                path.unlink()
 
 
 def record(folder: Path) -> None:

@@ -20,6 +20,7 @@ DRAWN = 1000  # classes, or images of one kind, in an episode; drawing them with
 EPISODES = 10**6
 DIGITS = 7  # of a number in a result file, with comma and blank; it has one for each class of an episode, and 7 more
 STEPS = 10**9  # a year of a fast machine
+AT_ONCE = 10_000  # episodes of a step, or views of an image, which are in memory, or on the disk, at once
 NUMBER = 2**63 - 1  # as large as files and libraries keep a whole number
 LONG = 10_000  # entries of a list
 RULE = "a name is lower-case letters, digits, '.', '_', '-'"

@@ -57,7 +57,7 @@ def _keys() -> set[str]:
 def _read(text: str, where: str) -> _TaskFile | _VariantFile:
     """A file's content, held against the schema."""
     TASK_FILE.check(len(text), where)
-    TASK_LINE.check(max((line.count(".") for line in text.splitlines()), default=0), where)
+    TASK_LINE.check(max((line.count(".") for line in text.split("\n")), default=0), where)
     try:
         raw = tomllib.loads(text)
     except ValueError as error:  # TOMLDecodeError, and what Python raises for a number of thousands of digits

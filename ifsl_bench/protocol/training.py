@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.protocol.limits import AT_ONCE, STEPS
 from ifsl_bench.protocol.task import MetaTraining
 
 
@@ -50,6 +51,10 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(f"--train: {error}") from error
         if made.episodes_per_step < 1 or made.views < 1 or made.steps < 0:
             raise UserError("--train: episodes_per_step and views must be at least 1, steps at least 0")
+        if made.episodes_per_step > AT_ONCE or made.views > AT_ONCE or made.steps > STEPS:
+            raise UserError(
+                f"--train: episodes_per_step and views must be at most {AT_ONCE:,}, steps at most {STEPS:,}"
+            )
         if not 0 <= made.rate < math.inf:
             raise UserError(f"--train: rate must be positive and finite (or 0 for the schedule's), not {made.rate}")
         return made

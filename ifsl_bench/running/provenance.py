@@ -14,6 +14,7 @@ import torch
 
 from ifsl_bench._version import __version__
 from ifsl_bench.backbone.device import describe_device
+from ifsl_bench.common.errors import one_line
 
 LIBRARIES = ("torch", "torchvision", "numpy")
 
@@ -29,7 +30,7 @@ def provenance(command: str, device: torch.device, requires: Iterable[str] = ())
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             libraries[name] = importlib.metadata.version(name)
     return {
-        "command": command,
+        "command": one_line(command),  # a name of a file that is no text could not be written
         "version": __version__,
         "commit": commit(),
         "device": describe_device(device),

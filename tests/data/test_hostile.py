@@ -17,6 +17,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -304,6 +305,22 @@ def test_an_image_of_too_many_rows_or_pixels_is_refused_before_it_is_decoded(siz
     assert memory.peak < 5e6
 
 
+@pytest.mark.parametrize("progressive", [False, True])
+def test_an_image_of_endless_passes_is_refused_before_it_is_decoded(progressive):
+    from PIL import Image
+
+    from ifsl_bench.data.read.decode import BadImage, decode
+
+    out = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (2000, 2000, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(out, "JPEG", progressive=progressive)
+    content = out.getvalue()
+    assert decode(content, ImageSpec(8, "crop")).shape == (8, 8, 3)
+    last = content.rindex(b"\xff\xda")
+    with pytest.raises(BadImage, match=r"it has 100,\d\d\d scans, too many"):
+        decode(content[:last] + content[last : last + 14] * 100_000 + content[last:], ImageSpec(8, "crop"))
+
+
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "many", "²", "9" * 5000])
 def test_a_setting_that_is_no_number_is_refused(value, monkeypatch):
     monkeypatch.setenv("IFSL_BENCH_LARGEST_IMAGE", value)
@@ -322,6 +339,55 @@ def test_more_files_than_any_data_set_has_are_refused(tmp_path, monkeypatch):
     for name in ("a.zip", "a.tar"):
         with pytest.raises(UserError, match=r"holds 51 files, more than 50"), open_tree(tmp_path / name) as tree:
             _ = tree.entries
+
+
+def _listed(count: int) -> bytes:
+    """So many entries of a zip archive's list."""
+    return b"".join(b"PK\x01\x02" + struct.pack("<24xH16x", 7) + b"%06d/" % i for i in range(count))
+
+
+def _end(count: int, length: int, place: bytes = bytes(4)) -> bytes:
+    return b"PK\x05\x06" + struct.pack("<HHHHL", 0, 0, count, count, length) + place + bytes(2)
+
+
+def _large(count: int, length: int, gap: int = 0) -> bytes:
+    """What stands before the end of a large archive, the record perhaps not where the locator is."""
+    record = b"PK\x06\x06" + struct.pack("<QHHLLQQQQ", 44, 45, 45, 0, 0, count, count, length, 30)
+    return record + bytes(gap) + b"PK\x06\x07" + struct.pack("<LQL", 0, 30 + length, 1)
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        lambda length: _large(60, length) + _end(1, 53),
+        lambda length: _large(60, length) + _end(0xFFFF, 0xFFFFFFFF, b"\xff" * 4),
+        lambda length: _large(60, length, gap=99) + _end(1, 53),
+        lambda length: _end(60, length, b"PK\x05\x06"),
+        lambda length: _end(60, length)[:-2] + b"\x04\0" + b"note",
+    ],
+    ids=["in the large record alone", "large", "record elsewhere", "an end within the end", "with a comment"],
+)
+def test_the_list_of_a_zip_archive_is_counted_wherever_it_is_said_to_be(ending, monkeypatch, tmp_path):
+    content = b"PK\x03\x04" + bytes(26) + _listed(60)
+    (tmp_path / "a.zip").write_bytes(content + ending(len(content) - 30))
+    opened = []
+    monkeypatch.setattr(zipfile, "ZipFile", opened.append)
+    for name, most, said in (("MEMBERS", 50, "holds 60 files"), ("ZIP_LIST", 3000, "has a list of files of 3,")):
+        with monkeypatch.context() as only:
+            only.setattr(f"ifsl_bench.data.read.zipped.{name}", replace(getattr(limits, name), most=most))
+            with pytest.raises(UserError, match=said):
+                open_tree(tmp_path / "a.zip")
+    assert not opened, "Python's reader makes objects of all of them"
+
+
+def test_any_number_of_extended_headers_before_a_file_takes_no_memory(tmp_path, traced):
+    with open(tmp_path / "a.tar", "wb") as file:
+        for i in range(5):
+            file.write(extended(b"x", b"".join(record(b"%d.%d" % (i, k), b"") for k in range(20_000))))
+        file.write(extended(b"x", record(b"path", b"b.png")) + PLAIN + END)
+    with traced() as memory, open_tree(tmp_path / "a.tar") as tree:
+        assert [entry.path for entry in tree.entries] == ["b.png"]
+    assert memory.peak < 3e6
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])

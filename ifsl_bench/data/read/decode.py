@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ifsl_bench.common.limits import PIXELS, SIDE
+from ifsl_bench.common.limits import PIXELS, SCANS, SIDE
 from ifsl_bench.data.read.budget import Budget
 from ifsl_bench.data.read.cubic import resize_cubic
 from ifsl_bench.data.read.file_tree import what_is
@@ -76,6 +76,8 @@ def decode(content: bytes, spec: ImageSpec, most: int | None = None) -> np.ndarr
             whole = image.width * image.height
             if spec.fit == "crop":  # JPEG can be decoded at a half, a quarter or an eighth of its size
                 image.draft("RGB", (2 * spec.size, 2 * spec.size))
+            if image.format in ("JPEG", "MPO") and (scans := content.count(b"\xff\xda")) > SCANS.most:
+                raise BadImage(f"it has {scans:,} scans, too many to decode")
             pixels = image.width * image.height
             if pixels > PIXELS.most or max(image.width, image.height) > SIDE.most:
                 raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")

@@ -18,7 +18,9 @@ BLOCK = 512
 _ZEROS = bytes(BLOCK)
 _NAME, _SIZE, _SUM, _LINK, _PREFIX = slice(0, 100), slice(124, 136), slice(148, 156), slice(157, 257), slice(345, 500)
 _FILES, _LINKS, _EMPTY = b"\x000\x37", b"12", b"123456"  # by their types; directories and devices have no content
+_SPARSE_RECORD = "GNU.sparse"  # what the names of records of sparse files begin with
 _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL, _SPARSE = b"L", b"K", b"xX", b"g", b"S"
+_SAID = ("path", "linkpath", "size")  # by records of pax headers, of all that they may say
 _EXTENDED = _LONG_NAME + _LONG_LINK + _PAX + _GLOBAL
 
 
@@ -100,7 +102,7 @@ def members(stream: Stream, where: str) -> Iterator[Member]:
             elif kind == _LONG_LINK:
                 said["linkpath"] = _text(content)
             elif kind == _GLOBAL:
-                if {"path", "linkpath", "size"} & _records(content).keys():
+                if set(_SAID) & _records(content).keys():
                     raise tarfile.ReadError("a header gives all its files one name or size; unpack it, give the folder")
             else:
                 said |= _records(content)
@@ -109,7 +111,7 @@ def members(stream: Stream, where: str) -> Iterator[Member]:
         if "size" in said:
             size = _decimal(said["size"])
         regular = kind in _FILES and not (kind == b"\0" and name.endswith("/"))
-        sparse = kind == _SPARSE or any(key.startswith("GNU.sparse") for key in said)
+        sparse = kind == _SPARSE or _SPARSE_RECORD in said
         link = said.get("linkpath", _text(block[_LINK])) if kind in _LINKS else None
         start, length = stream.at, 0 if kind in _EMPTY else size
         yield Member(name, size, start, link, sparse, regular)
@@ -169,7 +171,8 @@ def _name(block: bytes) -> str:
 
 
 def _records(content: bytes) -> dict[str, str]:
-    """The records of a pax header, each "length key=value" and a line break."""
+    """The records of a pax header, each "length key=value" and a line break; those alone that say what a file is, since
+    there may be any number of headers before a file."""
     found, at = {}, 0
     while at < len(content) and content[at]:  # zeros fill up the end
         digits, space, _ = content[at : at + 9].partition(b" ")
@@ -178,6 +181,8 @@ def _records(content: bytes) -> dict[str, str]:
         key, equals, value = record.partition(b"=")
         if not (length and key and equals and value.endswith(b"\n") and at + length <= len(content)):
             raise Damaged
-        found[key.decode("utf-8", "replace")] = value[:-1].decode("utf-8", "surrogateescape")
+        name = _SPARSE_RECORD if key.startswith(_SPARSE_RECORD.encode()) else key.decode("utf-8", "replace")
+        if name in (*_SAID, _SPARSE_RECORD):
+            found[name] = value[:-1].decode("utf-8", "surrogateescape")
         at += length
     return found

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.limits import EXPANDED, EXPANSION, MEMBERS, image_bytes
+from ifsl_bench.common.limits import EXPANDED, EXPANSION, MEMBERS, ZIP_LIST, image_bytes
 from ifsl_bench.data.read.expanding import Decompressor, Expanding, Inflate, zip_lzma
 from ifsl_bench.data.read.file_tree import Entry, FileTree, inside
 from ifsl_bench.data.read.tarball import Window
 
 _HEADER = 30  # bytes of a member's own header, before its name
+_END, _LOCATOR, _END_64 = 22, 20, 56  # bytes of what stands at the end of an archive, and of a large one before that
 # What the standard library raises on a list of files that is none.
 BAD_LIST = (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, EOFError, struct.error, LookupError,
             OverflowError, AssertionError, RuntimeError, zlib.error, lzma.LZMAError)  # fmt: skip
@@ -42,7 +43,9 @@ class ZipMembers:
     def __init__(self, file: BinaryIO, where: str) -> None:
         self.file, self.where, self.lock = file, where, threading.Lock()
         self.bytes = file.seek(0, os.SEEK_END)
-        MEMBERS.check(_at_most(file, self.bytes), where)
+        start = _list_start(file, self.bytes)
+        ZIP_LIST.check(self.bytes - start, where)
+        MEMBERS.check(_at_most(file, start), where)
         with zipfile.ZipFile(file) as archive:
             self.infos: Sequence[zipfile.ZipInfo] = archive.infolist()
             end = archive.start_dir
@@ -152,16 +155,38 @@ class _Content(io.RawIOBase):
         return len(content)
 
 
-def _at_most(file: BinaryIO, size: int) -> int:
-    """How many members the list of a zip archive may have, counted without reading it as one."""
-    file.seek(max(0, size - (1 << 16) - 22))
+def _list_start(file: BinaryIO, size: int) -> int:
+    """Where the list of files, and what follows it, begins at the earliest, found as the standard library finds it.
+
+    Of what contradicts itself the longest list counts: versions of Python differ in what they believe.
+    """
+    begin = max(0, size - (1 << 16) - _END)
+    file.seek(begin)
     tail = file.read()
-    end = tail.rfind(b"PK\x05\x06")
-    if end < 0 or len(tail) < end + 22:
-        return 0  # no archive; opening it says so
-    length = struct.unpack("<L", tail[end + 12 : end + 16])[0]
-    start = size - len(tail) + end - (length if length < (1 << 32) - 1 else size)
-    file.seek(max(0, start))
+    plain = tail[-_END:].startswith(b"PK\x05\x06") and tail.endswith(b"\0\0")  # without a comment
+    end = len(tail) - _END if plain else tail.rfind(b"PK\x05\x06")
+    if end < 0 or len(tail) < end + _END:
+        return size  # no archive; opening it says so
+    (length,) = struct.unpack("<L", tail[end + 12 : end + 16])
+    usual = begin + end - _LOCATOR - _END_64
+    file.seek(max(0, usual))
+    before = file.read(_LOCATOR + _END_64)
+    places = [usual]
+    if locator := before[_END_64:].startswith(b"PK\x06\x07"):
+        places.append(min(struct.unpack("<Q", before[_END_64 + 8 :][:8])[0], size))
+    starts = []
+    for place in places if locator else ():
+        file.seek(max(0, place))
+        if (record := file.read(_END_64)).startswith(b"PK\x06\x06") and len(record) == _END_64:
+            starts.append(place - struct.unpack("<Q", record[40:48])[0])
+    if not starts or length < (1 << 32) - 1:  # which says that the length is in such a record
+        starts.append(usual - length)
+    return max(0, min(starts))
+
+
+def _at_most(file: BinaryIO, start: int) -> int:
+    """How many members the list that begins there may have, counted without reading it as one."""
+    file.seek(start)
     count, last = 0, b""
     while block := file.read(1 << 20):
         count += (last + block).count(b"PK\x01\x02")
