@@ -151,6 +151,11 @@ SCANS = Limit(
     "has {value} scans, more than {most}; it is made to take hours to decode",
     "A progressive JPEG has about 10. Each is a pass over all pixels: 20,000 of 14 bytes, on 49 million, took 98 s.",
 )
+TIFF_VALUES = Limit(
+    1_000_000,
+    "has {value} values in its header, more than {most}; it is made to take minutes to open",
+    "An image of 65,536 rows has two for each at the most. Pillow makes an object of each: 10 million took 25 s.",
+)
 SIDE = Limit(
     1 << 16,
     "has a side of {value} pixels, too many to decode (more than {most})",

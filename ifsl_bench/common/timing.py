@@ -11,15 +11,16 @@ ENOUGH = 1.0  # seconds of timing after which an estimate is good enough
 
 
 def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
-    """Of a call, the fastest of a few after one to warm up; of one that takes long, the first few."""
+    """Of a call, the fastest of a few after one to warm up, which may compile what is called; of one that takes long,
+    the first of them."""
     took: list[float] = []
-    while len(took) <= repeats and sum(took) < ENOUGH:
+    while len(took) < 2 or (len(took) <= repeats and sum(took[1:]) < ENOUGH):
         start = time.perf_counter()
         call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         took.append(time.perf_counter() - start)
-    return min(took[1:] or took)
+    return min(took[1:])
 
 
 def roughly(seconds: float | None) -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ifsl_bench.common import limits
 from ifsl_bench.common.errors import UserError
@@ -29,7 +30,7 @@ from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import Entry, natural, open_tree
-from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.read.decode import BadImage, ImageSpec, decode
 from ifsl_bench.data.read.decode_many import decode_into, tree_items
 from ifsl_bench.data.read.npz import Npz
 from ifsl_bench.data.read.unpickle import items, load
@@ -293,8 +294,6 @@ def test_one_image_that_is_too_large_spoils_no_other_and_the_limit_is_a_setting(
 
 @pytest.mark.parametrize("size", [(1, 1 << 20), (1 << 20, 1), (1 << 16, (1 << 10) + 1)])
 def test_an_image_of_too_many_rows_or_pixels_is_refused_before_it_is_decoded(size, traced):
-    from ifsl_bench.data.read.decode import BadImage, decode
-
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -307,10 +306,6 @@ def test_an_image_of_too_many_rows_or_pixels_is_refused_before_it_is_decoded(siz
 
 @pytest.mark.parametrize("progressive", [False, True])
 def test_an_image_of_endless_passes_is_refused_before_it_is_decoded(progressive):
-    from PIL import Image
-
-    from ifsl_bench.data.read.decode import BadImage, decode
-
     out = io.BytesIO()
     pixels = np.random.default_rng(0).integers(0, 255, (2000, 2000, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(out, "JPEG", progressive=progressive)
@@ -319,6 +314,29 @@ def test_an_image_of_endless_passes_is_refused_before_it_is_decoded(progressive)
     last = content.rindex(b"\xff\xda")
     with pytest.raises(BadImage, match=r"it has 100,\d\d\d scans, too many"):
         decode(content[:last] + content[last : last + 14] * 100_000 + content[last:], ImageSpec(8, "crop"))
+
+
+def tiff(tags, extra, form="<"):
+    """A header with these tags (number, type, values, where) and what follows it."""
+    body = struct.pack(f"{form}H", len(tags)) + b"".join(struct.pack(f"{form}HHLL", *tag) for tag in tags)
+    start = b"II*\0" if form == "<" else b"MM\0*"
+    return start + struct.pack(f"{form}L", 8) + body + bytes(4) + extra
+
+
+@pytest.mark.parametrize("form", ["<", ">"])
+@pytest.mark.parametrize(("kind", "many"), [(4, 5_000_000), (5, 5_000_000), (12, 2_000_000)])
+def test_a_tiff_with_millions_of_values_in_its_header_is_refused_before_it_is_opened(form, kind, many):
+    usual = [(256, 4, 1, 16), (257, 4, 1, 16), (258, 3, 1, 8 if form == "<" else 8 << 16)]
+    content = tiff([*usual, (700, kind, many, 200)], bytes(6_000_000), form)
+    with pytest.raises(BadImage, match=r"it has [\d,]+ values in its header, too many"):
+        decode(content, ImageSpec(16, "crop"))
+
+
+def test_honest_tiffs_and_such_with_long_texts_are_opened():
+    for more in ({}, {"compression": "tiff_deflate"}, {"tiffinfo": {270: "a" * 3_000_000}}):
+        out = io.BytesIO()
+        Image.new("RGB", (40, 3000), (9, 8, 7)).save(out, "TIFF", **more)
+        assert decode(out.getvalue(), ImageSpec(8, "crop")).shape == (8, 8, 3)
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "many", "²", "9" * 5000])

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ifsl_bench.common.limits import PIXELS, SCANS, SIDE
+from ifsl_bench.common.limits import PIXELS, SCANS, SIDE, TIFF_VALUES
+from ifsl_bench.data.read import tiff
 from ifsl_bench.data.read.budget import Budget
 from ifsl_bench.data.read.cubic import resize_cubic
 from ifsl_bench.data.read.file_tree import what_is
@@ -71,6 +72,8 @@ def decode(content: bytes, spec: ImageSpec, most: int | None = None) -> np.ndarr
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    if (found := tiff.values(content)) > TIFF_VALUES.most:
+        raise BadImage(f"it has {found:,} values in its header, too many to open")
     try:
         with Image.open(io.BytesIO(content), formats=formats()) as image:
             whole = image.width * image.height
