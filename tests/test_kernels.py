@@ -12,11 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from numba import njit
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.kernels import krylov, store, threads, vectors
 from ifsl_bench.kernels.compiling import FOLDER, inlined
 from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, compiled
+from ifsl_bench.solve import GradientDescent, Unroll, minimise
 
 
 def test_exponentials_and_tangents_are_numpys():
@@ -173,21 +175,119 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
     assert store.code_folder() is None
 
 
-def test_a_compilation_is_announced_and_a_loading_is_not(tmp_path, monkeypatch):
+def compile_one(module):
+    """Compiles a function of that module, for what is not known yet."""
+
+    def double(x):
+        return 2 * x
+
+    double.__module__ = module
+    assert njit(double)(1) == 2
+
+
+def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatch):
     said = []
     monkeypatch.setattr(store, "_say", said.append)
     monkeypatch.setattr(store, "_said", False)
-    (tmp_path / "network.solve-290.py311.nbi").touch()
-    store.announce(tmp_path, "network.solve")
+    compile_one("plugin")
     assert said == []
-    store.announce(tmp_path, "network.inverse")
-    store.announce(tmp_path, "network.series")
+    compile_one("ifsl_bench.kernels.network")
+    compile_one("ifsl_bench.kernels.network")
     assert len(said) == 1
     assert "compiling" in said[0]
     assert "once" in said[0]
     monkeypatch.setattr(store, "_said", False)
-    store.announce(None, "network.series")
+    store.announce(False)
     assert "in every process" in said[1]
+
+
+def test_functions_that_others_compile_are_kept_where_they_were(tmp_path):
+    code = "\n".join([
+        "import numba; before = numba.config.CACHE_DIR",
+        "from ifsl_bench.kernels import regression",
+        "assert numba.config.CACHE_DIR == before != str(regression.solve._cache.cache_path)",
+    ])  # fmt: skip
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"IFSL_BENCH_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert [*tmp_path.glob("compiled/*/kernels_*")]
+
+
+def test_without_a_home_nothing_is_kept(monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(store, "_wanted", None)
+    monkeypatch.setenv("IFSL_BENCH_HOME", "~nosuchuser/home")
+    assert store.code_folder() is None
+
+
+def test_a_full_disk_stops_no_solve(monkeypatch):
+    done = []
+
+    def kernel(begin, end):
+        if not kernel.overloads:
+            kernel.overloads[()] = None
+            raise OSError(28, "No space left on device")
+        done.extend(range(begin, end))
+
+    kernel.overloads, kernel.stats = {}, SimpleNamespace(cache_misses={})
+    threads.each(kernel, 100, 1)
+    assert done == [*range(100)]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_has_threads_of_its_own():
+    program = "\n".join([
+        "import os, sys; sys.path.insert(0, 'tests')",
+        "import torch, test_kernels as t",
+        "torch.set_num_threads(2)",
+        "solve = lambda: t.DualNewton().run(t.SoftmaxRegression(), None, t.regression(37)).v",
+        "first = solve()",
+        "child = os.fork()",
+        "if child == 0:",
+        "    os._exit(0 if torch.equal(solve(), first) else 3)",
+        "assert os.waitpid(child, 0)[1] == 0",
+    ])  # fmt: skip
+    group = {"start_new_session": True, "cwd": Path(__file__).parents[1]}
+    process = subprocess.Popen([sys.executable, "-c", program], **group)
+    try:
+        assert process.wait(60) == 0
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+
+
+def test_labels_and_shapes_that_fit_no_memory_are_refused():
+    args = regression(2)
+    for wrong in (
+        args._replace(labels=args.labels + 1), args._replace(labels=args.labels - 1),
+        args._replace(rest=args.rest[:, 1:]), args._replace(precisions=args.precisions[1:]),
+        args._replace(labels=args.labels[:1]),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="support"):
+            DualNewton().run(SoftmaxRegression(), None, wrong)
+
+
+def unrolled(centres):
+    args = regression(3)
+    args = args._replace(features=args.features.double() / 5, rest=args.rest.double(), centres=centres)
+    args = args._replace(precisions=args.precisions.double())
+    return minimise(SoftmaxRegression(), GradientDescent(0.1, 5), torch.zeros(3, 5, 17).double(), args, Unroll()).value
+
+
+def test_unrolled_steps_have_second_derivatives_and_bear_torch_func():
+    centres, again = (torch.randn(5, 17, generator=torch.Generator().manual_seed(i)).double() for i in (1, 2))
+    centres.requires_grad_()
+    (first,) = torch.autograd.grad(unrolled(centres).square().sum(), centres, create_graph=True)
+    (second,) = torch.autograd.grad((first * again).sum(), centres)
+    by_func = torch.func.grad(lambda c: unrolled(c).square().sum())
+    torch.testing.assert_close(by_func(centres.detach()), first.detach(), rtol=1e-10, atol=1e-14)
+
+    def slope(c):
+        c = c.detach().requires_grad_()
+        return torch.autograd.grad(unrolled(c).square().sum(), c)[0]  # by kernels
+
+    step = 1e-5
+    apart = (slope(centres + step * again) - slope(centres - step * again)) / (2 * step)
+    torch.testing.assert_close(second, apart, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.slow("compiles a kernel again")

@@ -12,9 +12,10 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import event
 from numba.extending import intrinsic
 
-from .store import code_folder
+from .store import announce, code_folder
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EPS, TINY = float(np.finfo(np.float64).eps), float(np.finfo(np.float64).tiny)
@@ -22,13 +23,36 @@ Kernel = Callable[..., Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 FOLDER = code_folder()
-if FOLDER is not None:
-    vars(numba.config)["CACHE_DIR"] = str(FOLDER)
+
+
+class _Announcer(event.Listener):
+    """Hears of what is compiled, not of what is loaded."""
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__module__.startswith("ifsl_bench."):
+            announce(FOLDER is not None)
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+event.register("numba:compile", _Announcer())
 
 Decorator = Callable[[F], F]
 _exact: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
-# For what is called from outside: its machine code is kept.
-compiled: Decorator = cast(Any, njit(cache=FOLDER is not None, **_exact))
+
+
+def compiled(function: F) -> F:
+    """For what is called from outside: its machine code is kept."""
+    settings = vars(numba.config)
+    before = settings["CACHE_DIR"]
+    settings["CACHE_DIR"] = str(FOLDER or "")
+    try:
+        return cast(F, njit(cache=FOLDER is not None, **_exact)(function))
+    finally:
+        settings["CACHE_DIR"] = before  # functions that others compile are kept where they want
+
+
 # For parts of compiled functions. Operations stay in their order; only a product and a sum may become one.
 inlined: Decorator = cast(Any, njit(**_exact))
 # For sums over elements, which may be added up in any order, and so by vectors.

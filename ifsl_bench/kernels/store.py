@@ -35,8 +35,8 @@ def code_folder() -> Path | None:
     That is so where nothing can be kept, or what is damaged cannot be told or removed.
     """
     said = os.environ.get("NUMBA_CACHE_DIR")
-    folder = (Path(said) if said else _wanted or Home.locate().cache / "compiled") / _sources()[:16]
     try:
+        folder = (Path(said) if said else _wanted or Home.locate().cache / "compiled") / _sources()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()
@@ -83,10 +83,10 @@ def record(folder: Path) -> None:
         write_sealed(folder / SUMS, {"files": {str(p.relative_to(folder)): sha256_file(p) for p in _files(folder)}})
 
 
-def announce(folder: Path | None, name: str) -> None:
-    """Says so, once, where a kernel is about to be compiled; name: module and function."""
+def announce(kept: bool) -> None:
+    """Says, once, that kernels are being compiled, and whether the machine code is kept."""
     global _said
-    if not _said and (folder is None or not any(folder.rglob(f"{name}-*.nbi"))):
+    if not _said:
         _said = True
-        kept = "once" if folder else "and again in every process, for the home folder cannot be written"
-        _say(f"compiling the solvers for this processor, {kept}: 10 to 30 seconds")
+        often = "once" if kept else "and again in every process, for the home folder cannot be written"
+        _say(f"compiling the solvers for this processor, {often}: 10 to 30 seconds")

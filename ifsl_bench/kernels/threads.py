@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from . import store
 from .compiling import FOLDER
 
 PIECES = 8  # for each thread: episodes take longer or shorter, and nobody should wait long for the last
+ALONE = 64  # episodes of a piece on one thread: between two pieces Ctrl-C is heard
 _known: dict[Any, int] = {}  # kernel -> for how many kinds of arguments it is there
 
 
 def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
     """kernel(begin, end, *arguments) for all of 0 to `count` - 1. What it finds does not depend on the threads."""
-    if kernel not in _known:
-        module = kernel.__module__.rpartition(".")[2]
-        store.announce(FOLDER, f"{module}.{kernel.__name__}")
-    pieces = min(count, PIECES * threads) if threads > 1 else 1
-    bounds = [count * i // pieces for i in range(pieces + 1)]
-    kernel(bounds[0], bounds[1], *arguments)  # alone: the first call compiles
+    new = kernel not in _known
+    pieces = min(count, PIECES * threads) if threads > 1 else -(-count // ALONE)
+    bounds = [count * i // pieces for i in range(pieces + 1)] if pieces else []
+    todo = list(pairwise(bounds))
+    if new and todo:  # alone: the first call compiles
+        _call(kernel, todo.pop(0), arguments)
+    if threads > 1 and len(todo) > 1:
+        list(_pool(threads).map(lambda piece: _call(kernel, piece, arguments), todo))
+    else:
+        for piece in todo:
+            _call(kernel, piece, arguments)
     if len(kernel.overloads) != _known.get(kernel):
         _known[kernel] = len(kernel.overloads)
         if FOLDER is not None and kernel.stats.cache_misses:
             store.record(FOLDER)
-    if pieces > 1:
-        list(_pool(threads).map(lambda i: kernel(bounds[i], bounds[i + 1], *arguments), range(1, pieces)))
+
+
+def _call(kernel: Any, piece: tuple[int, int], arguments: tuple[Any, ...]) -> None:
+    try:
+        kernel(*piece, *arguments)
+    except OSError:  # the disk is full: what was compiled is there, for this process
+        kernel(*piece, *arguments)
 
 
 @lru_cache(maxsize=4)
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="ifsl_bench")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not come along

@@ -6,7 +6,7 @@ Unknowns go as flat arrays [E, P] in double precision, in the order of `pack`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,13 +23,15 @@ from ifsl_bench.solve.tree import Tree, pack, tensors, unpack
 
 from .softmax import Regression, floored
 
+Again = Callable[[tuple[Tensor, ...]], Tree]
 Flat = np.ndarray[Any, np.dtype[np.float64]]
 _wanted: ContextVar[bool] = ContextVar("wanted", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
 
 
 def serves(like: Tensor) -> bool:
     """Whether problems whose tensors are like this one are solved by kernels: on a CPU, unless that is switched off."""
-    return like.device.type == "cpu" and _wanted.get()
+    # torch.func hands in tensors that have no data.
+    return like.device.type == "cpu" and _wanted.get() and not torch._C._are_functorch_transforms_active()
 
 
 @contextmanager
@@ -50,11 +52,23 @@ class Problems:
         kernels: the module with `solve`, `inverse`, `series`, `curvature`, `descend` and `ascend`.
         arguments: what all of them take first: x, labels, rest, centres, precisions and the sizes.
         like: unknowns of that shape, for their shapes alone.
+
+    Raises:
+        ValueError: shapes or labels with which kernels, which look at no bounds, would read or write elsewhere.
     """
 
     kernels: Any
     arguments: tuple[Any, ...]
     like: Tree
+
+    def __post_init__(self) -> None:
+        x, labels, rest, centres, precisions, ways, *_ = self.arguments
+        unknowns = sum(leaf.shape[1:].numel() for leaf in tensors(self.like))
+        fits = labels.shape == rest.shape == x.shape[:2] and precisions.shape == (unknowns,)
+        if not fits or centres.shape not in ((1, unknowns), (len(x), unknowns)):
+            raise ValueError("the shapes of a support set, its centres and precisions do not fit together")
+        if labels.size and not 0 <= labels.min() <= labels.max() < ways:
+            raise ValueError(f"support labels must lie in 0..{ways - 1}")
 
     @property
     def count(self) -> int:
@@ -145,16 +159,20 @@ class _Descent(torch.autograd.Function):
     """Gradient steps of a fixed size, and back through them; the trailing inputs are the leaves of args."""
 
     @staticmethod
-    def forward(ctx: Any, problems: Problems, v0: Tree, rate: Flat, steps: int, *args: Tensor) -> Tensor:
+    def forward(ctx: Any, problems: Problems, v0: Tree, rate: Flat, steps: int, again: Again, *args: Tensor) -> Tensor:
         start, found = flat(v0), np.empty((problems.count, problems.unknowns))
         problems.each("descend", start, rate, steps, found)
-        ctx.problems, ctx.start, ctx.rate, ctx.steps = problems, start, rate, steps
-        ctx.shapes = [(x.shape, x.dtype) for x in args]
+        ctx.problems, ctx.start, ctx.rate, ctx.steps, ctx.again = problems, start, rate, steps, again
+        ctx.save_for_backward(*args)
         return torch.from_numpy(found).to(args[0].dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        args, needed = ctx.saved_tensors, ctx.needs_input_grad[5:]
+        if torch.is_grad_enabled():  # create_graph: gradients of these gradients may be asked for
+            wanted = [x for x, need in zip(args, needed, strict=True) if need]
+            more = iter(torch.autograd.grad(pack(ctx.again(args)), wanted, slope, create_graph=True))
+            return (None,) * 5 + tuple(next(more) if need else None for need in needed)
         problems: Problems = ctx.problems
         rows = problems.arguments[0].shape[1]
         grads = np.empty((problems.count, 3, max(problems.unknowns, rows)))
@@ -164,18 +182,23 @@ class _Descent(torch.autograd.Function):
         trees = (tensors(unpack(g[:, : problems.unknowns], problems.like)) for g in (centres, precisions))
         for c, p in zip(*trees, strict=True):
             found += [c, p]
-        pairs = zip(found, ctx.shapes, strict=True)
-        return (None,) * 4 + tuple(
-            None if g is None else (g.sum((0, 1)) if len(shape) == 1 else g.sum_to_size(shape)).to(dtype)
-            for g, (shape, dtype) in pairs
+        return (None,) * 5 + tuple(
+            None if g is None else (g.sum((0, 1)) if x.dim() == 1 else g.sum_to_size(x.shape)).to(x.dtype)
+            for g, x in zip(found, args, strict=True)
         )
 
 
-def descend(problems: Problems, v0: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree | None:
-    """The point `steps` gradient steps from v0, differentiable in centres, precisions and fixed logits; None where more
-    is to receive gradients. args: a `Regression` or a `NetworkArgs`."""
-    steps_are_constant = not (isinstance(rate, Tensor) and rate.requires_grad)
-    if not steps_are_constant or args[0].requires_grad or any(leaf.requires_grad for leaf in tensors(v0)):
-        return None
+def descend(
+    problems: Problems, v0: Tree, args: Tree, rate: float | Tensor, steps: int, slowly: Callable[..., Tree]
+) -> Tree:
+    """The point `steps` gradient steps from v0, differentiable; slowly(v0, args, rate, steps): the same in torch, for
+    gradients in features, start or rate, and for gradients of gradients. args: a `Regression` or a `NetworkArgs`."""
+    rate_learns = isinstance(rate, Tensor) and rate.requires_grad
+    if rate_learns or args[0].requires_grad or any(leaf.requires_grad for leaf in tensors(v0)):
+        return slowly(v0, args, rate, steps)
+
+    def again(leaves: tuple[Tensor, ...]) -> Tree:
+        return slowly(v0, type(args)(*leaves), rate, steps)
+
     rates = torch.as_tensor(rate, dtype=torch.float64).expand(problems.count).contiguous().numpy()
-    return unpack(_Descent.apply(problems, v0, rates, steps, *args), v0)
+    return unpack(_Descent.apply(problems, v0, rates, steps, again, *args), v0)

@@ -79,11 +79,10 @@ class TanhNetwork(Shape, Objective):
         return torch.cat([args.output_precisions, args.skip_precisions, args.hidden_precisions]).min() <= 0
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
+        slowly = super().descend
         if compiled.serves(args.features):
-            found = compiled.descend(self.problems(args), v, args, rate, steps)
-            if found is not None:
-                return found
-        return super().descend(v, args, rate, steps)
+            return compiled.descend(self.problems(args), v, args, rate, steps, slowly)
+        return slowly(v, args, rate, steps)
 
     def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
         if needed[0] or needed[2]:

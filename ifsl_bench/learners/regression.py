@@ -76,11 +76,10 @@ class SoftmaxRegression(Objective):
         return grads
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
+        slowly = super().descend
         if compiled.serves(args.features):
-            found = compiled.descend(compiled.regressions(args), v, args, rate, steps)
-            if found is not None:
-                return found
-        return super().descend(v, args, rate, steps)
+            return compiled.descend(compiled.regressions(args), v, args, rate, steps, slowly)
+        return slowly(v, args, rate, steps)
 
     def take(self, args: Tree, index: Tensor) -> Tree:
         return args.take(index)
