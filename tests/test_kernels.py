@@ -201,6 +201,29 @@ def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatc
     assert "in every process" in said[1]
 
 
+def test_an_estimate_compiles_nothing(here, monkeypatch):
+    home = here / "home"
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    code = "\n".join([
+        "import sys, ifsl_bench.cli.main as cli",
+        "sys.argv = 'ifsl-bench run --method lr+a --task clusters.toml:clusters-5shot --dry-run'.split()",
+        "try: cli.main()",
+        "except SystemExit as stop: assert not stop.code, stop.code",
+        "assert 'numba' not in sys.modules",
+    ])  # fmt: skip
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert not (home / "compiled").exists()
+
+
+def test_what_is_not_compiled_is_not_compiled_where_that_is_forbidden(monkeypatch):
+    said = []
+    monkeypatch.setattr(store, "_say", said.append)
+    with store.nothing_compiled(), pytest.raises(store.NotCompiledError):
+        compile_one("ifsl_bench.kernels.network")
+    assert said == []
+    compile_one("ifsl_bench.kernels.network")
+
+
 def test_functions_that_others_compile_are_kept_where_they_were(tmp_path):
     code = "\n".join([
         "import numba; before = numba.config.CACHE_DIR",
@@ -271,6 +294,23 @@ def unrolled(centres):
     args = args._replace(features=args.features.double() / 5, rest=args.rest.double(), centres=centres)
     args = args._replace(precisions=args.precisions.double())
     return minimise(SoftmaxRegression(), GradientDescent(0.1, 5), torch.zeros(3, 5, 17).double(), args, Unroll()).value
+
+
+def test_gradients_of_unrolled_steps_are_those_of_autograd():
+    args = regression(3)
+    leaves = [x.double().div(5) if x.is_floating_point() else x for x in args]
+
+    def gradients():
+        parts = [x.clone().requires_grad_() for x in leaves[2:]]
+        whole = Regression(*leaves[:2], *parts)
+        solver = GradientDescent(torch.tensor([0.1, 0.2, 0.3]), 7)
+        v = minimise(SoftmaxRegression(), solver, torch.ones(3, 5, 17).double(), whole, Unroll()).value
+        return torch.autograd.grad(v.sin().sum(), parts)
+
+    found = gradients()
+    with compiled.batched():
+        for one, other in zip(found, gradients(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
 
 
 def test_unrolled_steps_have_second_derivatives_and_bear_torch_func():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from ifsl_bench.backbone.networks import make_backbone
 from ifsl_bench.common.timing import seconds_of
+from ifsl_bench.kernels import store
+from ifsl_bench.learners import compiled
 from ifsl_bench.plugin.method import Base, Method, Query, Support, ask
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocol.task import Task
@@ -57,7 +59,7 @@ def step_seconds(task: Task, method: Method, episodes: int) -> float:
         method.train()
         ask(method, type(method).__name__, support, query).logits.square().mean().backward()
 
-    return BACKWARD * seconds_of(step, method.base.weight.device, 5)
+    return BACKWARD * _seconds_of(step, method.base.weight.device, 5)
 
 
 @torch.no_grad()
@@ -65,4 +67,16 @@ def episode_seconds(task: Task, method: Method, at_once: int = 20) -> float:
     """Of evaluating one episode."""
     support, query = _episodes(task, method, at_once)
     name, device = type(method).__name__, method.base.weight.device
-    return seconds_of(lambda: ask(method.eval(), name, support, query), device) / at_once
+    return _seconds_of(lambda: ask(method.eval(), name, support, query), device, 3) / at_once
+
+
+def _seconds_of(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """By kernels that are compiled; else in torch, which takes longer: nothing is compiled for an estimate."""
+    if store.anything_kept():
+        try:
+            with store.nothing_compiled():
+                return seconds_of(call, device, repeats)
+        except store.NotCompiledError:
+            pass
+    with compiled.batched():
+        return seconds_of(call, device, repeats)

@@ -10,7 +10,8 @@ import contextlib
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -21,6 +22,11 @@ SUMS = "checksums.json"
 _wanted: Path | None = None
 _say: Callable[[str], None] = lambda text: None  # noqa: E731
 _said = False
+_forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
+
+
+class NotCompiledError(Exception):
+    """What was asked for is not compiled yet, and must not be now."""
 
 
 def keep_in(folder: Path, say: Callable[[str], None]) -> None:
@@ -34,9 +40,8 @@ def code_folder() -> Path | None:
 
     That is so where nothing can be kept, or what is damaged cannot be told or removed.
     """
-    said = os.environ.get("NUMBA_CACHE_DIR")
     try:
-        folder = (Path(said) if said else _wanted or Home.locate().cache / "compiled") / _sources()[:16]
+        folder = _place()
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
         probe.touch()
@@ -45,6 +50,28 @@ def code_folder() -> Path | None:
     except (OSError, UserError):
         return None
     return folder
+
+
+def _place() -> Path:
+    said = os.environ.get("NUMBA_CACHE_DIR")
+    return (Path(said) if said else _wanted or Home.locate().cache / "compiled") / _sources()[:16]
+
+
+def anything_kept() -> bool:
+    """Whether some kernels may be there already."""
+    with contextlib.suppress(OSError, UserError):
+        return bool(_files(_place()))
+    return False
+
+
+@contextlib.contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Inside, kernels that are not compiled yet raise `NotCompiledError`."""
+    token = _forbidden.set(True)
+    try:
+        yield
+    finally:
+        _forbidden.reset(token)
 
 
 def _sources() -> str:
@@ -84,8 +111,14 @@ def record(folder: Path) -> None:
 
 
 def announce(kept: bool) -> None:
-    """Says, once, that kernels are being compiled, and whether the machine code is kept."""
+    """Says, once, that kernels are being compiled, and whether the machine code is kept.
+
+    Raises:
+        NotCompiledError: inside `nothing_compiled`.
+    """
     global _said
+    if _forbidden.get():
+        raise NotCompiledError
     if not _said:
         _said = True
         often = "once" if kept else "and again in every process, for the home folder cannot be written"
