@@ -25,8 +25,11 @@ _said = False
 _forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
 
 
-class NotCompiledError(Exception):
-    """What was asked for is not compiled yet, and must not be now."""
+class NotCompiledError(BaseException):
+    """What was asked for is not compiled yet, and must not be now.
+
+    No error of the method that asked: what makes one line of a method's errors lets it pass.
+    """
 
 
 def keep_in(folder: Path, say: Callable[[str], None]) -> None:
