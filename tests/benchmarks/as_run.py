@@ -5,8 +5,8 @@
 Every row is an `ifsl-bench run` in a process of its own, with the settings that the command makes. The figure is read
 from the result file that it wrote: episodes evaluated a second, or steps of meta-training a second with validations.
 Data, backbone, features, compiled solvers and the models that are evaluated are made in HOME first where it lacks them.
-"whole command" is the wall time of all of it, with the start of Python, the contract's checks and the table; "compiling"
-is the same on a home without compiled solvers, for one row of each kind.
+"whole command" is the wall time of all of it, with the start of Python, the contract's checks and the table;
+"compiling" is the same on a home without compiled solvers, for one row of each kind.
 """
 
 from __future__ import annotations
