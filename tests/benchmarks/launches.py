@@ -1,6 +1,6 @@
 """What an accelerator would be asked, counted without one, and how long that would take on an H100 and an H200.
 
-    python tests/benchmarks/launches.py [--quick] [--only WORDS] [--markdown]
+    python tests/benchmarks/launches.py [--quick] [--only WORDS] [--device cuda] [--markdown]
 
 Shapes are the attractor paper's: 512 features, 5 novel beside 200 base classes, 5 shots, 25 + 25 queries; images of
 84 x 84. The counts are those of ``tests/benchmarks/pretend.py``. A step of meta-training is all that a step is: forward
@@ -12,6 +12,8 @@ The model, whose constants are assumptions and not measurements:
 
 since the host queues launches while the device computes, until it waits. LAUNCH and WAIT are taken from their lower to
 their upper end, hence two times. Traffic counts each operation's tensors as if none stayed in the device's cache.
+
+With ``--device``, on a machine that has it, a last column is the time measured there: the median of calls for a second.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ import numpy as np
 import torch
 from paper_shapes import D, Episodes, K, N
 from pretend import DEVICE, Counts, accelerator
-from solve_table import Row, evaluation, inputs, training
+from solve_table import Row, evaluation, inputs, seconds, training
 from tabulate import tabulate
 
+from ifsl_bench.backbone.device import describe_device
 from ifsl_bench.backbone.features import FeaturePool
 from ifsl_bench.backbone.placement import place_of
 from ifsl_bench.backbone.pretrain import pretrain
@@ -124,6 +127,15 @@ def counted(work: Work) -> Asked:
         return Asked(**{key: (many[key] - few[key]) / (work.steps[1] - work.steps[0]) for key in few})
 
 
+def measured(work: Work, device: torch.device) -> float:
+    """Seconds on a real device; what the pretend one is not asked for is measured where it runs."""
+    device = device if work.device == DEVICE else work.device
+    if work.steps is None:
+        return seconds(work.prepare(device), device, 1.0)
+    few, many = (seconds(work.prepare(steps, device), device, 1.0) for steps in work.steps)
+    return (many - few) / (work.steps[1] - work.steps[0])
+
+
 def _method(name: str, episodes: Episodes, device: torch.device) -> Method:
     torch.manual_seed(0)
     return registry.method(name)(episodes.base().to(device), N).to(device)
@@ -210,7 +222,7 @@ def works() -> Iterator[Work]:
         yield Work(f"a step of pretraining {backbone}", 8, steps, quick=False, steps=(4, 24))
 
 
-def rows(quick: bool, only: str) -> Iterator[list[object]]:
+def rows(quick: bool, only: str, device: torch.device | None) -> Iterator[list[object]]:
     for work in works():
         if (quick and not work.quick) or only.lower() not in f"{work.title}, {work.at_once}".lower():
             continue
@@ -220,23 +232,22 @@ def rows(quick: bool, only: str) -> Iterator[list[object]]:
         for memory in MEMORY.values():
             low, high = asked.seconds(memory)
             line.append(f"{1e3 * low:,.2f} to {1e3 * high:,.2f}" if asked.launches else "")
-        yield line
+        yield line + ([] if device is None else [1e3 * measured(work, device)])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="leave out what takes more than seconds")
     parser.add_argument("--only", default="", help="rows that have these words, as in 'MLP+A, evaluation, 256'")
+    parser.add_argument("--device", type=torch.device, help="cuda: measure there too")
     parser.add_argument("--markdown", action="store_true")
     given = parser.parse_args()
     heads = ["work", "at once", "launches", "waits", "MB up", "MB down", "GFLOP", "GB traffic"]
     heads += [f"ms on an {name}" for name in MEMORY]
-    form = ("", ",.0f", ",.0f", ",.1f", ".2f", ".2f", ",.1f", ",.2f")
-    print(
-        tabulate(
-            rows(given.quick, given.only), heads, "github" if given.markdown else "simple", floatfmt=form, intfmt=","
-        )
-    )
+    heads += [f"ms measured on {describe_device(given.device)}"] if given.device else []
+    form = ("", ",.0f", ",.0f", ",.1f", ".2f", ".2f", ",.1f", ",.2f", "", "", ",.2f")
+    style = "github" if given.markdown else "simple"
+    print(tabulate(rows(given.quick, given.only, given.device), heads, style, floatfmt=form, intfmt=","))
 
 
 if __name__ == "__main__":
