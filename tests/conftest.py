@@ -27,6 +27,16 @@ ORACLE = Path(__file__).parent / "oracle"
 MOST_SLOW = 40
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cuda", action="store_true", help="let the tests see CUDA devices; for tests/test_cuda.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tests run on the CPU, whatever the machine has: their numbers are its, and some of them fork."""
+    if not config.getoption("--cuda"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m leaves any out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The mark ``slow`` is for few tests, and says why."""

@@ -1,4 +1,7 @@
-"""Everything on a CUDA device, where there is one: the numbers are the CPU's, and nothing waits that need not."""
+"""Everything on a CUDA device: the numbers are the CPU's, and nothing waits that need not.
+
+pytest --cuda -n 0 -m "" tests/test_cuda.py
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -33,7 +37,7 @@ from ifsl_bench.running.stages import MetaTrain
 from tests import test_pretend as pretend
 from tests.test_pretend import CPU, _job, _other_home, _prepared, episodes, made, on, variants
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here, or hidden: see --cuda")
 DEVICE = torch.device("cuda", 0)
 
 
@@ -77,7 +81,7 @@ def test_a_device_waits_as_often_as_the_pretend_one_says(name, recwarn):
             method(support, query)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    waits = [w for w in recwarn if "synchroniz" in str(w.message)]
+    waits = [w for w in recwarn if "called a synchronizing" in str(w.message)]
     most = pretend.EVALUATION[name][1]
     assert len(waits) <= most, [f"{w.filename}:{w.lineno}" for w in waits]
     if most:
@@ -122,18 +126,27 @@ def test_nan_is_found(here):
         evaluate(method, "lwof", prepared.loader("test", device=DEVICE), range(60))
 
 
-@pytest.mark.parametrize("name", ["lwof", "lr+a"])
-def test_meta_training_gives_the_same_parameters(here, name):
-    found, job = [], _job(here, name, {"steps": 10 if name == "lwof" else 3, "episodes_per_step": 8})
+@pytest.mark.parametrize("name", ["lwof", "lr+a", "lr+a.gradient=implicit"])
+def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name):
+    """Adam takes the sign of a gradient that is next to nothing, so single parameters may move the other way."""
+    name, _, gradient = name.partition(".gradient=")
+    job, found = _job(here, name, {"steps": 3, "episodes_per_step": 8}), []
+    if gradient:
+        job = replace(job, given={**job.given, "gradient": gradient})
     _prepared(here, "clusters-5shot", "cpu").base  # noqa: B018 - both start from one pretraining
     for device, home in (("cpu", "one"), ("cuda", "two")):
         folder = _other_home(here, home)
         (folder / "pretrained").symlink_to(here / "home" / "pretrained")
-        model = MetaTrain(job).run(api.workspace(folder, device=device))
-        found.append({k: v.detach().cpu() for k, v in model.method.named_parameters()})
+        work = api.workspace(folder, device=device)
+        model, initial = MetaTrain(job).run(work), MetaTrain(job).fresh(work)
+        moved = [
+            p.detach().cpu() - q.detach().cpu()
+            for p, q in zip(model.method.parameters(), initial.parameters(), strict=True)
+        ]
+        found.append(torch.cat([x.flatten() for x in moved]))
         assert model.trained.place.startswith(device)
-    for key, value in found[0].items():
-        torch.testing.assert_close(found[1][key], value, rtol=1e-3, atol=1e-5)
+    assert F.cosine_similarity(*found, dim=0) > (0.99 if gradient or name == "lwof" else 0.95)
+    assert 0.98 < found[0].norm() / found[1].norm() < 1.02
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
@@ -168,7 +181,10 @@ def test_pretraining_in_float32_and_features_are_those_of_the_cpu(glyph_home, mo
     monkeypatch.setattr(trainer, "choose_precision", lambda device: Precision(False, "the test wants it"))
     home = Home.locate(glyph_home)
     task = find(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
-    task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=4))
+    gentle = msgspec.structs.replace(task.pretraining.schedule, rate=1e-4)  # larger ones blow rounding up
+    spec = msgspec.structs.replace(task.pretraining, steps=4, schedule=gentle)
+    task = msgspec.structs.replace(task, pretraining=spec)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     dataset, found = some_base_classes(ensure(home, task.dataset, Reporter()), 8), []
     for device in (CPU, DEVICE):
         other = Home.locate(glyph_home.parent / device.type)

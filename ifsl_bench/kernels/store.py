@@ -125,4 +125,5 @@ def announce(kept: bool) -> None:
     if not _said:
         _said = True
         often = "once" if kept else "and again in every process, for the home folder cannot be written"
-        _say(f"compiling the solvers for this processor, {often}: 10 to 30 seconds")
+        with contextlib.suppress(ValueError):  # who was to be told may have closed the stream since
+            _say(f"compiling the solvers for this processor, {often}: 10 to 30 seconds")
