@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from paper_shapes import Episodes
 
-from ifsl_bench.backbone.features import compute_features
+from ifsl_bench.backbone.features import _forward, compute_features
 from ifsl_bench.backbone.placement import FEW
 from ifsl_bench.backbone.pretrain import pretrain
 from ifsl_bench.board import result_file
@@ -225,3 +225,16 @@ def test_the_command_pretrains(glyph_home, how):
     info = json.loads(said.read_text())
     assert "has bf16" in json.dumps(info)
     assert torch.cuda.get_device_name(DEVICE) in json.dumps(info)
+
+
+def test_features_are_those_of_the_cpu_to_all_digits_of_float32(glyph_features_home):
+    """Where cuDNN rounds the convolutions' numbers to TF32, a thousandth is lost."""
+    home = Home.locate(glyph_features_home)
+    task = find(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
+    dataset = ensure(home, task.dataset, Reporter())
+    trained = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+    ours = np.array(compute_features(home, task, dataset, trained, "base/val", CPU, Reporter()))
+    there = pretrain(home, task, dataset, "linear", 0, DEVICE, Reporter())  # the same weights, from the cache
+    blocks = _forward(task, there, dataset.pool("base/val"), DEVICE, 1)
+    theirs = np.concatenate(list(blocks))
+    assert np.abs(ours - theirs).max() < 1e-5 * np.abs(ours).max()

@@ -127,6 +127,12 @@ class Precision:
         return torch.autocast(device.type, torch.bfloat16) if self.bf16 else nullcontext()
 
 
+def whole_float32() -> AbstractContextManager[None]:
+    """Convolutions of float32 keep all of its digits: on a GPU PyTorch would let cuDNN round them to TF32, 10 bits."""
+    kept = torch.backends.cudnn
+    return torch.backends.cudnn.flags(kept.enabled, kept.benchmark, kept.benchmark_limit, kept.deterministic, False)
+
+
 def choose_precision(device: torch.device) -> Precision:
     """bf16 where the processor has instructions for it (AMX, AVX-512 BF16, Ampere and later), else float32."""
     if device.type in ACCELERATORS:

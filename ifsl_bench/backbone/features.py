@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ifsl_bench.backbone.device import whole_float32
 from ifsl_bench.backbone.images import batches, crop_and_flip
 from ifsl_bench.backbone.pretrain import Pretrained
 from ifsl_bench.common.arrays import create_array, open_array
@@ -148,7 +149,7 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
 
     with closing(batches(pool.images, rows * views, device, augment if views > 1 else None)) as loaded:
         for images in loaded:
-            with torch.inference_mode():
+            with torch.inference_mode(), whole_float32():
                 features = pretrained.network(pretrained.normalise(images)).float()
             yield features.cpu().numpy()
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ifsl_bench.backbone.device import Precision, choose_precision, describe_device
+from ifsl_bench.backbone.device import Precision, choose_precision, describe_device, whole_float32
 from ifsl_bench.backbone.feeding import draw_epoch, make_feed
 from ifsl_bench.backbone.images import batches, make_normalise
 from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead, channels_last, make_backbone, make_head
@@ -266,6 +266,7 @@ class Trainer:
         hits = torch.zeros((), dtype=torch.int64, device=self.device)
         with closing(batches(pool.images, rows, self.device)) as loaded:
             for chosen, images in zip(rows, loaded, strict=True):
-                logits = self.head(self.network(self.normalise(images)))
+                with whole_float32():
+                    logits = self.head(self.network(self.normalise(images)))
                 hits += (logits.argmax(1) == labels[chosen[0] : chosen[-1] + 1]).sum()
         return int(self.world.total(hits)) / len(pool)
