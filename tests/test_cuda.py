@@ -126,13 +126,14 @@ def test_nan_is_found(here):
         evaluate(method, "lwof", prepared.loader("test", device=DEVICE), range(60))
 
 
-@pytest.mark.parametrize("name", ["lwof", "lr+a", "lr+a.gradient=implicit"])
-def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name):
-    """Adam takes the sign of a gradient that is next to nothing, so single parameters may move the other way."""
-    name, _, gradient = name.partition(".gradient=")
+@pytest.mark.parametrize(("name", "given"), [("lwof", {}), ("lr+a", {}), ("lr+a", {"gradient": "implicit"})])
+def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
+    """Without dropout, which each device draws for itself.
+
+    Adam takes the sign of a gradient that is next to nothing, so single parameters may move the other way.
+    """
     job, found = _job(here, name, {"steps": 3, "episodes_per_step": 8}), []
-    if gradient:
-        job = replace(job, given={**job.given, "gradient": gradient})
+    job = replace(job, given={**job.given, **given, **({"dropout": 0.0} if name == "lr+a" else {})})
     _prepared(here, "clusters-5shot", "cpu").base  # noqa: B018 - both start from one pretraining
     for device, home in (("cpu", "one"), ("cuda", "two")):
         folder = _other_home(here, home)
@@ -145,7 +146,7 @@ def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name):
         ]
         found.append(torch.cat([x.flatten() for x in moved]))
         assert model.trained.place.startswith(device)
-    assert F.cosine_similarity(*found, dim=0) > (0.99 if gradient or name == "lwof" else 0.95)
+    assert F.cosine_similarity(*found, dim=0) > 0.99
     assert 0.98 < found[0].norm() / found[1].norm() < 1.02
 
 

@@ -14,7 +14,8 @@ from typing import Literal
 import torch
 
 Kind = Literal["data", "pretraining", "features", "meta-training", "evaluation"]
-FEW = 16  # episodes a step of meta-training below which the host's processor takes it
+FEW = 64  # episodes a step of meta-training below which the host's processor takes it: from there on an H100 was faster
+# than 16 cores for LR+A, and for MLP+A with RBP from twice as many (BENCHMARKS.md)
 HOST = torch.device("cpu")
 WHY = {
     "pretraining": "batches of images",
