@@ -126,6 +126,12 @@ class PreparedTask:
         novel, *base = (self.pool(name, views, device) for name in self.task.pools(side))
         return EpisodeLoader(self.sampler(side, device), novel, None if self.task.regular else [novel, *base][-1])
 
+    def check_episodes(self, side: Side) -> None:
+        """Raises :class:`UserError` where the episodes of a side cannot be drawn, or the test ones are others."""
+        self.sampler(side)
+        if side == "test":
+            self.check_digest()
+
     def check_digest(self) -> None:
         """Holds the test episodes against the pinned or first recorded digest.
 

@@ -6,8 +6,9 @@ Each is a small description that can be pickled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ifsl_bench.backbone.features import bank_folder, is_computed
 from ifsl_bench.backbone.placement import Place
@@ -22,11 +23,21 @@ from ifsl_bench.protocol.task import Side, Task
 
 
 class Stage(ABC):
-    """A piece of work; ``str`` says what it is, for people."""
+    """A piece of work; ``str`` says what it is, for people.
+
+    Attributes:
+        kind: of stage, in a word.
+    """
+
+    kind: ClassVar[str]
 
     @abstractmethod
     def key(self, home: Home) -> str:
         """What its artefact is called; equal keys of one kind of stage mean equal artefacts."""
+
+    def needs(self) -> Sequence[Stage]:
+        """The stages it waits for. It makes what they should have made and did not, if it comes to that."""
+        return ()
 
     @abstractmethod
     def cached(self, home: Home) -> bool:
@@ -49,8 +60,9 @@ class Stage(ABC):
 class PrepareData(Stage):
     """The data set, from which the episodes of some sides can be drawn."""
 
+    kind = "data"
     task: Task
-    sides: tuple[Side, ...]
+    sides: tuple[Side, ...] = ()
 
     def __str__(self) -> str:
         return f"data set {self.task.dataset.name}"
@@ -74,15 +86,46 @@ class PrepareData(Stage):
 
     def run(self, work: Workspace) -> None:
         prepared = PreparedTask(self.task, "linear", 0, work)  # episodes depend on no backbone
+        _ = prepared.dataset
         for side in self.sides:
-            prepared.sampler(side)
-        prepared.check_digest()
+            prepared.check_episodes(side)
+
+
+@dataclass(frozen=True)
+class CheckEpisodes(Stage):
+    """That the episodes of one side of a task can be drawn, and are those that stored results were measured on."""
+
+    kind = "episodes"
+    task: Task
+    side: Side
+
+    def __str__(self) -> str:
+        return f"{self.side} episodes of {self.task.name}"
+
+    def key(self, home: Home) -> str:
+        return f"{self.task.name}-{self.task.hash[:12]}-{self.side}"
+
+    def needs(self) -> Sequence[Stage]:
+        return [PrepareData(self.task)]
+
+    def cached(self, home: Home) -> bool:
+        return False  # nothing but the check itself says that it holds
+
+    def place(self, work: Workspace) -> Place:
+        return work.place("data")
+
+    def estimate(self, data: Outline, work: Workspace) -> float | None:
+        return 1.0
+
+    def run(self, work: Workspace) -> None:
+        PreparedTask(self.task, "linear", 0, work).check_episodes(self.side)
 
 
 @dataclass(frozen=True)
 class Pretrain(Stage):
     """The backbone and its base classifier. ``seed`` is that of training."""
 
+    kind = "pretraining"
     task: Task
     head: HeadKind
     seed: int
@@ -94,6 +137,9 @@ class Pretrain(Stage):
     def key(self, home: Home, fingerprint: str = "?") -> str:
         """On data of that fingerprint, where they are neither prepared nor pinned."""
         return pretraining_key(self.task, fingerprint_of(self.task, home) or fingerprint, self.head, self.seed)
+
+    def needs(self) -> Sequence[Stage]:
+        return [PrepareData(self.task)]
 
     def weights(self, home: Home) -> str | None:
         """The checksum of the weights in the cache; None where there are none."""
@@ -120,6 +166,7 @@ class Pretrain(Stage):
 class Features(Stage):
     """The features of a pool under a pretraining, of the plain images or of ``views`` augmented ones of each."""
 
+    kind = "features"
     backbone: Pretrain
     pool: str
     views: int
@@ -130,6 +177,9 @@ class Features(Stage):
     def key(self, home: Home) -> str:
         folder = bank_folder(home, self.backbone.key(home), self.pool, self.backbone.task, self.views)
         return folder.relative_to(home.features).as_posix()
+
+    def needs(self) -> Sequence[Stage]:
+        return [self.backbone]
 
     def cached(self, home: Home) -> bool:
         return is_computed(home.features / self.key(home), self.backbone.weights(home))

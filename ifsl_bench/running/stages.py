@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from ifsl_bench.common.checkpoint import finished, is_finished
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
@@ -41,7 +41,7 @@ from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
 from ifsl_bench.running.job import TUNING_SEED, Job
-from ifsl_bench.running.preparation import Features, PrepareData, Pretrain, Stage
+from ifsl_bench.running.preparation import CheckEpisodes, Features, PrepareData, Pretrain, Stage
 from ifsl_bench.running.provenance import provenance
 
 FIRST = 8  # test episodes that the contract is checked on in every run
@@ -105,8 +105,13 @@ class _OfJob(Stage):
 class MetaTrain(_OfJob):
     """The method, meta-trained if it has anything to train."""
 
+    kind = "meta-training"
+
     def __str__(self) -> str:
         return f"meta-training {self.job}: {self.job.schedule.steps:,} steps"
+
+    def needs(self) -> Sequence[Stage]:
+        return _prepared(self.job, ("train", "val"))
 
     def is_ours(self, home: Home, folder: Path) -> bool:
         """Whether a folder is free, or what is in it was trained by what computes the same as the job's method."""
@@ -166,9 +171,14 @@ class MetaTrain(_OfJob):
 class Trial(_OfJob):
     """One of the jobs to choose from, meta-trained, on the validation episodes that options are chosen on."""
 
+    kind = "trial"
+
     def __str__(self) -> str:
         steps = f"{self.job.schedule.steps:,} steps, " if self.job.trains else ""
         return f"trial of {self.job}: {steps}{len(self.job.task.evaluation.halves[0]):,} validation episodes"
+
+    def needs(self) -> Sequence[Stage]:
+        return _prepared(self.job, ("train", "val") if self.job.trains else ("val",))
 
     def file(self, home: Home) -> Path:
         return home.cache / "trials" / f"{self.key(home)}-{self.job.training.select}.json"
@@ -214,6 +224,35 @@ class Trial(_OfJob):
 
 
 @dataclass(frozen=True)
+class TrainChosen(_OfJob):
+    """The best of a job's candidates, meta-trained with a seed that is not the trials'."""
+
+    kind = "meta-training"
+
+    def __str__(self) -> str:
+        return f"meta-training the choice for {self.job}: {self.job.schedule.steps:,} steps"
+
+    def key(self, home: Home) -> str:
+        return f"{super().key(home)}-{self.job.setting}-{self.job.training.select}"
+
+    def needs(self) -> Sequence[Stage]:
+        return [*_prepared(self.job, ("train", "val")), *(Trial(one) for _, one in self.job.candidates())]
+
+    def cached(self, home: Home) -> bool:
+        return False  # what is chosen is known where all trials are
+
+    def place(self, work: Workspace) -> Place:
+        return self.training(work)
+
+    def estimate(self, data: Outline, work: Workspace) -> float | None:
+        return MetaTrain(self.job).estimate(data, work)
+
+    def run(self, work: Workspace) -> Model:
+        best, _ = Evaluate(self.job).chosen(work, Mute())
+        return MetaTrain(best).run(work)
+
+
+@dataclass(frozen=True)
 class Evaluate(_OfJob):
     """The result, of the best of its candidates; :mod:`ifsl_bench.running.stored` keeps it.
 
@@ -222,39 +261,52 @@ class Evaluate(_OfJob):
         model: the folder of a stored model to evaluate, in place of the job's own.
     """
 
+    kind = "evaluation"
     command: str = ""
     model: Path | None = None
 
     def __str__(self) -> str:
         return f"evaluating {self.job}: {self.job.episodes:,} episodes"
 
+    def needs(self) -> Sequence[Stage]:
+        job = self.job
+        # Every row has calibrated numbers beside its own; validation episodes that cannot be drawn are no hindrance.
+        more: list[Stage] = list(_features(job, job.sides if job.task.regular else (*job.sides, "val")))
+        if job.searched and self.model is None:
+            if job.trials and job.seed != TUNING_SEED and job.trains:  # which waits for the trials
+                more += [TrainChosen(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))]
+            else:
+                more += [Trial(one) for _, one in job.candidates()]
+        elif job.trains and self.model is None:
+            more += [MetaTrain(replace(job, calibrated=False))]
+        return [*(CheckEpisodes(job.task, side) for side in job.sides), *more]
+
     def cached(self, home: Home) -> bool:
         return False  # where a result is stored nobody asks for its stages
 
-    def _trains(self) -> bool:
-        """Whether what was chosen is trained here, with another seed than the trials'."""
-        return bool(self.job.trials and self.job.seed != TUNING_SEED and self.job.trains)
-
     def place(self, work: Workspace) -> Place:
-        return both(self.training(work), self.evaluation(work)) if self._trains() else self.evaluation(work)
+        return self.evaluation(work)
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         method = self.dummy(data, self.evaluation(work).device)
         if method is None:
             return None
         episodes = self.job.episodes + len(self.job.task.evaluation.halves[0])  # these for calibration
-        return episodes * episode_seconds(self.job.task, method) + (
-            MetaTrain(self.job).estimate(data, work) or 0.0 if self._trains() else 0.0
-        )
+        return episodes * episode_seconds(self.job.task, method)
 
-    def chosen(self, work: Workspace) -> tuple[Job, dict[str, Any]]:
-        """The best of the job's candidates, with this job's seed, and what a result says of the choice."""
+    def chosen(self, work: Workspace, reporter: Reporter | None = None) -> tuple[Job, dict[str, Any]]:
+        """The best of the job's candidates, with this job's seed, and what a result says of the choice.
+
+        Args:
+            reporter: who hears of the choice, in place of the workspace's.
+        """
+        reporter = reporter or work.reporter
         if not self.job.searched or self.model is not None:
             return self.job, {"options": self.job.options, "tuned": {}}
         candidates = {settings.spelled(point): (point, one) for point, one in self.job.candidates()}
         tried = {spelled: Trial(one).run(work) for spelled, (_, one) in candidates.items()}
-        name = best_of(str(self.job), tried, work.reporter)
-        work.reporter.say(f"{self.job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
+        name = best_of(str(self.job), tried, reporter)
+        reporter.say(f"{self.job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
         point, best = candidates[name]
         return replace(best, seed=self.job.seed), {
             "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
@@ -366,14 +418,26 @@ def _features(job: Job, sides: Iterable[Side]) -> list[Stage]:
     return [backbone, *(Features(backbone, pool, views) for pool, views in pools)]
 
 
+def _prepared(job: Job, sides: Sequence[Side]) -> list[Stage]:
+    """What work on the episodes of these sides begins with."""
+    return [*(CheckEpisodes(job.task, side) for side in sides), *_features(job, sides)]
+
+
 def stages_of(job: Job, command: str = "") -> list[Stage]:
-    """The stages of a job in their order: its data first, what gives the result last."""
-    sides = job.sides if job.task.regular else (*job.sides, "val")  # every row has calibrated numbers beside its own
-    stages: list[Stage] = [PrepareData(job.task, job.sides), *_features(job, sides)]
-    if job.trials and job.seed != TUNING_SEED:
-        stages += _features(replace(job, seed=TUNING_SEED), [side for side in job.sides if side != "test"])
-    if job.searched:
-        stages += [Trial(one) for _, one in job.candidates()]
-    elif job.trains:
-        stages += [MetaTrain(replace(job, calibrated=False))]
-    return [*stages, Evaluate(job, command)]
+    """The stages of a job, each after those it waits for: its data first, what gives the result last.
+
+    The checks of its episodes are part of the first.
+    """
+    found: list[Stage] = [PrepareData(job.task, job.sides)]
+
+    def add(stage: Stage) -> None:
+        for needed in stage.needs():
+            # Candidates are different by construction, and may be thousands: they are not compared.
+            if not isinstance(needed, (PrepareData, CheckEpisodes)) and (
+                isinstance(needed, Trial) or needed not in found
+            ):
+                add(needed)
+        found.append(stage)
+
+    add(Evaluate(job, command))
+    return found

@@ -1,0 +1,57 @@
+"""How many threads work takes: by what it is, never by which process happens to do it.
+
+Sums that several threads share are added up in another order than on one, so that digits depend on their number.
+Work that uses a number of threads therefore says which, and has it set where it runs. Two numbers are of the process:
+
+* :func:`cores`, for work that takes the whole machine: what OMP_NUM_THREADS says, else what PyTorch finds; a worker is
+  told the number of the process that hands out the work, so that both compute the same.
+* :func:`share`, how many of them the process may keep busy with work whose digits do not depend on it: a part of them,
+  where several processes share the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+
+_cores = torch.get_num_threads()
+_share = _cores
+_busy: ContextVar[int | None] = ContextVar("busy", default=None)
+
+
+def cores() -> int:
+    """Threads of work that takes the whole machine."""
+    return _cores
+
+
+def share() -> int:
+    """Threads that this process may keep busy at most."""
+    return _share
+
+
+def limit(whole: int, part: int) -> None:
+    """Tells this process both numbers; for workers, as they start."""
+    global _cores, _share
+    _cores, _share = whole, part
+    torch.set_num_threads(part)
+
+
+@contextmanager
+def threads(torch_threads: int, kernel_threads: int | None = None) -> Iterator[None]:
+    """Inside, so many threads share a sum in PyTorch, and so many solve episodes (as many, if not said)."""
+    before = torch.get_num_threads()
+    token = _busy.set(torch_threads if kernel_threads is None else kernel_threads)
+    torch.set_num_threads(torch_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+        _busy.reset(token)
+
+
+def kernel_threads() -> int:
+    """Threads on which compiled kernels solve episodes, one episode on one thread."""
+    return _busy.get() or torch.get_num_threads()
