@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from ifsl_bench.common.checkpoint import CheckpointFolder, State
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import set_aside
+from ifsl_bench.common.processor import cores, share, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.episodic.evaluation import predict
@@ -96,6 +96,7 @@ def meta_train(
         reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
 
     start, spent = time.perf_counter(), info["seconds"]
+    few = training_threads(training.episodes_per_step) if device.type == "cpu" else share()
     if not info["finished"]:
         with reporter.stage(f"meta-training {name}, seed {seed}", spec.steps, info["step"]) as stage:
             while (first := info["step"]) < spec.steps:
@@ -104,7 +105,7 @@ def meta_train(
                 devices = [device] if device.type == "cuda" else []
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(seed_of("meta-training noise", seed, first))
-                    with _few_threads(device, training.episodes_per_step):
+                    with threads(few):
                         for _, loss in _steps(method, name, loader, optimiser, spec, training, first, last, solves):
                             stage.advance(1, **({"loss": loss} if loss is not None else {}))
                 accuracy = validate(method)
@@ -127,16 +128,10 @@ def meta_train(
     return Trained(history, kept, info["seconds"], info["solves"], str(info["place"]))
 
 
-@contextmanager
-def _few_threads(device: torch.device, episodes: int) -> Iterator[None]:
-    """One thread where a step is small: for a few episodes, threads wait for each other longer than they compute."""
-    before = torch.get_num_threads()
-    if device.type == "cpu" and episodes < SHARED_FROM:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def training_threads(episodes: int) -> int:
+    """Threads of a step on the host's processor: one where it is small, as threads would wait for each other longer
+    than they compute."""
+    return 1 if episodes < SHARED_FROM else cores()
 
 
 def _steps(

@@ -15,6 +15,7 @@ from ifsl_bench.backbone.placement import Place
 from ifsl_bench.backbone.pretrain import HeadKind, pretrained_sha256, pretraining_key
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.processor import cores
 from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
 from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
@@ -46,6 +47,14 @@ class Stage(ABC):
     @abstractmethod
     def place(self, work: Workspace) -> Place:
         """Where it runs, and why there."""
+
+    def threads(self) -> int:
+        """How many it keeps busy on the host's processor; :func:`cores` of them are the whole machine."""
+        return 1
+
+    def memory(self, data: Outline) -> int:
+        """Bytes, roughly, beyond those of an idle process."""
+        return 0
 
     @abstractmethod
     def estimate(self, data: Outline, work: Workspace) -> float | None:
@@ -80,6 +89,9 @@ class PrepareData(Stage):
 
     def place(self, work: Workspace) -> Place:
         return work.place("data")
+
+    def threads(self) -> int:
+        return cores()
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         return rough_seconds(self.task.dataset.name)
@@ -151,6 +163,9 @@ class Pretrain(Stage):
     def place(self, work: Workspace) -> Place:
         return work.place("pretraining")
 
+    def threads(self) -> int:
+        return cores()
+
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         size = (data.shape, data.base_classes, data.images("base/train"))
         return pretraining_seconds(self.task.pretraining, *size, self.place(work).device) if data.shape else None
@@ -186,6 +201,9 @@ class Features(Stage):
 
     def place(self, work: Workspace) -> Place:
         return work.place("features")
+
+    def threads(self) -> int:
+        return cores()
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         images, backbone = self.views * data.images(self.pool), self.backbone.task.pretraining.backbone

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,7 +29,7 @@ from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
 from ifsl_bench.episodic.evaluation import Evaluated, evaluate, predict
-from ifsl_bench.episodic.meta_training import Diverged, meta_train
+from ifsl_bench.episodic.meta_training import Diverged, meta_train, training_threads
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
 from ifsl_bench.episodic.trained import Model, folders, holds, load_trained
@@ -44,6 +45,7 @@ from ifsl_bench.running.job import TUNING_SEED, Job
 from ifsl_bench.running.preparation import CheckEpisodes, Features, PrepareData, Pretrain, Stage
 from ifsl_bench.running.provenance import provenance
 
+WIDE = 512  # features of an image at most, of the networks that come with the package
 FIRST = 8  # test episodes that the contract is checked on in every run
 
 
@@ -87,6 +89,11 @@ class _OfJob(Stage):
         """The method where episodes are evaluated."""
         return self._on(method, self.backbone.prepared(work).base, self.evaluation(work).device)
 
+    def memory(self, data: Outline) -> int:
+        """Features and base logits of all pools, in single precision."""
+        width = math.prod(data.shape) if self.job.task.pretraining.backbone == NO_BACKBONE else WIDE
+        return 4 * (width + data.base_classes) * sum(data.images(pool) for pool in data.starts)
+
     def training(self, work: Workspace) -> Place:
         """Where the method is meta-trained."""
         return work.place("meta-training", self.job.training.episodes_per_step)
@@ -126,6 +133,9 @@ class MetaTrain(_OfJob):
 
     def place(self, work: Workspace) -> Place:
         return self.training(work)
+
+    def threads(self) -> int:
+        return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         job, method = self.job, self.dummy(data, self.place(work).device)
@@ -200,6 +210,9 @@ class Trial(_OfJob):
     def place(self, work: Workspace) -> Place:
         return both(self.training(work), self.evaluation(work)) if self.job.trains else self.evaluation(work)
 
+    def threads(self) -> int:
+        return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
+
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         if (method := self.dummy(data, self.evaluation(work).device)) is None:
             return None
@@ -243,6 +256,9 @@ class TrainChosen(_OfJob):
 
     def place(self, work: Workspace) -> Place:
         return self.training(work)
+
+    def threads(self) -> int:
+        return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         return MetaTrain(self.job).estimate(data, work)

@@ -1,0 +1,1 @@
+"""Many jobs at once: what they share is made once, by as many workers as there are."""
