@@ -12,7 +12,8 @@ from ifsl_bench.data.preparing.outline import Outline, outline_of
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import PrepareData, Stage
-from ifsl_bench.running.stages import Evaluate, MetaTrain, TrainChosen, Trial
+from ifsl_bench.running.renewing import is_trained
+from ifsl_bench.running.stages import Evaluate, Trial
 from ifsl_bench.running.stored import stored_result
 
 PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it has done anything
@@ -79,7 +80,7 @@ def key_of(stage: Stage, home: Home) -> str:
     if isinstance(stage, Trial):
         return f"trial/{stage.file(home).stem}"
     if isinstance(stage, Evaluate):
-        return f"result/{stage.job.task.hash[:12]}/{stage.job.result_path(home).stem}"
+        return f"result/{stage.job.task.name}-{stage.job.task.hash[:12]}/{stage.job.result_path(home).stem}"
     return f"{stage.kind}/{stage.key(home)}"
 
 
@@ -130,7 +131,7 @@ class _Expansion:
     def _visit(self, stage: Stage, index: int, outline: Outline) -> str | None:
         """The key of the stage's node, which is made if it is missing; None where the stage is done."""
         key = key_of(stage, self.work.home)
-        anew = self.retrain and isinstance(stage, (MetaTrain, Trial, TrainChosen))
+        anew = self.retrain and is_trained(stage)
         if key not in self._done:
             self._done[key] = not anew and stage.cached(self.work.home)
         if self._done[key]:

@@ -6,7 +6,7 @@ from its last checkpoint; one that failed takes with it what waits for it, and n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,20 +51,113 @@ class Workers(Protocol):
         """What has happened since the last call, after up to half a second; each node that was submitted ends with one
         :class:`Outcome`."""
 
-    def cancel(self, key: str) -> None:
-        """Forgets a node that was submitted, if it has not begun; it still has an outcome."""
-
     def close(self, at_once: bool = False) -> None:
         """Ends all workers; within five seconds, where it is ``at_once``."""
 
 
-class Watch(Protocol):
-    """Who is told of a run's progress."""
+class Watch:
+    """Who is told of a run's progress; this one ignores it."""
 
     def begun(self, node: Node) -> None:
-        """A node was handed out."""
+        """A node was handed out; more than once, if its worker died."""
 
-    def heard(self, event: Event) -> None: ...
+    def heard(self, event: Event) -> None:
+        """A worker says something of its node."""
 
     def ended(self, node: Node, outcome: Outcome) -> None:
-        """A node ended; if its worker died and it is handed out again, more than once."""
+        """A node ended."""
+
+    def tick(self) -> None:
+        """Half a second has passed, or less."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job has no result.
+
+    Attributes:
+        job: its index in the graph.
+        node: that failed; None where the job was refused before anything ran.
+        said: one line.
+    """
+
+    job: int
+    node: Node | None
+    said: str
+
+
+def schedule(
+    graph: Graph, workers: Workers, watch: Watch | None = None, before: Callable[[Node], None] | None = None
+) -> list[Failure]:
+    """Runs all nodes of a graph; returns the jobs without a result, in their order.
+
+    Args:
+        before: is called with each node once, before it is first handed out.
+    """
+    return _Run(graph, workers, watch or Watch(), before or (lambda node: None)).to_the_end()
+
+
+class _Run:
+    def __init__(self, graph: Graph, workers: Workers, watch: Watch, before: Callable[[Node], None]) -> None:
+        self.nodes, self.workers, self.watch, self.before = graph.nodes, workers, watch, before
+        self.failures = {job: Failure(job, None, str(error)) for job, error in graph.refused.items()}
+        self.missing = {key: len(node.needs) for key, node in graph.nodes.items()}  # needs that are not done
+        self.waiting: dict[str, list[str]] = {}  # key -> nodes that need it
+        for key, node in graph.nodes.items():
+            for needed in node.needs:
+                self.waiting.setdefault(needed, []).append(key)
+        ranked = list(graph.nodes) if workers.in_order else sorted(graph.nodes, key=self._wanted)
+        self.rank = {key: rank for rank, key in enumerate(ranked)}  # lower ones first
+        self.ready = [key for key, count in self.missing.items() if not count]
+        self.running: set[str] = set()
+        self.tries: dict[str, int] = {}
+
+    def _wanted(self, key: str) -> int:
+        return -len(self.nodes[key].results)
+
+    def to_the_end(self) -> list[Failure]:
+        self._hand_out()
+        while self.running:
+            for one in self.workers.wait():
+                if isinstance(one, Event):
+                    self.watch.heard(one)
+                else:
+                    self._ended(one)
+            self.watch.tick()
+            self._hand_out()
+        return [self.failures[job] for job in sorted(self.failures)]
+
+    def _hand_out(self) -> None:
+        full: set[bool] = set()  # where no more fit: among accelerators, among the others
+        for key in sorted(self.ready, key=self.rank.__getitem__):
+            node = self.nodes[key]
+            if all(job in self.failures for job in node.results):
+                self.ready.remove(key)
+            # Nothing passes a node for which there is no room yet: one that wants the whole machine would never begin.
+            elif node.wants.accelerator not in full:
+                if not self.workers.fits(node):
+                    full.add(node.wants.accelerator)
+                    continue
+                self.ready.remove(key)
+                self.running.add(key)
+                if key not in self.tries:
+                    self.before(node)
+                self.tries[key] = self.tries.get(key, 0) + 1
+                self.workers.submit(node, len(self.rank) - self.rank[key])
+                self.watch.begun(node)
+
+    def _ended(self, outcome: Outcome) -> None:
+        key, node = outcome.key, self.nodes[outcome.key]
+        self.running.discard(key)
+        self.watch.ended(node, outcome)
+        if outcome.how == "done":
+            for other in self.waiting.get(key, ()):
+                self.missing[other] -= 1
+                if not self.missing[other]:
+                    self.ready.append(other)
+        elif outcome.how == "lost" and self.tries[key] < TRIES:
+            self.ready.append(key)
+        else:
+            said = outcome.said if outcome.how == "failed" else f"{outcome.said}, {TRIES} times"
+            for job in node.results:
+                self.failures.setdefault(job, Failure(job, node, said))

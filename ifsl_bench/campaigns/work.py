@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import traceback
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -12,7 +13,7 @@ from ifsl_bench.campaigns.logs import Log
 from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.progress import Relay, Reporter
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.api import workspace
 from ifsl_bench.running.stages import Evaluate
@@ -46,14 +47,12 @@ class Outcome:
         key: of the node.
         how: "done"; "failed", which the same node would do again; or "lost": its worker died.
         said: one line that says why it failed or was lost.
-        mistake: whether that is a mistake of the user's, or a state of the machine that the user can change.
         seconds: that it took.
     """
 
     key: str
     how: Ended
     said: str = ""
-    mistake: bool = False
     seconds: float = 0.0
 
 
@@ -64,36 +63,53 @@ def run_node(node: Node, setting: Setting, share: int | None = None, reporter: R
         share: cores that this process may keep busy; None for all of ``setting.cores``.
         reporter: hears of it, beside the node's log.
     """
-    import time
-
-    start = time.monotonic()
     processor.limit(setting.cores, share or setting.cores)
-    with Log(setting.home, node, reporter or Reporter()) as log:
+    work, relay = _work(setting)
+    return attempt(node, work, relay, reporter or Reporter())[0]
+
+
+def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tuple[Outcome, Exception | None]:
+    """Runs a node in a workspace, and stores a result; how it ended, and the error if it failed.
+
+    Args:
+        relay: the workspace's reporter, which is led to the node's log and to ``reporter``.
+    """
+    start = time.monotonic()
+    with Log(work.home, node.key, str(node), reporter) as log:
+        relay.to = log
         try:
-            run_stage(node, replace(_work(setting), reporter=log))
-        except UserError as error:
-            return log.ended(Outcome(node.key, "failed", str(error), True, time.monotonic() - start))
-        except OSError as error:
-            where = f" {error.filename}" if error.filename else ""
-            said = f"the system refused{where}: {error.strerror or error}"
-            return log.ended(Outcome(node.key, "failed", said, True, time.monotonic() - start))
-        except MemoryError:
-            return log.ended(Outcome(node.key, "failed", "not enough memory", True, time.monotonic() - start))
+            made = node.stage.run(work)
+            if node.last and isinstance(node.stage, Evaluate):
+                store(node.stage.job, work, made)
+        except BrokenPipeError:  # nobody listens any more
+            raise
         except Exception as error:
-            log.write(traceback.format_exc())
-            said = one_line(f"{type(error).__name__}: {error}")
-            return log.ended(Outcome(node.key, "failed", said, False, time.monotonic() - start))
-        return log.ended(Outcome(node.key, "done", seconds=time.monotonic() - start))
+            said = plainly(error)
+            if not isinstance(error, (UserError, OSError, MemoryError)):
+                log.write("".join(traceback.format_exception(error)))
+            log.write(f"failed: {said}")
+            return Outcome(node.key, "failed", said, time.monotonic() - start), error
+        finally:
+            relay.to = reporter
+        seconds = time.monotonic() - start
+        log.write(f"done in {seconds:.1f} s")
+        return Outcome(node.key, "done", "", seconds), None
 
 
-def run_stage(node: Node, work: Workspace) -> None:
-    """Runs a node's stage, and stores a result."""
-    made = node.stage.run(work)
-    if node.last and isinstance(node.stage, Evaluate):
-        store(node.stage.job, work, made)
+def plainly(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "not enough memory"
+    if isinstance(error, OSError):
+        where = f" {error.filename}" if error.filename else ""
+        return one_line(f"the system refused{where}: {error.strerror or error}")
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 @lru_cache(maxsize=1)
-def _work(setting: Setting) -> Workspace:
+def _work(setting: Setting) -> tuple[Workspace, Relay]:
     """The workspace of a run, kept from one node to the next with what it has open."""
-    return workspace(setting.home.cache, setting.home.results, setting.device)
+    relay = Relay(Reporter())
+    return workspace(setting.home.cache, setting.home.results, setting.device, relay), relay

@@ -72,6 +72,11 @@ class Home:
         return self.cache / "trained"
 
     @property
+    def logs(self) -> Path:
+        """What stages said while they ran."""
+        return self.cache / "logs"
+
+    @property
     def probes(self) -> Path:
         """What methods compute on made-up episodes."""
         return self.cache / "probes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO
 
@@ -35,6 +35,28 @@ class Reporter:
         yield Stage()
 
 
+class Relay(Reporter):
+    """Hands on to whoever is to hear at the time.
+
+    Attributes:
+        to: who that is now.
+    """
+
+    def __init__(self, to: Reporter) -> None:
+        self.to = to
+
+    def say(self, text: str) -> None:
+        self.to.say(text)
+
+    def warn(self, text: str) -> None:
+        self.to.warn(text)
+
+    @contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        with self.to.stage(title, total, done) as stage:
+            yield stage
+
+
 class Mute(Reporter):
     """Says nothing at all: that of a process that another one speaks for."""
 
@@ -43,8 +65,8 @@ class Mute(Reporter):
 
 
 class _LogStage(Stage):
-    def __init__(self, title: str, total: int, done: int, out: IO[str], every: float) -> None:
-        self.title, self.total, self.done, self.out, self.every = title, total, done, out, every
+    def __init__(self, title: str, total: int, done: int, line: Callable[[str], None], every: float) -> None:
+        self.title, self.total, self.done, self.line, self.every = title, total, done, line, every
         self.first = done
         self.start = self.last = time.monotonic()
 
@@ -55,7 +77,7 @@ class _LogStage(Stage):
             self.last = now
             left = (now - self.start) / max(1, self.done - self.first) * (self.total - self.done)
             shown = "".join(f"  {key} {value:.4g}" for key, value in figures.items())
-            print(f"  {self.title}: {self.done}/{self.total}, {left:.0f} s left{shown}", file=self.out, flush=True)
+            self.line(f"  {self.title}: {self.done}/{self.total}, {left:.0f} s left{shown}")
 
 
 class LogReporter(Reporter):
@@ -64,12 +86,16 @@ class LogReporter(Reporter):
     def __init__(self, out: IO[str] | None = None, every: float = 10.0, verbose: bool = True) -> None:
         self.out, self.every, self.verbose = out or sys.stderr, every, verbose
 
+    def line(self, text: str) -> None:
+        """Writes a line."""
+        print(text, file=self.out, flush=True)
+
     def say(self, text: str) -> None:
         if self.verbose:
-            print(one_line(text), file=self.out, flush=True)
+            self.line(one_line(text))
 
     def warn(self, text: str) -> None:
-        print(f"warning: {one_line(text)}", file=self.out, flush=True)
+        self.line(f"warning: {one_line(text)}")
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
@@ -77,10 +103,10 @@ class LogReporter(Reporter):
             yield Stage()
             return
         title = one_line(title)
-        print(f"{title} ..." if not done else f"{title} (resumed at {done} of {total}) ...", file=self.out, flush=True)
-        stage = _LogStage(title, total, done, self.out, self.every)
+        self.line(f"{title} ..." if not done else f"{title} (resumed at {done} of {total}) ...")
+        stage = _LogStage(title, total, done, self.line, self.every)
         yield stage
-        print(f"{title}: done in {time.monotonic() - stage.start:.1f} s", file=self.out, flush=True)
+        self.line(f"{title}: done in {time.monotonic() - stage.start:.1f} s")
 
 
 class RichReporter(Reporter):

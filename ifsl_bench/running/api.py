@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home, set_aside
-from ifsl_bench.common.locks import locked
+from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.timing import roughly
 from ifsl_bench.data.preparing.outline import Outline, outline_of
@@ -22,7 +20,8 @@ from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.job import Job, make_jobs
 from ifsl_bench.running.preparation import PrepareData, Stage
-from ifsl_bench.running.stages import Evaluate, MetaTrain, Trial, stages_of
+from ifsl_bench.running.renewing import is_trained, put_aside
+from ifsl_bench.running.stages import Evaluate, stages_of
 from ifsl_bench.running.stored import store, stored_result
 
 
@@ -109,7 +108,8 @@ def run_jobs(
     renewed: set[Path] = set()  # what jobs share, as trials, is trained anew once
     for job in jobs:
         if retrain:
-            _put_aside(job, work, renewed)
+            for stage in stages_of(job):
+                put_aside(stage, work, renewed)
         result = None if rerun or retrain else stored_result(job, work)
         if result is not None:
             work.reporter.say(f"{job}: stored already (--rerun repeats it)")
@@ -118,19 +118,6 @@ def run_jobs(
             store(job, work, result)
         made.append(result)
     return made
-
-
-def _put_aside(job: Job, work: Workspace, renewed: set[Path]) -> None:
-    """Renames the models and trials of a job, but for those that ``renewed`` names already."""
-    stages: list[MetaTrain | Trial] = [] if job.searched else [MetaTrain(job)]
-    for _, one in job.candidates() if job.searched else ():
-        stages += [Trial(one), MetaTrain(one), MetaTrain(replace(one, seed=job.seed))]
-    for stage in stages:
-        path = stage.file(work.home) if isinstance(stage, Trial) else stage.folder(work.home)
-        with locked(path, work.reporter.warn):
-            if path not in renewed and path.exists():
-                work.reporter.say(f"{stage}: what was there is kept as {set_aside(path, 'replaced')}")
-        renewed.add(path)
 
 
 def run_job(job: Job, work: Workspace, command: str = "") -> Result:
@@ -170,7 +157,7 @@ def dry_run(jobs: Sequence[Job], work: Workspace, rerun: bool = False, retrain: 
             outline, stages = _outline(job, work), stages_of(job)
         for stage in stages:
             if (key := (str(stage), stage.key(work.home))) not in rows:
-                cached = stage.cached(work.home) and not (retrain and isinstance(stage, (MetaTrain, Trial)))
+                cached = stage.cached(work.home) and not (retrain and is_trained(stage))
                 time = "" if cached else roughly(stage.estimate(outline, work))
                 place = "" if cached else str(stage.place(work))
                 state = "cached" if cached else "to do"
