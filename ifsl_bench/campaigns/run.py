@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from ifsl_bench.campaigns.graph import Graph, Node, graph_of
 from ifsl_bench.campaigns.here import Here
+from ifsl_bench.campaigns.local import LocalWorkers, check_sendable
 from ifsl_bench.campaigns.logs import log_path
 from ifsl_bench.campaigns.schedule import Failure, Watch, Workers, schedule
+from ifsl_bench.campaigns.work import Setting
+from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
@@ -71,6 +77,46 @@ def run_campaign(
     failed = {failure.job for failure in failures}
     made = [job for index, job in enumerate(graph.jobs) if index not in failed]
     return Ended(made, [_line(failure, graph, work) for failure in failures])
+
+
+def workers_for(
+    jobs: Sequence[Job], work: Workspace, device: str, count: int | None, devices: str | None
+) -> LocalWorkers | None:
+    """Worker processes of this machine; None where this process alone is asked for.
+
+    Args:
+        device: what the user said of it.
+        count: of processes; one for each device by default.
+        devices: numbers of accelerators, ``0-7`` or ``0,2``.
+
+    Raises:
+        UserError: there are no such devices, or a method that other processes cannot load.
+    """
+    numbers = numbers_in(devices) if devices else None
+    if numbers and device not in ("auto", "cuda"):
+        raise UserError(f"--devices says which accelerators there are, and --device {device} which one to use: "
+                        f"leave one of them out")  # fmt: skip
+    if (count or 1) == 1 and not numbers:
+        return None
+    check_sendable(jobs)
+    setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex)
+    if numbers is None and work.device.type == "cuda" and work.device.index is None and count:
+        numbers = list(range(min(count, torch.cuda.device_count())))
+    return LocalWorkers(setting, count or len(numbers or ()), numbers)
+
+
+def numbers_in(said: str) -> list[int]:
+    """``0-2,5`` as [0, 1, 2, 5]; raises :class:`UserError` for what is no such list."""
+    found: list[int] = []
+    for part in said.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        last = last if dash else first
+        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()) or len(first + last) > 8:
+            raise UserError(f"--devices takes numbers, as in 0-7 or 0,2, not {said!r}")
+        found += range(int(first), int(last) + 1)
+    if not found or len(set(found)) != len(found):
+        raise UserError(f"--devices takes numbers, each once, as in 0-7 or 0,2, not {said!r}")
+    return found
 
 
 def _line(failure: Failure, graph: Graph, work: Workspace) -> str:

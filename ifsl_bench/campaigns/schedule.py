@@ -7,7 +7,7 @@ from its last checkpoint; one that failed takes with it what waits for it, and n
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ifsl_bench.campaigns.graph import Graph, Node
@@ -58,17 +58,17 @@ class Workers(Protocol):
 class Watch:
     """Who is told of a run's progress; this one ignores it."""
 
+    def planned(self, graph: Graph) -> None:
+        """What there is to do, before anything is."""
+
     def begun(self, node: Node) -> None:
         """A node was handed out; more than once, if its worker died."""
 
     def heard(self, event: Event) -> None:
         """A worker says something of its node."""
 
-    def ended(self, node: Node, outcome: Outcome) -> None:
-        """A node ended."""
-
-    def tick(self) -> None:
-        """Half a second has passed, or less."""
+    def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
+        """A node ended, or will be handed out ``again``."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def schedule(
 
 class _Run:
     def __init__(self, graph: Graph, workers: Workers, watch: Watch, before: Callable[[Node], None]) -> None:
-        self.nodes, self.workers, self.watch, self.before = graph.nodes, workers, watch, before
+        self.graph, self.nodes, self.workers, self.watch, self.before = graph, graph.nodes, workers, watch, before
         self.failures = {job: Failure(job, None, str(error)) for job, error in graph.refused.items()}
         self.missing = {key: len(node.needs) for key, node in graph.nodes.items()}  # needs that are not done
         self.waiting: dict[str, list[str]] = {}  # key -> nodes that need it
@@ -116,6 +116,7 @@ class _Run:
         return -len(self.nodes[key].results)
 
     def to_the_end(self) -> list[Failure]:
+        self.watch.planned(self.graph)
         self._hand_out()
         while self.running:
             for one in self.workers.wait():
@@ -123,7 +124,6 @@ class _Run:
                     self.watch.heard(one)
                 else:
                     self._ended(one)
-            self.watch.tick()
             self._hand_out()
         return [self.failures[job] for job in sorted(self.failures)]
 
@@ -149,15 +149,17 @@ class _Run:
     def _ended(self, outcome: Outcome) -> None:
         key, node = outcome.key, self.nodes[outcome.key]
         self.running.discard(key)
-        self.watch.ended(node, outcome)
+        again = outcome.how == "lost" and self.tries[key] < TRIES
+        if outcome.how == "lost" and not again:
+            outcome = replace(outcome, said=f"{outcome.said}, {TRIES} times")
+        self.watch.ended(node, outcome, again)
         if outcome.how == "done":
             for other in self.waiting.get(key, ()):
                 self.missing[other] -= 1
                 if not self.missing[other]:
                     self.ready.append(other)
-        elif outcome.how == "lost" and self.tries[key] < TRIES:
+        elif again:
             self.ready.append(key)
         else:
-            said = outcome.said if outcome.how == "failed" else f"{outcome.said}, {TRIES} times"
             for job in node.results:
-                self.failures.setdefault(job, Failure(job, node, said))
+                self.failures.setdefault(job, Failure(job, node, outcome.said))

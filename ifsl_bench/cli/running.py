@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from ifsl_bench.cli.options import (
 )
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
-from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
+from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_WORKERS
 
 if TYPE_CHECKING:
     from ifsl_bench.campaigns.run import Ended
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
 @click.option("--rerun", is_flag=True, help="Evaluate again even if the result is stored.")
 @click.option("--retrain", is_flag=True, help="Train again too; the old model is kept under another name.")
 @click.option("--full", is_flag=True, help="Tables with the joint and alone accuracies too.")
+@click.option("--jobs", type=click.IntRange(1, MOST_WORKERS), metavar="N",
+              help="Worker processes that share the stages [1, or one for each of --devices].")  # fmt: skip
+@click.option("--devices", metavar="LIST", help="Accelerators for the workers: 0-7 or 0,2.")
 @device_option
 @home_option
 @results_option
@@ -80,6 +84,8 @@ def run(
     rerun: bool,
     retrain: bool,
     full: bool,
+    jobs: int | None,
+    devices: str | None,
     device: str,
     home: str | None,
     results_dir: str | None,
@@ -103,7 +109,8 @@ def run(
     from ifsl_bench.board.render import PROGRAMS, render
     from ifsl_bench.board.show import result_table
     from ifsl_bench.board.table import plain_table
-    from ifsl_bench.campaigns.run import run_campaign
+    from ifsl_bench.campaigns.run import run_campaign, workers_for
+    from ifsl_bench.campaigns.watching import watching
     from ifsl_bench.protocol.training import Training
     from ifsl_bench.running import api, job
 
@@ -135,17 +142,21 @@ def run(
         return 0
     training = Training.parse(train)
     which = range(seed, seed + seeds), episodes, change, work.home, trials, calibrate
-    jobs = job.make_jobs(methods, tasks, options, training, *which)
-    for label in dict.fromkeys(one.label for one in jobs if trials and not one.trials):
+    made = job.make_jobs(methods, tasks, options, training, *which)
+    for label in dict.fromkeys(one.label for one in made if trials and not one.trials):
         reporter.say(f"{label}: nothing to choose, so --tune changes nothing")
     if dry_run:
-        click.echo(render([plain_table(api.dry_run(jobs, work, rerun, retrain))], style))
+        click.echo(render([plain_table(api.dry_run(made, work, rerun, retrain))], style))
         return 0
-    ended = run_campaign(jobs, work, rerun=rerun, retrain=retrain, command=command)
+    hands = workers_for(made, work, device, jobs, devices)
+    with watching(reporter, hands.count) if hands else nullcontext() as watch:
+        ended = run_campaign(
+            made, work, rerun=rerun, retrain=retrain, command=command, workers=hands, watch=watch
+        )  # fmt: skip
     boards = [load_board(task, work.home.results) for task in dict.fromkeys(found)]
     if style in PROGRAMS:
         click.echo(render([task_table(board, full) for board in boards], style))
-        return tell(ended, len(jobs))
+        return tell(ended, len(made))
     for whole in boards:
         labels = dict.fromkeys(one.label for one in ended.made if one.task.name == whole.name)
         if not labels:
@@ -156,7 +167,7 @@ def run(
             row = board.row(label)
             setting = row.setting if row and row.setting != EVERY else PAPER
             click.echo("\n" + "\n".join(standing(board.in_setting(setting), label)))
-    return tell(ended, len(jobs))
+    return tell(ended, len(made))
 
 
 def tell(ended: Ended, jobs: int) -> int:

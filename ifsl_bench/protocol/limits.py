@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 NAME = r"[a-z0-9][a-z0-9._-]*"  # of a task or data set: it names folders
 MOST_SEEDS = 1000  # of a command: each is a training, and all are listed before the first begins
+MOST_WORKERS = 1_000  # processes on one machine
 MOST_TRIALS = 10_000  # of a method: the settings are drawn before the first is tried
 LARGEST_SEED = 2**53  # the largest integer up to which every reader of JSON tells one from the next
 DRAWN = 1000  # classes, or images of one kind, in an episode; drawing them without repetition takes quadratic time
