@@ -78,7 +78,8 @@ def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tu
     with Log(work.home, node.key, str(node), reporter) as log:
         relay.to = log
         try:
-            made = node.stage.run(work)
+            with processor.evaluating():
+                made = node.stage.run(work)
             if node.last and isinstance(node.stage, Evaluate):
                 store(node.stage.job, work, made)
         except BrokenPipeError:  # nobody listens any more

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbone.device import free_memory, to_host
+from ifsl_bench.common.processor import evaluating
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.plugin.method import (
@@ -109,6 +110,7 @@ def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Pr
 
 
 @torch.no_grad()
+@evaluating()
 def evaluate(
     method: Method, name: str, loader: EpisodeLoader, episodes: range, reporter: Reporter | None = None, title: str = ""
 ) -> Evaluated:

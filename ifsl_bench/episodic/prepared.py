@@ -22,6 +22,7 @@ from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside
+from ifsl_bench.common.processor import cores, evaluating, share, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.data.pools import Dataset
@@ -32,6 +33,11 @@ from ifsl_bench.kernels import store
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocol.episodes import Sampler, task_sampler
 from ifsl_bench.protocol.task import Side, Task
+
+
+def host_threads(device: torch.device) -> int:
+    """Of pretraining and features: all on the host's processor; beside an accelerator, what the process may have."""
+    return cores() if device.type == "cpu" else share()
 
 
 @dataclass(frozen=True)
@@ -86,14 +92,16 @@ class PreparedTask:
     @cached_property
     def pretrained(self) -> Pretrained:
         work, device = self.work, self.work.place("pretraining").device
-        return pretrain(work.home, self.task, self.dataset, self.head, self.seed, device, work.reporter)
+        with threads(host_threads(device)):
+            return pretrain(work.home, self.task, self.dataset, self.head, self.seed, device, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
         """Of a pool, float32 [views * n, D]; verified when first opened."""
         if (pool, views) not in self._features:
             made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.place("features")
             how = (place.device, self.work.reporter, views, str(place))
-            self._features[pool, views] = compute_features(self.work.home, *made_of, *how)
+            with threads(host_threads(place.device)):
+                self._features[pool, views] = compute_features(self.work.home, *made_of, *how)
         return self._features[pool, views]
 
     def features_places(self) -> dict[str, str]:
@@ -114,7 +122,8 @@ class PreparedTask:
         """The features of a pool, copied to the device once."""
         if (name, views, device) not in self._pools:
             features, pool = self.features(name, views), self.dataset.pool(name)
-            self._pools[name, views, device] = feature_pool(features, pool, self.base, device)
+            with evaluating():
+                self._pools[name, views, device] = feature_pool(features, pool, self.base, device)
         return self._pools[name, views, device]
 
     def sampler(self, side: Side, device: torch.device = HOST) -> Sampler:

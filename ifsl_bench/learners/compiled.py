@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ifsl_bench.common.processor import kernel_threads
 from ifsl_bench.solve.linear import LinearOutcome
 from ifsl_bench.solve.outcome import Outcome
 from ifsl_bench.solve.tree import Tree, pack, tensors, unpack
@@ -81,7 +82,7 @@ class Problems:
     def each(self, name: str, *more: Any) -> None:
         from ifsl_bench.kernels.threads import each
 
-        each(getattr(self.kernels, name), self.count, torch.get_num_threads(), *self.arguments, *more)
+        each(getattr(self.kernels, name), self.count, kernel_threads(), *self.arguments, *more)
 
     def outcome(self, dtype: torch.dtype, *options: Any) -> Outcome:
         """Of `solve` with these options."""

@@ -10,6 +10,7 @@ from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.processor import evaluating
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.timing import roughly
 from ifsl_bench.data.preparing.outline import Outline, outline_of
@@ -128,9 +129,10 @@ def run_job(job: Job, work: Workspace, command: str = "") -> Result:
     """
     _outline(job, work)  # before anything is made, let alone trained
     *stages, evaluation = stages_of(job, command)
-    for stage in stages:
-        stage.run(work)
-    return evaluation.run(work)
+    with evaluating():
+        for stage in stages:
+            stage.run(work)
+        return evaluation.run(work)
 
 
 def _outline(job: Job, work: Workspace) -> Outline:
