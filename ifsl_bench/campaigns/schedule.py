@@ -118,7 +118,7 @@ class _Run:
     def to_the_end(self) -> list[Failure]:
         self.watch.planned(self.graph)
         self._hand_out()
-        while self.running:
+        while self.running or self.ready:  # workers may have to be waited for
             for one in self.workers.wait():
                 if isinstance(one, Event):
                     self.watch.heard(one)

@@ -131,6 +131,8 @@ def run(
         ):
             raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself "
                             "(of --train it takes select=best)")  # fmt: skip
+        if jobs or devices:
+            raise UserError("--checkpoint evaluates one model, in this process: leave out --jobs and --devices")
         if dry_run or rerun or retrain:
             raise UserError(
                 "--checkpoint evaluates a model and stores nothing: leave out --dry-run, --rerun, --retrain"

@@ -68,16 +68,21 @@ class _LogStage(Stage):
     def __init__(self, title: str, total: int, done: int, line: Callable[[str], None], every: float) -> None:
         self.title, self.total, self.done, self.line, self.every = title, total, done, line, every
         self.first = done
+        self.figures: dict[str, float] = {}
         self.start = self.last = time.monotonic()
 
     def advance(self, amount: int = 1, **figures: float) -> None:
         self.done += amount
+        self.figures |= figures
         now = time.monotonic()
         if now - self.last >= self.every:
             self.last = now
             left = (now - self.start) / max(1, self.done - self.first) * (self.total - self.done)
-            shown = "".join(f"  {key} {value:.4g}" for key, value in figures.items())
-            self.line(f"  {self.title}: {self.done}/{self.total}, {left:.0f} s left{shown}")
+            self.line(f"  {self.title}: {self.done}/{self.total}, {left:.0f} s left{self.shown()}")
+
+    def shown(self) -> str:
+        """The last loss, accuracy, ..."""
+        return "".join(f"  {key} {value:.4g}" for key, value in self.figures.items())
 
 
 class LogReporter(Reporter):
@@ -106,7 +111,7 @@ class LogReporter(Reporter):
         self.line(f"{title} ..." if not done else f"{title} (resumed at {done} of {total}) ...")
         stage = _LogStage(title, total, done, self.line, self.every)
         yield stage
-        self.line(f"{title}: done in {time.monotonic() - stage.start:.1f} s")
+        self.line(f"{title}: done in {time.monotonic() - stage.start:.1f} s{stage.shown()}")
 
 
 class RichReporter(Reporter):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_file
+from ifsl_bench.common.locks import locked
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 
 SUMS = "checksums.json"
@@ -111,6 +112,16 @@ def record(folder: Path) -> None:
     """
     with contextlib.suppress(OSError, UserError, CorruptFile):
         write_sealed(folder / SUMS, {"files": {str(p.relative_to(folder)): sha256_file(p) for p in _files(folder)}})
+
+
+@contextlib.contextmanager
+def alone(folder: Path | None) -> Iterator[None]:
+    """Inside, no other process compiles what is kept in the folder, as far as there are locks: it would do it twice."""
+    with contextlib.ExitStack() as held:
+        if folder is not None:
+            with contextlib.suppress(OSError, UserError):
+                held.enter_context(locked(folder))
+        yield
 
 
 def announce(kept: bool) -> None:

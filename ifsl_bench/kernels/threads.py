@@ -22,13 +22,19 @@ def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
     pieces = min(count, PIECES * threads) if threads > 1 else -(-count // ALONE)
     bounds = [count * i // pieces for i in range(pieces + 1)] if pieces else []
     todo = list(pairwise(bounds))
-    if new and todo:  # alone: the first call compiles
-        _call(kernel, todo.pop(0), arguments)
+    if new and todo:  # alone: the first call compiles, or loads what another process has compiled by then
+        with store.alone(FOLDER):
+            _call(kernel, todo.pop(0), arguments)
+            _record(kernel)
     if threads > 1 and len(todo) > 1:
         list(_pool(threads).map(lambda piece: _call(kernel, piece, arguments), todo))
     else:
         for piece in todo:
             _call(kernel, piece, arguments)
+    _record(kernel)
+
+
+def _record(kernel: Any) -> None:
     if len(kernel.overloads) != _known.get(kernel):
         _known[kernel] = len(kernel.overloads)
         if FOLDER is not None and kernel.stats.cache_misses:
