@@ -72,7 +72,8 @@ class LocalWorkers:
         self.workers = [_Worker(number, visible[number % len(visible)]) for number in range(count)]
         self.memory = int(MEMORY * psutil.virtual_memory().available)
         self._context = multiprocessing.get_context("spawn")
-        self._unready = 0
+        self._unready = 0  # starts that failed since one went well
+        self._stillborn: list[Outcome] = []
 
     # -- what the loop asks
 
@@ -87,7 +88,13 @@ class LocalWorkers:
     def submit(self, node: Node, priority: int) -> None:
         worker = self._free(node)
         assert worker is not None
-        self._start(worker)
+        try:
+            self._start(worker)
+        except OSError as error:  # no memory for another process, or one that ended before it was told what to do
+            self._forget(worker)
+            self._unready += 1
+            self._stillborn.append(Outcome(node.key, "lost", f"its worker cannot be started ({plainly(error)})"))
+            return
         assert worker.pipe is not None
         worker.node = node
         # What only the loop needs stays here: of hundreds of jobs it would fill the pipe before anybody listens.
@@ -95,6 +102,12 @@ class LocalWorkers:
             worker.pipe.send_bytes(pickle.dumps(replace(node, needs=(), results=())))
 
     def wait(self) -> Iterable[Event | Outcome]:
+        if self._unready >= STARTS:
+            raise UserError(f"worker processes end as they start: run with --jobs 1, or see what they say in "
+                            f"{self.setting.home.logs / 'workers'}")  # fmt: skip
+        if self._stillborn:
+            yield self._stillborn.pop()
+            return
         busy = [worker for worker in self.workers if worker.process is not None]
         listened: list[Any] = [x for worker in busy for x in (worker.pipe, worker.process and worker.process.sentinel)]
         wait(listened, timeout=0.5)
@@ -138,10 +151,11 @@ class LocalWorkers:
         self._forget(worker)
         worker.pipe, theirs = self._context.Pipe()
         about = theirs, self.setting, self.share, worker.number
-        worker.process = self._context.Process(target=serve, args=about, name=f"ifsl_bench worker {worker.number}")
+        process = self._context.Process(target=serve, args=about, name=f"ifsl_bench worker {worker.number}")
         more = {} if worker.device is None else {"CUDA_VISIBLE_DEVICES": worker.device}
         with _environment(more):
-            worker.process.start()
+            process.start()
+        worker.process = process
         theirs.close()  # so that the pipe ends where the worker does
 
     def _heard(self, worker: _Worker) -> Iterator[Event | Outcome]:
@@ -163,9 +177,6 @@ class LocalWorkers:
             if not worker.ready:
                 self._unready += 1
             self._forget(worker)
-            if self._unready >= STARTS:
-                raise UserError(f"worker processes end as they start (status {status}): run with --jobs 1, or see "
-                                f"{self.setting.home.logs / 'workers'}")  # fmt: skip
             if node is not None:
                 yield Outcome(node.key, "lost", f"its worker {_end(status)}")
 

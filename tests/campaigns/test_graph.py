@@ -1,0 +1,103 @@
+"""The graph of many jobs, against each job's own list of what it needs."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from ifsl_bench.campaigns.graph import Graph, graph_of, key_of
+from ifsl_bench.campaigns.run import run_campaign
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.protocol.training import Training
+from ifsl_bench.running import api
+from ifsl_bench.running.job import make_jobs
+from ifsl_bench.running.preparation import Stage
+from ifsl_bench.running.stages import Evaluate
+
+METHODS = ["protonet", "imprint", "lwof"]
+
+
+def jobs_on(here, methods=METHODS, seeds=(0, 1), tasks=("clusters-1shot", "clusters-5shot"), **more):
+    names = [f"{here / 'clusters.toml'}:{task}" for task in tasks]
+    training = Training.parse({"steps": "20"})
+    return make_jobs(methods, names, {}, training, list(seeds), None, **more)
+
+
+def closure(stage: Stage, home) -> dict[str, Stage]:
+    """All that a stage needs, and itself, by key."""
+    found = {key_of(stage, home): stage}
+    for needed in stage.needs():
+        found |= closure(needed, home)
+    return found
+
+
+def brute(jobs, home) -> tuple[dict[str, Stage], dict[str, set[int]]]:
+    """Every stage that is not done, by key, and the jobs that wait for it."""
+    stages: dict[str, Stage] = {}
+    results: dict[str, set[int]] = {}
+    for index, job in enumerate(jobs):
+        for key, stage in closure(Evaluate(job), home).items():
+            if not stage.cached(home):
+                stages.setdefault(key, stage)
+                results.setdefault(key, set()).add(index)
+    return stages, results
+
+
+def check(graph: Graph, jobs, home) -> None:
+    stages, results = brute(jobs, home)
+    assert graph.nodes.keys() == stages.keys()
+    seen: set[str] = set()
+    for key, node in graph.nodes.items():
+        assert set(node.needs) == {key_of(s, home) for s in stages[key].needs()} & stages.keys()
+        assert seen.issuperset(node.needs), "each comes after what it waits for"
+        assert sorted(node.results) == sorted(results[key])
+        assert len(set(node.results)) == len(node.results)
+        seen.add(key)
+
+
+def test_each_stage_is_there_once_after_those_it_needs_for_all_that_wait_for_it(here):
+    work = api.workspace(here / "home", device="cpu")
+    jobs = jobs_on(here) + jobs_on(here, ["lwof"], trials=3)
+    graph = graph_of(jobs, work)
+    check(graph, jobs, work.home)
+    assert sum(node.last for node in graph.nodes.values()) == len(jobs)
+    kinds = [node.stage.kind for node in graph.nodes.values()]
+    assert kinds.count("pretraining") == 4  # two heads, two seeds; for 16 jobs
+
+
+def test_a_node_travels_to_other_processes(here):
+    work = api.workspace(here / "home", device="cpu")
+    for node in graph_of(jobs_on(here, seeds=(0,)), work).nodes.values():
+        assert pickle.loads(pickle.dumps(node)) == node
+
+
+def test_what_is_done_has_no_node(here):
+    work = api.workspace(here / "home", device="cpu")
+    first, more = jobs_on(here, ["lwof"], seeds=(0,)), jobs_on(here, seeds=(0,))
+    assert not run_campaign(first, work).failed
+    check(graph_of(more[:2] + more[3:5], work), more[:2] + more[3:5], work.home)
+    graph = graph_of(more, work)
+    assert graph.stored == (2, 5)
+    assert not [key for key in graph.nodes if key.startswith("meta-training")]
+    again = graph_of(first, work, rerun=True)
+    assert {node.stage.kind for node in again.nodes.values()} >= {"evaluation"}
+    assert not [key for key in again.nodes if key.startswith(("meta-training", "pretraining"))]
+    anew = graph_of(first, work, retrain=True)
+    assert [node.stage.kind for node in anew.nodes.values() if node.anew].count("meta-training") == 2
+    assert not [node for node in anew.nodes.values() if node.anew and node.stage.kind == "pretraining"]
+
+
+def test_a_job_whose_episodes_cannot_be_drawn_is_refused_and_the_others_are_not(here):
+    work = api.workspace(here / "home", device="cpu")
+    wide = make_jobs(["protonet"], [f"{here / 'clusters.toml'}:clusters-1shot+ways=8"], {}, Training(), [0], None)
+    graph = graph_of([*wide, *jobs_on(here, ["imprint"], seeds=(0,))], work)
+    assert list(graph.refused) == [0]
+    assert isinstance(graph.refused[0], UserError)
+    assert {index for node in graph.nodes.values() for index in node.results} == {1, 2}
+    ended = run_campaign([*wide, *jobs_on(here, ["imprint"], seeds=(0,))], work)
+    assert [job.name for job in ended.made] == ["imprint", "imprint"]
+    (line,) = ended.failed
+    assert str(wide[0]) in line
+    with pytest.raises(UserError):
+        run_campaign(wide, work)

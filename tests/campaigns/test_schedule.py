@@ -1,0 +1,126 @@
+"""The loop, with workers that only pretend, held against rules that any order must keep."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from ifsl_bench.campaigns.graph import Graph, Node, Wants
+from ifsl_bench.campaigns.schedule import TRIES, schedule
+from ifsl_bench.campaigns.work import Outcome
+
+JOBS = 4
+
+
+def random_graph(chance: random.Random, whole: int) -> Graph:
+    """Nodes "0", "1", ... with arrows from earlier ones; some want a machine of ``whole`` threads."""
+    nodes: dict[str, Node] = {}
+    for index in range(chance.randint(1, 14)):
+        needs = tuple(chance.sample(list(nodes), min(len(nodes), chance.choice((0, 0, 1, 2)))))
+        wants = Wants(chance.choice((1, 1, 1, whole)))
+        nodes[str(index)] = Node(str(index), None, needs, wants, ())  # type: ignore[arg-type]
+    results: dict[str, set[int]] = {key: set() for key in nodes}
+
+    def claim(key: str, job: int) -> None:
+        results[key].add(job)
+        for needed in nodes[key].needs:
+            claim(needed, job)
+
+    for job in range(JOBS):
+        claim(chance.choice(list(nodes)), job)
+    kept = {key: Node(key, None, node.needs, node.wants, tuple(sorted(results[key])))  # type: ignore[arg-type]
+            for key, node in nodes.items() if results[key]}  # fmt: skip
+    return Graph((None,) * JOBS, kept)  # type: ignore[arg-type]
+
+
+class Pretend:
+    """Workers that end nodes in any order, as a table says, and check what they are given."""
+
+    def __init__(self, graph: Graph, chance: random.Random, ends: dict[str, list[str]], size: int, in_order: bool):
+        self.graph, self.chance, self.ends, self.size, self.in_order = graph, chance, ends, size, in_order
+        self.running: list[Node] = []
+        self.done: set[str] = set()
+        self.given: list[str] = []
+
+    def fits(self, node: Node) -> bool:
+        return not self.running or sum(n.wants.threads for n in self.running) + node.wants.threads <= self.size
+
+    def submit(self, node: Node, priority: int) -> None:
+        assert self.done.issuperset(node.needs), "a node waits for what it needs"
+        assert node.key not in self.done
+        assert node.key not in {other.key for other in self.running}, "one owner at a time"
+        assert self.fits(node)
+        self.given.append(node.key)
+        self.running.append(node)
+
+    def wait(self):
+        if not self.running:
+            return []
+        node = self.running.pop(self.chance.randrange(len(self.running)))
+        how = self.ends[node.key].pop(0) if self.ends.get(node.key) else "done"
+        if how == "done":
+            self.done.add(node.key)
+        return [Outcome(node.key, how, how)]  # type: ignore[arg-type]
+
+    def close(self, at_once: bool = False) -> None: ...
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_any_graph_is_run_to_its_end_whatever_fails(in_order):
+    for case in range(300):
+        chance = random.Random(case)
+        size = chance.choice((1, 2, 4))
+        graph = random_graph(chance, size)
+        ends = {key: chance.choice(([], [], [], ["failed"], ["lost"], ["lost"] * TRIES, ["lost", "failed"]))
+                for key in graph.nodes}  # fmt: skip
+        bad = {key for key, how in ends.items() if "failed" in how or len(how) == TRIES}
+        workers = Pretend(graph, chance, {key: list(how) for key, how in ends.items()}, size, in_order)
+        before: list[str] = []
+        failures = schedule(graph, workers, before=lambda node: before.append(node.key))  # noqa: B023
+        spoilt = {job for key in bad for job in graph.nodes[key].results}
+        assert {failure.job for failure in failures} <= spoilt
+        for job in range(JOBS):
+            mine = {key for key, node in graph.nodes.items() if job in node.results}
+            failed = job in {failure.job for failure in failures}
+            assert failed == bool(mine & bad), "a job fails if something that it needs does, and only then"
+            assert failed or mine <= workers.done
+        assert Counter(before) == Counter(set(workers.given)), "what is to be set aside is, once"
+        assert all(count <= TRIES for count in Counter(workers.given).values())
+        for failure in failures:
+            assert failure.node is not None
+            assert failure.node.key in bad
+            assert failure.said in ("failed", f"lost, {TRIES} times")
+
+
+def test_what_many_wait_for_goes_first_and_one_worker_goes_job_by_job():
+    def node(key: str, results: tuple[int, ...]) -> Node:
+        return Node(key, None, (), Wants(), results)  # type: ignore[arg-type]
+
+    nodes = {n.key: n for n in (node("one", (0,)), node("all", (0, 1, 2, 3)), node("two", (1, 2)))}
+    graph = Graph((None,) * 4, nodes)  # type: ignore[arg-type]
+    given = {}
+    for in_order in (False, True):
+        workers = Pretend(graph, random.Random(0), {}, 1, in_order)
+        schedule(graph, workers)
+        given[in_order] = workers.given
+    assert given == {False: ["all", "two", "one"], True: ["one", "all", "two"]}
+
+
+def test_work_for_the_whole_machine_is_not_passed_by_for_ever():
+    """It is the second most wanted; while it waits for room, what is wanted less does not take the room."""
+    nodes = {"a": Node("a", None, (), Wants(1), (0, 1, 2)), "whole": Node("whole", None, (), Wants(2), (0, 1))}  # type: ignore[arg-type]
+    nodes |= {str(n): Node(str(n), None, (), Wants(1), (3,)) for n in range(20)}  # type: ignore[arg-type]
+    workers = Pretend(Graph((None,) * 4, nodes), random.Random(1), {}, 2, False)  # type: ignore[arg-type]
+    schedule(workers.graph, workers)
+    assert workers.given[:2] == ["a", "whole"]
+
+
+def test_a_node_that_nobody_needs_any_more_is_not_begun():
+    bad = Node("bad", None, (), Wants(), (0,))  # type: ignore[arg-type]
+    other = Node("other", None, (), Wants(), (0,))  # type: ignore[arg-type]
+    workers = Pretend(Graph((None,), {"bad": bad, "other": other}), random.Random(0), {"bad": ["failed"]}, 1, True)  # type: ignore[arg-type]
+    (failure,) = schedule(workers.graph, workers)
+    assert workers.given == ["bad"]
+    assert (failure.node, failure.said) == (bad, "failed")
