@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -218,6 +219,7 @@ def test_workers_that_cannot_start_are_given_up(here, monkeypatch):
     """As where a library that they import is broken."""
     work = api.workspace(here / "home", device="cpu")
     jobs = make_jobs(["protonet"], ["clusters.toml:clusters-1shot"], {}, Training(), [0], None)
+    resource_tracker.ensure_running()  # which is started in the same way
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(str(shutil.which("false"))))
     workers = workers_for(jobs, work, "cpu", 2, None)
     assert workers is not None

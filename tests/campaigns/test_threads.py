@@ -1,0 +1,105 @@
+"""Threads belong to the stage: how many the process happens to use changes no digit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ifsl_bench.backbone.trainer import Trainer
+from ifsl_bench.campaigns.graph import graph_of
+from ifsl_bench.campaigns.work import Setting, run_node
+from ifsl_bench.common import processor
+from ifsl_bench.episodic import prepared
+from ifsl_bench.protocol.training import Training
+from ifsl_bench.running import api
+from ifsl_bench.running.job import make_jobs
+from tests.campaigns.test_local import counts
+
+SEES = """
+import torch
+from torch import nn
+from ifsl_bench import Method, Prediction
+from ifsl_bench.common.processor import kernel_threads
+
+class Sees(Method):
+    \"\"\"Imprinting, which answers how many threads it was asked on.\"\"\"
+
+    def __init__(self, base, ways):
+        super().__init__(base, ways)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, support, query):
+        novel = self.scale * query.features @ support.class_means(self.ways).mT
+        seen = torch.full((len(novel),), float(10 * kernel_threads() + torch.get_num_threads()))
+        if self.training and novel.shape[:2] == (1, 50):  # a step, not a probe
+            with open("seen", "a") as file:
+                file.write(f"{seen[0]:.0f} ")
+        return Prediction(torch.cat([query.base_logits, novel], -1), {"threads": seen})
+"""
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = torch.get_num_threads(), processor.cores(), processor.share()
+    yield
+    processor.limit(*before[1:])
+    torch.set_num_threads(before[0])
+
+
+def run(home: Path, methods: list[str], task: str, ambient: int, cores: int, share: int) -> None:
+    """All nodes, one after the other, each in a process that uses ``ambient`` threads when it begins."""
+    processor.limit(cores, share)
+    work = api.workspace(home, device="cpu")
+    jobs = make_jobs(methods, [task], {}, Training.parse({"steps": "20"}), [0], None)
+    for node in graph_of(jobs, work).nodes.values():
+        torch.set_num_threads(ambient)
+        outcome = run_node(node, Setting(work.home, "cpu", cores, str(home)), share)
+        assert outcome.how == "done", outcome.said
+
+
+def weights(home: Path) -> dict[str, str]:
+    """Checksums of pretrainings."""
+    return {path.parent.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in home.glob("pretrained/*/*.safetensors")}  # fmt: skip
+
+
+def test_the_same_bits_whatever_the_process_was_doing(here, monkeypatch):
+    seen: dict[str, set[int]] = {"steps": set(), "features": set()}
+    step, compute = Trainer._step, prepared.compute_features
+
+    def spied_step(*args):
+        seen["steps"].add(torch.get_num_threads())
+        return step(*args)
+
+    def spied_compute(*args):
+        seen["features"].add(torch.get_num_threads())
+        return compute(*args)
+
+    monkeypatch.setattr(Trainer, "_step", spied_step)
+    monkeypatch.setattr(prepared, "compute_features", spied_compute)
+    for name, ambient, share in (("one", 1, 2), ("two", 3, 1)):
+        shutil.copytree(here / "home", here / name)
+        run(here / name, ["protonet", "lwof"], "clusters.toml:clusters-5shot", ambient, cores=2, share=share)
+    assert weights(here / "one") == weights(here / "two")
+    assert len(weights(here / "one")) == 2
+    assert counts(here / "one" / "results") == counts(here / "two" / "results")
+    assert seen == {"steps": {2}, "features": {2}}
+
+
+def test_a_step_on_few_episodes_has_one_thread_and_an_evaluation_its_rule(here, monkeypatch):
+    (here / "sees.py").write_text(SEES)
+    for cores, share, threads in ((4, 1, 12), (4, 4, 42), (1, 1, 11)):
+        home = here / f"home-{cores}-{share}"
+        shutil.copytree(here / "home", home)
+        run(home, ["sees.py:Sees"], "clusters.toml:clusters-5shot", ambient=3, cores=cores, share=share)
+        (path,) = (home / "results").glob("*/*.json")
+        said = json.loads(path.read_text())["solver"]["threads"]
+        assert said["mean"] == said["max"] == threads
+        assert set((here / "seen").read_text().split()) == {"11"}
+    assert torch.get_num_threads() == 3, "the process has its own again"
