@@ -83,13 +83,13 @@ def test_the_same_bits_whatever_the_process_was_doing(here, monkeypatch):
 
     monkeypatch.setattr(Trainer, "_step", spied_step)
     monkeypatch.setattr(prepared, "compute_features", spied_compute)
-    for name, ambient, share in (("one", 1, 2), ("two", 3, 1)):
+    for name, ambient, share in (("one", 1, 2), ("two", 4, 1)):
         shutil.copytree(here / "home", here / name)
-        run(here / name, ["imprint"], "clusters.toml:clusters-5shot", ambient, cores=2, share=share)
+        run(here / name, ["imprint"], "clusters.toml:clusters-5shot", ambient, cores=3, share=share)
     assert weights(here / "one") == weights(here / "two")
     assert len(weights(here / "one")) == 1
     assert counts(here / "one" / "results") == counts(here / "two" / "results")
-    assert seen == {"steps": {2}, "features": {2}}
+    assert seen == {"steps": {3}, "features": {3}}
 
 
 def test_a_step_on_few_episodes_has_one_thread_and_an_evaluation_its_rule(here, monkeypatch):
