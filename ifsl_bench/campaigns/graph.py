@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ifsl_bench.backbone.placement import HOST
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.data.preparing.outline import Outline, outline_of
+from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import PrepareData, Stage
@@ -96,15 +96,16 @@ def graph_of(
     """
     found = _Expansion(work, retrain)
     stored, refused = [], {}
-    for index, job in enumerate(jobs):
-        if not (rerun or retrain) and stored_result(job, work) is not None:
-            work.reporter.say(f"{job}: stored already (--rerun repeats it)")
-            stored.append(index)
-            continue
-        try:
-            found.expand(index, job, command)
-        except UserError as error:
-            refused[index] = error
+    with remembered():
+        for index, job in enumerate(jobs):
+            if not (rerun or retrain) and stored_result(job, work) is not None:
+                work.reporter.say(f"{job}: stored already (--rerun repeats it)")
+                stored.append(index)
+                continue
+            try:
+                found.expand(index, job, command)
+            except UserError as error:
+                refused[index] = error
     return Graph(tuple(jobs), found.nodes, tuple(stored), refused)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -41,10 +44,29 @@ class Outline:
         return len(self.starts["base/train"]) - 1 if self.starts else 0
 
 
+_known: ContextVar[dict[tuple[Path, str], str | None] | None] = ContextVar("known", default=None)
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Inside, a prepared data set is opened once to be asked for its fingerprint, however many stages do."""
+    token = _known.set({})
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
 def fingerprint_of(task: Task, home: Home) -> str | None:
     """Of the prepared data set, or the one that the task is pinned to."""
-    dataset = prepared(home, task.dataset.name)
-    return dataset.fingerprint if dataset else task.dataset.fingerprint
+    known, key = _known.get(), (home.data, task.dataset.name)
+    if known is None or key not in known:
+        dataset = prepared(home, task.dataset.name)
+        found = dataset.fingerprint if dataset else None
+        if known is None:
+            return found or task.dataset.fingerprint
+        known[key] = found
+    return known[key] or task.dataset.fingerprint
 
 
 def outline_of(task: Task, home: Home) -> Outline:
