@@ -38,9 +38,13 @@ class Running:
 
     def left(self, now: float) -> float | None:
         """Seconds, by its pace; None while nobody can say."""
-        if self.total <= 0 or self.done - self.first < TOLD * (self.total - self.first):
-            return None
-        return (now - self.since) / (self.done - self.first) * (self.total - self.done)
+        whole = self.whole(now)
+        return whole * (self.total - self.done) / (self.total - self.first) if whole is not None else None
+
+    def whole(self, now: float) -> float | None:
+        """Seconds from its first unit to its last."""
+        units, done = self.total - self.first, self.done - self.first
+        return (now - self.since) / done * units if units > 0 and done >= TOLD * units and done else None
 
 
 class Forecast:
@@ -90,23 +94,23 @@ class Forecast:
     def seconds(self) -> float | None:
         """Until all is done; None while nobody can say."""
         now = time.monotonic()
-        whole = part = longest = 0.0
+        alone = part = longest = 0.0
         for key, node in self.left.items():
             one = self.running.get(key)
             took = one.left(now) if one else None
             if took is None:
                 known = self._took.get(_like(node.stage)) or self._took.get(type(node.stage))
                 if known is None:
-                    known = [paced for other in self.running.values() if type(other.node.stage) is type(node.stage)
-                             and (paced := other.left(now)) is not None]  # fmt: skip
+                    like = [other for other in self.running.values() if type(other.node.stage) is type(node.stage)]
+                    known = [whole for other in like if (whole := other.whole(now)) is not None]
                 if not known:
                     return None
                 took = fmean(known)
             if node.wants.threads >= max(2, cores()):
-                whole += took
+                alone += took
             else:
                 part, longest = part + took, max(longest, took)
-        return whole + max(part / self.workers, longest)
+        return alone + max(part / self.workers, longest)
 
 
 def _like(stage: Stage) -> Hashable:

@@ -1,0 +1,110 @@
+"""What a person sees of many workers."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import pytest
+from rich.console import Console
+
+from ifsl_bench.campaigns import forecast
+from ifsl_bench.campaigns.forecast import Forecast, in_words
+from ifsl_bench.campaigns.graph import Graph, Node, Wants
+from ifsl_bench.campaigns.schedule import Event
+from ifsl_bench.campaigns.watching import Lines, Live
+from ifsl_bench.campaigns.work import Outcome
+from ifsl_bench.common.progress import LogReporter, RichReporter
+
+
+@dataclass(frozen=True)
+class Dig:
+    """A stage that has a name only."""
+
+    name: str
+    kind = "dig"
+
+    def __str__(self) -> str:
+        return f"digging {self.name}"
+
+
+def graph_of_digs(count: int) -> Graph:
+    nodes = [Node(f"dig/{n}", Dig(f"hole number {n}" * 3), (), Wants(), (n,), last=True) for n in range(count)]  # type: ignore[arg-type]
+    return Graph((None,) * count, {node.key: node for node in nodes})  # type: ignore[arg-type]
+
+
+def begin(watch: Lines, graph: Graph, running: int) -> list[Node]:
+    watch.planned(graph)
+    nodes = list(graph.nodes.values())[:running]
+    for node in nodes:
+        watch.begun(node)
+        watch.heard(Event(node.key, "stage", f"{node}\x1b[2J", 0, 200))
+        watch.heard(Event(node.key, "advance", str(node), 50, 200, {"loss": 0.51234, "accuracy": 0.25}))
+    return nodes
+
+
+@pytest.mark.parametrize(("width", "height"), [(200, 50), (80, 24), (80, 10), (40, 6), (20, 3)])
+def test_the_display_fits_any_terminal(width, height):
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    reporter = RichReporter()
+    reporter.console = console
+    live = Live(reporter, 30)
+    begin(live, graph_of_digs(60), 30)
+    with console.capture() as captured:
+        console.print(live)
+    text = captured.get()
+    lines = text.rstrip("\n").split("\n")
+    assert len(lines) <= height
+    assert all(len(line) <= width for line in lines), lines
+    assert "\x1b[2J" not in text
+    assert lines[0].startswith("0 of 60 jobs don"[:width])
+    assert lines[1].startswith("digging")
+    assert "25%" in lines[1]
+    assert ("loss 0.5123" in lines[1]) == (width >= 72)
+    assert "more" in lines[-1] if height < 33 else "more" not in text
+
+
+def test_lines_have_loss_and_accuracy_and_each_warning_once():
+    out = io.StringIO()
+    watch = Lines(LogReporter(out, every=0.0), 2)
+    first, second = begin(watch, graph_of_digs(3), 2)
+    for node in (first, second):
+        watch.heard(Event(node.key, "warn", "the disk is slow"))
+        watch.heard(Event(node.key, "say", f"a word of {node.key}"))
+    watch.heard(Event(first.key, "end", str(first), 200, 200, {"loss": 0.1}))
+    watch.ended(first, Outcome(first.key, "done", seconds=4.0), False)
+    watch.ended(second, Outcome(second.key, "lost", "its worker died"), True)
+    watch.begun(second)
+    watch.ended(second, Outcome(second.key, "failed", "no ground"), False)
+    said = out.getvalue()
+    assert "50/200" in said
+    assert "loss 0.5123  accuracy 0.25" in said
+    assert said.count("warning: the disk is slow") == 1
+    assert "a word of dig/0\n" in said
+    assert "a word of dig/1\n" in said
+    assert "1 of 3 jobs done, about " in said
+    assert "its worker died; it is run again, from its last checkpoint\n" in said
+    assert f"warning: {second}: no ground\n" in said
+
+
+def test_the_time_left_is_that_of_what_is_like_it(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(forecast.time, "monotonic", lambda: now)
+    graph = graph_of_digs(9)
+    nodes = list(graph.nodes.values())
+    seen = Forecast(graph, 2)
+    seen.begun(nodes[0])
+    assert seen.seconds() is None, "nobody knows yet"
+    seen.heard(Event(nodes[0].key, "stage", "dig", 0, 100))
+    now = 110.0
+    seen.heard(Event(nodes[0].key, "advance", "dig", 25, 100))
+    assert seen.seconds() == pytest.approx((30 + 8 * 40) / 2)  # each like the one that runs, as far as that is known
+    seen.ended(nodes[0], Outcome(nodes[0].key, "done", seconds=40.0), False)
+    assert seen.seconds() == pytest.approx(8 * 40 / 2)
+    seen.ended(nodes[1], Outcome(nodes[1].key, "failed"), False)
+    assert seen.seconds() == pytest.approx(7 * 40 / 2)
+    assert seen.jobs == "1 of 9 jobs done, 1 failed"
+
+
+def test_times_are_said_in_words():
+    assert [in_words(s) for s in (3, 89, 90, 3600, 5400, 86400)] == ["3 s", "89 s", "2 min", "60 min", "1.5 h", "24.0 h"]  # fmt: skip
