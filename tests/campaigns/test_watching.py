@@ -107,4 +107,5 @@ def test_the_time_left_is_that_of_what_is_like_it(monkeypatch):
 
 
 def test_times_are_said_in_words():
-    assert [in_words(s) for s in (3, 89, 90, 3600, 5400, 86400)] == ["3 s", "89 s", "2 min", "60 min", "1.5 h", "24.0 h"]  # fmt: skip
+    said = [in_words(seconds) for seconds in (3, 89, 90, 3600, 5400, 86400)]
+    assert said == ["3 s", "89 s", "2 min", "60 min", "1.5 h", "24.0 h"]
