@@ -135,6 +135,8 @@ class LocalWorkers:
 
     def _slots(self, node: Node) -> int:
         """Of as many as there are workers; all of them for work that takes the whole machine."""
+        if node.wants.threads >= self.setting.cores > 1:
+            return self.count
         return min(self.count, -(-node.wants.threads // self.share))
 
     def _free(self, node: Node) -> _Worker | None:

@@ -243,3 +243,8 @@ def test_cores_are_shared_and_whole_machines_are_not():
     assert not workers.fits(node(1, workers.memory + 1))
     workers.workers[1].node = node(4)  # two shares
     assert not workers.fits(node(1))
+    for cores, beside in ((2, False), (1, True)):  # more workers than cores: a whole machine of two is not shared
+        workers = LocalWorkers(Setting(setting.home, "cpu", cores, ""), 4)
+        workers.workers[0].node = node(1)
+        assert workers.fits(node(1))
+        assert workers.fits(node(cores)) == beside
