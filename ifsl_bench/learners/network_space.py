@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ifsl_bench.solve.tree import Tree, dot, doubled, tree_map
 
+from .network_curvature import Activations, downwards, fits
 from .softmax import (
     cross_entropy,
     floored,
@@ -157,10 +158,23 @@ class DualSpace:
         return value, self.join(r_b, r_beta, r_output), square.clamp_min(0).sqrt()
 
     def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        return self.with_penalty(_curvature(*self._activations(z), self.args))
+
+    def downwards(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        at = self.at(*self._activations(z))
+        return downwards(at, self.inverse_1) if self.dtype == torch.float64 and fits(at) else None
+
+    def at(self, t: Tensor, f: Tensor, output: Tensor) -> Activations:
+        """What the Hessian needs for activations t [E, H, S], scores f [E, N, S] and weights [W b]."""
+        output = output.expand(len(t), -1, -1)
+        return Activations(self.kernel_2, self.kernel_3, t, f, output, self.args.rest, self.args.labels)
+
+    def _activations(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """tanh of the hidden inputs [E, H, S], scores [E, N, S] and weights [W b] at z."""
         a, skip, _ = self.parts(self.image(z))
         output = self.args.output_centres + self.parts(z)[2]
-        t = torch.tanh(self.hidden_0 + a)  # [E, H, S]
-        return self.with_penalty(_curvature(t, self.skip_0 + skip + scores(output, t.mT), output, self.args))
+        t = torch.tanh(self.hidden_0 + a)
+        return t, self.skip_0 + skip + scores(output, t.mT), output
 
     def with_penalty(self, curvature: Curvature) -> Callable[[Tensor, Tensor], Tensor]:
         """p, M p -> (1 + C' M) p, for C the Hessian of the loss between the activations."""

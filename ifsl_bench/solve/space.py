@@ -38,6 +38,10 @@ class Space(Protocol):
     def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """The Hessian at z: p, M p -> the change of the gradient."""
 
+    def downwards(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Where the Hessian at z curves downwards [E], and along what [E, P]; None where nothing but its products is
+        known."""
+
     def expand(self, z: Tensor) -> Tree:
         """z in the large form."""
 
@@ -113,6 +117,9 @@ class LargeSpace:
     def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         product = self.objective.hessian(unpack(z, self.v0), self.args).product
         return lambda p, _: pack(product(unpack(p, self.v0)))
+
+    def downwards(self, z: Tensor) -> None:
+        return None
 
     def expand(self, z: Tensor) -> Tree:
         return unpack(z, self.v0)
