@@ -6,19 +6,21 @@ gradients take as many for each of their steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from ifsl_bench.solve.iterate import State
 
 from .softmax import residual, with_rest
 from .whitened import triangular_root
 
 FACTORISED = 256  # scores of a support set up to which its Hessian is factorised
 ROOM = 2**27  # numbers that its largest matrix may have, all episodes taken together
+FLAT = 0.05  # what a step takes smaller curvatures for
 WEAK = 1e-2  # curvatures of single hidden units below this, of the penalty's 1, are looked at together
 
 
@@ -34,38 +36,28 @@ class Activations(NamedTuple):
     labels: Tensor  # [E, S]
 
 
-def fits(at: Activations) -> bool:
-    """Whether the Hessians are small enough to be factorised."""
-    return len(at.f) > 0 and at.f[0].numel() <= FACTORISED
+def room(ways: int, units: int, size: int) -> int:
+    """For how many episodes at once there is room; 0 where a Hessian is too large."""
+    unknowns = units * (size + ways) + ways * size + ways
+    return max(1, ROOM // (ways * size * unknowns)) if 0 < ways * size <= FACTORISED else 0
 
 
 def solved(at: Activations, inverse: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """H^-1 b for b [E, P] in dual numbers, and where H curves downwards [E]; inverse [H+1]: that of the precisions of
     [W b]."""
-    found = [(part.solve(b[rows]), part.indefinite()) for rows, part in _some_at_a_time(at, inverse)]
+    many, found = room(at.f.shape[1], *at.t.shape[1:]), []
+    for some, *part in zip(b.split(many), *(part.split(many) for part in at), strict=True):
+        hessian = factorised(Activations(*part), inverse)
+        found.append((hessian.solve(some), hessian.indefinite()))
     return torch.cat([x for x, _ in found]), torch.cat([where for _, where in found])
 
 
-def downwards(at: Activations, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """Where H curves downwards [E], and along which directions [E, P] in dual numbers."""
-    found = [(part.indefinite(), part.downwards()) for _, part in _some_at_a_time(at, inverse)]
-    return torch.cat([where for where, _ in found]), torch.cat([d for _, d in found])
-
-
-def _some_at_a_time(at: Activations, inverse: Tensor) -> Iterator[tuple[slice, FactorisedHessian]]:
-    """The episodes' Hessians, as many together as there is room for."""
-    (episodes, units, size), ways = at.t.shape, at.f.shape[1]
-    unknowns = units * (size + ways) + ways * size + ways
-    many = max(1, ROOM // (ways * size * unknowns))
-    for begin in range(0, episodes, many):
-        rows = slice(begin, begin + many)
-        yield rows, FactorisedHessian.of(Activations(*(part[rows] for part in at)), inverse.sqrt())
-
-
-@dataclass(frozen=True)
-class FactorisedHessian:
+@dataclass
+class FactorisedHessian(State):
     """diag(values) + low^T low in coordinates in which the blocks of single hidden units are diagonal, where `chosen`
     has all that is not well above zero in `values`."""
+
+    common: ClassVar = ("scale",)
 
     root_2: Tensor  # [E, S, S] L of the kernels of the hidden and of the skip layer
     root_3: Tensor
@@ -76,40 +68,9 @@ class FactorisedHessian:
     factor: Tensor  # [E, N S, N S] Cholesky's, of 1 + low diag(inverse) low^T
     chosen: Tensor  # [E, K]
     image: Tensor  # [E, N S, K] the inverse of that matrix times low's chosen columns
-    few: Tensor  # [E, K, K] low's chosen columns, transposed
+    columns: Tensor  # [E, K, N S] low's chosen columns, transposed
     curvatures: Tensor  # [E, K] eigenvalues, the least first, and eigenvectors of the chosen ones' Schur complement
     directions: Tensor  # [E, K, K]
-
-    @staticmethod
-    def of(at: Activations, scale: Tensor) -> FactorisedHessian:
-        """See `factorised`; scale [H+1]: P_1^(-1/2). An episode whose numbers are not finite gets those of no Hessian."""
-        t, f, (size, ways) = at.t, at.f, (at.t.shape[2], at.f.shape[1])
-        p, df = with_rest(f, at.rest), residual(f, at.rest, at.labels)
-        root_2, root_3 = triangular_root(at.kernel_2), triangular_root(at.kernel_3)
-        weights, slope = at.output[..., :-1], 1 - t.square()
-        # What is not the Gauss-Newton part is a block for each hidden unit, of its inputs and its output weights.
-        bend = -2 * t * slope * (weights.mT @ df)  # [E, H, S]
-        inner = torch.cat([
-            bend[..., None] * root_2[:, None], (slope * scale[:-1, None])[..., None] * df.mT[:, None]
-        ], 3)  # fmt: skip
-        block = pad(root_2.mT[:, None] @ inner, (0, 0, 0, ways)).nan_to_num(0, 0, 0)  # its upper triangle, without a 1
-        values, basis = torch.linalg.eigh(block, UPLO="U")
-        # The Gauss-Newton part, by a root of the Hessian of the cross-entropy: rows (k, i), class and support row.
-        s, rest = p[:, :-1].sqrt(), p[:, -1:]
-        share = s / (1 + rest.sqrt())
-        eye = torch.eye(ways, dtype=f.dtype, device=f.device)
-        root = (eye[:, :, None] - share[:, :, None] * s[:, None]) * (s / size**0.5)[:, :, None]  # [E, N, k, S]
-        rows = root.permute(0, 2, 3, 1)  # [E, k, S, N]
-        by_unit = (rows.flatten(1, 2) @ weights).unflatten(1, (ways, size)) * slope.mT[:, None]  # [E, k, S, H]
-        by_output = rows[:, None] * (t * scale[:-1, None])[:, :, None, :, None]  # [E, H, k, S, N]
-        low = torch.cat([by_unit.movedim(3, 1)[..., None] * root_2[:, None, None], by_output], 4).flatten(2, 3) @ basis
-        low = torch.cat([
-            low.transpose(1, 2).flatten(2),
-            (rows[..., None] * root_3[:, None, :, None]).flatten(3).flatten(1, 2),
-            rows.flatten(1, 2) * scale[-1],
-        ], 2).nan_to_num(0, 0, 0)  # fmt: skip
-        values = pad(values.flatten(1) + 1, (0, ways * size + ways), value=1.0)
-        return _eliminated(root_2, root_3, scale, basis, low, values)
 
     def indefinite(self) -> Tensor:
         """Where it curves downwards, beyond rounding: [E]."""
@@ -123,10 +84,17 @@ class FactorisedHessian:
 
     def solve(self, b: Tensor) -> Tensor:
         """Its inverse times b [E, P], both in dual numbers."""
+        return self._solve(b, self.curvatures)
+
+    def step(self, g: Tensor) -> Tensor:
+        """The same for -g, with the curvatures that may be negative by their size."""
+        return self._solve(-g, self.curvatures.abs().clamp_min(FLAT))
+
+    def _solve(self, b: Tensor, curvatures: Tensor) -> Tensor:
         b = self.into(b)
         q = torch.cholesky_solve(self.low @ (self.inverse * b)[:, :, None], self.factor)  # [E, N S, 1]
-        some = b.gather(1, self.chosen)[:, :, None] - self.few @ q
-        some = self.directions @ ((self.directions.mT @ some) / self.curvatures[:, :, None])
+        some = b.gather(1, self.chosen)[:, :, None] - self.columns @ q
+        some = self.directions @ ((self.directions.mT @ some) / curvatures[:, :, None])
         x = self.inverse * (b - (self.low.mT @ (q + self.image @ some))[:, :, 0])
         return self.back(x.scatter(1, self.chosen, some[:, :, 0]))
 
@@ -154,19 +122,57 @@ class FactorisedHessian:
         return torch.cat([b.flatten(1), beta.flatten(1), output.flatten(1)], 1)
 
 
+def factorised(at: Activations, inverse: Tensor, few: int | None = None) -> FactorisedHessian:
+    """The episodes' Hessians; inverse [H+1]: the inverse precisions of [W b].
+
+    few: how many curvatures are looked at together, without a look at how many are weak; others are then taken to
+    be positive. An episode whose numbers are not finite gets those of no Hessian.
+    """
+    scale = inverse.sqrt()
+    t, f, (size, ways) = at.t, at.f, (at.t.shape[2], at.f.shape[1])
+    p, df = with_rest(f, at.rest), residual(f, at.rest, at.labels)
+    root_2, root_3 = triangular_root(at.kernel_2), triangular_root(at.kernel_3)
+    weights, slope = at.output[..., :-1], 1 - t.square()
+    # What is not the Gauss-Newton part is a block for each hidden unit, of its inputs and its output weights.
+    bend = -2 * t * slope * (weights.mT @ df)  # [E, H, S]
+    inner = torch.cat([
+        bend[..., None] * root_2[:, None], (slope * scale[:-1, None])[..., None] * df.mT[:, None]
+    ], 3)  # fmt: skip
+    block = pad(root_2.mT[:, None] @ inner, (0, 0, 0, ways)).nan_to_num(0, 0, 0)  # its upper triangle, without a 1
+    values, basis = torch.linalg.eigh(block, UPLO="U")
+    # The Gauss-Newton part, by a root of the Hessian of the cross-entropy: rows (k, i), class and support row.
+    s, rest = p[:, :-1].sqrt(), p[:, -1:]
+    share = s / (1 + rest.sqrt())
+    eye = torch.eye(ways, dtype=f.dtype, device=f.device)
+    root = (eye[:, :, None] - share[:, :, None] * s[:, None]) * (s / size**0.5)[:, :, None]  # [E, N, k, S]
+    rows = root.permute(0, 2, 3, 1)  # [E, k, S, N]
+    by_unit = (rows.flatten(1, 2) @ weights).unflatten(1, (ways, size)) * slope.mT[:, None]  # [E, k, S, H]
+    by_output = rows[:, None] * (t * scale[:-1, None])[:, :, None, :, None]  # [E, H, k, S, N]
+    low = torch.cat([by_unit.movedim(3, 1)[..., None] * root_2[:, None, None], by_output], 4).flatten(2, 3) @ basis
+    low = torch.cat([
+        low.transpose(1, 2).flatten(2),
+        (rows[..., None] * root_3[:, None, :, None]).flatten(3).flatten(1, 2),
+        rows.flatten(1, 2) * scale[-1],
+    ], 2).nan_to_num(0, 0, 0)  # fmt: skip
+    values = pad(values.flatten(1) + 1, (0, ways * size + ways), value=1.0)
+    return _eliminated(root_2, root_3, scale, basis, low, values, few)
+
+
 def _eliminated(
-    root_2: Tensor, root_3: Tensor, scale: Tensor, basis: Tensor, low: Tensor, values: Tensor
+    root_2: Tensor, root_3: Tensor, scale: Tensor, basis: Tensor, low: Tensor, values: Tensor, few: int | None
 ) -> FactorisedHessian:
     """With what is well above zero in `values` eliminated, which leaves the Schur complement of the rest."""
-    count = max(1, int((values < WEAK).sum(1).amax()))
+    count = max(1, int((values < WEAK).sum(1).amax())) if few is None else min(few, values.shape[1])
     least, chosen = values.topk(count, largest=False)
+    if few is not None:
+        values = values.abs().clamp_min(WEAK)
     inverse = values.reciprocal().scatter(1, chosen, 0.0)
-    columns = low.gather(2, chosen[:, None].expand(-1, low.shape[1], -1))
+    columns = low.gather(2, chosen[:, None].expand(-1, low.shape[1], -1)).mT
     matrix = (low * inverse[:, None]) @ low.mT
     matrix.diagonal(dim1=1, dim2=2).add_(1)
     factor = torch.linalg.cholesky_ex(matrix)[0]
-    image, few = torch.cholesky_solve(columns, factor), columns.mT
-    curvatures, directions = torch.linalg.eigh(torch.diag_embed(least) + few @ image)
+    image = torch.cholesky_solve(columns.mT, factor)
+    curvatures, directions = torch.linalg.eigh((torch.diag_embed(least) + columns @ image).nan_to_num(0, 0, 0))
     return FactorisedHessian(
-        root_2, root_3, scale, basis, low, inverse, factor, chosen, image, few, curvatures, directions
+        root_2, root_3, scale, basis, low, inverse, factor, chosen, image, columns, curvatures, directions
     )

@@ -38,10 +38,6 @@ class Space(Protocol):
     def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """The Hessian at z: p, M p -> the change of the gradient."""
 
-    def downwards(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Where the Hessian at z curves downwards [E], and along what [E, P]; None where nothing but its products is
-        known."""
-
     def expand(self, z: Tensor) -> Tree:
         """z in the large form."""
 
@@ -53,6 +49,9 @@ class Space(Protocol):
 
     def double(self, index: Tensor) -> Space | None:
         """The same for some episodes in float64, or None where that is no use."""
+
+    def factorising(self) -> Any | None:
+        """The same in float64, as a `saddle_free.Factorising`; None where Hessians are too large for that."""
 
 
 class Whitened(Protocol):
@@ -118,9 +117,6 @@ class LargeSpace:
         product = self.objective.hessian(unpack(z, self.v0), self.args).product
         return lambda p, _: pack(product(unpack(p, self.v0)))
 
-    def downwards(self, z: Tensor) -> None:
-        return None
-
     def expand(self, z: Tensor) -> Tree:
         return unpack(z, self.v0)
 
@@ -133,6 +129,9 @@ class LargeSpace:
         return _Plain(self)
 
     def double(self, index: Tensor) -> None:
+        return None
+
+    def factorising(self) -> None:
         return None
 
 
