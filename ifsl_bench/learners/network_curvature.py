@@ -1,7 +1,7 @@
-"""The Hessian of a tanh network in its dual numbers, factorised: its inverse, and whether it curves downwards somewhere.
+"""The Hessian of a tanh network in its dual numbers, factorised: its inverse, and where it curves downwards.
 
-docs/solve.md, "The network's Hessian, factorised". A device solves with it in some sixty operations, where conjugate
-gradients take as many for each of their steps.
+docs/solve.md, "The network's Hessian, factorised". That takes some eighty operations, where conjugate gradients take
+sixty for each of their steps.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def factorised(at: Activations, inverse: Tensor, few: int | None = None) -> Fact
         low.transpose(1, 2).flatten(2),
         (rows[..., None] * root_3[:, None, :, None]).flatten(3).flatten(1, 2),
         rows.flatten(1, 2) * scale[-1],
-    ], 2).nan_to_num(0, 0, 0)  # fmt: skip
+    ], 2)  # fmt: skip
     values = pad(values.flatten(1) + 1, (0, ways * size + ways), value=1.0)
     return _eliminated(root_2, root_3, scale, basis, low, values, few)
 

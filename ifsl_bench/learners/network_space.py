@@ -129,7 +129,8 @@ class DualSpace:
         tiny = torch.finfo(x.dtype).tiny
         directions = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(tiny)
         planes, output = draws(h, n, x.shape[2], self.shape.seed)
-        waves = torch.sin(3 * (planes.to(x, non_blocking=True) @ directions.mT))  # [E, H+N, S], other for all but equal rows
+        turned = planes.to(x, non_blocking=True) @ directions.mT
+        waves = torch.sin(3 * turned)  # [E, H+N, S], other for all but equal rows
         # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
         hidden, skip = (
             k.diagonal(dim1=1, dim2=2).mean(1).clamp_min(tiny)[:, None, None] for k in (self.kernel_2, self.kernel_3)

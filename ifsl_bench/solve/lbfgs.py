@@ -50,6 +50,7 @@ class LBFGS:
 
     escapes: how often an episode that has converged where the objective curves downwards, at a saddle, goes on from a
     lower point along that curvature. One that is at a saddle still counts as converged: its gradient has vanished.
+    Where the space can factorise Hessians, Newton's method goes on from the EARLY-th turn (`saddle_free`).
 
     max_steps: evaluations of the objective for each episode. history: pairs kept, twice as many in long searches.
     max_trials: evaluations in one line search.
@@ -90,8 +91,8 @@ class LBFGS:
             z = torch.where(still[:, None], z + aside(z), z)
             begin = _begin(space, z, self.history)
         goal = self.relative(z.dtype) * begin.norm
-        if self.escapes and (double := space.factorising()) is not None:
-            early = replace(self, max_steps=min(self.max_steps, EARLY))._search(space, goal, begin, EARLY)
+        if self.escapes and self.max_steps > EARLY and (double := space.factorising()) is not None:
+            early = replace(self, max_steps=EARLY)._search(space, goal, begin, EARLY)
             z = early.v.to(double.dtype)
             found = saddle_free(double, z, goal.to(z), self.gap, self.escapes)
             norm, value = found.gradient_norm.to(goal), found.objective.to(goal)

@@ -52,8 +52,8 @@ class Factorising(Space, Protocol):
 
 
 def saddle_free(space: Factorising, z: Tensor, goal: Tensor, gap: float, escapes: int) -> Outcome:
-    """From z [E, P] down to a gradient of norm `goal` [E] where nothing curves downwards, or where that leads no further
-    down, or has been followed from a stationary point `escapes` times. The outcome's point is in the space's
+    """From z [E, P] down to a gradient of norm `goal` [E] where nothing curves downwards, or where that leads no
+    further down, or has been followed from a stationary point `escapes` times. The outcome's point is in the space's
     coordinates."""
     rows = torch.arange(len(z), device=z.device).split(space.at_once)
     if len(rows) == 1:
