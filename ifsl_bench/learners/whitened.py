@@ -48,7 +48,8 @@ class WhitenedNetwork:
         ways, units = skip_0.shape[-2], inverse.shape[0]
         hot = one_hot(labels, ways + 1)
         return WhitenedNetwork(
-            *map(triangular_root, kernels), gram, pad(hidden_0, (0, 0, 0, 1), value=ALWAYS_ON),
+            triangular_root(kernels[0]), triangular_root(kernels[1]), gram,
+            pad(hidden_0, (0, 0, 0, 1), value=ALWAYS_ON),
             torch.cat([skip_0.expand(episodes, -1, -1), rest[:, None]], 1),
             pad(centres, (size, 0, 0, 1)).expand(episodes, -1, -1),
             labels[:, None], hot.to(rest.dtype), torch.zeros_like(skip_0[..., :1, :1]).masked_fill(hot, -torch.inf),
