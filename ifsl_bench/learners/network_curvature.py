@@ -20,7 +20,7 @@ from .whitened import triangular_root
 
 FACTORISED = 256  # scores of a support set up to which its Hessian is factorised
 ROOM = 2**27  # numbers that its largest matrix may have, all episodes taken together
-FLAT = 0.05  # what a step takes smaller curvatures for
+FLAT = 1e-3  # what a step takes smaller curvatures for
 WEAK = 1e-2  # curvatures of single hidden units below this, of the penalty's 1, are looked at together
 
 
