@@ -27,6 +27,7 @@ from ifsl_bench.solve.tree import Tree, doubled, tree_map
 
 from . import compiled
 from .checks import Pull, check_arguments
+from .network_curvature import solved
 from .network_space import DualSpace, Network, NetworkArgs, Shape, activation_curvature, activations, draws
 from .softmax import TINY, cross_entropy, residual, scores, spread
 
@@ -167,12 +168,15 @@ class NetworkHessian(Operator):
         dtype = rhs.output.dtype
         v, args, rhs = doubled((self.v, self.args, rhs))
         space, curvature, x = DualSpace.of(self.shape, args), activation_curvature(v, args), args.features
-
         output, skip, hidden = space.inverse_1 * rhs.output, space.inverse_3 * rhs.skip, space.inverse_2 * rhs.hidden
         da, df, moved = curvature(scores(hidden, x), skip @ x.mT, output)
         b = -space.join(da, df, space.inverse_1 * moved)
-        apply, image = space.with_penalty(curvature), space.image(b)
-        z, steps, indefinite = self_adjoint_solve(apply, space.image, b, image, tolerance or 1e-10, max_steps)
+        if space.at_once:
+            z, indefinite = solved(space.at(*activations(v, x), v.output), space.inverse_1, b)
+            steps = torch.zeros_like(indefinite, dtype=torch.long)
+        else:
+            apply, image = space.with_penalty(curvature), space.image(b)
+            z, steps, indefinite = self_adjoint_solve(apply, space.image, b, image, tolerance or 1e-10, max_steps)
         correction = space.expand(z, centred=False)
         u = Network(output + correction.output, skip + correction.skip, hidden + correction.hidden)
         # What is left of H u = rhs, in the norm in which it bounds u's error where the objective curves as the penalty.

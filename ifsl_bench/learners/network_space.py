@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ifsl_bench.solve.tree import Tree, dot, doubled, tree_map
 
+from .network_curvature import Activations, FactorisedHessian, factorised, room
 from .softmax import (
     cross_entropy,
     floored,
@@ -26,6 +27,7 @@ from .softmax import (
 )  # fmt: skip
 from .whitened import WhitenedNetwork
 
+FEW = 16  # curvatures of single hidden units that a search looks at together
 Curvature = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -127,13 +129,14 @@ class DualSpace:
         tiny = torch.finfo(x.dtype).tiny
         directions = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_min(tiny)
         planes, output = draws(h, n, x.shape[2], self.shape.seed)
-        waves = torch.sin(3 * (planes.to(x) @ directions.mT))  # [E, H+N, S], other for all but equal rows
+        turned = planes.to(x, non_blocking=True) @ directions.mT
+        waves = torch.sin(3 * turned)  # [E, H+N, S], other for all but equal rows
         # Kernels have the size of 1 / precision: unscaled numbers would saturate every hidden unit.
         hidden, skip = (
             k.diagonal(dim1=1, dim2=2).mean(1).clamp_min(tiny)[:, None, None] for k in (self.kernel_2, self.kernel_3)
         )
         size = self.shape.start_spread
-        output = size * output.to(x).expand(len(x), -1, -1)
+        output = size * output.to(x, non_blocking=True).expand(len(x), -1, -1)
         return self.join(size * waves[:, :h] / hidden, size * waves[:, h:] / skip, output)
 
     def image(self, z: Tensor) -> Tensor:
@@ -157,10 +160,39 @@ class DualSpace:
         return value, self.join(r_b, r_beta, r_output), square.clamp_min(0).sqrt()
 
     def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+        return self.with_penalty(_curvature(*self._activations(z), self.args))
+
+    def factorising(self) -> DualSpace | None:
+        return self.double() if self.at_once else None
+
+    @property
+    def at_once(self) -> int:
+        return room(self.shape.ways, self.shape.hidden, self.args.features.shape[1])
+
+    def factorised(self, z: Tensor) -> FactorisedHessian:
+        return factorised(self.at(*self._activations(z)), self.inverse_1, FEW)
+
+    def values(self, z: Tensor, image: Tensor) -> Tensor:
+        args, count, h = self.args, self.args.features.shape[1], self.shape.hidden
+        a, skip, _ = image.split([h * count, self.shape.ways * count, self.shape.ways * (h + 1)], 2)
+        output = z[:, :, -self.shape.ways * (h + 1) :].unflatten(2, (-1, h + 1)) + args.output_centres
+        t = torch.tanh(self.hidden_0 + a.unflatten(2, (h, count)))  # [T, E, H, S]
+        f = output[..., :-1] @ t + (output[..., -1:] + self.skip_0 + skip.unflatten(2, (-1, count)))
+        rest, labels = (part.expand(len(z), -1, -1).flatten(0, 1) for part in (args.rest, args.labels))
+        fit = cross_entropy(f.flatten(0, 1), rest, labels).mean(1)
+        return fit.view(f.shape[:2]) + (z * image).sum(2) / 2
+
+    def at(self, t: Tensor, f: Tensor, output: Tensor) -> Activations:
+        """What the Hessian needs for activations t [E, H, S], scores f [E, N, S] and weights [W b]."""
+        output = output.expand(len(t), -1, -1)
+        return Activations(self.kernel_2, self.kernel_3, t, f, output, self.args.rest, self.args.labels)
+
+    def _activations(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """tanh of the hidden inputs [E, H, S], scores [E, N, S] and weights [W b] at z."""
         a, skip, _ = self.parts(self.image(z))
         output = self.args.output_centres + self.parts(z)[2]
-        t = torch.tanh(self.hidden_0 + a)  # [E, H, S]
-        return self.with_penalty(_curvature(t, self.skip_0 + skip + scores(output, t.mT), output, self.args))
+        t = torch.tanh(self.hidden_0 + a)
+        return t, self.skip_0 + skip + scores(output, t.mT), output
 
     def with_penalty(self, curvature: Curvature) -> Callable[[Tensor, Tensor], Tensor]:
         """p, M p -> (1 + C' M) p, for C the Hessian of the loss between the activations."""

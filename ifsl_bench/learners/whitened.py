@@ -48,7 +48,8 @@ class WhitenedNetwork:
         ways, units = skip_0.shape[-2], inverse.shape[0]
         hot = one_hot(labels, ways + 1)
         return WhitenedNetwork(
-            _root(kernels[0]), _root(kernels[1]), gram, pad(hidden_0, (0, 0, 0, 1), value=ALWAYS_ON),
+            triangular_root(kernels[0]), triangular_root(kernels[1]), gram,
+            pad(hidden_0, (0, 0, 0, 1), value=ALWAYS_ON),
             torch.cat([skip_0.expand(episodes, -1, -1), rest[:, None]], 1),
             pad(centres, (size, 0, 0, 1)).expand(episodes, -1, -1),
             labels[:, None], hot.to(rest.dtype), torch.zeros_like(skip_0[..., :1, :1]).masked_fill(hot, -torch.inf),
@@ -113,7 +114,7 @@ class WhitenedNetwork:
         return b, beta, output * self.scale[self.gram.shape[1] :]
 
 
-def _root(k: Tensor) -> Tensor:
+def triangular_root(k: Tensor) -> Tensor:
     """L with L L^T = k [E, S, S], up to rounding: of its size is what is added for kernels that equal rows make
     singular."""
     least = k.shape[1] * torch.finfo(k.dtype).eps * k.diagonal(dim1=1, dim2=2).amax(1)

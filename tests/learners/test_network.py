@@ -279,7 +279,7 @@ def least_curvature(objective, args, v):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_what_escapes_from_saddles_is_a_minimum_and_lower(dtype):
+def test_what_escapes_from_saddles_is_a_minimum_and_lower(dtype, way):
     objective, args = saddles(dtype)
     stays = minimise(objective, LBFGS(gap=1e-4), None, args)
     left = minimise(objective, LBFGS(gap=1e-4, escapes=20), None, args)
@@ -288,7 +288,8 @@ def test_what_escapes_from_saddles_is_a_minimum_and_lower(dtype):
     assert (before < 0).tolist() == [False, True, True]
     assert bool((after > 0).all())
     assert bool((left.objective[before < 0] < stays.objective[before < 0]).all())
-    torch.testing.assert_close(left.objective[before > 0], stays.objective[before > 0], rtol=0, atol=0)
+    close = 0 if way == "compiled" else 1e-5  # Newton's method goes on in double precision
+    torch.testing.assert_close(left.objective[before > 0], stays.objective[before > 0], rtol=close, atol=0)
 
 
 def test_the_gradient_at_a_saddle_is_the_inverse_all_the_same_and_is_counted():
