@@ -6,6 +6,7 @@ Unknowns go as flat arrays [E, P] in double precision, in the order of `pack`.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -34,6 +35,11 @@ def serves(like: Tensor) -> bool:
     return like.device.type == "cpu" and _wanted.get() and not torch._C._are_functorch_transforms_active()
 
 
+def at_hand(like: Tensor) -> bool:
+    """Whether kernels serve, and are loaded. What solves nothing should neither wait for that nor compile."""
+    return "ifsl_bench.kernels.compiling" in sys.modules and serves(like)
+
+
 @contextmanager
 def batched(every: bool = True) -> Iterator[None]:
     """Inside, a CPU solves all episodes at once in torch, as other devices do; or, with False, by kernels."""
@@ -42,6 +48,13 @@ def batched(every: bool = True) -> Iterator[None]:
         yield
     finally:
         _wanted.reset(token)
+
+
+def each(kernel: Any, count: int, *arguments: Any) -> None:
+    """kernel(begin, end, *arguments) for `count` episodes, on as many threads as torch may use."""
+    from ifsl_bench.kernels import threads
+
+    threads.each(kernel, count, torch.get_num_threads(), *arguments)
 
 
 @dataclass(frozen=True)
@@ -79,9 +92,7 @@ class Problems:
         return len(self.arguments[4])
 
     def each(self, name: str, *more: Any) -> None:
-        from ifsl_bench.kernels.threads import each
-
-        each(getattr(self.kernels, name), self.count, torch.get_num_threads(), *self.arguments, *more)
+        each(getattr(self.kernels, name), self.count, *self.arguments, *more)
 
     def outcome(self, dtype: torch.dtype, *options: Any) -> Outcome:
         """Of `solve` with these options."""
