@@ -26,6 +26,7 @@ from .softmax import Regression, floored
 
 Again = Callable[[tuple[Tensor, ...]], Tree]
 Flat = np.ndarray[Any, np.dtype[np.float64]]
+FEW = 16  # episodes
 _wanted: ContextVar[bool] = ContextVar("wanted", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
 
 
@@ -138,7 +139,23 @@ def pulls(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]
     return middle, torch.cat([floored(p.detach().double()).repeat(rows) for p, rows in precisions])
 
 
+_latest: tuple[Regression, list[int], Problems] | None = None
+
+
 def regressions(args: Regression) -> Problems:
+    """The problems of these arguments. Of few episodes they are kept for what asks next, the adjoint of a solve."""
+    global _latest
+    if len(args.features) > FEW or any(leaf.is_inference() for leaf in args):
+        return _regressions(args)
+    versions, known = [leaf._version for leaf in args], _latest
+    if known is not None and versions == known[1] and all(a is b for a, b in zip(args, known[0], strict=True)):
+        return known[2]
+    problems = _regressions(args)
+    _latest = args, versions, problems
+    return problems
+
+
+def _regressions(args: Regression) -> Problems:
     x, labels, rest, centres, precisions = args
     ways = centres.shape[-2]
     middle, all_precisions = pulls([(centres, ways)], [(precisions, ways)])
