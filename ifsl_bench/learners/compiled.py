@@ -22,7 +22,7 @@ from ifsl_bench.solve.linear import LinearOutcome
 from ifsl_bench.solve.outcome import Outcome
 from ifsl_bench.solve.tree import Tree, pack, tensors, unpack
 
-from .softmax import Regression, floored
+from .softmax import Regression
 
 Again = Callable[[tuple[Tensor, ...]], Tree]
 Flat = np.ndarray[Any, np.dtype[np.float64]]
@@ -131,12 +131,18 @@ def flat(tree: Tree) -> Flat:
     return pack(tree).detach().double().contiguous().numpy()
 
 
-def pulls(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+def pulls(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]]) -> tuple[Tensor, Flat]:
     """Centres [(E,) rows or 1, size] and precisions [size], each for so many rows, as [E or 1, P] and [P]."""
     whole = [(c if c.dim() == 3 else c[None]).expand(-1, rows, -1).flatten(1) for c, rows in centres]
     count = max(len(c) for c in whole)
     middle = whole[0] if len(whole) == 1 else torch.cat([c.expand(count, -1) for c in whole], 1)
-    return middle, torch.cat([floored(p.detach().double()).repeat(rows) for p, rows in precisions])
+    return middle, np.concatenate([np.tile(_floored(p.detach().double().numpy()), rows) for p, rows in precisions])
+
+
+def _floored(precisions: Flat) -> Flat:
+    """`softmax.floored`."""
+    largest = precisions.max()
+    return np.where(precisions > 0, precisions, 1e-6 * largest if largest > 0 else 1e-6)
 
 
 _latest: tuple[Regression, list[int], Problems] | None = None
@@ -159,10 +165,10 @@ def _regressions(args: Regression) -> Problems:
     x, labels, rest, centres, precisions = args
     ways = centres.shape[-2]
     middle, all_precisions = pulls([(centres, ways)], [(precisions, ways)])
-    arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle, all_precisions))
+    arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle))
     from ifsl_bench.kernels import regression
 
-    return Problems(regression, (*arrays, ways), x.new_empty(0, ways, x.shape[2] + 1))
+    return Problems(regression, (*arrays, all_precisions, ways), x.new_empty(0, ways, x.shape[2] + 1))
 
 
 def networks(args: Any, like: Any) -> Problems:
@@ -171,10 +177,10 @@ def networks(args: Any, like: Any) -> Problems:
     ways, units = like.output.shape[1], like.hidden.shape[1]
     rows = (ways, ways, units)
     middle, precisions = pulls(list(zip(parts[::2], rows, strict=True)), list(zip(parts[1::2], rows, strict=True)))
-    arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle, precisions))
+    arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle))
     from ifsl_bench.kernels import network
 
-    return Problems(network, (*arrays, ways, units), like)
+    return Problems(network, (*arrays, precisions, ways, units), like)
 
 
 @lru_cache(maxsize=8)
