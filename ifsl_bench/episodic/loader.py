@@ -111,18 +111,22 @@ class EpisodeLoader:
 
     def _by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
         """[E, R, ...] of the pool of novel classes; or of both, where `novel` [E, R] bool."""
-        from ifsl_bench.kernels import gathering
+        from ifsl_bench.kernels import gathering, threads
 
         ours, theirs = (getattr(pool, name) for pool in (self.novel, self.base))
-        sizes = len(ours) if novel is None else torch.where(novel, len(ours), len(theirs))
-        if bool(((rows < 0) | (rows >= sizes)).any()):
-            raise IndexError(f"rows of episodes lie beyond the pools {self.novel.name} and {self.base.name}")
-        out = np.empty((*rows.shape, ours.shape[1]), np.float32)
-        at = rows.contiguous().numpy()
+        at, out, there = (
+            rows.contiguous().numpy(),
+            np.empty((*rows.shape, ours.shape[1]), np.float32),
+            np.empty(len(rows), np.bool_),
+        )
+        # On this thread alone: it is the one that gathers ahead while others compute.
         if novel is None or self.novel is self.base:
-            compiled.each(gathering.gather, len(out), at, ours.numpy(), out)
+            threads.each(gathering.gather, len(out), 1, at, ours.numpy(), out, there)
         else:
-            compiled.each(gathering.gather_from_two, len(out), at, novel.numpy(), theirs.numpy(), ours.numpy(), out)
+            banks = (theirs.numpy(), ours.numpy())
+            threads.each(gathering.gather_from_two, len(out), 1, at, novel.contiguous().numpy(), *banks, out, there)
+        if not there.all():
+            raise IndexError(f"rows of episodes lie beyond the pools {self.novel.name} and {self.base.name}")
         return torch.from_numpy(out)
 
     def _query(self, rows: Tensor, name: str, base_at: Tensor, novel_at: Tensor) -> Tensor:

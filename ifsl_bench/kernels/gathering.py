@@ -11,27 +11,35 @@ Flags = Any  # bool [E, ...]
 
 
 @inlined
-def copy(row: Array, out: Array) -> None:
-    for d in range(row.shape[0]):
-        out[d] = row[d]
+def copy(bank: Array, row: int, out: Array) -> bool:
+    """Whether there is such a row; then it is in `out`."""
+    if not 0 <= row < bank.shape[0]:
+        return False
+    for d in range(out.shape[0]):
+        out[d] = bank[row, d]
+    return True
 
 
 @compiled
-def gather(begin: int, end: int, rows: Indices, bank: Array, out: Array) -> None:
-    """out [E, R, D] = bank[rows [E, R]]."""
+def gather(begin: int, end: int, rows: Indices, bank: Array, out: Array, there: Flags) -> None:
+    """out [E, R, D] = bank[rows [E, R]]; there [E]: whether the bank has all these rows."""
     for e in range(begin, end):
+        good = True
         for i in range(rows.shape[1]):
-            copy(bank[rows[e, i]], out[e, i])
+            good &= copy(bank, rows[e, i], out[e, i])
+        there[e] = good
 
 
 @compiled
 def gather_from_two(
-    begin: int, end: int, rows: Indices, second: Flags, bank: Array, other: Array, out: Array
+    begin: int, end: int, rows: Indices, second: Flags, bank: Array, other: Array, out: Array, there: Flags
 ) -> None:  # fmt: skip
-    """out [E, R, D] = bank[rows [E, R]], or other[rows] where `second` [E, R]."""
+    """The same, of `other` where `second` [E, R]."""
     for e in range(begin, end):
+        good = True
         for i in range(rows.shape[1]):
             if second[e, i]:
-                copy(other[rows[e, i]], out[e, i])
+                good &= copy(other, rows[e, i], out[e, i])
             else:
-                copy(bank[rows[e, i]], out[e, i])
+                good &= copy(bank, rows[e, i], out[e, i])
+        there[e] = good
