@@ -193,7 +193,7 @@ def _update(optimiser: torch.optim.Adam) -> None:
     """`optimiser.step()`; but where a step takes a millisecond or two, its preparations are a tenth of that."""
     (group,) = optimiser.param_groups
     learned = [p for p in group["params"] if p.grad is not None]
-    states = [optimiser.state.get(p) for p in learned]
+    states: list[dict[str, Tensor]] = [optimiser.state.get(p, {}) for p in learned]
     if not all(states):  # the first time
         optimiser.step()
         return
