@@ -14,10 +14,16 @@ import pytest
 import torch
 from numba import njit
 
+from ifsl_bench.backbone.features import FeaturePool
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.episodic.hits import hits
+from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.kernels import krylov, store, threads, vectors
 from ifsl_bench.kernels.compiling import FOLDER, inlined
 from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, compiled
+from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
+from ifsl_bench.protocol.episodes import Sampler
+from ifsl_bench.protocol.task import EpisodeSpec
 from ifsl_bench.solve import GradientDescent, Unroll, minimise
 
 
@@ -362,3 +368,96 @@ def test_the_kernels_can_be_switched_off():
         assert not compiled.serves(torch.zeros(1))
     assert compiled.serves(torch.zeros(1))
     assert not compiled.serves(torch.zeros(1, device="meta"))
+
+
+def _answers(episodes=9, queries=12, classes=7, ways=3, base=6, dtype=torch.float32, seed=0):
+    """An answer with many ties, with logits at -inf, and with hidden classes; and the batch it is to."""
+    g = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-2, 3, (episodes, queries, classes + ways), generator=g).to(dtype)
+    logits[torch.rand(logits.shape, generator=g) < 0.2] = -torch.inf
+    logits[0, :, classes:], logits[1, :, :classes] = -torch.inf, -torch.inf
+    novel = torch.arange(queries).expand(episodes, -1) >= base
+    novel = novel.gather(1, torch.rand(episodes, queries, generator=g).argsort(1))
+    labels = torch.where(
+        novel,
+        classes + torch.randint(0, ways, novel.shape, generator=g),
+        torch.randint(0, classes, novel.shape, generator=g),
+    )
+    hidden = torch.rand(episodes, classes, generator=g) < 0.3
+    support = Support(torch.zeros(episodes, 1, 1), torch.zeros(episodes, 1).long(), hidden, torch.zeros(episodes, 1, 1))
+    return Prediction(logits), Batch(support, Query(logits, logits), labels, novel)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("base", [0, 6])
+def test_hits_of_the_kernel_are_those_of_numpy(dtype, base):
+    prediction, batch = _answers(base=base, dtype=dtype)
+    found = hits("x", prediction, batch, base)
+    classes = batch.support.hidden.shape[1]
+    for e in range(len(batch)):
+        logits = prediction.logits[e].numpy().copy()
+        logits[:, :classes][:, batch.support.hidden[e].numpy()] = -np.inf
+        margins, right = {False: [], True: []}, dict.fromkeys(found.counts, 0)
+        for row, label, novel in zip(logits, batch.labels[e].tolist(), batch.novel[e].tolist(), strict=True):
+            side, part = ("novel", classes + row[classes:].argmax()) if novel else ("base", row[:classes].argmax())
+            right[f"{side}_joint"] += row.argmax() == label
+            right[f"{side}_alone"] += part == label
+            none = row[classes:].max() == -np.inf
+            margin = np.inf if none else np.float32(row[:classes].max() - row[classes:].max())
+            margins[novel].append(margin if part == label else np.nan)
+        assert {name: values[e] for name, values in found.counts.items()} == right
+        if base:
+            np.testing.assert_array_equal(found.margins.base[e], margins[False])
+            np.testing.assert_array_equal(found.margins.novel[e], margins[True])
+            assert found.pairs[e] == sum(int(b > n) + int(b >= n) for b in margins[False] for n in margins[True])
+    with compiled.batched():
+        torch_found = hits("x", prediction, batch, base)
+    for ours, theirs in zip(found.counts.values(), torch_found.counts.values(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_the_kernel_that_counts_sees_numbers_that_are_none(value):
+    for place in ((3, 0, 0), (3, 11, 9)):
+        prediction, batch = _answers()
+        prediction.logits[place] = value
+        with pytest.raises(NonFinite, match="in 1 of 9 episodes"):
+            hits("x", prediction, batch, 6)
+
+
+def _bank(rows, seed, width=5):
+    logits = np.random.default_rng(seed + 1).normal(size=(rows, 3)).astype(np.float32)
+    features = np.random.default_rng(seed).normal(size=(rows, width)).astype(np.float32)
+    return FeaturePool(f"pool {seed}", *map(torch.from_numpy, (features, logits)), np.arange(0, rows + 1, 10), 1)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_kernels_gather_what_indices_say(shared):
+    novel, base = _bank(60, 0), _bank(50, 5)
+    base = novel if shared else base
+    spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
+    loader = EpisodeLoader(Sampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
+    assert compiled.at_hand(novel.features)
+    batch, drawn = loader.batch(5, 70), loader.sampler.sample(5, 70)
+    for bank, support, query in (
+        ("features", batch.support.features, batch.query.features),
+        ("base_logits", batch.support.base_logits, batch.query.base_logits),
+    ):
+        ours, theirs = (getattr(pool, bank).numpy() for pool in (novel, base))
+        np.testing.assert_array_equal(support, ours[drawn.support.numpy()])
+        for e, q in np.ndindex(*drawn.query.shape):
+            pool = ours if drawn.query_novel[e, q] else theirs
+            np.testing.assert_array_equal(query[e, q], pool[drawn.query[e, q]])
+    loader.novel = _bank(20, 0)
+    with pytest.raises(IndexError, match="beyond the pools"):
+        loader.batch(5, 70)
+
+
+def test_an_adjoint_uses_the_preparation_of_its_solve_and_no_stale_one():
+    args = regression(3)
+    first = compiled.regressions(args)
+    assert compiled.regressions(args) is first
+    args.precisions.mul_(2)
+    second = compiled.regressions(args)
+    np.testing.assert_allclose(second.arguments[4], 2 * first.arguments[4])
+    assert compiled.regressions(args._replace(rest=args.rest.clone())) is not second

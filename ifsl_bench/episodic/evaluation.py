@@ -10,20 +10,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from ifsl_bench.backbone.device import free_memory, to_host
+from ifsl_bench.backbone.device import free_memory
 from ifsl_bench.common.processor import evaluating
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.episodic.hits import hits
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
-from ifsl_bench.plugin.method import (
-    Method,
-    Prediction,
-    ask,
-    bad_episodes,
-    check_form,
-    check_numbers,
-    check_prediction,
-    masked_logits,
-)
+from ifsl_bench.plugin.method import Method, Prediction, ask, check_form, check_prediction
 from ifsl_bench.protocol.calibration import Calibrated, Margins, calibrate
 from ifsl_bench.protocol.metrics import COUNTS, Counts, estimate
 
@@ -119,28 +111,25 @@ def evaluate(
     spec = loader.sampler.shape
     base, count = spec.base_queries, spec.ways * spec.novel_queries
     size = batch_size(loader, base + count)
-    hits: dict[str, list[np.ndarray]] = {key: [] for key in COUNTS}
+    counts: dict[str, list[np.ndarray]] = {key: [] for key in COUNTS}
     margins: list[Margins] = []
     pairs: list[np.ndarray] = []
     statistics: dict[str, list[np.ndarray]] = {}
     with (reporter or Reporter()).stage(title, len(episodes)) as stage:
         for batch in _ahead(loader, episodes, size):
             prediction = predict(method, name, batch, numbers=False)
-            found, margin = _hits(prediction, batch)
-            values = (bad_episodes(prediction), margin, batch.novel, *found.values(), *prediction.statistics.values())
-            bad, margin_values, novel, *rest = to_host(values)
-            check_numbers(name, int(bad.sum()), len(batch))
-            for key, value in zip(found, rest, strict=False):
-                hits[key].append(value)
-            if base:
-                margins.append(_apart(margin_values, novel))
-                pairs.append(margins[-1].pairs())
-            for key, value in zip(prediction.statistics, rest[len(found) :], strict=True):
+            found = hits(name, prediction, batch, base)
+            for key, value in found.counts.items():
+                counts[key].append(value)
+            if found.margins is not None and found.pairs is not None:
+                margins.append(found.margins)
+                pairs.append(found.pairs)
+            for key, value in found.statistics.items():
                 statistics.setdefault(key, []).append(value)
             stage.advance(len(batch))
-    counts = {key: np.concatenate(value).astype(np.int64) for key, value in hits.items()}
+    whole = {key: np.concatenate(value) for key, value in counts.items()}
     return Evaluated(
-        Counts(**counts, base_queries=base, novel_queries=count, pairs=np.concatenate(pairs) if base else None),
+        Counts(**whole, base_queries=base, novel_queries=count, pairs=np.concatenate(pairs) if base else None),
         {key: np.concatenate(value) for key, value in statistics.items()},
         Margins(*(np.concatenate([getattr(m, side) for m in margins]) for side in ("base", "novel"))) if base else None,
     )
@@ -159,28 +148,3 @@ def _ahead(loader: EpisodeLoader, episodes: range, size: int) -> Iterator[Batch]
             if part is not None:
                 coming.append(thread.submit(loader.batch, *part))
             yield batch
-
-
-def _apart(margin: np.ndarray, novel: np.ndarray) -> Margins:
-    """Margins [E, Q] of queries in any order, the base ones apart from those that are ``novel``, [E, Q]."""
-    return Margins(margin[~novel].reshape(len(margin), -1), margin[novel].reshape(len(margin), -1))
-
-
-def _hits(prediction: Prediction, batch: Batch) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """The four counts of each episode, name -> [E], and the margin of each query, float32 [E, Q].
-
-    A novel class at -inf stays there with any bias, so that the margin is then +inf.
-    """
-    classes = batch.support.hidden.shape[1]
-    logits = masked_logits(prediction, batch.masked)  # [E, Q, K + N]
-    base, base_at = logits[..., :classes].max(-1)  # [E, Q]
-    novel, novel_at = logits[..., classes:].max(-1)
-    base_right = ~batch.novel & (base_at == batch.labels)
-    novel_right = batch.novel & (novel_at + classes == batch.labels)
-    margin = torch.where(novel == -torch.inf, torch.inf, base - novel).float()
-    return {
-        "base_joint": (base_right & (base >= novel)).sum(1),
-        "base_alone": base_right.sum(1),
-        "novel_joint": (novel_right & (novel > base)).sum(1),
-        "novel_alone": novel_right.sum(1),
-    }, margin.masked_fill(~(base_right | novel_right), torch.nan)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ifsl_bench.backbone.features import FeaturePool
+from ifsl_bench.learners import compiled
 from ifsl_bench.plugin.method import Query, Support
 from ifsl_bench.protocol.episodes import Episodes, Sampler
 
@@ -66,26 +68,25 @@ class EpisodeLoader:
     def batch(self, start: int, count: int) -> Batch:
         """Episodes ``start`` to ``start + count - 1``."""
         drawn = self.sampler.sample(start, count)
-        support_rows, query_rows = self._views(drawn)
-        support = support_rows.flatten()
+        support, query = self._views(drawn)
         labels = torch.arange(self.ways, device=support.device).repeat_interleave(self.sampler.shots)
-        shape = (count, self.ways * self.sampler.shots, -1)
-        places = self._places(drawn.query_novel)
+        places = None if self._compiled() else self._places(drawn.query_novel)
+
+        def gathered(name: str) -> tuple[Tensor, Tensor]:
+            """[E, S, ...] and [E, Q, ...], each query from its own pool."""
+            if places is None:
+                return self._by_kernel(name, support), self._by_kernel(name, query, drawn.query_novel)
+            return rows_of(getattr(self.novel, name), support), self._query(query, name, *places)
+
         if self.joint:
-            support_logits = self.novel.base_logits.index_select(0, support).view(shape)
-            query_logits = self._query(query_rows, "base_logits", *places)
+            support_logits, query_logits = gathered("base_logits")
         else:
             nothing = self.novel.base_logits.new_full((), -torch.inf)
-            support_logits = nothing.expand(count, shape[1], self.classes)
-            query_logits = nothing.expand(*query_rows.shape, self.classes)
+            support_logits, query_logits = (nothing.expand(*rows.shape, self.classes) for rows in (support, query))
+        support_features, query_features = gathered("features")
         return Batch(
-            Support(
-                self.novel.features.index_select(0, support).view(shape),
-                labels.expand(count, -1),
-                drawn.hidden,
-                support_logits,
-            ),
-            Query(self._query(query_rows, "features", *places), query_logits),
+            Support(support_features, labels.expand(count, -1), drawn.hidden, support_logits),
+            Query(query_features, query_logits),
             drawn.query_labels,
             drawn.query_novel,
             self.joint,
@@ -101,11 +102,38 @@ class EpisodeLoader:
         images = torch.where(drawn.query_novel, self.novel.images, self.base.images)
         return drawn.support + support * self.novel.images, drawn.query + query * images
 
+    def _compiled(self) -> bool:
+        """Whether a kernel gathers, in one pass. It gives the same batches."""
+        pools = (self.novel, self.base)
+        banks = [bank for pool in pools for bank in (pool.features, pool.base_logits)]
+        plain = all(bank.dtype == torch.float32 and bank.is_contiguous() for bank in banks)
+        return plain and all(compiled.at_hand(bank) for bank in banks)
+
+    def _by_kernel(self, name: str, rows: Tensor, novel: Tensor | None = None) -> Tensor:
+        """[E, R, ...] of the pool of novel classes; or of both, where `novel` [E, R] bool."""
+        from ifsl_bench.kernels import gathering, threads
+
+        ours, theirs = (getattr(pool, name) for pool in (self.novel, self.base))
+        at, out, there = (
+            rows.contiguous().numpy(),
+            np.empty((*rows.shape, ours.shape[1]), np.float32),
+            np.empty(len(rows), np.bool_),
+        )
+        # On this thread alone: it is the one that gathers ahead while others compute.
+        if novel is None or self.novel is self.base:
+            threads.each(gathering.gather, len(out), 1, at, ours.numpy(), out, there)
+        else:
+            banks = (theirs.numpy(), ours.numpy())
+            threads.each(gathering.gather_from_two, len(out), 1, at, novel.contiguous().numpy(), *banks, out, there)
+        if not there.all():
+            raise IndexError(f"rows of episodes lie beyond the pools {self.novel.name} and {self.base.name}")
+        return torch.from_numpy(out)
+
     def _query(self, rows: Tensor, name: str, base_at: Tensor, novel_at: Tensor) -> Tensor:
         """[E, Q, ...] of the two pools, each query from its own."""
         ours, theirs = getattr(self.novel, name), getattr(self.base, name)
         if self.novel is self.base:
-            return ours.index_select(0, rows.flatten()).view(*rows.shape, -1)
+            return rows_of(ours, rows)
         flat = rows.flatten()
         out = ours.new_empty(len(flat), ours.shape[1])
         for pool, at in ((theirs, base_at), (ours, novel_at)):
@@ -121,3 +149,8 @@ class EpisodeLoader:
         at = novel.to(torch.uint8).argsort(dim=1, stable=True)  # [E, Q], base queries first
         at = at + torch.arange(len(at), device=at.device).unsqueeze(1) * at.shape[1]
         return at[:, :base].flatten(), at[:, base:].flatten()
+
+
+def rows_of(bank: Tensor, rows: Tensor) -> Tensor:
+    """bank[rows [E, R]], [E, R, ...]."""
+    return bank.index_select(0, rows.flatten()).view(*rows.shape, -1)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim.adam import adam
 
 from ifsl_bench.common.checkpoint import CheckpointFolder, State
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -170,16 +171,35 @@ def _steps(
             loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
             if not loss.requires_grad:
                 raise UserError(f"method {name!r} has parameters, but its logits in training do not depend on them")
-            optimiser.zero_grad(set_to_none=True)
+            for parameter in method.parameters():
+                parameter.grad = None
             loss.backward()
             solves.add(prediction)
-            optimiser.step()
+            _update(optimiser)
             value = None
             if read:
                 value = loss.item()
                 if not np.isfinite(value):
                     raise _diverged(name, f"the loss is {value}", step, spec)
             yield step, value
+
+
+def _update(optimiser: torch.optim.Adam) -> None:
+    """`optimiser.step()`; but where a step takes a millisecond or two, its preparations are a tenth of that."""
+    (group,) = optimiser.param_groups
+    learned = [p for p in group["params"] if p.grad is not None]
+    states: list[dict[str, Tensor]] = [optimiser.state.get(p, {}) for p in learned]
+    if not all(states):  # the first time
+        optimiser.step()
+        return
+    means, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+    beta1, beta2 = group["betas"]
+    with torch.no_grad():
+        adam(
+            learned, [p.grad for p in learned], means, squares, [], steps, fused=True, amsgrad=False,
+            beta1=beta1, beta2=beta2, lr=group["lr"], weight_decay=group["weight_decay"], eps=group["eps"],
+            maximize=False,
+        )  # fmt: skip
 
 
 def _diverged(name: str, what: str, step: int, spec: MetaTraining) -> Diverged:

@@ -62,7 +62,8 @@ class Support:
 
     def class_means(self, ways: int) -> Tensor:
         """Mean support feature of each novel class, [E, N, D]."""
-        one_hot = nn.functional.one_hot(self.labels, ways).to(self.features.dtype)  # [E, S, N]
+        one_hot = self.labels.unsqueeze(-1) == torch.arange(ways, device=self.labels.device)
+        one_hot = one_hot.to(self.features.dtype)  # [E, S, N]
         return one_hot.mT @ self.features / one_hot.sum(-2).unsqueeze(-1)
 
 
@@ -238,7 +239,5 @@ def _shape(value: Any) -> str:
 
 def masked_logits(prediction: Prediction, masked: Tensor) -> Tensor:
     """Joint logits [E, Q, K + N] with the base classes that are out of the softmax at -inf (``masked`` is [E, K])."""
-    return torch.cat(
-        [prediction.logits[..., : masked.shape[-1]].masked_fill(masked.unsqueeze(1), -torch.inf),
-         prediction.logits[..., masked.shape[-1] :]], dim=-1,
-    )  # fmt: skip
+    novel = prediction.logits.shape[-1] - masked.shape[-1]
+    return prediction.logits.masked_fill(nn.functional.pad(masked, (0, novel)).unsqueeze(1), -torch.inf)

@@ -1,0 +1,45 @@
+"""Rows of feature banks, put together to episodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .compiling import Array, compiled, inlined
+
+Indices = Any  # int64 [E, ...]
+Flags = Any  # bool [E, ...]
+
+
+@inlined
+def copy(bank: Array, row: int, out: Array) -> bool:
+    """Whether there is such a row; then it is in `out`."""
+    if not 0 <= row < bank.shape[0]:
+        return False
+    for d in range(out.shape[0]):
+        out[d] = bank[row, d]
+    return True
+
+
+@compiled
+def gather(begin: int, end: int, rows: Indices, bank: Array, out: Array, there: Flags) -> None:
+    """out [E, R, D] = bank[rows [E, R]]; there [E]: whether the bank has all these rows."""
+    for e in range(begin, end):
+        good = True
+        for i in range(rows.shape[1]):
+            good &= copy(bank, rows[e, i], out[e, i])
+        there[e] = good
+
+
+@compiled
+def gather_from_two(
+    begin: int, end: int, rows: Indices, second: Flags, bank: Array, other: Array, out: Array, there: Flags
+) -> None:  # fmt: skip
+    """The same, of `other` where `second` [E, R]."""
+    for e in range(begin, end):
+        good = True
+        for i in range(rows.shape[1]):
+            if second[e, i]:
+                good &= copy(other, rows[e, i], out[e, i])
+            else:
+                good &= copy(bank, rows[e, i], out[e, i])
+        there[e] = good
