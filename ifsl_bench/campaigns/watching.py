@@ -63,9 +63,10 @@ class Lines(Watch):
     def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
         self.shown.pop(node.key, None)  # of one that failed nobody says that it is done
         self.forecast.ended(node, outcome, again)
-        if outcome.how != "done":
-            more = "; it is run again, from its last checkpoint" if again else ""
-            self.reporter.warn(f"{node}: {outcome.said}{more}")
+        if again:
+            self.reporter.warn(f"{node}: {outcome.said}; it is run again, from its last checkpoint")
+        elif outcome.how != "done":
+            self.reporter.say(f"{node} failed: {outcome.said}")  # and once more in the list at the end
         elif node.last:
             self.reporter.say(self.summary())
 

@@ -84,7 +84,7 @@ def test_lines_have_loss_and_accuracy_and_each_warning_once():
     assert "a word of dig/1\n" in said
     assert "1 of 3 jobs done, about " in said
     assert "its worker died; it is run again, from its last checkpoint\n" in said
-    assert f"warning: {second}: no ground\n" in said
+    assert f"\n{second} failed: no ground\n" in said
 
 
 def test_the_time_left_is_that_of_what_is_like_it(monkeypatch):
