@@ -22,7 +22,8 @@ from ifsl_bench.board.published import published
 from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.render import FORMATS, PROGRAMS
-from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, packaged_root, summary_entry, write
+from ifsl_bench.board.episode_counts import counts_entry
+from ifsl_bench.board.result_file import SCHEMA, Result, packaged_root, summary_entry, write
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged

@@ -195,7 +195,7 @@ def mismatch(a: Result, b: Result) -> str:
         return f"the task's definition differs (hash {a.task_hash} and {b.task_hash})"
     if a.fingerprint != b.fingerprint:
         return f"the data differ (fingerprint {a.fingerprint[:12]} and {b.fingerprint[:12]})"
-    n, m = len(a.episodes.base_joint), len(b.episodes.base_joint)
+    n, m = len(a.episodes), len(b.episodes)
     if a.digest != b.digest:
         count = f", {n} and {m} of them" if n != m else ""
         return f"the episodes differ (digest {a.digest[:12]} and {b.digest[:12]}{count})"
@@ -204,6 +204,7 @@ def mismatch(a: Result, b: Result) -> str:
     for name in ("base_queries", "novel_queries"):
         if getattr(a.episodes, name) != getattr(b.episodes, name):
             return f"the episodes differ ({name} {getattr(a.episodes, name)} and {getattr(b.episodes, name)})"
-    if a.episodes.classes and b.episodes.classes and a.episodes.classes != b.episodes.classes:
+    said = all(result.episodes.length("classes") for result in (a, b))
+    if said and not a.episodes.same(b.episodes, ["classes"]):
         return "the novel classes of their episodes differ"
     return ""

@@ -19,7 +19,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
     """
     notes = []
     if board.rows:
-        count = len(board.rows[0].results[0].episodes.base_joint)
+        count = len(board.rows[0].results[0].episodes)
         notes.append(f"Measured: mean ± 95% interval over {count:,} episodes, averaged over seeds, in percent.")
     if any(row.one_pretraining for row in board.rows):
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")

@@ -28,7 +28,7 @@ def result_facts(result: Result) -> str:
     lines = [
         f"method       {result.label}  options {result.options or 'default'}",
         f"task         {result.task} (hash {result.task_hash}), seed {result.seed}",
-        f"episodes     {len(result.episodes.base_joint):,}, digest {result.digest}",
+        f"episodes     {len(result.episodes):,}, digest {result.digest}",
         f"data         fingerprint {result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         f"pretraining  {result.pretraining.get('key')}, accuracy {result.pretraining.get('accuracy')}",
         f"training     {training or 'none'}",

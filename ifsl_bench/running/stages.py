@@ -19,7 +19,8 @@ import msgspec
 import torch
 
 from ifsl_bench.backbone.placement import HOST, Place
-from ifsl_bench.board.result_file import SCHEMA, Calibration, Result, calibration_entry, counts_entry, summary_entry
+from ifsl_bench.board.episode_counts import counts_entry
+from ifsl_bench.board.result_file import SCHEMA, Calibration, Result, calibration_entry, summary_entry
 from ifsl_bench.common.checkpoint import finished, is_finished
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json

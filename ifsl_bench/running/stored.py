@@ -42,7 +42,7 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
         "calibration": (result.calibrated, job.calibrated),
         "settings to choose from": (tried if result.probe else to_try, to_try),  # of older results the code says it
         "seed": (result.seed, job.seed),
-        "number of episodes": (len(result.episodes.base_joint), job.episodes),
+        "number of episodes": (len(result.episodes), job.episodes),
         "backbone": (result.pretraining.get("key"), key),
         "backbone's weights": (result.pretraining.get("sha256"), weights or result.pretraining.get("sha256")),
     }
