@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ifsl_bench.protocol.calibration import POINTS, Margins, best_bias, calibrate, curve_biases
+from ifsl_bench.protocol.calibration import POINTS, Margins, best_bias, find_bias, curve_biases
 from ifsl_bench.protocol.metrics import Counts, estimate, harmonic
 
 NAN, INF = np.nan, np.inf
@@ -112,7 +112,7 @@ def test_a_constant_on_the_novel_logits_changes_neither_ausuc_nor_calibrated_hit
     validation, test = some(seed), some(seed + 100)
     shifted = [Margins(m.base - 1.5, m.novel - 1.5) for m in (validation, test)]
     assert np.array_equal(shifted[1].pairs(), test.pairs())
-    one, other = calibrate(validation, test), calibrate(*shifted)
+    one, other = find_bias(validation).applied(test), find_bias(shifted[0]).applied(shifted[1])
     assert other.bias == one.bias - 1.5
     assert np.array_equal(one.base_joint, other.base_joint)
     assert np.array_equal(one.novel_joint, other.novel_joint)
@@ -122,7 +122,7 @@ def test_a_constant_on_the_novel_logits_changes_neither_ausuc_nor_calibrated_hit
 
 def test_the_curve_goes_through_quantiles_of_the_validation_margins():
     validation, test = some(0, 50, 1000), some(1, 60, 1000)
-    found = calibrate(validation, test)
+    found = find_bias(validation).applied(test)
     biases = curve_biases(validation)
     at = np.sort(validation.finite())
     assert len(biases) == POINTS
@@ -132,7 +132,7 @@ def test_the_curve_goes_through_quantiles_of_the_validation_margins():
         assert base == (test.base >= bias).sum()
         assert novel == (test.novel < bias).sum()
     assert found.validation_episodes == 50
-    assert len(calibrate(Margins(*np.full((2, 3, 2), NAN)), test).curve) == 0
+    assert len(find_bias(Margins(*np.full((2, 3, 2), NAN))).applied(test).curve) == 0
 
 
 def test_the_harmonic_mean_is_of_the_means_and_its_interval_that_of_the_delta_method():
