@@ -14,6 +14,7 @@ import pytest
 from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.latex import paper_tables
 from ifsl_bench.board.leaderboard import ranked_table, task_table
 from ifsl_bench.board.measured import Row
@@ -22,7 +23,6 @@ from ifsl_bench.board.result_file import (
     SCHEMA,
     Result,
     calibration_entry,
-    counts_entry,
     keep_old,
     read,
     summary_entry,

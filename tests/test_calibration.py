@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ifsl_bench.protocol.calibration import POINTS, Margins, best_bias, find_bias, curve_biases
+from ifsl_bench.protocol.calibration import POINTS, Margins, best_bias, curve_biases, find_bias
 from ifsl_bench.protocol.metrics import Counts, estimate, harmonic
 
 NAN, INF = np.nan, np.inf

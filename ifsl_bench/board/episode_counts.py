@@ -16,11 +16,7 @@ READABLE = 250_000  # numbers of a file that stay numbers; more are packed, so t
 MOST_CLASSES = 1 << 23  # of all episodes: more do not fit into a file
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A JSON object of a file, with these names and no others."""
-
-
-class EpisodeCounts(Part, frozen=True):
+class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Integer counts of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`.
 
     ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.

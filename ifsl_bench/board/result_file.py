@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
-from ifsl_bench.board.episode_counts import LATER, EpisodeCounts, Part
+from ifsl_bench.board.episode_counts import LATER, EpisodeCounts
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import read_json, write_json
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
@@ -34,13 +34,17 @@ SCHEMA = 1
 MOST = 2**31 - 1  # of queries, and of hits on a curve: products of two fit into 64 bits
 
 
-class Curve(Part, frozen=True):
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class Curve(_Part, frozen=True):
     bias: list[float]
     base_joint: list[int]
     novel_joint: list[int]
 
 
-class Calibration(Part, frozen=True):
+class Calibration(_Part, frozen=True):
     """What was found on validation episodes; see :class:`ifsl_bench.protocol.calibration.Calibrated`.
 
     Attributes:
@@ -57,7 +61,7 @@ class Calibration(Part, frozen=True):
     applied: bool = False
 
 
-class Result(Part, frozen=True):
+class Result(_Part, frozen=True):
     """One method, one task, one training seed.
 
     Attributes:

@@ -38,8 +38,8 @@ def evaluated_of(record: Mapping[str, Any], episodes: int, bias: Bias | None) ->
             raise ValueError(f"it is not of {episodes:,} episodes")
         return read
 
-    queries = {name: int(record[name]) for name in ("base_queries", "novel_queries")}
-    counts = Counts(**arrays(record["counts"]), **queries)
+    hits: dict[str, Any] = arrays(record["counts"])
+    counts = Counts(**hits, base_queries=int(record["base_queries"]), novel_queries=int(record["novel_queries"]))
     statistics = arrays(record["statistics"])
     if bias is None:
         return Evaluated(counts, statistics)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ def joined(parts: Sequence[Evaluated]) -> Evaluated:
     """Of ranges that follow one another, what one pass over all of them finds; none has margins, or all have."""
     first = parts[0]
     known = [name for name in (*COUNTS, *MORE_COUNTS) if getattr(first.counts, name) is not None]
-    counts = {name: np.concatenate([getattr(part.counts, name) for part in parts]) for name in known}
+    counts: dict[str, Any] = {name: np.concatenate([getattr(part.counts, name) for part in parts]) for name in known}
     statistics: dict[str, list[np.ndarray]] = {}
     for name, values in (item for part in parts for item in part.statistics.items()):
         statistics.setdefault(name, []).append(values)
@@ -180,13 +181,13 @@ def _evaluated(
     bad, *arrays = to_host(values)
     check_numbers(name, int(bad.sum()), len(batch))
     margin_values, novel, *rest = (array[asked] for array in arrays)
-    counts = {key: value.astype(np.int64) for key, value in zip(hits, rest, strict=False)}
+    counts: dict[str, Any] = {key: value.astype(np.int64) for key, value in zip(hits, rest, strict=False)}
     statistics = dict(zip(prediction.statistics, rest[len(hits) :], strict=True))
-    queries = {"base_queries": spec.base_queries, "novel_queries": spec.ways * spec.novel_queries}
+    plain = Counts(**counts, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries)
     if not spec.base_queries:
-        return Evaluated(Counts(**counts, **queries), statistics)
+        return Evaluated(plain, statistics)
     margins = _apart(margin_values, novel)
-    plain = Counts(**counts, **queries, pairs=margins.pairs())
+    plain = replace(plain, pairs=margins.pairs())
     if bias is None:
         return Evaluated(plain, statistics, margins)
     with_bias = bias.applied(margins)

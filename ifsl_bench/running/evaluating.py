@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.result_file import SCHEMA, Result, calibration_entry, summary_entry
+from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.evaluation import joined
 from ifsl_bench.episodic.prepared import Workspace
@@ -17,7 +18,6 @@ from ifsl_bench.episodic.rough_times import episode_seconds
 from ifsl_bench.plugin.contract import check_answers, check_repeated
 from ifsl_bench.protocol.calibration import Bias
 from ifsl_bench.protocol.metrics import summarise
-from ifsl_bench.common.files import Home
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import CheckEpisodes, PrepareData, Stage
 from ifsl_bench.running.provenance import provenance
@@ -153,5 +153,5 @@ def stages_of(job: Job, command: str = "") -> list[Stage]:
                 add(needed)
         found.append(stage)
 
-    add(Evaluate(job, command))
+    add(Evaluate(job, command=command))
     return found

@@ -4,7 +4,6 @@ meta-training, and trials of options."""
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -17,8 +16,6 @@ import msgspec
 import torch
 
 from ifsl_bench.backbone.placement import HOST, Place
-from ifsl_bench.board.episode_counts import counts_entry
-from ifsl_bench.board.result_file import SCHEMA, Calibration, Result, calibration_entry, summary_entry
 from ifsl_bench.common.checkpoint import finished, is_finished
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
@@ -27,22 +24,19 @@ from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
-from ifsl_bench.episodic.evaluation import Evaluated, evaluate, predict
+from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.meta_training import Diverged, meta_train, training_threads
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
-from ifsl_bench.episodic.trained import Model, folders, holds, load_trained
+from ifsl_bench.episodic.trained import Model, folders, holds
 from ifsl_bench.plugin import settings
-from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
 from ifsl_bench.plugin.method import Base, Method, NonFinite
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.plugin.probe_cache import everything
 from ifsl_bench.plugin.space import RATE
-from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
-from ifsl_bench.running.job import TUNING_SEED, Job
-from ifsl_bench.running.preparation import CheckEpisodes, Features, PrepareData, Pretrain, Stage
-from ifsl_bench.running.provenance import provenance
+from ifsl_bench.running.job import Job
+from ifsl_bench.running.preparation import CheckEpisodes, Features, Pretrain, Stage
 
 WIDE = 512  # features of an image at most, of the networks that come with the package
 
@@ -328,5 +322,3 @@ def features_of(job: Job, sides: Iterable[Side]) -> list[Stage]:
 def _prepared(job: Job, sides: Sequence[Side]) -> list[Stage]:
     """What work on the episodes of these sides begins with."""
     return [*(CheckEpisodes(job.task, side) for side in sides), *features_of(job, sides)]
-
-

@@ -12,6 +12,7 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.settings import spelled
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import Pretrain
+from ifsl_bench.running.ranges import forget
 
 
 def stored_result(job: Job, work: Workspace) -> Result | None:
@@ -59,9 +60,13 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
 
 
 def store(job: Job, work: Workspace, result: Result) -> None:
-    """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost."""
+    """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost.
+
+    What its ranges of episodes have left is removed.
+    """
     with locked(work.home.results / "results", work.reporter.warn):
         if kept := result_file.keep_old(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
         result_file.write(work.home.results, result)
+    forget(job, work.home)
     work.reporter.say(f"result: {job.result_path(work.home)}")

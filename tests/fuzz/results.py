@@ -17,6 +17,7 @@ import msgspec
 from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.episode_counts import EpisodeCounts
 from ifsl_bench.board.leaderboard import leaderboard, task_table
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.notes import standing
@@ -24,7 +25,6 @@ from ifsl_bench.board.render import FORMATS as STYLES
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import (
     SCHEMA,
-    EpisodeCounts,
     Result,
     file_name,
     keep_old,
