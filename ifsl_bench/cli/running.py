@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 @click.option(
     "--seeds", default=1, show_default=True, type=click.IntRange(1, MOST_SEEDS), help="How many training seeds."
 )
-@click.option("--episodes", type=int, help="Only the first so many test episodes.")
+@click.option(
+    "--episodes", type=int, help="So many test episodes, fewer or more than the task's own number; a row of its own."
+)
 @change_options
 @click.option("--checkpoint", metavar="DIR", help="Evaluate this meta-trained model; nothing is trained or stored.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, what is cached, and a rough time.")

@@ -67,7 +67,7 @@ def run(
         options: the method's own, e.g. ``{"normalise": True}``.
         train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.protocol.training.Training`.
         seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
-        episodes: the first so many test episodes; all of the task's by default.
+        episodes: the first so many test episodes; the task's own number by default, which may be exceeded.
         change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see
             :mod:`ifsl_bench.protocol.variants`.
         tune: choose among so many settings of the method's space on validation episodes, its default among them; 0
