@@ -205,7 +205,8 @@ def make_jobs(
         count, spec = task.evaluation.episodes if episodes is None else episodes, task.pretraining
         if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
             raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
-        if type(count) is not int or not 2 <= count <= (most := most_episodes(task.episode)):
+        most = most_episodes(task.episode)
+        if type(count) is not int or not 2 <= count <= most:
             raise UserError(f"--episodes must be 2 to {most:,} for task {task.name}, not {count}")
         if calibrate and task.regular:
             raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
