@@ -162,3 +162,14 @@ def test_calibrated_metrics_by_hand():
     assert values["calibrated_acc"].tolist() == [68.0, 50.0]
     assert values["calibrated_delta"] == pytest.approx([-20.0, -10.0])
     assert values["harmonic"].mean() == pytest.approx(2 * 90 * 20 / 110)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_hits_of_many_biases_are_those_of_each(seed):
+    """With margins that equal a bias, and those that no bias reaches."""
+    random = np.random.default_rng(seed)
+    base, novel = (random.choice([-np.inf, -2, -1, 0, 1, 2, np.inf, NAN], size=(7, 5)) for _ in range(2))
+    margins = Margins(base.astype(np.float32), novel.astype(np.float32))
+    biases = np.array([-2.5, -2.0, -1.0, 0.5, 1.0, 2.0, 3.0])
+    for bias, hits in zip(biases, margins.hits(biases), strict=True):
+        assert [part.sum() for part in margins.joint_hits(bias)] == hits.tolist()
