@@ -213,7 +213,7 @@ def test_each_stored_result_is_far_below_the_limits():
 
 def test_a_task_whose_results_could_not_be_read_is_refused(minimal_task):
     text = minimal_task + "\n[episode]\nways = 1000\n[evaluation]\nepisodes = 100000\n"
-    with pytest.raises(UserError, match=r"evaluation\.episodes is 100,000; of 1,000 classes a result file holds 8,094 episodes"):
+    with pytest.raises(UserError, match=r"evaluation\.episodes is 100,000; of 1,000 classes a result file"):
         parse_tasks(text, "x.toml")
     parse_tasks(text.replace("1000\n", "5\n"), "x.toml")
 
