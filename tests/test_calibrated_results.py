@@ -14,6 +14,7 @@ import pytest
 from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.latex import paper_tables
 from ifsl_bench.board.leaderboard import ranked_table, task_table
 from ifsl_bench.board.measured import Row
@@ -22,7 +23,6 @@ from ifsl_bench.board.result_file import (
     SCHEMA,
     Result,
     calibration_entry,
-    counts_entry,
     keep_old,
     read,
     summary_entry,
@@ -30,7 +30,7 @@ from ifsl_bench.board.result_file import (
 )
 from ifsl_bench.board.show import result_facts, result_table
 from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.protocol.calibration import Margins, calibrate
+from ifsl_bench.protocol.calibration import Margins, find_bias
 from ifsl_bench.protocol.metrics import BALANCE, Counts, summarise
 from ifsl_bench.protocol.task_files import find
 
@@ -51,7 +51,7 @@ def margins(seed: int, episodes: int, gap: float = 2.0, shift: float = 1.0) -> M
 
 def result(label: str = "m", seed: int = 0, n: int = 60, older: bool = False, applied: bool = False, **of) -> Result:
     validation, test = margins(seed + 50, len(TASK.evaluation.halves[0]), **of), margins(seed, n, **of)
-    found = calibrate(validation, test)
+    found = find_bias(validation).applied(test)
     base, novel = test.joint_hits(found.bias if applied else 0)
     alone = np.isfinite(test.base).sum(1), np.isfinite(test.novel).sum(1)
     more = {} if older else {

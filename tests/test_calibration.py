@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from ifsl_bench.protocol.calibration import POINTS, Margins, best_bias, calibrate, curve_biases
+from ifsl_bench.protocol.calibration import POINTS, Margins, best_bias, curve_biases, find_bias
 from ifsl_bench.protocol.metrics import Counts, estimate, harmonic
 
 NAN, INF = np.nan, np.inf
@@ -112,7 +112,7 @@ def test_a_constant_on_the_novel_logits_changes_neither_ausuc_nor_calibrated_hit
     validation, test = some(seed), some(seed + 100)
     shifted = [Margins(m.base - 1.5, m.novel - 1.5) for m in (validation, test)]
     assert np.array_equal(shifted[1].pairs(), test.pairs())
-    one, other = calibrate(validation, test), calibrate(*shifted)
+    one, other = find_bias(validation).applied(test), find_bias(shifted[0]).applied(shifted[1])
     assert other.bias == one.bias - 1.5
     assert np.array_equal(one.base_joint, other.base_joint)
     assert np.array_equal(one.novel_joint, other.novel_joint)
@@ -122,7 +122,7 @@ def test_a_constant_on_the_novel_logits_changes_neither_ausuc_nor_calibrated_hit
 
 def test_the_curve_goes_through_quantiles_of_the_validation_margins():
     validation, test = some(0, 50, 1000), some(1, 60, 1000)
-    found = calibrate(validation, test)
+    found = find_bias(validation).applied(test)
     biases = curve_biases(validation)
     at = np.sort(validation.finite())
     assert len(biases) == POINTS
@@ -132,7 +132,7 @@ def test_the_curve_goes_through_quantiles_of_the_validation_margins():
         assert base == (test.base >= bias).sum()
         assert novel == (test.novel < bias).sum()
     assert found.validation_episodes == 50
-    assert len(calibrate(Margins(*np.full((2, 3, 2), NAN)), test).curve) == 0
+    assert len(find_bias(Margins(*np.full((2, 3, 2), NAN))).applied(test).curve) == 0
 
 
 def test_the_harmonic_mean_is_of_the_means_and_its_interval_that_of_the_delta_method():
@@ -162,3 +162,14 @@ def test_calibrated_metrics_by_hand():
     assert values["calibrated_acc"].tolist() == [68.0, 50.0]
     assert values["calibrated_delta"] == pytest.approx([-20.0, -10.0])
     assert values["harmonic"].mean() == pytest.approx(2 * 90 * 20 / 110)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_hits_of_many_biases_are_those_of_each(seed):
+    """With margins that equal a bias, and those that no bias reaches."""
+    random = np.random.default_rng(seed)
+    base, novel = (random.choice([-np.inf, -2, -1, 0, 1, 2, np.inf, NAN], size=(7, 5)) for _ in range(2))
+    margins = Margins(base.astype(np.float32), novel.astype(np.float32))
+    biases = np.array([-2.5, -2.0, -1.0, 0.5, 1.0, 2.0, 3.0])
+    for bias, hits in zip(biases, margins.hits(biases), strict=True):
+        assert [part.sum() for part in margins.joint_hits(bias)] == hits.tolist()

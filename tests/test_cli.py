@@ -203,7 +203,7 @@ MISTAKES = [
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise=maybe"], "takes bool, not 'maybe'"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise"], "name=value"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--train", "step=3"], "did you mean 'steps'"),
-    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "1"], "--episodes must be 2 to 2000"),
+    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "1"], "--episodes must be 2 to 1,000,000"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "many"], "not a valid integer"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--device", "tpu"], "device 'tpu'"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--format", "pdf"], "unknown format 'pdf'"),

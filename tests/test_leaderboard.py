@@ -15,6 +15,7 @@ from scipy import stats
 from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board, load_variants
 from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.latex import escaped, paper_tables
 from ifsl_bench.board.leaderboard import leaderboard
 from ifsl_bench.board.measured import Row
@@ -22,7 +23,7 @@ from ifsl_bench.board.published import published
 from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.render import FORMATS, PROGRAMS
-from ifsl_bench.board.result_file import SCHEMA, Result, counts_entry, packaged_root, summary_entry, write
+from ifsl_bench.board.result_file import SCHEMA, Result, packaged_root, summary_entry, write
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged

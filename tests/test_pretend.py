@@ -33,8 +33,9 @@ from ifsl_bench.plugin.options import options_of
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api
+from ifsl_bench.running.evaluating import Evaluate, stages_of
 from ifsl_bench.running.job import make_jobs
-from ifsl_bench.running.stages import Evaluate, MetaTrain, stages_of
+from ifsl_bench.running.stages import MetaTrain
 
 CPU = torch.device("cpu")
 E, N, SHOTS, Q, D, K = 8, 5, 3, 8, 24, 9

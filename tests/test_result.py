@@ -16,6 +16,7 @@ from scipy import stats
 from ifsl_bench.board import boards
 from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.measured import Row, rows_of
 from ifsl_bench.board.notes import standing
@@ -25,7 +26,6 @@ from ifsl_bench.board.render import FORMATS, PROGRAMS, render
 from ifsl_bench.board.result_file import (
     SCHEMA,
     Result,
-    counts_entry,
     keep_old,
     packaged_root,
     read,

@@ -19,9 +19,10 @@ from ifsl_bench.plugin.find_method import Chosen, find_method
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api, provenance
+from ifsl_bench.running.evaluating import Evaluate, stages_of
 from ifsl_bench.running.job import make_jobs
 from ifsl_bench.running.preparation import Pretrain
-from ifsl_bench.running.stages import Evaluate, MetaTrain, stages_of
+from ifsl_bench.running.stages import MetaTrain
 
 FILE = """
 import torch

@@ -136,10 +136,10 @@ def test_a_bias_from_other_validation_episodes_does_not_fit(file):
     assert said in check_file(file).failures
 
 
-def test_episodes_that_the_task_does_not_have_are_not_drawn_again(file, monkeypatch):
-    monkeypatch.setattr(check, "_sampler", lambda *_: pytest.fail("a million episodes would be drawn"))
-    altered(file, lambda v: v["episodes"].update({k: v["episodes"][k] * 500 for k in COUNTS}))
-    assert "it has 1,000,000 episodes, the task 2,000" in check_file(file).failures
+def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
+    monkeypatch.setattr(check, "_sampler", lambda *_: pytest.fail("more than a million episodes would be drawn"))
+    altered(file, lambda v: v["episodes"].update({k: v["episodes"][k] * 500 + [0] for k in COUNTS}))
+    assert "it has 1,000,001 episodes, of this task 1,000,000 are run at most" in check_file(file).failures
 
 
 def test_a_file_cannot_have_this_machine_compute_for_years(file, monkeypatch):
@@ -213,7 +213,7 @@ def test_each_stored_result_is_far_below_the_limits():
 
 def test_a_task_whose_results_could_not_be_read_is_refused(minimal_task):
     text = minimal_task + "\n[episode]\nways = 1000\n[evaluation]\nepisodes = 100000\n"
-    with pytest.raises(UserError, match=r"evaluation\.episodes: a result of 100,000 episodes of 1,000 classes"):
+    with pytest.raises(UserError, match=r"evaluation\.episodes is 100,000; of 1,000 classes a result file"):
         parse_tasks(text, "x.toml")
     parse_tasks(text.replace("1000\n", "5\n"), "x.toml")
 

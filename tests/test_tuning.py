@@ -28,7 +28,7 @@ from ifsl_bench.plugin.options import defaults
 from ifsl_bench.plugin.space import RATE, Choices, Range, halton
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api, stages
+from ifsl_bench.running import api, ranges, stages
 from ifsl_bench.running.check import check_file
 from ifsl_bench.running.job import make_jobs
 
@@ -170,13 +170,14 @@ def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
                 raise KeyboardInterrupt
         return evaluate(method, name, loader, episodes, *more)
 
-    monkeypatch.setattr(stages, "evaluate", counted)
+    for module in (stages, ranges):
+        monkeypatch.setattr(module, "evaluate", counted)
     with pytest.raises(KeyboardInterrupt):
         api.run_jobs([job_of(task, work)], work)
     api.run_jobs([job_of(task, work)], work)
     assert len(made) == 3 + 2 + 2, "two trials that were done are kept; test episodes, and those that calibrate, follow"
     assert made[2] == made[3]
-    assert [title.split()[0] for title in made[-2:]] == ["evaluating", "calibrating"]
+    assert [title.split()[0] for title in made[-2:]] == ["calibrating", "evaluating"]
 
 
 def test_a_setting_that_diverges_is_passed_over(task, work):

@@ -21,7 +21,7 @@ def best_on_test(result: Result) -> float:
         raise ValueError(f"{result.label} on {result.task}, seed {result.seed}, has no calibration")
     curve, queries = result.calibration.curve, result.episodes.base_queries + result.episodes.novel_queries
     hits = np.add(curve.base_joint, curve.novel_joint)
-    return float(100 * hits.max() / (queries * len(result.episodes.base_joint)))
+    return float(100 * hits.max() / (queries * len(result.episodes)))
 
 
 def row(results: list[Result]) -> dict[str, str]:

@@ -138,7 +138,7 @@ def _reference(task: Task, rows: Sequence[Row]) -> Result | None:
     Where the task pins no data, the rows that come with the package say which data are meant, if there are any.
     """
     found = [r for row in sorted(rows, key=lambda row: row.origin != STORED) for r in row.results]
-    whole = [r for r in found if len(r.episodes.base_joint) == task.evaluation.episodes]
+    whole = [r for r in found if len(r.episodes) == task.evaluation.episodes]
     pinned = [r for r in whole if r.fingerprint == task.dataset.fingerprint]
     return next(iter(pinned or whole or found), None)
 

@@ -92,7 +92,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         a.label,
         b.label,
         a.results[0].task,
-        len(a.results[0].episodes.base_joint),
+        len(a.results[0].episodes),
         on_part,
         {name: paired(ours[name], theirs[name]) for name in ours},
         common,

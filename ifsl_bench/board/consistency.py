@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
@@ -52,14 +50,14 @@ def _odd_later_counts(counts: Counts) -> str:
     return "episodes.pairs has fewer than the joint hits of an episode make" if (counts.pairs < 2 * least).any() else ""
 
 
-def odd_classes(classes: Sequence[int], episodes: int) -> str:
+def odd_classes(classes: np.ndarray, episodes: int) -> str:
     """Why these are not the novel classes of so many episodes; "" where they may be, or are not said."""
     ways, rest = divmod(len(classes), episodes)
     if rest:
         return f"has {len(classes)} entries, not equally many for each of {episodes} episodes"
     if not ways:
         return ""
-    ordered = np.sort(np.asarray(classes, dtype=np.int64).reshape(episodes, ways), axis=1)
+    ordered = np.sort(classes.reshape(episodes, ways), axis=1)
     if ordered[:, 0].min() < 0:
         return "has classes below 0"
     return "has an episode with a class twice" if (np.diff(ordered) == 0).any() else ""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ifsl_bench.board.result_file import Result
+from ifsl_bench.protocol.limits import most_episodes
 from ifsl_bench.protocol.task import Task
 
 
@@ -34,7 +35,7 @@ def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
 
 
 def _count(result: Result) -> int:
-    return len(result.episodes.base_joint)
+    return len(result.episodes)
 
 
 def _expected(task: Task, digest: str, counts: Sequence[int]) -> int:
@@ -45,8 +46,8 @@ def _expected(task: Task, digest: str, counts: Sequence[int]) -> int:
 def _odd_episodes(task: Task, result: Result) -> str:
     """Why no episodes of the task are like those of a result; "" where they may be."""
     episodes, shape, count = result.episodes, task.episode, _count(result)
-    if count > task.evaluation.episodes:
-        return f"it has {count:,} episodes, the task {task.evaluation.episodes:,}"
+    if count > (most := most_episodes(shape)):
+        return f"it has {count:,} episodes, of this task {most:,} are run at most"
     for name, found, expected in (
         ("base_queries", episodes.base_queries, shape.base_queries),
         ("novel_queries", episodes.novel_queries, shape.ways * shape.novel_queries),
@@ -56,6 +57,6 @@ def _odd_episodes(task: Task, result: Result) -> str:
     used, half = result.calibration and result.calibration.validation_episodes, len(task.evaluation.halves[0])
     if used not in (None, half):
         return f"calibration.validation_episodes is {used}, the task has {half} for it"
-    if episodes.classes and len(episodes.classes) != count * shape.ways:
-        return f"episodes.classes has {len(episodes.classes):,} entries, {count:,} episodes have {count * shape.ways:,}"
+    if (named := episodes.length("classes")) and named != count * shape.ways:
+        return f"episodes.classes has {named:,} entries, {count:,} episodes have {count * shape.ways:,}"
     return ""

@@ -11,7 +11,7 @@ import numpy as np
 
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.plugin.behaviour import comparable, differs
-from ifsl_bench.protocol.metrics import Estimate, harmonic, summarise
+from ifsl_bench.protocol.metrics import Counts, Estimate, harmonic, summarise
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 STORED = "stored"  # the origin of rows that come with the package
@@ -93,26 +93,27 @@ class Row:
         return "." in label.removeprefix(method)
 
     @cached_property
-    def _values(self) -> dict[str, np.ndarray]:
-        found = [r.counts().per_episode() for r in self.results]
-        shared = [name for name in found[0] if all(name in values for values in found)]  # older files have fewer
-        return {name: np.stack([values[name] for values in found]) for name in shared}
+    def _counts(self) -> tuple[Counts, ...]:
+        """By seed. Metrics are computed when they are asked for: of many episodes they take 8 times the memory each."""
+        return tuple(r.counts().compact() for r in self.results)
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Those that the results of all seeds have."""
-        return tuple(self._values)
+        first, *others = (counts.metrics for counts in self._counts)
+        return tuple(name for name in first if all(name in other for other in others))  # older files have fewer
 
     def by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """A metric for each seed (of these) and episode, [seeds, n], in percent."""
-        return self._values[metric][[i for i, seed in enumerate(self.seeds) if seeds is None or seed in seeds]]
+        asked = [c for c, seed in zip(self._counts, self.seeds, strict=True) if seeds is None or seed in seeds]
+        return np.stack([counts.value(metric) for counts in asked]) if asked else np.empty((0, len(self._counts[0])))
 
     def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """Each metric for each episode, [n], in percent, averaged over seeds (over these).
 
         The harmonic mean is that of the averages.
         """
-        values = {name: self.by_seed(name, seeds).mean(0) for name in self._values}
+        values = {name: self.by_seed(name, seeds).mean(0) for name in self.metrics}
         if "harmonic" in values:
             values["harmonic"] = harmonic(values["base_joint"], values["novel_joint"])
         return values
@@ -195,7 +196,7 @@ def mismatch(a: Result, b: Result) -> str:
         return f"the task's definition differs (hash {a.task_hash} and {b.task_hash})"
     if a.fingerprint != b.fingerprint:
         return f"the data differ (fingerprint {a.fingerprint[:12]} and {b.fingerprint[:12]})"
-    n, m = len(a.episodes.base_joint), len(b.episodes.base_joint)
+    n, m = len(a.episodes), len(b.episodes)
     if a.digest != b.digest:
         count = f", {n} and {m} of them" if n != m else ""
         return f"the episodes differ (digest {a.digest[:12]} and {b.digest[:12]}{count})"
@@ -204,6 +205,7 @@ def mismatch(a: Result, b: Result) -> str:
     for name in ("base_queries", "novel_queries"):
         if getattr(a.episodes, name) != getattr(b.episodes, name):
             return f"the episodes differ ({name} {getattr(a.episodes, name)} and {getattr(b.episodes, name)})"
-    if a.episodes.classes and b.episodes.classes and a.episodes.classes != b.episodes.classes:
+    said = all(result.episodes.length("classes") for result in (a, b))
+    if said and not a.episodes.same(b.episodes, ["classes"]):
         return "the novel classes of their episodes differ"
     return ""

@@ -19,8 +19,15 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
     """
     notes = []
     if board.rows:
-        count = len(board.rows[0].results[0].episodes.base_joint)
+        count = len(board.rows[0].results[0].episodes)
         notes.append(f"Measured: mean ± 95% interval over {count:,} episodes, averaged over seeds, in percent.")
+    usual = board.task.evaluation.episodes
+    if many := [row.label for row in (*board.rows, *board.others) if len(row.results[0].episodes) > usual]:
+        notes.append(
+            f"Over more episodes than the task's {usual:,}: {', '.join(many)}. More of them make the interval over "
+            "episodes narrower, not the one over classes that `ifsl-bench compare` shows: the novel classes are the "
+            "same."
+        )
     if any(row.one_pretraining for row in board.rows):
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
     if many := [f"{row.label} {row.trials}" for row in board.rows if row.trials > 1]:

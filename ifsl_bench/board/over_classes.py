@@ -38,6 +38,7 @@ from dataclasses import dataclass
 import numpy as np
 
 FEWEST = 3.0  # degrees of freedom
+MANY = 5000  # episodes; tables then say what more of them do not do
 
 
 @dataclass(frozen=True)

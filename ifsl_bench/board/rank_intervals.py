@@ -17,6 +17,7 @@ for all rows at once with a chance of 95% at least (Mogstad, Romano, Shaikh and 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -157,17 +158,22 @@ class RankInterval:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
-def rank_intervals(rows: np.ndarray, fixed: np.ndarray) -> list[RankInterval]:
+def rank_intervals(rows: Sequence[np.ndarray], fixed: np.ndarray) -> list[RankInterval]:
     """The ranks that each row can have; see the top of this module.
 
     Args:
-        rows: [rows, seeds, episodes], more is better.
+        rows: [seeds, episodes] each, more is better. They may be made when they are asked for: two are in memory at a
+            time.
         fixed: [rows] bool, rows that are the same for every seed by construction.
     """
     n = len(rows)
-    prior = fit_prior(rows.mean(2), fixed)
-    pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
-    found = [difference(rows[i], rows[j], prior, int(not fixed[i]) + int(not fixed[j])) for i, j in pairs]
+    prior = fit_prior(np.stack([rows[i].mean(1) for i in range(n)]), fixed)
+    pairs, found = [], []
+    for i in range(n):
+        row = rows[i]
+        for j in range(i + 1, n):
+            pairs.append((i, j))
+            found.append(difference(row, rows[j], prior, int(not fixed[i]) + int(not fixed[j])))
     p = np.array([(d.p_better(), replace(d, mean=-d.mean).p_better()) for d in found]).reshape(-1)
     better = np.zeros((n, n), dtype=bool)  # better[i, j]: row i is significantly better than row j
     for (i, j), (ours, theirs) in zip(pairs, holm(p).reshape(-1, 2), strict=True):

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -153,14 +154,23 @@ class Ranking:
         if not together:
             return Prior(0.0, 0.0)
         seeds = [seed for seed in self.seeds if all(seed in row.seeds for row in together)]
-        return fit_prior(self._stacked(together, seeds).mean(2), _fixed(together))
+        return fit_prior(np.stack([row.by_seed(self.metric, seeds).mean(1) for row in together]), _fixed(together))
 
     def _intervals(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[RankInterval]:
-        return rank_intervals(self._stacked(rows, seeds), _fixed(rows)) if rows else []
+        return rank_intervals(_BySeed(rows, self.metric, seeds), _fixed(rows)) if rows else []
 
-    def _stacked(self, rows: Sequence[Row], seeds: Sequence[int]) -> np.ndarray:
-        """[rows, seeds, n]."""
-        return np.stack([row.by_seed(self.metric, seeds) for row in rows])
+
+class _BySeed(Sequence[np.ndarray]):
+    """A metric of rows, [seeds, n] each, made when it is asked for."""
+
+    def __init__(self, rows: Sequence[Row], metric: str, seeds: Sequence[int]) -> None:
+        self.rows, self.metric, self.seeds = rows, metric, seeds
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.rows[at].by_seed(self.metric, self.seeds)
 
 
 def _fixed(rows: Iterable[Row]) -> np.ndarray:

@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
+from ifsl_bench.board.episode_counts import LATER, EpisodeCounts
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import read_json, write_json
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
@@ -31,30 +32,10 @@ from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, Estimate, s
 
 SCHEMA = 1
 MOST = 2**31 - 1  # of queries, and of hits on a curve: products of two fit into 64 bits
-LATER = ("classes", *MORE_COUNTS)  # what the episodes of older files are without
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
-
-
-class EpisodeCounts(_Part, frozen=True):
-    """Integer counts of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`.
-
-    ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
-    Older files are without these and without what follows.
-    """
-
-    base_queries: int
-    novel_queries: int
-    base_joint: list[int]
-    base_alone: list[int]
-    novel_joint: list[int]
-    novel_alone: list[int]
-    classes: list[int] = []
-    pairs: list[int] = []
-    calibrated_base: list[int] = []
-    calibrated_novel: list[int] = []
 
 
 class Curve(_Part, frozen=True):
@@ -167,25 +148,14 @@ class Result(_Part, frozen=True):
     def counts(self) -> Counts:
         """The counts as arrays."""
         e = self.episodes
-        known = [*COUNTS, *(name for name in MORE_COUNTS if getattr(e, name))]
-        arrays = {name: np.asarray(getattr(e, name), dtype=np.int64) for name in known}
+        known = [*COUNTS, *(name for name in MORE_COUNTS if e.length(name))]
+        arrays = {name: e.column(name) for name in known}
         return Counts(**arrays, base_queries=e.base_queries, novel_queries=e.novel_queries)
 
     def classes(self) -> np.ndarray | None:
         """The novel classes of each episode, int64 [n, N]; None where an older file does not say."""
         e = self.episodes
-        return np.asarray(e.classes, dtype=np.int64).reshape(len(e.base_joint), -1) if e.classes else None
-
-
-def counts_entry(counts: Counts, classes: np.ndarray | None = None) -> EpisodeCounts:
-    """Counts, and the novel classes [n, N] of each episode, as a file has them."""
-    known = [name for name in (*COUNTS, *MORE_COUNTS) if getattr(counts, name) is not None]
-    return EpisodeCounts(
-        base_queries=counts.base_queries,
-        novel_queries=counts.novel_queries,
-        **{name: getattr(counts, name).tolist() for name in known},
-        classes=[] if classes is None else classes.reshape(-1).tolist(),
-    )
+        return e.column("classes").reshape(len(e), -1) if e.length("classes") else None
 
 
 def calibration_entry(found: Calibrated, applied: bool = False) -> Calibration:
@@ -229,8 +199,9 @@ def keep_old(root: Path, result: Result) -> Path | None:
         return None
     with contextlib.suppress(CorruptFile):
         old, new = read(path).episodes, result.episodes
-        later: dict[str, list[int]] = {name: [] for name in LATER if not (getattr(old, name) and getattr(new, name))}
-        if msgspec.structs.replace(old, **later) == msgspec.structs.replace(new, **later):
+        both = [name for name in LATER if old.length(name) and new.length(name)]
+        queries = [(one.base_queries, one.novel_queries) for one in (old, new)]
+        if queries[0] == queries[1] and old.same(new, (*COUNTS, *both)):
             return None
     kept = next(k for n in itertools.count() if not (k := path.with_name(f"{path.name}.old-{n}")).exists())
     os.replace(path, kept)
@@ -279,6 +250,12 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
         result = msgspec.convert(raw, Result, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
         raise CorruptFile(f"{path} is no valid result: {error}") from error
+    for name in (*COUNTS, *LATER):
+        if isinstance(getattr(result.episodes, name), str):
+            try:
+                result.episodes.column(name)
+            except ValueError as error:
+                raise CorruptFile(f"{path} is no valid result: episodes.{name}: {error}") from error
     for name in ("method", "label", "task", "task_hash", "digest", "fingerprint"):  # which tables and remarks print
         if not is_printable(getattr(result, name)):
             raise CorruptFile(f"{path} is no valid result: {name} {getattr(result, name)!r} is no printable text")
@@ -288,7 +265,7 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
 def inconsistency(result: Result) -> str:
     """Why a result contradicts itself, or "" where it does not."""
     try:
-        counts, _ = result.counts(), np.asarray(result.episodes.classes, dtype=np.int64)
+        counts, classes = result.counts(), result.episodes.column("classes")
     except OverflowError:
         return "a count is beyond all bounds"
     curve = [*result.calibration.curve.base_joint, *result.calibration.curve.novel_joint] if result.calibration else []
@@ -300,7 +277,7 @@ def inconsistency(result: Result) -> str:
         return reason
     if result.probe and (reason := malformed(result.probe)):
         return f"probe: {reason}"
-    if reason := odd_classes(result.episodes.classes, len(counts)):
+    if reason := odd_classes(classes, len(counts)):
         return f"episodes.classes {reason}"
     if reason := _odd_calibration(result.calibration, counts):
         return f"calibration {reason}"

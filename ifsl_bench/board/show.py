@@ -5,6 +5,7 @@ from __future__ import annotations
 from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import Comparison, p_value
 from ifsl_bench.board.measured import PARTIAL
+from ifsl_bench.board.over_classes import MANY
 from ifsl_bench.board.result_file import Calibration, Result, summary_entry
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import one_line
@@ -28,7 +29,7 @@ def result_facts(result: Result) -> str:
     lines = [
         f"method       {result.label}  options {result.options or 'default'}",
         f"task         {result.task} (hash {result.task_hash}), seed {result.seed}",
-        f"episodes     {len(result.episodes.base_joint):,}, digest {result.digest}",
+        f"episodes     {len(result.episodes):,}, digest {result.digest}",
         f"data         fingerprint {result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         f"pretraining  {result.pretraining.get('key')}, accuracy {result.pretraining.get('accuracy')}",
         f"training     {training or 'none'}",
@@ -126,4 +127,6 @@ def _of_classes(found: Comparison) -> list[str]:
     if none:
         metrics = ", ".join(HEADINGS[name].text for name in none)
         said += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
+    if found.count > MANY:
+        said += " More episodes make the interval over episodes narrower, and leave this one as wide as its classes do."
     return [said]

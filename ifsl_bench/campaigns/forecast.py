@@ -12,7 +12,8 @@ from ifsl_bench.campaigns.schedule import Event
 from ifsl_bench.campaigns.work import Outcome
 from ifsl_bench.common.processor import cores
 from ifsl_bench.running.preparation import Stage
-from ifsl_bench.running.stages import Evaluate, MetaTrain, TrainChosen, Trial
+from ifsl_bench.running.ranges import OfEvaluation
+from ifsl_bench.running.stages import MetaTrain, TrainChosen, Trial
 
 TOLD = 0.05  # part of a node from which its pace says how long it takes
 
@@ -115,7 +116,7 @@ class Forecast:
 
 def _like(stage: Stage) -> Hashable:
     """Stages of which one takes about as long as another."""
-    if isinstance(stage, (MetaTrain, Trial, TrainChosen, Evaluate)):
+    if isinstance(stage, (MetaTrain, Trial, TrainChosen, OfEvaluation)):
         job = stage.job
         return type(stage), job.name, repr(job.given), job.schedule.steps, job.task.episode.ways, job.task.shots
     return type(stage)

@@ -10,10 +10,11 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered
 from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import PrepareData, Stage
 from ifsl_bench.running.renewing import is_trained
-from ifsl_bench.running.stages import Evaluate, Trial
+from ifsl_bench.running.stages import Trial
 from ifsl_bench.running.stored import stored_result
 
 PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it has done anything
@@ -133,7 +134,7 @@ class _Expansion:
             self._outlines[job.task.hash] = outline_of(job.task, self.work.home, self.lacking)
         outline = self._outlines[job.task.hash]
         PrepareData(job.task, job.sides).check(outline)
-        self._visit(Evaluate(job, command), index, outline)
+        self._visit(Evaluate(job, command=command), index, outline)
 
     def _visit(self, stage: Stage, index: int, outline: Outline) -> str | None:
         """The key of the stage's node, which is made if it is missing; None where the stage is done."""

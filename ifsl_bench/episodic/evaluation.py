@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +16,40 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.hits import hits
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.plugin.method import Method, Prediction, ask, check_form, check_prediction
-from ifsl_bench.protocol.calibration import Calibrated, Margins, calibrate
-from ifsl_bench.protocol.metrics import COUNTS, Counts, estimate
+from ifsl_bench.protocol import calibration
+from ifsl_bench.protocol.calibration import Bias, Calibrated, Margins
+from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, estimate
+from ifsl_bench.protocol.task import EpisodeSpec
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
-BATCH_BYTES = 1 << 25  # on the CPU: what its caches bear
+BLOCKS = (
+    10_000,
+    5000,
+    2000,
+    1000,
+    500,
+    400,
+    250,
+    200,
+    125,
+    100,
+    80,
+    50,
+    40,
+    25,
+    20,
+    16,
+    10,
+    8,
+    5,
+    4,
+    2,
+    1,
+)  # episodes at once
+CPU_BYTES = 1 << 24  # on the CPU, where more is no faster: features and logits
 MOST_ON_CPU = 1000  # episodes at once
-SHARE = 1 / 8  # of an accelerator's free memory, for features and logits; the methods' peaks are about twice as much
+DEVICE_BYTES = 1 << 32  # on an accelerator, which many keep busy: features and logits
+SHARE = 1 / 8  # of an accelerator's free memory, if that is less; the methods' peaks are about twice as much
 
 
 @dataclass(frozen=True)
@@ -30,14 +57,16 @@ class Evaluated:
     """What was found in n episodes.
 
     Attributes:
-        counts: hits.
+        counts: hits; with those of a bias, where one was given.
         statistics: the method's own numbers, name -> [n].
-        margins: of the queries, four bytes each; None in regular few-shot learning.
+        margins: of the queries, four bytes each; None in regular few-shot learning, and where a bias was given.
+        calibrated: what the bias that was given makes of them.
     """
 
     counts: Counts
     statistics: dict[str, np.ndarray]
-    margins: Margins | None
+    margins: Margins | None = None
+    calibrated: Calibrated | None = None
 
     @property
     def accuracy(self) -> float:
@@ -54,18 +83,29 @@ class Evaluated:
         if self.unconverged > MOST_UNCONVERGED * len(self.counts):
             yield f"the inner solve of {self.unconverged} of {len(self.counts)} episodes did not converge"
 
-    def calibrated(self, validation: Evaluated, apply: bool) -> tuple[Counts, Calibrated]:
-        """The counts with those of the bias that is best on validation episodes, as the joint hits too if ``apply``."""
-        if self.margins is None or validation.margins is None:
-            raise ValueError("without base classes there is nothing to calibrate")
-        found = calibrate(validation.margins, self.margins)
-        base, novel = found.base_joint, found.novel_joint
-        counts = replace(self.counts, calibrated_base=base, calibrated_novel=novel)
-        return replace(counts, base_joint=base, novel_joint=novel) if apply else counts, found
-
     def described(self) -> dict[str, dict[str, float]]:
         """Statistic -> mean, maximum and sum over the episodes where it is finite, and in how many it is not."""
         return {name: _describe(values) for name, values in self.statistics.items()}
+
+
+def joined(parts: Sequence[Evaluated]) -> Evaluated:
+    """Of ranges that follow one another, what one pass over all of them finds; none has margins, or all have."""
+    first = parts[0]
+    known = [name for name in (*COUNTS, *MORE_COUNTS) if getattr(first.counts, name) is not None]
+    counts: dict[str, Any] = {name: np.concatenate([getattr(part.counts, name) for part in parts]) for name in known}
+    statistics: dict[str, list[np.ndarray]] = {}
+    for name, values in (item for part in parts for item in part.statistics.items()):
+        statistics.setdefault(name, []).append(values)
+    margins = [part.margins for part in parts if part.margins is not None]
+    calibrated = [part.calibrated for part in parts if part.calibrated is not None]
+    return Evaluated(
+        replace(first.counts, **counts),
+        {name: np.concatenate(values) for name, values in statistics.items()},
+        Margins(*(np.concatenate([getattr(m, side) for m in margins]) for side in ("base", "novel")))
+        if margins
+        else None,
+        calibration.joined(calibrated) if calibrated else None,
+    )
 
 
 def _describe(values: np.ndarray) -> dict[str, float]:
@@ -80,13 +120,16 @@ def _describe(values: np.ndarray) -> dict[str, float]:
 
 
 def batch_size(loader: EpisodeLoader, queries: int) -> int:
-    """Episodes at once: as many as stay in the cache's reach, or as an accelerator's free memory holds with ease."""
+    """Episodes at once, a *block*: as many as stay in the cache's reach, or keep an accelerator busy.
+
+    A method's last digits may depend on how many episodes a product of matrices is of. So blocks are of one size,
+    whatever else is in an accelerator's memory, unless little of that is free; and they divide 2,000 and 10,000.
+    """
     images = queries + loader.ways * loader.sampler.shots
     each = 4 * images * (loader.novel.features.shape[1] + 2 * loader.classes + loader.ways)  # bytes
     free = free_memory(loader.novel.features.device)
-    if free is None:
-        return max(1, min(MOST_ON_CPU, BATCH_BYTES // each))
-    return max(1, int(SHARE * free) // each)
+    most = min(MOST_ON_CPU, CPU_BYTES // each) if free is None else min(DEVICE_BYTES, int(SHARE * free)) // each
+    return next((size for size in BLOCKS if size <= most), 1)
 
 
 def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Prediction:
@@ -104,47 +147,74 @@ def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Pr
 @torch.no_grad()
 @evaluating()
 def evaluate(
-    method: Method, name: str, loader: EpisodeLoader, episodes: range, reporter: Reporter | None = None, title: str = ""
+    method: Method,
+    name: str,
+    loader: EpisodeLoader,
+    episodes: range,
+    reporter: Reporter | None = None,
+    title: str = "",
+    whole: int | None = None,
+    bias: Bias | None = None,
 ) -> Evaluated:
-    """Counts hits over these episodes of the loader's stream; ``title`` is what the reporter calls it."""
+    """Counts hits over these episodes of the loader's stream.
+
+    Episodes are computed in blocks, which begin at multiples of their size, so that what is found in an episode does
+    not depend on the range that it is asked for in. Those of a block that were not asked for are left out.
+
+    Args:
+        title: what the reporter calls it.
+        whole: the end of the stream, where the last block is cut; that of the episodes by default.
+        bias: on the novel logits, to count the hits with it too, and to keep no margins: of many episodes these are
+            most of what is kept.
+    """
     method.eval()
-    spec = loader.sampler.shape
-    base, count = spec.base_queries, spec.ways * spec.novel_queries
-    size = batch_size(loader, base + count)
-    counts: dict[str, list[np.ndarray]] = {key: [] for key in COUNTS}
-    margins: list[Margins] = []
-    pairs: list[np.ndarray] = []
-    statistics: dict[str, list[np.ndarray]] = {}
+    whole = episodes.stop if whole is None else whole
+    found = []
     with (reporter or Reporter()).stage(title, len(episodes)) as stage:
-        for batch in _ahead(loader, episodes, size):
-            prediction = predict(method, name, batch, numbers=False)
-            found = hits(name, prediction, batch, base)
-            for key, value in found.counts.items():
-                counts[key].append(value)
-            if found.margins is not None and found.pairs is not None:
-                margins.append(found.margins)
-                pairs.append(found.pairs)
-            for key, value in found.statistics.items():
-                statistics.setdefault(key, []).append(value)
-            stage.advance(len(batch))
-    whole = {key: np.concatenate(value) for key, value in counts.items()}
-    return Evaluated(
-        Counts(**whole, base_queries=base, novel_queries=count, pairs=np.concatenate(pairs) if base else None),
-        {key: np.concatenate(value) for key, value in statistics.items()},
-        Margins(*(np.concatenate([getattr(m, side) for m in margins]) for side in ("base", "novel"))) if base else None,
-    )
+        for start, batch in _ahead(loader, _blocks(loader, episodes, whole)):
+            asked = slice(max(0, episodes.start - start), episodes.stop - start)
+            found.append(_evaluated(method, name, batch, loader.sampler.shape, asked, bias))
+            stage.advance(len(found[-1].counts))
+    return joined(found)
 
 
-def _ahead(loader: EpisodeLoader, episodes: range, size: int) -> Iterator[Batch]:
-    """Batches of `size` episodes. On the CPU a thread gathers the next one while the method looks at this one."""
-    parts = [(start, min(size, episodes.stop - start)) for start in episodes[::size]]
+def _blocks(loader: EpisodeLoader, episodes: range, whole: int) -> list[tuple[int, int]]:
+    """The first episode and the length of each block that some of the episodes are in."""
+    spec = loader.sampler.shape
+    size = batch_size(loader, spec.base_queries + spec.ways * spec.novel_queries)
+    first = episodes.start - episodes.start % size
+    return [(start, min(size, whole - start)) for start in range(first, episodes.stop, size)]
+
+
+def _evaluated(
+    method: Method, name: str, batch: Batch, spec: EpisodeSpec, asked: slice, bias: Bias | None
+) -> Evaluated:
+    """Of those episodes of a block that were asked for."""
+    prediction = predict(method, name, batch, numbers=False)
+    found = hits(name, prediction, batch, spec.base_queries)
+    counts: dict[str, Any] = {key: value[asked] for key, value in found.counts.items()}
+    statistics = {key: value[asked] for key, value in found.statistics.items()}
+    plain = Counts(**counts, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries)
+    if found.margins is None or found.pairs is None:
+        return Evaluated(plain, statistics)
+    margins = Margins(found.margins.base[asked], found.margins.novel[asked])
+    plain = replace(plain, pairs=found.pairs[asked])
+    if bias is None:
+        return Evaluated(plain, statistics, margins)
+    with_bias = bias.applied(margins)
+    plain = replace(plain, calibrated_base=with_bias.base_joint, calibrated_novel=with_bias.novel_joint)
+    return Evaluated(plain, statistics, None, with_bias)
+
+
+def _ahead(loader: EpisodeLoader, blocks: list[tuple[int, int]]) -> Iterator[tuple[int, Batch]]:
+    """Blocks and where they start. On the CPU a thread gathers the next one while the method looks at this one."""
     if loader.novel.features.device.type != "cpu":
-        yield from itertools.starmap(loader.batch, parts)
+        yield from ((start, loader.batch(start, count)) for start, count in blocks)
         return
     with ThreadPoolExecutor(1, thread_name_prefix="ifsl_bench loader") as thread:
-        coming = [thread.submit(loader.batch, *part) for part in parts[:1]]
-        for part in [*parts[1:], None]:
+        coming = [thread.submit(loader.batch, *block) for block in blocks[:1]]
+        for (start, _), following in zip(blocks, [*blocks[1:], None], strict=True):
             batch = coming.pop().result()
-            if part is not None:
-                coming.append(thread.submit(loader.batch, *part))
-            yield batch
+            if following is not None:
+                coming.append(thread.submit(loader.batch, *following))
+            yield start, batch

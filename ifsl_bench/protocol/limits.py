@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.common.limits import RESULT_FILE
+from ifsl_bench.common.packed import width
 
 if TYPE_CHECKING:
-    from ifsl_bench.protocol.task import Task
+    from ifsl_bench.protocol.task import EpisodeSpec, Task
 
 NAME = r"[a-z0-9][a-z0-9._-]*"  # of a task or data set: it names folders
 MOST_SEEDS = 1000  # of a command: each is a training, and all are listed before the first begins
@@ -19,12 +20,21 @@ MOST_TRIALS = 10_000  # of a method: the settings are drawn before the first is 
 LARGEST_SEED = 2**53  # the largest integer up to which every reader of JSON tells one from the next
 DRAWN = 1000  # classes, or images of one kind, in an episode; drawing them without repetition takes quadratic time
 EPISODES = 10**6
-DIGITS = 7  # of a number in a result file, with comma and blank; it has one for each class of an episode, and 7 more
+CLASS_BYTES = 3  # of the label of a novel class in a packed result
+OTHERS = 1 << 20  # bytes of a result file beside its episodes
 STEPS = 10**9  # a year of a fast machine
 AT_ONCE = 10_000  # episodes of a step, or views of an image, which are in memory, or on the disk, at once
 NUMBER = 2**63 - 1  # as large as files and libraries keep a whole number
 LONG = 10_000  # entries of a list
 RULE = "a name is lower-case letters, digits, '.', '_', '-'"
+
+
+def most_episodes(shape: EpisodeSpec) -> int:
+    """How many test episodes there may be: as many as a result file holds, packed, and a million at most."""
+    base, novel = shape.base_queries, shape.ways * shape.novel_queries
+    hits = 3 * width(base) + 3 * width(novel) + width(2 * base * novel)  # joint, alone and calibrated; pairs
+    each = (CLASS_BYTES * shape.ways + hits) * 4 / 3  # base64
+    return min(EPISODES, int((RESULT_FILE.most - OTHERS) / each))
 
 
 def check_name(name: str, where: str) -> None:
@@ -54,11 +64,11 @@ def check_task(task: Task, where: str) -> None:
     within(1, task.episode.novel_queries, DRAWN, "episode.novel_queries")
     within(0, task.episode.base_queries, 5 * DRAWN, "episode.base_queries")
     within(2, task.evaluation.episodes, EPISODES, "evaluation.episodes")
-    numbers = task.evaluation.episodes * (task.episode.ways + 7)
+    most = most_episodes(task.episode)
     need(
-        numbers * DIGITS <= RESULT_FILE.most,
-        f"evaluation.episodes: a result of {task.evaluation.episodes:,} episodes of {task.episode.ways:,} classes has "
-        f"{numbers:,} numbers, more than are read again",
+        task.evaluation.episodes <= most,
+        f"evaluation.episodes is {task.evaluation.episodes:,}; of {task.episode.ways:,} classes a result file holds "
+        f"{most:,} episodes at most",
     )
     within(2, task.evaluation.validation_episodes, EPISODES, "evaluation.validation_episodes")
     within(0, task.evaluation.seed, NUMBER, "evaluation.seed")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -47,35 +48,64 @@ class Counts:
     def __len__(self) -> int:
         return len(self.base_joint)
 
-    def per_episode(self) -> dict[str, np.ndarray]:
-        """Metric -> its value in each episode, [n], in percent.
-
-        These are :data:`METRICS` and as far as they are known :data:`BALANCE`, or in regular few-shot learning the
-        accuracy alone. ``acc`` is over all queries; Delta_a = base joint - base alone, Delta_b = novel joint - novel
-        alone, Delta their mean (Ren et al. 2019, section 4.3): negative where joint prediction hurts.
-        ``harmonic`` is as :func:`harmonic` has it; ``ausuc`` the area under the base-novel curve (Chao et al. 2016).
-        """
-        value = {"acc": (self.base_joint + self.novel_joint) / (self.base_queries + self.novel_queries)}
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """:data:`METRICS` and as far as they are known :data:`BALANCE`; in regular few-shot learning accuracy alone."""
         if not self.base_queries:
-            return {name: 100 * value[name] for name in REGULAR}
-        value |= {
-            "base_joint": self.base_joint / self.base_queries,
-            "base_alone": self.base_alone / self.base_queries,
-            "novel_joint": self.novel_joint / self.novel_queries,
-            "novel_alone": self.novel_alone / self.novel_queries,
-        }
-        value["delta_a"] = value["base_joint"] - value["base_alone"]
-        value["delta_b"] = value["novel_joint"] - value["novel_alone"]
-        value["delta"] = (value["delta_a"] + value["delta_b"]) / 2
-        value["harmonic"] = harmonic(value["base_joint"], value["novel_joint"])
-        if self.pairs is not None:
-            value["ausuc"] = self.pairs / (2 * self.base_queries * self.novel_queries)
+            return REGULAR
+        known = {"harmonic", *(["ausuc"] if self.pairs is not None else [])}
         if self.calibrated_base is not None and self.calibrated_novel is not None:
-            base, novel = self.calibrated_base, self.calibrated_novel
-            value["calibrated_acc"] = (base + novel) / (self.base_queries + self.novel_queries)
-            lost = (base - self.base_alone) / self.base_queries, (novel - self.novel_alone) / self.novel_queries
-            value["calibrated_delta"] = (lost[0] + lost[1]) / 2
-        return {name: 100 * value[name] for name in (*METRICS, *BALANCE) if name in value}
+            known |= {"calibrated_acc", "calibrated_delta"}
+        return (*METRICS, *(name for name in BALANCE if name in known))
+
+    def per_episode(self) -> dict[str, np.ndarray]:
+        """Metric -> its value in each episode, [n], in percent, for all :attr:`metrics`."""
+        return {name: self.value(name) for name in self.metrics}
+
+    def value(self, metric: str) -> np.ndarray:
+        """One of :attr:`metrics` in each episode, [n], in percent.
+
+        ``acc`` is over all queries; Delta_a = base joint - base alone, Delta_b = novel joint - novel alone, Delta their
+        mean (Ren et al. 2019, section 4.3): negative where joint prediction hurts. ``harmonic`` is as :func:`harmonic`
+        has it; ``ausuc`` the area under the base-novel curve (Chao et al. 2016).
+        """
+        return 100 * self._share(metric)
+
+    def _share(self, metric: str) -> np.ndarray:
+        """Of the queries, [n]."""
+        base, novel = self.base_queries, self.novel_queries
+        if metric == "acc":
+            return (self._hits("base_joint") + self._hits("novel_joint")) / (base + novel)
+        if metric in COUNTS:
+            return self._hits(metric) / (base if metric.startswith("base") else novel)
+        if metric == "delta_a":
+            return self._share("base_joint") - self._share("base_alone")
+        if metric == "delta_b":
+            return self._share("novel_joint") - self._share("novel_alone")
+        if metric == "delta":
+            return (self._share("delta_a") + self._share("delta_b")) / 2
+        if metric == "harmonic":
+            return harmonic(self._share("base_joint"), self._share("novel_joint"))
+        if metric == "ausuc":
+            return self._hits("pairs") / (2 * base * novel)
+        hits = self._hits("calibrated_base"), self._hits("calibrated_novel")
+        if metric == "calibrated_acc":
+            return (hits[0] + hits[1]) / (base + novel)
+        if metric == "calibrated_delta":
+            lost = (hits[0] - self._hits("base_alone")) / base, (hits[1] - self._hits("novel_alone")) / novel
+            return (lost[0] + lost[1]) / 2
+        raise KeyError(metric)
+
+    def _hits(self, name: str) -> np.ndarray:
+        return np.asarray(getattr(self, name), dtype=np.int64)
+
+    def compact(self) -> Counts:
+        """The same in as few bytes as the counts need, for many results at once."""
+        arrays = {name: values for name in (*COUNTS, *MORE_COUNTS) if (values := getattr(self, name)) is not None}
+        small: dict[str, Any] = {
+            name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in arrays.items()
+        }
+        return replace(self, **small)
 
 
 def harmonic(base: np.ndarray, novel: np.ndarray) -> np.ndarray:

@@ -18,10 +18,11 @@ from ifsl_bench.episodic.trained import trained_facts
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
+from ifsl_bench.running.evaluating import Evaluate, stages_of
 from ifsl_bench.running.job import Job, make_jobs
 from ifsl_bench.running.preparation import PrepareData
+from ifsl_bench.running.ranges import forget
 from ifsl_bench.running.renewing import put_aside
-from ifsl_bench.running.stages import Evaluate, stages_of
 from ifsl_bench.running.stored import store, stored_result
 
 
@@ -65,7 +66,7 @@ def run(
         options: the method's own, e.g. ``{"normalise": True}``.
         train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.protocol.training.Training`.
         seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
-        episodes: the first so many test episodes; all of the task's by default.
+        episodes: the first so many test episodes; the task's own number by default, which may be exceeded.
         change: the same changes as a mapping, ``{"ways": 10, "base-classes": 50}``; see
             :mod:`ifsl_bench.protocol.variants`.
         tune: choose among so many settings of the method's space on validation episodes, its default among them; 0
@@ -170,7 +171,7 @@ def evaluate_checkpoint(
     package = info.get("distribution", {}).get("name")  # others may have a method of that name too
     said = f"{package}:{info['method']}" if package and ":" not in info["method"] else info["method"]
     job = _only(make_jobs([said], [task], info["options"], *about))
-    evaluation = Evaluate(job, command, folder)
+    evaluation = Evaluate(job, folder, command)
     if other := job.other_method(work.home, info):
         work.reporter.warn(f"{job.name} is another method than the one that {folder.name} was trained with: {other}")
     PrepareData(job.task, ("test",)).run(work)
@@ -180,4 +181,6 @@ def evaluate_checkpoint(
     if evaluation.backbone.weights(work.home) != info["pretraining_sha256"]:
         raise UserError(f"the backbone {key} that {folder.name} was trained on is not in {work.home.pretrained} "
                         f"or was trained again since; evaluate it with the --home it was trained in")  # fmt: skip
-    return evaluation.run(work)
+    result = evaluation.run(work)
+    forget(job, work.home, folder)
+    return result

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ifsl_bench.board.fitting import unfit
 from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse, read_raw
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
+from ifsl_bench.protocol.limits import most_episodes
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
 from ifsl_bench.running.check_keys import unknown_keys, unprintable
@@ -47,7 +50,7 @@ class Checked:
             raise ValueError("the file has failed")
         r = self.result
         accuracy = f"{r.summary['acc']['mean']:.2f} ± {r.summary['acc']['interval']:.2f}"
-        said = f"ok: {r.label} on {r.task}, seed {r.seed}, {len(r.episodes.base_joint):,} episodes, Acc. {accuracy}"
+        said = f"ok: {r.label} on {r.task}, seed {r.seed}, {len(r.episodes):,} episodes, Acc. {accuracy}"
         return f"{said} (not verified: {'; '.join(self.unverified)})" if self.unverified else said
 
 
@@ -149,8 +152,8 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
 
 def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The digest, against the pinned one or against the episodes drawn again from the data."""
-    count = len(result.episodes.base_joint)
-    if count > task.evaluation.episodes:  # which does not fit, and may be millions to draw
+    count = len(result.episodes)
+    if count > most_episodes(task.episode):  # which does not fit, and may be millions to draw
         return
     expected = task.digest if count == task.evaluation.episodes else None
     if expected is None:
@@ -168,14 +171,14 @@ def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
 
 def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The novel classes of each episode, against the episodes drawn again from the data; older files are without."""
-    count = len(result.episodes.base_joint)
-    if count > task.evaluation.episodes or len(result.episodes.classes) != count * task.episode.ways:
+    count = len(result.episodes)
+    if count > most_episodes(task.episode) or result.episodes.length("classes") != count * task.episode.ways:
         return  # they do not fit the task, or are not said
     try:
         drawn = _sampler(result, task, home).classes(count)
     except (UserError, Unverified) as error:
         raise Unverified(f"classes, since {error}") from error
-    if result.episodes.classes != drawn.reshape(-1).tolist():
+    if not np.array_equal(result.episodes.column("classes"), drawn.reshape(-1)):
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
 
 

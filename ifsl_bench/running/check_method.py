@@ -66,7 +66,7 @@ def _job(result: Result, task: Task) -> Job:
     name, method, meant = registry.resolve(_owners(result)[2])
     (given, train), trials = result.given(), result.trials
     options, training = resolve_options(method, name, {**meant, **given}, task, trials), Training.parse(train)
-    count = len(result.episodes.base_joint)
+    count = len(result.episodes)
     return Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)
 
 
@@ -190,7 +190,7 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     except UserError as error:
         yield f"options: {error}"
         return
-    if (count := len(result.episodes.base_joint)) != task.evaluation.episodes:
+    if (count := len(result.episodes)) != task.evaluation.episodes:
         said["episodes"] = count
     end = "".join(f".{key}={short(value)}" for key, value in said.items())
     name = result.label.removesuffix(end)

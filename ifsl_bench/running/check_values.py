@@ -38,7 +38,7 @@ def odd_values(result: Result) -> Iterator[str]:
     newer = {
         "probe": result.probe,
         "calibration": result.calibration,
-        "episodes.classes": result.episodes.classes,
+        "episodes.classes": result.episodes.length("classes"),
         "provenance.distribution": "distribution" in result.provenance,
     }
     if not result.setting and (has := [name for name, value in newer.items() if value]):

@@ -21,7 +21,7 @@ from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.plugin.options import defaults, resolve_options, settled, trains
 from ifsl_bench.plugin.probe_cache import probe_of
 from ifsl_bench.plugin.space import RATE
-from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS
+from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_episodes
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
@@ -38,7 +38,7 @@ class Job:
         chosen: the method, and how another process finds it.
         given: the options that somebody set, converted, in the constructor's order.
         seed: of meta-training, and of pretraining unless the task has one for all seeds.
-        episodes: the first so many test episodes of the task.
+        episodes: the first so many test episodes of the task's stream, which may be more than its own number.
         trials: how many settings are tried to choose from; 0 for the method as published.
         calibrated: whether the row has the bias on the novel logits that is best on validation episodes.
     """
@@ -205,8 +205,9 @@ def make_jobs(
         count, spec = task.evaluation.episodes if episodes is None else episodes, task.pretraining
         if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
             raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
-        if not isinstance(count, int) or not 2 <= count <= task.evaluation.episodes:
-            raise UserError(f"--episodes must be 2 to {task.evaluation.episodes} for task {task.name}, not {count}")
+        most = most_episodes(task.episode)
+        if type(count) is not int or not 2 <= count <= most:
+            raise UserError(f"--episodes must be 2 to {most:,} for task {task.name}, not {count}")
         if calibrate and task.regular:
             raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
         for seed, (chosen, meant) in itertools.product(seeds, found):

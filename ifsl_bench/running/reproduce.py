@@ -23,6 +23,7 @@ from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running.api import run_job
 from ifsl_bench.running.job import Job, make_jobs
+from ifsl_bench.running.ranges import forget
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Reproduced:
     @property
     def line(self) -> str:
         """In one line."""
-        stored, count = self.stored, len(self.stored.episodes.base_joint)
+        stored, count = self.stored, len(self.stored.episodes)
         of = f"{stored.label} on {stored.task}, seed {stored.seed}"
         if self.identical:
             return f"{of}: identical, all counts of {count:,} episodes (Acc. {stored.summary['acc']['mean']:.2f})"
@@ -82,7 +83,7 @@ def job_of(result: Result, home: Home, task: str | None = None, method: str | No
     package = str(recorded.get("name") or "") if isinstance(recorded, dict) else ""
     said = method or (f"{package}:{result.method}" if package and ":" not in result.method else result.method)
     options, train = result.given()
-    count = len(result.episodes.base_joint)
+    count = len(result.episodes)
     given = [said], [task or result.task], options, Training.parse(train), [result.seed], count
     try:
         jobs = make_jobs(*given, home=home, trials=result.trials, calibrate=result.calibrated)
@@ -106,6 +107,7 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     stored = result_file.read(path)
     job = job_of(stored, work.home, task, method)
     found = run_job(job, work)
+    forget(job, work.home)
     reasons = []
     if stored.fingerprint != found.fingerprint:
         reasons.append("other data")

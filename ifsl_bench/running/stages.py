@@ -1,12 +1,9 @@
-"""The stages of a job, behind those of :mod:`ifsl_bench.running.preparation`: meta-training, trials, evaluation.
-
-:func:`stages_of` lists all of them. Runs, resumed runs and dry runs walk that one list.
-"""
+"""The stages of a job between :mod:`ifsl_bench.running.preparation` and :mod:`ifsl_bench.running.evaluating`:
+meta-training, and trials of options."""
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,7 +16,6 @@ import msgspec
 import torch
 
 from ifsl_bench.backbone.placement import HOST, Place
-from ifsl_bench.board.result_file import SCHEMA, Calibration, Result, calibration_entry, counts_entry, summary_entry
 from ifsl_bench.common.checkpoint import finished, is_finished
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
@@ -29,29 +25,25 @@ from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
-from ifsl_bench.episodic.evaluation import Evaluated, evaluate, predict
+from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.meta_training import Diverged, meta_train, training_threads
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, sizes_of, step_seconds
-from ifsl_bench.episodic.trained import Model, folders, holds, load_trained
+from ifsl_bench.episodic.trained import Model, folders, holds
 from ifsl_bench.plugin import settings
-from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
 from ifsl_bench.plugin.method import Base, Method, NonFinite
 from ifsl_bench.plugin.options import make_method
 from ifsl_bench.plugin.probe_cache import everything
 from ifsl_bench.plugin.space import RATE
-from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
-from ifsl_bench.running.job import TUNING_SEED, Job
-from ifsl_bench.running.preparation import CheckEpisodes, Features, PrepareData, Pretrain, Stage
-from ifsl_bench.running.provenance import provenance
+from ifsl_bench.running.job import Job
+from ifsl_bench.running.preparation import CheckEpisodes, Features, Pretrain, Stage
 
 WIDE = 512  # features of an image at most, of the networks that come with the package
-FIRST = 8  # test episodes that the contract is checked on in every run
 
 
 @dataclass(frozen=True)
-class _OfJob(Stage):
+class OfJob(Stage):
     """A stage of one job."""
 
     job: Job
@@ -133,7 +125,7 @@ class _OfJob(Stage):
 
 
 @dataclass(frozen=True)
-class MetaTrain(_OfJob):
+class MetaTrain(OfJob):
     """The method, meta-trained if it has anything to train."""
 
     kind = "meta-training"
@@ -201,7 +193,7 @@ class MetaTrain(_OfJob):
 
 
 @dataclass(frozen=True)
-class Trial(_OfJob):
+class Trial(OfJob):
     """One of the jobs to choose from, meta-trained, on the validation episodes that options are chosen on."""
 
     kind = "trial"
@@ -259,7 +251,7 @@ class Trial(_OfJob):
 
 
 @dataclass(frozen=True)
-class TrainChosen(_OfJob):
+class TrainChosen(OfJob):
     """The best of a job's candidates, meta-trained with a seed that is not the trials'."""
 
     kind = "meta-training"
@@ -286,150 +278,46 @@ class TrainChosen(_OfJob):
         return MetaTrain(self.job).estimate(data, work)
 
     def run(self, work: Workspace) -> Model:
-        best, _ = Evaluate(self.job).chosen(work, Mute())
+        best, _ = chosen(self.job, work, Mute())
         return MetaTrain(best).run(work)
 
 
-@dataclass(frozen=True)
-class Evaluate(_OfJob):
-    """The result, of the best of its candidates; :mod:`ifsl_bench.running.stored` keeps it.
+def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str, Any]]:
+    """The best of a job's candidates, with the job's seed, and what a result says of the choice.
 
-    Attributes:
-        command: what the user typed, recorded with the result.
-        model: the folder of a stored model to evaluate, in place of the job's own.
+    Args:
+        reporter: who hears of the choice.
     """
+    if not job.searched:
+        return job, {"options": job.options, "tuned": {}}
+    candidates = {settings.spelled(point): (point, one) for point, one in job.candidates()}
+    tried = {spelled: Trial(one).run(work) for spelled, (_, one) in candidates.items()}
+    name = best_of(str(job), tried, reporter)
+    reporter.say(f"{job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
+    point, best = candidates[name]
+    return replace(best, seed=job.seed), {
+        "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
+        "tuned": {", ".join(point): {spelled: trial.accuracy for spelled, trial in tried.items()}},
+        "passed_over": [spelled for spelled, trial in tried.items() if trial.failed],
+        "edge": settings.at_edge(job.method, point, job.trials),
+    }
 
-    kind = "evaluation"
-    command: str = ""
-    model: Path | None = None
 
-    def __str__(self) -> str:
-        return f"evaluating {self.job}: {self.job.episodes:,} episodes"
-
-    def needs(self) -> Sequence[Stage]:
-        job = self.job
-        # Every row has calibrated numbers beside its own; validation episodes that cannot be drawn are no hindrance.
-        more: list[Stage] = list(_features(job, job.sides if job.task.regular else (*job.sides, "val")))
-        if job.searched and self.model is None:
-            if job.trials and job.seed != TUNING_SEED and job.trains:  # which waits for the trials
-                more += [TrainChosen(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))]
-            else:
-                more += [Trial(one) for _, one in job.candidates()]
-        elif job.trains and self.model is None:
-            more += [MetaTrain(replace(job, calibrated=False))]
-        return [*(CheckEpisodes(job.task, side) for side in job.sides), *more]
-
-    def cached(self, home: Home) -> bool:
-        return False  # where a result is stored nobody asks for its stages
-
-    def place(self, work: Workspace) -> Place:
-        return self.evaluation(work)
-
-    def estimate(self, data: Outline, work: Workspace) -> float | None:
-        more = 0 if self.job.task.regular else len(self.job.task.evaluation.halves[0])  # for calibration
-        return self.evaluation_seconds(self.job.episodes + more, data, work)
-
-    def chosen(self, work: Workspace, reporter: Reporter | None = None) -> tuple[Job, dict[str, Any]]:
-        """The best of the job's candidates, with this job's seed, and what a result says of the choice.
-
-        Args:
-            reporter: who hears of the choice, in place of the workspace's.
-        """
-        reporter = reporter or work.reporter
-        if not self.job.searched or self.model is not None:
-            return self.job, {"options": self.job.options, "tuned": {}}
-        candidates = {settings.spelled(point): (point, one) for point, one in self.job.candidates()}
-        tried = {spelled: Trial(one).run(work) for spelled, (_, one) in candidates.items()}
-        name = best_of(str(self.job), tried, reporter)
-        reporter.say(f"{self.job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
-        point, best = candidates[name]
-        return replace(best, seed=self.job.seed), {
-            "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
-            "tuned": {", ".join(point): {spelled: trial.accuracy for spelled, trial in tried.items()}},
-            "passed_over": [spelled for spelled, trial in tried.items() if trial.failed],
-            "edge": settings.at_edge(self.job.method, point, self.job.trials),
-        }
-
-    def run(self, work: Workspace) -> Result:
-        job, choice = self.chosen(work)
-        stage, prepared, place = MetaTrain(job), self.backbone.prepared(work), self.evaluation(work)
-        if self.model is None:
-            method, trained, folder = stage.run(work)
-        else:
-            method, trained, folder = load_trained(self.model, stage.fresh(work), job.name, job.training.select)
-        method = self.to_evaluate(work, method)
-        say_place(work, self, place)
-        test, backbone = prepared.loader("test", device=place.device), prepared.pretrained
-        first = test.batch(0, FIRST)
-        predict(method.eval(), job.name, first)
-        asked = Asked(job.name, method, first.support, first.query, first.masked)
-        answers = check_answers(asked)
-        start = time.perf_counter()
-        found = evaluate(method, job.name, test, range(job.episodes), work.reporter, f"evaluating {self.job}")
-        seconds = time.perf_counter() - start
-        check_repeated(asked, answers)  # all that lies between must have left no trace
-        counts, calibration = self.calibrated(work, method, found)
-        for remark in (*found.remarks(), *(trained.remarks() if trained else ())):
-            work.reporter.warn(f"{self.job}: {remark}")
-        return Result(
-            schema=SCHEMA,
-            method=job.name,
-            label=self.job.label,
-            **choice,
-            setting=self.job.setting,
-            train=job.training.changes(),
-            task=job.task.name,
-            task_hash=job.task.hash,
-            digest=test.sampler.digest(job.episodes),
-            fingerprint=prepared.dataset.fingerprint,
-            seed=job.seed,
-            episodes=counts_entry(counts, test.sampler.classes(job.episodes)),
-            summary=summary_entry(summarise(counts.per_episode())),
-            solver=found.described(),
-            pretraining=backbone.entry(),
-            training=trained.entry() if trained else {},
-            cost={
-                "parameters": sum(p.numel() for p in method.parameters()),
-                "pretraining_seconds": round(backbone.info["seconds"], 3),
-                "training_seconds": round(trained.seconds, 3) if trained else 0.0,
-                "evaluation_seconds": round(seconds, 3),
-                "episodes_per_second": round(job.episodes / seconds, 1),
-            },
-            provenance={
-                **provenance(self.command, place.device, job.method.requires),
-                "method_source": job.source,
-                "distribution": job.chosen.distribution,
-                "checkpoint": folder,
-            },
-            partial=prepared.dataset.partial,
-            calibration=calibration,
-            transductive=job.method.transductive,
-            probe=self.job.probe(work.home),
-            places={
-                "pretraining": backbone.info["device"],
-                **prepared.features_places(),
-                **({"meta-training": trained.place} if trained and trained.place else {}),
-                "evaluation": str(place),
-            },
-        )
-
-    def calibrated(self, work: Workspace, method: Method, found: Evaluated) -> tuple[Counts, Calibration | None]:
-        """The counts with those of the bias that is best on the validation episodes that options are chosen on.
-
-        Without them in regular few-shot learning, and with a warning where the data have too few validation classes.
-        """
-        job, prepared = self.job, self.backbone.prepared(work)
-        if found.margins is None:
-            return found.counts, None
-        try:
-            prepared.sampler("val")
-        except UserError as error:
-            work.reporter.warn(f"{job}: no calibrated Acc., since validation episodes cannot be drawn: {error}")
-            return found.counts, None
-        loader, episodes = prepared.loader("val", device=self.evaluation(work).device), job.task.evaluation.halves[0]
-        validation = evaluate(method, job.name, loader, episodes, work.reporter, f"calibrating {job}")
-        counts, bias = found.calibrated(validation, job.calibrated)
-        return counts, calibration_entry(bias, job.calibrated)
+def kept_choice(job: Job, home: Home) -> Job | None:
+    """The same, from trials that are there; None where one is missing, or all have failed."""
+    if not job.searched:
+        return job
+    candidates = {settings.spelled(point): one for point, one in job.candidates()}
+    tried: dict[str, Tried] = {}
+    for spelled, one in candidates.items():
+        kept = Trial(one).kept(home, Trial(one).backbone.weights(home))
+        if kept is None:
+            return None
+        tried[spelled] = kept
+    try:
+        return replace(candidates[best_of(str(job), tried, Mute())], seed=job.seed)
+    except UserError:
+        return None
 
 
 def both(first: Place, second: Place) -> Place:
@@ -443,7 +331,7 @@ def say_place(work: Workspace, stage: Stage, place: Place) -> None:
         work.reporter.say(f"{stage}, on {place}")
 
 
-def _features(job: Job, sides: Iterable[Side]) -> list[Stage]:
+def features_of(job: Job, sides: Iterable[Side]) -> list[Stage]:
     """The backbone of a job, and the features under it that the episodes of these sides need."""
     backbone, pools = Pretrain(job.task, job.method.head, job.seed), {("base/train", 1): None}
     if job.task.pretraining.backbone == NO_BACKBONE:
@@ -455,24 +343,4 @@ def _features(job: Job, sides: Iterable[Side]) -> list[Stage]:
 
 def _prepared(job: Job, sides: Sequence[Side]) -> list[Stage]:
     """What work on the episodes of these sides begins with."""
-    return [*(CheckEpisodes(job.task, side) for side in sides), *_features(job, sides)]
-
-
-def stages_of(job: Job, command: str = "") -> list[Stage]:
-    """The stages of a job, each after those it waits for: its data first, what gives the result last.
-
-    The checks of its episodes are part of the first.
-    """
-    found: list[Stage] = [PrepareData(job.task, job.sides)]
-
-    def add(stage: Stage) -> None:
-        for needed in stage.needs():
-            # Candidates are different by construction, and may be thousands: they are not compared.
-            if not isinstance(needed, (PrepareData, CheckEpisodes)) and (
-                isinstance(needed, Trial) or needed not in found
-            ):
-                add(needed)
-        found.append(stage)
-
-    add(Evaluate(job, command))
-    return found
+    return [*(CheckEpisodes(job.task, side) for side in sides), *features_of(job, sides)]

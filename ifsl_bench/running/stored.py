@@ -15,6 +15,7 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.settings import spelled
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import Pretrain
+from ifsl_bench.running.ranges import forget
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def kept_of(job: Job, home: Home) -> Kept:
         "calibration": (result.calibrated, job.calibrated),
         "settings to choose from": (tried if result.probe else to_try, to_try),  # of older results the code says it
         "seed": (result.seed, job.seed),
-        "number of episodes": (len(result.episodes.base_joint), job.episodes),
+        "number of episodes": (len(result.episodes), job.episodes),
         "backbone": (result.pretraining.get("key"), key),
         "backbone's weights": (result.pretraining.get("sha256"), weights or result.pretraining.get("sha256")),
     }
@@ -83,9 +84,13 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
 
 
 def store(job: Job, work: Workspace, result: Result) -> None:
-    """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost."""
+    """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost.
+
+    What its ranges of episodes have left is removed.
+    """
     with locked(work.home.results / "results", work.reporter.warn):
         if kept := result_file.keep_old(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
         result_file.write(work.home.results, result)
+    forget(job, work.home)
     work.reporter.say(f"result: {job.result_path(work.home)}")

@@ -11,9 +11,9 @@ from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api
+from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import make_jobs
 from ifsl_bench.running.preparation import Stage
-from ifsl_bench.running.stages import Evaluate
 
 METHODS = ["protonet", "imprint", "lwof"]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -13,10 +15,12 @@ from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.episode_counts import EpisodeCounts
 from ifsl_bench.board.leaderboard import leaderboard, task_table
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.notes import standing
@@ -24,7 +28,6 @@ from ifsl_bench.board.render import FORMATS as STYLES
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import (
     SCHEMA,
-    EpisodeCounts,
     Result,
     file_name,
     keep_old,
@@ -35,6 +38,7 @@ from ifsl_bench.board.result_file import (
     write,
 )
 from ifsl_bench.board.show import comparison_table, result_facts, result_table
+from ifsl_bench.common import packed
 from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin.find_method import find_method
@@ -205,7 +209,13 @@ def results() -> Sequence[bytes]:
         ),
         known,
     ]
-    return [json.dumps(value, indent=1).encode() for value in found]
+    return [json.dumps(value, indent=1).encode() for value in [*found, as_packed(found[0]), as_packed(known)]]
+
+
+def as_packed(value: dict[str, Any]) -> dict[str, Any]:
+    """The same result with its counts as those of many episodes are."""
+    episodes = {k: packed.pack(np.array(v)) if isinstance(v, list) and v else v for k, v in value["episodes"].items()}
+    return value | {"episodes": episodes}
 
 
 # -- changes
@@ -283,6 +293,27 @@ def _recount(value: dict[str, Any], random: Random) -> None:
         value["summary"] = summary_of(msgspec.convert(episodes, EpisodeCounts))
 
 
+def _repack(value: dict[str, Any], random: Random) -> None:
+    """A packed column with other numbers, another kind or count, or far more bytes than it says."""
+    episodes = value["episodes"]
+    name = random.choice([key for key, column in episodes.items() if isinstance(column, str)])
+    kind, count, data = episodes[name].split(" ")
+    if (way := random.random()) < 0.3:
+        numbers = packed.unpack(episodes[name], 10**6)
+        numbers[random.randrange(len(numbers))] = random.choice((0, 1, 5, 255, 256, 2**31, 2**32 - 1))
+        episodes[name] = packed.pack(numbers[: random.choice((0, 1, len(numbers), len(numbers)))])
+    elif way < 0.5:
+        kind = random.choice(("u1", "u2", "u3", "u4", "u8", "i8", "f4", "f8", "U1", "u1 u1"))
+        episodes[name] = f"{kind} {count} {data}"
+    elif way < 0.7:
+        count = random.choice(("0", "1", "-1", "2", "999999", "1000001", "9" * 10, "9" * 40, "1e3", ""))
+        episodes[name] = f"{kind} {count} {data}"
+    else:
+        raw = random.choice((b"", b"\0", b"\0" * 12, b"\xff" * 12, b"\0" * 2**27, random.randbytes(12)))
+        stream = zlib.compress(raw) + random.choice((b"", b"", b"x"))
+        episodes[name] = f"{kind} {count} {base64.b64encode(stream[: random.choice((None, -1, -4))]).decode()}"
+
+
 def spoiled_result(random: Random, content: bytes) -> bytes:
     """A result with parts changed; now and then its words or its bytes are."""
     way = random.random()
@@ -292,8 +323,11 @@ def spoiled_result(random: Random, content: bytes) -> bytes:
         return spoiled_text(random, content, WORDS)
     value = json.loads(content)
     for _ in range(random.choice((1, 1, 1, 2, 4))):
-        with contextlib.suppress(LookupError, TypeError, AttributeError, OverflowError):  # of what was changed before
-            _recount(value, random) if random.random() < 0.2 else _change(value, random)
+        with contextlib.suppress(LookupError, TypeError, AttributeError, ArithmeticError, ValueError):  # changed before
+            if random.random() < 0.6 and isinstance(value["episodes"]["base_joint"], str):
+                _repack(value, random)
+            else:
+                _recount(value, random) if random.random() < 0.2 else _change(value, random)
     text = json.dumps(value, ensure_ascii=random.random() < 0.9)
     if random.random() < 0.05 and (names := re.findall(r'"[a-z_]+": ', text)):
         text = text.replace("{", "{" + random.choice(names) + "1, ", random.choice((1, 3)))

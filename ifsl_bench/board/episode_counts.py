@@ -1,0 +1,78 @@
+"""The counts of each episode as a result file has them: numbers, or packed where there are many. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from ifsl_bench.common import packed
+from ifsl_bench.protocol.limits import EPISODES
+from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
+
+LATER = ("classes", *MORE_COUNTS)  # what the episodes of older files are without
+READABLE = 250_000  # numbers of a file that stay numbers; more are packed, so that 2,000 episodes can be read by eye
+MOST_CLASSES = 1 << 23  # of all episodes: more do not fit into a file
+
+
+class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Integer counts of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`.
+
+    ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
+    Older files are without these and without what follows.
+
+    Each is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.common.packed`. :meth:`column`
+    reads both; an empty list stands for what is not there.
+    """
+
+    base_queries: int
+    novel_queries: int
+    base_joint: list[int] | str
+    base_alone: list[int] | str
+    novel_joint: list[int] | str
+    novel_alone: list[int] | str
+    classes: list[int] | str = []
+    pairs: list[int] | str = []
+    calibrated_base: list[int] | str = []
+    calibrated_novel: list[int] | str = []
+
+    def __len__(self) -> int:
+        return self.length("base_joint")
+
+    def length(self, name: str) -> int:
+        """How many numbers a column has."""
+        column = getattr(self, name)
+        return packed.length(column) if isinstance(column, str) else len(column)
+
+    def column(self, name: str) -> np.ndarray:
+        """The numbers of a column, int64; empty where an older file is without.
+
+        Raises:
+            ValueError: a text that holds no such numbers.
+            OverflowError: a number that 64 bits do not hold.
+        """
+        column = getattr(self, name)
+        if isinstance(column, str):
+            return packed.unpack(column, MOST_CLASSES if name == "classes" else EPISODES, packed.COUNTS)
+        return np.asarray(column, dtype=np.int64)
+
+    def same(self, other: EpisodeCounts, names: Iterable[str]) -> bool:
+        """Whether the columns of these names hold the same numbers, however they are written."""
+        return all(
+            getattr(self, name) == getattr(other, name) or np.array_equal(self.column(name), other.column(name))
+            for name in names
+        )
+
+
+def counts_entry(counts: Counts, classes: np.ndarray | None = None) -> EpisodeCounts:
+    """Counts, and the novel classes [n, N] of each episode, as a file has them: packed beyond ``READABLE`` numbers."""
+    columns = {name: getattr(counts, name) for name in (*COUNTS, *MORE_COUNTS) if getattr(counts, name) is not None}
+    if classes is not None:
+        columns["classes"] = classes.reshape(-1)
+    short = sum(map(len, columns.values())) <= READABLE
+    return EpisodeCounts(
+        base_queries=counts.base_queries,
+        novel_queries=counts.novel_queries,
+        **{name: values.tolist() if short else packed.pack(values) for name, values in columns.items()},
+    )

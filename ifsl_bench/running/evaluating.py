@@ -1,0 +1,153 @@
+"""The last stage of a job, its evaluation, and :func:`stages_of`, which lists all of its stages.
+
+Runs, resumed runs and dry runs walk that one list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ifsl_bench.board.episode_counts import counts_entry
+from ifsl_bench.board.result_file import SCHEMA, Result, calibration_entry, summary_entry
+from ifsl_bench.common.files import Home
+from ifsl_bench.data.preparing.outline import Outline
+from ifsl_bench.episodic.evaluation import joined
+from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.plugin.contract import check_answers, check_repeated
+from ifsl_bench.protocol.calibration import Bias
+from ifsl_bench.protocol.metrics import summarise
+from ifsl_bench.running.job import Job
+from ifsl_bench.running.preparation import CheckEpisodes, PrepareData, Stage
+from ifsl_bench.running.provenance import provenance
+from ifsl_bench.running.ranges import Calibrate, OfEvaluation, Part, Ready, ranges_of
+from ifsl_bench.running.stages import Trial, say_place
+
+DRAWN = 1e-5  # seconds, roughly, in which an episode is drawn for the digest
+
+
+@dataclass(frozen=True)
+class Evaluate(OfEvaluation):
+    """The result, of the best of its candidates; :mod:`ifsl_bench.running.stored` keeps it.
+
+    Few episodes are evaluated here, many in ranges before.
+
+    Attributes:
+        command: what the user typed, recorded with the result.
+    """
+
+    kind = "evaluation"
+    command: str = ""
+
+    def __str__(self) -> str:
+        return f"evaluating {self.job}: {self.job.episodes:,} episodes"
+
+    @property
+    def many(self) -> bool:
+        """Whether there are several ranges."""
+        return len(ranges_of(self.job)) > 1
+
+    def needs(self) -> Sequence[Stage]:
+        return ranges_of(self.job, self.model) if self.many else Calibrate(self.job, self.model).needs()
+
+    def cached(self, home: Home) -> bool:
+        return False  # where a result is stored nobody asks for its stages
+
+    def estimate(self, data: Outline, work: Workspace) -> float | None:
+        if self.many:
+            return DRAWN * self.job.episodes
+        more = 0 if self.job.task.regular else len(self.job.task.evaluation.halves[0])  # for calibration
+        return self.evaluation_seconds(self.job.episodes + more, data, work)
+
+    def run(self, work: Workspace) -> Result:
+        ready = self.ready(work, work.reporter)
+        say_place(work, self, ready.place)
+        bias, why, parts = self._in_ranges(work) if self.many else self._at_once(ready, work)
+        if why:
+            work.reporter.warn(f"{self.job}: {why}")
+        return self._result(ready, bias, parts, work)
+
+    def _at_once(self, ready: Ready, work: Workspace) -> tuple[Bias | None, str, list[Part]]:
+        asked = ready.asked()
+        answers = check_answers(asked)
+        bias, why = ready.bias(work.reporter)
+        part = ready.part(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}")
+        check_repeated(asked, answers)  # all that lies between must have left no trace
+        return bias, why, [part]
+
+    def _in_ranges(self, work: Workspace) -> tuple[Bias | None, str, list[Part]]:
+        bias, why = Calibrate(self.job, self.model).run(work)
+        return bias, why, [one.run(work) for one in ranges_of(self.job, self.model)]
+
+    def _result(self, ready: Ready, bias: Bias | None, parts: Sequence[Part], work: Workspace) -> Result:
+        job, prepared, trained = ready.job, ready.prepared, ready.trained
+        found, seconds = joined([part.found for part in parts]), sum(part.seconds for part in parts)
+        for remark in (*found.remarks(), *(trained.remarks() if trained else ())):
+            work.reporter.warn(f"{self.job}: {remark}")
+        counts, calibrated = found.counts, found.calibrated
+        if calibrated and self.job.calibrated:
+            counts = replace(counts, base_joint=calibrated.base_joint, novel_joint=calibrated.novel_joint)
+        sampler, backbone = prepared.sampler("test", ready.place.device), prepared.pretrained
+        measured = provenance(self.command, ready.place.device, job.method.requires)
+        return Result(
+            schema=SCHEMA,
+            method=job.name,
+            label=self.job.label,
+            **ready.choice,
+            setting=self.job.setting,
+            train=job.training.changes(),
+            task=job.task.name,
+            task_hash=job.task.hash,
+            digest=sampler.digest(job.episodes),
+            fingerprint=prepared.dataset.fingerprint,
+            seed=job.seed,
+            episodes=counts_entry(counts, sampler.classes(job.episodes)),
+            summary=summary_entry(summarise(counts.per_episode())),
+            solver=found.described(),
+            pretraining=backbone.entry(),
+            training=trained.entry() if trained else {},
+            cost={
+                "parameters": sum(p.numel() for p in ready.method.parameters()),
+                "pretraining_seconds": round(backbone.info["seconds"], 3),
+                "training_seconds": round(trained.seconds, 3) if trained else 0.0,
+                "evaluation_seconds": round(seconds, 3),
+                "episodes_per_second": round(job.episodes / seconds, 1),
+            },
+            provenance={
+                **measured,
+                "device": " and ".join(dict.fromkeys(part.device for part in parts)),
+                "method_source": job.source,
+                "distribution": job.chosen.distribution,
+                "checkpoint": ready.folder,
+            },
+            partial=prepared.dataset.partial,
+            calibration=calibration_entry(calibrated, self.job.calibrated) if calibrated else None,
+            transductive=job.method.transductive,
+            probe=self.job.probe(work.home),
+            places={
+                "pretraining": backbone.info["device"],
+                **prepared.features_places(),
+                **({"meta-training": trained.place} if trained and trained.place else {}),
+                "evaluation": " and ".join(dict.fromkeys(part.place for part in parts)),
+            },
+        )
+
+
+def stages_of(job: Job, command: str = "") -> list[Stage]:
+    """The stages of a job, each after those it waits for: its data first, what gives the result last.
+
+    The checks of its episodes are part of the first.
+    """
+    found: list[Stage] = [PrepareData(job.task, job.sides)]
+
+    def add(stage: Stage) -> None:
+        for needed in stage.needs():
+            # Candidates are different by construction, and may be thousands: they are not compared.
+            if not isinstance(needed, (PrepareData, CheckEpisodes)) and (
+                isinstance(needed, Trial) or needed not in found
+            ):
+                add(needed)
+        found.append(stage)
+
+    add(Evaluate(job, command=command))
+    return found

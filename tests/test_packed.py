@@ -1,0 +1,236 @@
+"""Packed arrays, and results whose counts are packed: what is read is what was written, and a stranger's is refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import tracemalloc
+import zlib
+
+import msgspec
+import numpy as np
+import pytest
+
+from ifsl_bench.board import episode_counts
+from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.episode_counts import LATER, EpisodeCounts, counts_entry
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.result_file import Result, inconsistency, keep_old, packaged_root, parse, read, write
+from ifsl_bench.common import packed
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.limits import RESULT_FILE
+from ifsl_bench.protocol.limits import EPISODES, OTHERS, most_episodes
+from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
+from ifsl_bench.protocol.task import EpisodeSpec
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running.check import check_file
+
+STORED = packaged_root() / "glyphs-5shot" / "protonet.seed-0.json"
+
+
+def text(kind: str, count: int, raw: bytes) -> str:
+    return f"{kind} {count} {base64.b64encode(zlib.compress(raw)).decode()}"
+
+
+@pytest.mark.parametrize("kind", ["u1", "u2", "u3", "u4", "i8", "f2", "f4", "f8"])
+@pytest.mark.parametrize("n", [0, 1, 1000])
+def test_what_is_packed_is_read_bit_by_bit(kind, n):
+    random = np.random.default_rng(n)
+    if kind[0] == "u":
+        values = random.integers(0, 256 ** int(kind[1]), n)
+        values[:1] = 256 ** int(kind[1]) - 1
+    elif kind == "i8":
+        values = random.integers(-(2**62), 2**62, n)
+    else:
+        values = random.normal(size=n).astype(kind)
+        values[: n // 2 : 7] = np.nan
+        values[1 : n // 2 : 7] = -np.inf
+    said = packed.pack(values)
+    assert packed.length(said) == n
+    assert said.startswith(f"{kind if n else kind if kind[0] == 'f' else 'u1'} {n} ")
+    found = packed.unpack(said, n)
+    assert found.dtype == values.dtype
+    assert found.tobytes() == values.tobytes()
+
+
+def test_a_few_bytes_an_episode():
+    random = np.random.default_rng(0)
+    hits = [random.binomial(25, p, 100_000) for p in (0.8, 0.85, 0.75, 0.85)]
+    assert sum(len(packed.pack(values)) for values in hits) < 4 * 100_000
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("", "it is no packed array"),
+        ("u1 3", "it is no packed array"),
+        ("u1 03 eJw=", "it is no packed array"),
+        ("u9 3 eJw=", "it is no packed array"),
+        ("u5 3 eJw=", "kind u5"),
+        (text("f4", 3, b"\0" * 12), "kind f4, where u1 or u2 or u3 or u4 was expected"),
+        (text("u1", 11, b"\0" * 11), "it has 11 numbers, more than 10"),
+        ("u1 9999999999 eJw=", "it has 9,999,999,999 numbers, more than 10"),
+        (text("u1", 3, b"\0" * 4), "it does not hold the 3 numbers that it says"),
+        (text("u1", 3, b"\0" * 2), "it does not hold the 3 numbers that it says"),
+        (text("u2", 3, b"\0" * 3), "it does not hold the 3 numbers that it says"),
+        ("u1 3 " + base64.b64encode(zlib.compress(b"abc") + b"x").decode(), "it does not hold"),
+        ("u1 3 " + base64.b64encode(zlib.compress(b"abc")[:-2]).decode(), "it does not hold"),
+        ("u1 3 " + base64.b64encode(zlib.compress(b"abc")[:-1] + b"x").decode(), "it is damaged"),
+        ("u1 3 eJ", "it is damaged"),
+        ("u1 3 AAAA", "it is damaged"),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_array_is_refused(said, why):
+    with pytest.raises(ValueError, match=why):
+        packed.unpack(said, 10, packed.COUNTS)
+
+
+def test_a_bomb_takes_no_memory():
+    bomb = text("u1", 1000, b"\0" * 300_000_000)
+    tracemalloc.start()
+    start = time.process_time()
+    with pytest.raises(ValueError, match="it does not hold the 1,000 numbers"):
+        packed.unpack(bomb, EPISODES)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3_000_000
+    assert time.process_time() - start < 1
+
+
+def drawn(n: int, shape: EpisodeSpec, classes: int = 200) -> tuple[Counts, np.ndarray]:
+    """Counts that need as much room as any, and classes."""
+    random = np.random.default_rng(0)
+    novel = shape.ways * shape.novel_queries
+    base_alone, novel_alone = (random.integers(0, q + 1, n) for q in (shape.base_queries, novel))
+    base_joint, novel_joint = (random.integers(0, hits + 1) for hits in (base_alone, novel_alone))
+    pairs = random.integers(2 * base_joint * novel_joint, 2 * base_alone * novel_alone + 1)
+    counts = Counts(base_joint, base_alone, novel_joint, novel_alone, shape.base_queries, novel, pairs,
+                    base_joint, novel_joint)  # fmt: skip
+    return counts, np.argsort(random.random((n, classes), dtype=np.float32), 1)[:, : shape.ways]
+
+
+def test_a_million_episodes_fit_into_a_result():
+    """By what a tenth of them takes."""
+    shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
+    assert most_episodes(shape) == EPISODES
+    assert 10 * len(json.dumps(msgspec.to_builtins(counts_entry(*drawn(100_000, shape))))) < RESULT_FILE.most - OTHERS
+
+
+@pytest.mark.parametrize("ways", [1, 20, 200])
+def test_as_many_episodes_as_are_allowed_fit_into_a_result(ways):
+    shape = EpisodeSpec(ways=ways, novel_queries=5, base_queries=25)
+    most = most_episodes(shape)
+    assert most < EPISODES or ways == 1
+    n = 1 + episode_counts.READABLE // (ways + 7)
+    size = len(json.dumps(msgspec.to_builtins(counts_entry(*drawn(n, shape, 300)))))
+    assert size / n * most < RESULT_FILE.most - OTHERS
+
+
+def as_packed(result: Result) -> Result:
+    """The same result with all its columns packed."""
+    entry = result.episodes
+    columns = {name: packed.pack(entry.column(name)) for name in (*COUNTS, *LATER) if entry.length(name)}
+    return msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **columns))
+
+
+@pytest.fixture
+def newer(tmp_path) -> Result:
+    """A stored result with classes, as those of today have."""
+    old = read(STORED)
+    shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
+    _, classes = drawn(2000, shape)
+    entry = counts_entry(old.counts(), classes)
+    assert isinstance(entry.classes, list), "2,000 episodes can be read"
+    return msgspec.structs.replace(old, episodes=entry)
+
+
+def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
+    other = as_packed(newer)
+    assert not inconsistency(other)
+    path = write(tmp_path, other)
+    found = read(path)
+    assert found == other
+    assert path.stat().st_size < write(tmp_path / "plain", newer).stat().st_size / 3
+    for name in (*COUNTS, *MORE_COUNTS):
+        assert np.array_equal(getattr(found.counts(), name), getattr(newer.counts(), name))
+    assert np.array_equal(found.classes(), newer.classes())
+    assert keep_old(tmp_path, newer) is None, "the same hits, written otherwise"
+    changed = newer.episodes.column("base_alone")
+    changed[0] += 1
+    entry = msgspec.structs.replace(newer.episodes, base_alone=packed.pack(changed))
+    assert keep_old(tmp_path, msgspec.structs.replace(newer, episodes=entry)) is not None
+    a, b = (Row(name, "file", (one,)) for name, one in (("plain", newer), ("packed", other)))
+    table = compare(a, b)
+    assert table.episodes["acc"].mean == 0
+    assert table.classes
+    write(tmp_path / "shown", other)
+    (task,) = find("glyphs-5shot")
+    assert "protonet" in {row.label for row in load_board(task, tmp_path / "shown").rows if row.origin == "yours"}
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "why"),
+    [
+        ("base_joint", text("u1", 2000, b"\0" * 10**8), "episodes.base_joint: it does not hold the 2,000 numbers"),
+        ("pairs", "u1 2000 ?", "episodes.pairs: it is no packed array"),
+        ("classes", text("u1", 2**23 + 1, b""), "episodes.classes: it has 8,388,609 numbers, more than 8,388,608"),
+        ("novel_alone", text("u1", 1_000_001, b""), "episodes.novel_alone: it has 1,000,001 numbers, more than"),
+        ("novel_alone", text("f4", 2000, b"\0" * 8000), "episodes.novel_alone: it holds numbers of kind f4"),
+    ],
+)  # fmt: skip
+def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, said, why):
+    value = msgspec.to_builtins(newer)
+    value["episodes"][name] = said
+    path = tmp_path / "glyphs-5shot" / STORED.name
+    path.parent.mkdir()
+    path.write_text(json.dumps(value))
+    with pytest.raises(CorruptFile, match="is no valid result: episodes") as error:
+        parse(path)
+    assert "\n" not in str(error.value)
+    checked = check_file(path, home=Home(tmp_path, tmp_path))
+    assert [why in line for line in checked.failures] == [True]
+    (task,) = find("glyphs-5shot")
+    remarks = load_board(task, tmp_path).remarks
+    assert sum(why in remark for remark in remarks) == 1
+
+
+def test_packed_columns_of_other_lengths_are_refused(newer):
+    entry = msgspec.structs.replace(newer.episodes, novel_alone=packed.pack(np.ones(1999, int)))
+    assert "episodes.novel_alone has 1999 entries" in inconsistency(msgspec.structs.replace(newer, episodes=entry))
+
+
+def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):
+    shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
+    counts, classes = drawn(50, shape)
+    assert all(isinstance(getattr(counts_entry(counts, classes), name), list) for name in (*COUNTS, *LATER))
+    monkeypatch.setattr(episode_counts, "READABLE", 50 * 12 - 1)
+    entry = counts_entry(counts, classes)
+    assert all(isinstance(getattr(entry, name), str) for name in (*COUNTS, *LATER))
+    assert EpisodeCounts.__len__(entry) == 50
+
+
+def test_tables_of_many_episodes_keep_little_in_memory():
+    """A ranked table of many rows and seeds holds a few bytes a count, and two rows' values at a time."""
+    from ifsl_bench.board.ranking import Ranking
+
+    n, seeds, rows = 20_000, 3, 8
+    (task,) = find("glyphs-5shot")
+    one = read(STORED)
+    counts, classes = drawn(n, task.episode)
+
+    def result(row: int, seed: int) -> Result:
+        entry = counts_entry(counts, classes)
+        return msgspec.structs.replace(one, label=f"row{row}", seed=seed, episodes=entry, setting="every")
+
+    made = [Row(f"row{r}", "yours", tuple(result(r, s) for s in range(seeds))) for r in range(rows)]
+    tracemalloc.start()
+    places = Ranking(made).places
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(places) == rows
+    kept, values = rows * seeds * n * 8, seeds * n * 8
+    assert peak < kept + 10 * values
+    assert peak < rows * seeds * n * 8 * 5, "all metrics of all rows would take more than twice as much"
