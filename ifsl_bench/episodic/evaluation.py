@@ -22,33 +22,10 @@ from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, estimate
 from ifsl_bench.protocol.task import EpisodeSpec
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
-BLOCKS = (
-    10_000,
-    5000,
-    2000,
-    1000,
-    500,
-    400,
-    250,
-    200,
-    125,
-    100,
-    80,
-    50,
-    40,
-    25,
-    20,
-    16,
-    10,
-    8,
-    5,
-    4,
-    2,
-    1,
-)  # episodes at once
+BLOCKS = (2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)  # episodes at once
 CPU_BYTES = 1 << 24  # on the CPU, where more is no faster: features and logits
 MOST_ON_CPU = 1000  # episodes at once
-DEVICE_BYTES = 1 << 32  # on an accelerator, which many keep busy: features and logits
+DEVICE_BYTES = 1 << 30  # on an accelerator, which many keep busy: features and logits
 SHARE = 1 / 8  # of an accelerator's free memory, if that is less; the methods' peaks are about twice as much
 
 
