@@ -14,12 +14,15 @@ from ifsl_bench.campaigns.here import Here
 from ifsl_bench.campaigns.local import LocalWorkers, check_sendable
 from ifsl_bench.campaigns.logs import log_path
 from ifsl_bench.campaigns.schedule import Failure, Watch, Workers, schedule
+from ifsl_bench.campaigns.watching import Told
 from ifsl_bench.campaigns.work import Setting
 from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.renewing import put_aside
+
+MOST_SAID = 3  # jobs that are named where one cause has stopped many
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,13 @@ class Ended:
 
     Attributes:
         made: those whose result is stored, in their order.
-        failed: a line for each of the others.
+        failed: the others.
+        said: why, a line for each cause.
     """
 
     made: list[Job]
-    failed: list[str]
+    failed: list[Job]
+    said: list[str]
 
 
 def run_campaign(
@@ -63,9 +68,11 @@ def run_campaign(
         if node.anew:
             put_aside(node.stage, work, renewed)
 
+    for index, error in graph.refused.items() if len(jobs) > 1 else ():
+        work.reporter.say(f"{graph.jobs[index]} cannot be run: {error}")
     hands = workers or Here(work)
     try:
-        failures = schedule(graph, hands, watch, before)
+        failures = schedule(graph, hands, watch or (Told(work.reporter) if len(jobs) > 1 else Watch()), before)
     except BaseException:
         hands.close(at_once=True)
         raise
@@ -76,7 +83,7 @@ def run_campaign(
         raise UserError(failures[0].said)
     failed = {failure.job for failure in failures}
     made = [job for index, job in enumerate(graph.jobs) if index not in failed]
-    return Ended(made, [_line(failure, graph, work) for failure in failures])
+    return Ended(made, [graph.jobs[index] for index in sorted(failed)], _lines(failures, graph, work))
 
 
 def workers_for(
@@ -119,10 +126,20 @@ def numbers_in(said: str) -> list[int]:
     return found
 
 
-def _line(failure: Failure, graph: Graph, work: Workspace) -> str:
-    """Which job, in which stage, and why."""
-    job, node = graph.jobs[failure.job], failure.node
+def _lines(failures: Sequence[Failure], graph: Graph, work: Workspace) -> list[str]:
+    """Which jobs have no result, in which stage they failed, and why; what failed for many is said once."""
+    causes: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        causes.setdefault((failure.node.key if failure.node else "", failure.said), []).append(failure)
+    return [_line(same, graph, work) for same in causes.values()]
+
+
+def _line(same: Sequence[Failure], graph: Graph, work: Workspace) -> str:
+    node, said = same[0].node, same[0].said
+    jobs = [str(graph.jobs[failure.job]) for failure in same]
+    shown = "; ".join(jobs if len(jobs) <= MOST_SAID else jobs[: MOST_SAID - 1])
+    more = f"; and {len(jobs) - MOST_SAID + 1} more" if len(jobs) > MOST_SAID else ""
     if node is None:
-        return f"{job}: {failure.said}"
+        return f"{shown}{more}: {said}"
     log = log_path(work.home, node.key)
-    return f"{job}, in {node.stage.kind}: {failure.said}" + (f" (log: {log})" if log.exists() else "")
+    return f"{shown}{more}, in {node.stage.kind}: {said}" + (f" (log: {log})" if log.exists() else "")

@@ -21,11 +21,25 @@ NARROW = 72  # columns of a terminal below which bars are left out
 EVERY = 30.0  # seconds from one line about the whole run to the next
 
 
-class Lines(Watch):
+class Told(Watch):
+    """Says what fails, where nothing else has to be said, since stages speak for themselves."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self.reporter = reporter
+
+    def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
+        if again:
+            self.reporter.warn(f"{node}: {outcome.said}; it is run again, from its last checkpoint")
+        elif outcome.how != "done":
+            self.reporter.say(f"{node} failed: {outcome.said}")  # and once more in the list at the end
+
+
+class Lines(Told):
     """Says it all to a reporter that writes lines; what several workers warn of, once."""
 
     def __init__(self, reporter: Reporter, workers: int) -> None:
-        self.reporter, self.workers = reporter, workers
+        super().__init__(reporter)
+        self.workers = workers
         self.forecast = Forecast(Graph((), {}), workers)
         self.warned: set[str] = set()
         self.shown: dict[str, tuple[AbstractContextManager[Stage], Stage, int]] = {}
@@ -63,11 +77,8 @@ class Lines(Watch):
     def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
         self.shown.pop(node.key, None)  # of one that failed nobody says that it is done
         self.forecast.ended(node, outcome, again)
-        if again:
-            self.reporter.warn(f"{node}: {outcome.said}; it is run again, from its last checkpoint")
-        elif outcome.how != "done":
-            self.reporter.say(f"{node} failed: {outcome.said}")  # and once more in the list at the end
-        elif node.last:
+        super().ended(node, outcome, again)
+        if outcome.how == "done" and node.last:
             self.reporter.say(self.summary())
 
     def summary(self) -> str:
@@ -88,8 +99,7 @@ class Live(Lines):
 
     def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
         self.forecast.ended(node, outcome, again)
-        if outcome.how != "done":
-            super().ended(node, outcome, again)
+        Told.ended(self, node, outcome, again)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.progress_bar import ProgressBar

@@ -145,7 +145,7 @@ def tell(ended: Ended, jobs: int) -> int:
     """Says which jobs failed, and why; returns the exit status."""
     if ended.failed:
         click.echo(f"ifsl-bench: {len(ended.failed)} of {jobs} jobs failed:", err=True)
-    for line in ended.failed:
+    for line in ended.said:
         click.echo(f"  {line}", err=True)
     return 1 if ended.failed else 0
 

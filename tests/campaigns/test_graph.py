@@ -9,6 +9,7 @@ import pytest
 from ifsl_bench.campaigns.graph import Graph, graph_of, key_of
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api
 from ifsl_bench.running.evaluating import Evaluate
@@ -97,7 +98,27 @@ def test_a_job_whose_episodes_cannot_be_drawn_is_refused_and_the_others_are_not(
     assert {index for node in graph.nodes.values() for index in node.results} == {1, 2}
     ended = run_campaign([*wide, *jobs_on(here, ["imprint"], seeds=(0,))], work)
     assert [job.name for job in ended.made] == ["imprint", "imprint"]
-    (line,) = ended.failed
+    assert ended.failed == wide
+    (line,) = ended.said
     assert str(wide[0]) in line
     with pytest.raises(UserError):
         run_campaign(wide, work)
+
+
+def test_what_stops_many_jobs_is_said_once(here, monkeypatch):
+    """Pretraining that fails; and the one job on another seed, whose pretraining does not."""
+    work = api.workspace(here / "home", device="cpu")
+    jobs = jobs_on(here, ["protonet", "ridge"], seeds=(0, 1))
+    whole = PreparedTask.pretrained.func
+
+    def pretrained(prepared):
+        if prepared.seed == 0:
+            raise UserError("no ground to stand on")
+        return whole(prepared)
+
+    monkeypatch.setattr(PreparedTask, "pretrained", property(pretrained))
+    ended = run_campaign(jobs, work)
+    assert [job.seed for job in ended.failed] == [0] * 4
+    assert [job.seed for job in ended.made] == [1] * 4
+    (line,) = ended.said
+    assert line.startswith(f"{jobs[0]}; {jobs[1]}; and 2 more, in pretraining: no ground to stand on (log: ")
