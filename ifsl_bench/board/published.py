@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
 from ifsl_bench.board.result_file import packaged_root
@@ -11,7 +13,8 @@ from ifsl_bench.common.files import read_json
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     """A row as printed in a paper; never measured here, never in a significance test.
 
-    ``protocol`` says how its protocol differs from the task's, "" where it does not.
+    ``protocol`` says how its protocol differs from the task's, "" where it does not. ``band`` is by how many points of
+    accuracy a row measured here may differ and count as reproduced; None where nobody has said.
     """
 
     label: str
@@ -19,6 +22,7 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     protocol: str = ""
     note: str = ""
+    band: float | None = None
 
     @property
     def said(self) -> str:
@@ -36,17 +40,32 @@ class _PublishedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     remark: str = ""
     notes: dict[str, str] = {}  # label -> what to know of its rows
     flags: dict[str, str] = {}  # "task label column" -> what is wrong with the number
+    bands: dict[str, dict[str, float]] = {}  # task -> label -> points of accuracy that count as reproduced
+    set: str = ""  # what commands call all of these rows and tasks together
+
+
+def _files() -> Iterator[tuple[str, _PublishedFile]]:
+    for path in sorted((packaged_root() / "published").glob("*.json")):
+        yield path.stem, msgspec.convert(read_json(path), _PublishedFile, strict=True)
+
+
+def published_sets() -> dict[str, tuple[list[str], list[str]]]:
+    """Sets of published rows that commands know by a name: their labels, and the tasks that they are of."""
+    return {
+        file.set: (list(dict.fromkeys(label for rows in file.rows.values() for label in rows)), list(file.rows))
+        for _, file in _files()
+        if file.set
+    }
 
 
 def published(task: str) -> list[PublishedRow]:
     """Rows that papers print for a task, with the reference and what is doubtful about them."""
     rows = []
-    for path in sorted((packaged_root() / "published").glob("*.json")):
-        file = msgspec.convert(read_json(path), _PublishedFile, strict=True)
+    for stem, file in _files():
         for label, values in file.rows.get(task, {}).items():
             flags = [file.flags.get(f"{task} {label} {column}", "") for column in file.columns]
             note = "; ".join(part for part in (file.remark, file.notes.get(label, ""), *flags) if part)
             named = dict(zip(file.columns, values, strict=False))
-            row = PublishedRow(label=label, values=named, source=path.stem, protocol=file.protocol, note=note)
-            rows.append(row)
+            band = file.bands.get(task, {}).get(label)
+            rows.append(PublishedRow(label=label, values=named, source=stem, protocol=file.protocol, note=note, band=band))
     return rows

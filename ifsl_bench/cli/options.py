@@ -67,6 +67,7 @@ def change_options(command: Any) -> Any:
         "ways": "Novel classes of an episode.",
         "shots": "Support images of each novel class.",
         "queries": "Query images of each novel class; those of base classes change in proportion.",
+        "pretraining-steps": "Steps of the backbone's pretraining; a few try out a whole run.",
     }
 
     @functools.wraps(command)

@@ -106,7 +106,12 @@ TASK_FILE = Limit(
     "has more than {most} characters; a task file has a few thousand, is it the right file?",
     "It is parsed whole, in Python.",
 )
-TASK_LINE = Limit(
+CAMPAIGN_FILE = Limit(
+    1 << 18,
+    "has more than {most} characters; a campaign has a few thousand, is it the right file?",
+    "It is parsed whole, in Python.",
+)
+TOML_LINE = Limit(
     200,
     "has a line with {value} dots, more than {most}; break it into several",
     "Python's parser takes memory that is quadratic in the parts of a key; 100,000 of them fill a machine.",

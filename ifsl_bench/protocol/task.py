@@ -47,6 +47,11 @@ class Schedule(Strict, frozen=True):
             return self.rate * 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / max(1, steps - self.warmup)))
         return self.rate * 0.1 ** sum(step >= drop for drop in self.drops)
 
+    def stretched(self, factor: float) -> Schedule:
+        """The same for ``factor`` times as many steps."""
+        drops = tuple(sorted({max(1, round(drop * factor)) for drop in self.drops}))
+        return msgspec.structs.replace(self, drops=drops, warmup=round(self.warmup * factor))
+
 
 class Pretraining(Strict, frozen=True):
     """Stage 1: backbone and base classifier on base/train by cross-entropy, SGD with momentum.
@@ -70,6 +75,12 @@ class Pretraining(Strict, frozen=True):
         value = msgspec.to_builtins(self)
         del value["seed"]
         return value
+
+    def stretched(self, steps: int) -> Pretraining:
+        """The same with so many steps."""
+        if steps == self.steps:
+            return self
+        return msgspec.structs.replace(self, steps=steps, schedule=self.schedule.stretched(steps / max(1, self.steps)))
 
 
 class EpisodeSpec(Strict, frozen=True):

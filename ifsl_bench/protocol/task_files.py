@@ -7,9 +7,7 @@ in ``glyphs-5shot+ways=10``; see :mod:`ifsl_bench.protocol.variants`. This modul
 
 from __future__ import annotations
 
-import difflib
 import re
-import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
@@ -20,7 +18,8 @@ import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.limits import TASK_FILE, TASK_LINE, read_text
+from ifsl_bench.common.limits import TASK_FILE
+from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.protocol.limits import NAME, check_name, check_task
 from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
 from ifsl_bench.protocol.variants import Change, Variant, changed, derived, merged
@@ -56,23 +55,9 @@ def _keys() -> set[str]:
 
 def _read(text: str, where: str) -> _TaskFile | _VariantFile:
     """A file's content, held against the schema."""
-    TASK_FILE.check(len(text), where)
-    TASK_LINE.check(max((line.count(".") for line in text.split("\n")), default=0), where)
-    try:
-        raw = tomllib.loads(text)
-    except ValueError as error:  # TOMLDecodeError, and what Python raises for a number of thousands of digits
-        raise UserError(f"{where} is not valid TOML: {str(error)[:200]}") from error
-    except RecursionError as error:
-        raise UserError(f"{where} is not valid TOML: tables or lists are nested too deep") from error
-    try:
-        kind: type[_TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else _TaskFile
-        file = msgspec.convert(raw, kind, strict=True)
-    except msgspec.ValidationError as error:
-        message = str(error).replace("Object contains", "it contains").replace("$.", "").replace("`$`", "its top level")
-        if field := re.search(r"unknown field `(.*?)`", message):
-            near = difflib.get_close_matches(field[1], _keys(), n=2, cutoff=0.6)
-            message += f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-        raise UserError(f"{where}: {message[:300]}") from error
+    raw = parsed(text, where, TASK_FILE)
+    kind: type[_TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else _TaskFile
+    file = held(raw, kind, where, _keys())
     if not file.variants and not getattr(file, "tasks", None):
         raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")
     return file
@@ -142,14 +127,6 @@ def packaged() -> dict[str, Task]:
     return tasks
 
 
-def _text(path: Path) -> str:
-    try:
-        return read_text(path, TASK_FILE)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UserError(f"cannot read the task file {path}: {reason}") from error
-
-
 def own(home: Home) -> dict[str, Task]:
     """The tasks on data sets that the user prepared from images of their own, by name.
 
@@ -158,7 +135,7 @@ def own(home: Home) -> dict[str, Task]:
     """
     tasks: dict[str, Task] = {}
     for path in sorted(home.tasks.glob("*.toml")) if home.tasks.is_dir() else ():
-        for task in parse(_text(path), str(path)):
+        for task in parse(text_of(path, "task file", TASK_FILE), str(path)):
             if task.name in tasks:
                 raise UserError(f"{path}: there is another task {task.name!r}; call this one something else")
             _check_free(task, str(path))
@@ -205,7 +182,7 @@ def _named(name: str, home: Home | None) -> list[Task]:
     if chosen:
         path += ".toml"
     if path.endswith(".toml"):
-        tasks = {task.name: task for task in parse(_text(Path(path)), path)}
+        tasks = {task.name: task for task in parse(text_of(Path(path), "task file", TASK_FILE), path)}
         for task in tasks.values():
             _check_free(task, path)
         if chosen and chosen not in tasks:

@@ -72,10 +72,5 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         if not self.steps:
             return spec
         factor = self.steps / spec.steps
-        schedule = msgspec.structs.replace(
-            spec.schedule,
-            drops=tuple(max(1, round(drop * factor)) for drop in spec.schedule.drops),
-            warmup=round(spec.schedule.warmup * factor),
-        )
         every = max(1, round(spec.validate_every * factor))
-        return msgspec.structs.replace(spec, steps=self.steps, schedule=schedule, validate_every=every)
+        return msgspec.structs.replace(spec, steps=self.steps, schedule=spec.schedule.stretched(factor), validate_every=every)

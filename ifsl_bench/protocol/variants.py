@@ -1,4 +1,5 @@
-"""Tasks made from other tasks: other ways, shots, queries or numbers of base classes, or none of these in the softmax.
+"""Tasks made from other tasks: other ways, shots, queries, numbers of base classes (or none of these in the softmax) or
+steps of pretraining.
 
 A change is part of the task's name, ``glyphs-5shot+ways=10+shots=3``, and through the name and the definition part of
 its hash, its episodes, their digest and its folder of results. A name says only what differs from the task before the
@@ -28,12 +29,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         shots: support images of each.
         queries: query images of each. Those of base classes change in proportion, so that the shares of base and novel
             queries stay what they were.
+        pretraining_steps: of the backbone, whose schedule is stretched to them; a few try out a whole run.
     """
 
     base_classes: int | None = None
     ways: int | None = None
     shots: int | None = None
     queries: int | None = None
+    pretraining_steps: int | None = None
 
     def said(self) -> dict[str, int]:
         """What is not None, as it is spelled in names: ``{"base-classes": 50}``."""
@@ -50,6 +53,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ways: int | None = None
     shots: int | None = None
     queries: int | None = None
+    pretraining_steps: int | None = None
     digest: str | None = None
     title: str = ""
 
@@ -124,10 +128,13 @@ def changed(task: Task, change: Change) -> Task:
         episode=msgspec.structs.replace(
             old, ways=ways, novel_queries=queries, base_queries=max(round(base_queries), min(1, old.base_queries))
         ),
+        pretraining=task.pretraining.stretched(change.pretraining_steps or task.pretraining.steps),
     )
-    now = (made.base_classes, made.episode.ways, made.shots, made.episode.novel_queries)
-    before = (task.base_classes, old.ways, task.shots, old.novel_queries)
-    differs = [f"{key}={new}" for key, new, was in zip(KEYS, now, before, strict=True) if new != was]
+
+    def said(of: Task) -> tuple[int | None, ...]:
+        return of.base_classes, of.episode.ways, of.shots, of.episode.novel_queries, of.pretraining.steps
+
+    differs = [f"{key}={new}" for key, new, was in zip(KEYS, said(made), said(task), strict=True) if new != was]
     if not differs:
         return task
     return msgspec.structs.replace(
@@ -145,7 +152,7 @@ def derived(task: Task, name: str, entry: Variant) -> Task:
     Raises:
         UserError: an impossible change.
     """
-    change = {key: getattr(entry, key.replace("-", "_")) for key in KEYS}
+    change = {key: getattr(entry, name) for key, name in zip(KEYS, Change.__struct_fields__, strict=True)}
     made = changed(task, make_change(change))
     return msgspec.structs.replace(
         made,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,7 @@ def make_jobs(
     if type(trials) is not int or not 0 <= trials <= MOST_TRIALS or trials == 1:
         raise UserError(f"--tune takes the number of settings to try, 2 to {MOST_TRIALS:,}, not {trials}")
     found = [find_method(said) for said in methods]
-    jobs: dict[tuple[str, ...], Job] = {}  # what is named twice is run once
+    jobs: list[Job] = []
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in tasks)):
         count, spec = task.evaluation.episodes if episodes is None else episodes, task.pretraining
         if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
@@ -214,7 +214,21 @@ def make_jobs(
             job = Job(chosen, given, task, training, seed, count, trials, calibrate)
             # What --train and --tune do not concern is the same whatever they say, and has one label.
             job = job if job.trains else replace(job, training=Training())
-            job = job if job.searched else replace(job, trials=0)
-            if jobs.setdefault((str(job), task.hash), job).chosen != chosen:  # one's result would replace the other's
-                raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
-    return list(jobs.values())
+            jobs.append(job if job.searched else replace(job, trials=0))
+    return each_once(jobs)
+
+
+def each_once(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs without those that are there twice.
+
+    Raises:
+        UserError: the results of two different ones would replace each other.
+    """
+    found: dict[str, Job] = {}
+    for job in jobs:
+        first = found.setdefault(str(job), job)
+        if first.chosen != job.chosen:
+            raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
+        if first.task.hash != job.task.hash:
+            raise UserError(f"two different tasks are called {job.task.name!r}; rename one, or run one at a time")
+    return list(found.values())
