@@ -65,7 +65,7 @@ def published(task: str) -> list[PublishedRow]:
         for label, values in file.rows.get(task, {}).items():
             flags = [file.flags.get(f"{task} {label} {column}", "") for column in file.columns]
             note = "; ".join(part for part in (file.remark, file.notes.get(label, ""), *flags) if part)
-            named = dict(zip(file.columns, values, strict=False))
-            band = file.bands.get(task, {}).get(label)
-            rows.append(PublishedRow(label=label, values=named, source=stem, protocol=file.protocol, note=note, band=band))
+            named, band = dict(zip(file.columns, values, strict=False)), file.bands.get(task, {}).get(label)
+            about = {"source": stem, "protocol": file.protocol, "note": note}
+            rows.append(PublishedRow(label=label, values=named, band=band, **about))
     return rows

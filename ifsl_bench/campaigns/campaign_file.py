@@ -1,7 +1,7 @@
 """Campaign files: what to run, in TOML. Imports no torch.
 
-A file has a table ``[[run]]`` for each group of jobs. A run's methods, tasks and seeds multiply, and so does every other
-value that is a list. Names, globs and sets are as on the command line; paths are relative to the file's folder.
+A file has a table ``[[run]]`` for each group of jobs. A run's methods, tasks and seeds multiply, and so does every
+other value that is a list. Names, globs and sets are as on the command line; paths are relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import KEYS, Change, make_change
 
 MOST_JOBS = 10_000  # of a campaign: all are listed, and their results looked for, before the first begins
+NO_CHANGE = Change()
 Value = str | int | float | bool
 Many = Value | list[Value]
 
@@ -75,7 +76,7 @@ class Wanted:
     trials: int = 0
     episodes: int | None = None
     calibrate: bool = False
-    change: Change = Change()
+    change: Change = NO_CHANGE
     where: str = ""
 
 
@@ -97,7 +98,11 @@ class Said:
     seeds: int | None = None
     episodes: int | None = None
     calibrate: bool = False
-    change: Change = Change()
+    change: Change = NO_CHANGE
+
+    def of_jobs(self) -> bool:
+        """Whether it says what a stored model knows by itself: anything of methods, their options, and seeds."""
+        return bool(self.methods or self.options or self.trials or self.calibrate or self.seed or self.seeds)
 
     def over(self, wanted: Wanted) -> Wanted:
         """What a file wants, with what is said here in place of it."""

@@ -49,7 +49,7 @@ def method_names(said: Iterable[str], warn: Warn) -> list[str]:
 
 
 def _usable(warn: Warn) -> list[str]:
-    found = []
+    found: list[str] = []
     for name in registry.names(registry.METHODS):
         try:
             found += vars(registry.method(name)).get("shorthands") or [name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 
 if TYPE_CHECKING:
     from ifsl_bench.common.files import Home
@@ -27,9 +29,9 @@ class Group(click.Group):
         return super().resolve_command(ctx, args)
 
 
-def names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[str]:
+def names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
     """Repeated options and comma-separated lists alike."""
-    return [name.strip() for value in values for name in value.split(",") if name.strip()]
+    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
 
 
 def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
@@ -80,6 +82,49 @@ def change_options(command: Any) -> Any:
     for key, text in reversed(helps.items()):
         with_change = click.option(f"--{key}", type=int, metavar="N", help=text)(with_change)
     return with_change
+
+
+def job_options(command: Any) -> Any:
+    """The options that say what to run, gathered into the arguments ``campaign`` and ``said``.
+
+    They are used up here: a command's own ``--rerun``, ``--device`` and so on say how.
+    """
+    options = (
+        click.argument("campaign", required=False, metavar="[CAMPAIGN]"),
+        click.option("--method", "methods", multiple=True, callback=names,
+                     help="Methods, comma-separated or repeated; globs, or the sets paper and all."),
+        click.option("--task", "tasks", multiple=True, callback=names,
+                     help="Tasks, or TOML files of your own; globs, or the sets paper and all."),
+        click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
+                     help="An option of the method."),
+        click.option("--train", multiple=True, callback=pairs, metavar="NAME=VALUE",
+                     help="episodes_per_step, select=last|best, views, rate, steps."),
+        click.option("--tune", "trials", type=int, metavar="N",
+                     help="Choose among N settings of each method on validation episodes."),
+        click.option("--seed", type=click.IntRange(0, LARGEST_SEED), show_default="0",
+                     help="Of training; the first of --seeds."),
+        click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), show_default="1", help="How many training seeds."),
+        click.option("--episodes", type=int, help="Only the first so many test episodes."),
+        click.option("--calibrate", is_flag=True,
+                     help="Add the bias to the novel logits that is best on validation episodes; a row NAME+cal."),
+    )  # fmt: skip
+
+    @functools.wraps(command)
+    def with_said(**given: Any) -> Any:
+        from ifsl_bench.campaigns.campaign_file import Said
+
+        said = Said(**{field.name: given.pop(field.name) for field in dataclasses.fields(Said)})
+        return command(said=said, **given)
+
+    found = change_options(with_said)
+    for option in reversed(options):
+        found = option(found)
+    return found
+
+
+def data_option(command: Any) -> Any:
+    return click.option("--data", "data", multiple=True, callback=pairs, metavar="NAME=PATH",
+                        help="Files that a data set is made from, if it is not prepared.")(command)  # fmt: skip
 
 
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")

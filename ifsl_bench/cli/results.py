@@ -27,6 +27,7 @@ from ifsl_bench.common.torchrun import check_alone
 @click.option("--setting", metavar="NAME", help="Only methods as published (paper, what --rank ranks), or tuned ones "
               "(tuned-12 for the best of 12 trials).")  # fmt: skip
 @click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
+@click.option("--beside", is_flag=True, help="Measured rows beside the printed ones, and whether within the band.")
 @click.option(
     "--method",
     "labels",
@@ -43,7 +44,8 @@ def table(
     rank: bool,
     setting: str | None,
     full: bool,
-    labels: list[str],
+    beside: bool,
+    labels: tuple[str, ...],
     home: str | None,
     results_dir: str | None,
     style: str,
@@ -63,6 +65,16 @@ def table(
         boards = [board.only(labels) for board in boards]
     if not tasks:
         boards = [board for board in boards if not board.empty]
+    if beside:
+        from ifsl_bench.board.beside import beside_tables
+        from ifsl_bench.board.render import render
+
+        if rank or full:
+            raise UserError("--beside is a table of its own: leave out --rank and --full")
+        if not (found := beside_tables(boards)):
+            raise UserError("nothing was measured here that a paper prints too; docs/paper.md has the command")
+        click.echo(render(found, style))
+        return
     if rank or setting:
         from ifsl_bench.board.measured import EVERY, PAPER
 

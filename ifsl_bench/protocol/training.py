@@ -73,4 +73,5 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
             return spec
         factor = self.steps / spec.steps
         every = max(1, round(spec.validate_every * factor))
-        return msgspec.structs.replace(spec, steps=self.steps, schedule=spec.schedule.stretched(factor), validate_every=every)
+        schedule = spec.schedule.stretched(factor)
+        return msgspec.structs.replace(spec, steps=self.steps, schedule=schedule, validate_every=every)

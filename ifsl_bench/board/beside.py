@@ -1,0 +1,130 @@
+"""What was measured beside what papers print, and whether it is within the stated band. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.columns import plus_minus, rounded
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.published import PublishedRow, published
+from ifsl_bench.board.table import Column, Table
+
+WITHIN, OUTSIDE = "within", "outside"
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A measured row and the printed one of the same label.
+
+    Attributes:
+        apart: why the two are not of the same task, episodes' rules and data; "" where they are.
+    """
+
+    board: Board
+    row: Row
+    paper: PublishedRow
+    apart: str = ""
+
+    @property
+    def difference(self) -> float:
+        """Of accuracy, measured minus printed, in points."""
+        return self.row.summary()["acc"].mean - self.paper.values["acc"]
+
+    @property
+    def verdict(self) -> str:
+        """ "within" or "outside" of the band; "" where there is none, or nothing that it could be held against."""
+        if self.paper.band is None or self.apart:
+            return ""
+        return WITHIN if abs(self.difference) <= self.paper.band else OUTSIDE
+
+
+def pairs_of(board: Board) -> list[Pair]:
+    """The measured rows of a task that a paper has too, in the paper's order.
+
+    A variant's are held against the rows of the task that it departs from, as what they are: not comparable.
+    """
+    variant = board.task.variant_of
+    papers = [paper for paper in (published(variant) if variant else board.papers) if not paper.protocol]
+    found = []
+    for paper in papers:
+        row = board.row(paper.label)
+        if row is None:
+            continue
+        apart = f"a variant of {variant}" if variant else ""
+        if row not in board.compared:
+            apart = board.apart(row) or "not on all episodes of the task"
+        found.append(Pair(board, row, paper, apart))
+    return found
+
+
+def beside_tables(boards: Iterable[Board]) -> list[Table[Pair]]:
+    """A table for each task of which something was measured that a paper prints too."""
+    return [_table(board, pairs) for board in boards if (pairs := pairs_of(board))]
+
+
+def _table(board: Board, pairs: list[Pair]) -> Table[Pair]:
+    judged = [pair for pair in pairs if pair.verdict]
+    notes = []
+    if judged:
+        outside = [pair.row.label for pair in judged if pair.verdict == OUTSIDE]
+        notes.append(
+            f"{len(judged) - len(outside)} of {len(judged)} rows are within the band around the printed accuracy"
+            + (f"; outside: {', '.join(outside)}" if outside else "")
+            + ". docs/paper.md says where the band is from, and what a difference may come from."
+        )
+    if few := [pair.row.label for pair in judged if len(pair.row.results) < 3]:
+        notes.append(f"The band is for the mean of three training seeds; with fewer: {', '.join(few)}.")
+    reasons = {pair.apart: None for pair in pairs if pair.apart}
+    notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
+    notes += [f"{pair.paper.label} ({pair.paper.source}): {pair.paper.said}." for pair in pairs if pair.paper.said]
+    return Table(COLUMNS, pairs, f"{board.name}, measured here beside what is printed", notes)
+
+
+def _delta(pair: Pair) -> str:
+    printed = pair.paper.values.get("delta")
+    measured = plus_minus(pair.row.summary()["delta"])
+    return measured if printed is None else f"{measured} ({printed:.2f})"
+
+
+def _printed(pair: Pair) -> str:
+    value, plus = pair.paper.values["acc"], pair.paper.values.get("plus_minus_as_printed")
+    return f"{value:.2f}" + (f" ({plus:.2f})" if plus is not None else "")
+
+
+def _fields(pair: Pair) -> dict[str, float | str | int | None]:
+    values, printed = pair.row.summary(), pair.paper.values
+    return {
+        "acc": rounded(values["acc"].mean),
+        "acc_interval": rounded(values["acc"].interval),
+        "printed": printed["acc"],
+        "plus_minus_as_printed": printed.get("plus_minus_as_printed"),
+        "difference": rounded(pair.difference),
+        "band": pair.paper.band,
+        "verdict": pair.verdict or None,
+        "apart": pair.apart or None,
+        "delta": rounded(values["delta"].mean),
+        "printed_delta": printed.get("delta"),
+        "seeds": len(pair.row.results),
+        "source": pair.row.origin,
+        "paper": pair.paper.source,
+    }
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"± {value:g}"
+
+
+COLUMNS: tuple[Column[Pair], ...] = (
+    Column(fields=lambda pair: {"task": pair.board.name}),
+    Column("method", lambda pair: pair.row.label, lambda pair: {"method": pair.row.label}),
+    Column("Acc.", lambda pair: plus_minus(pair.row.summary()["acc"])),
+    Column("printed", _printed),
+    Column("difference", lambda pair: f"{pair.difference:+.2f}"),
+    Column("band", lambda pair: _text(pair.paper.band)),
+    Column("verdict", lambda pair: pair.verdict or "not comparable"),
+    Column("Delta (printed)", _delta),
+    Column("seeds", lambda pair: str(len(pair.row.results))),
+    Column("source", lambda pair: f"{pair.row.origin}; {pair.paper.source}", _fields),
+)
