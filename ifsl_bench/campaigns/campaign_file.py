@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -182,7 +183,10 @@ def parse(text: str, where: str, folder: Path) -> Campaign:
         UserError: not TOML, an unknown or missing key, a wrong type, an impossible value, or too many jobs.
     """
     keys = {f.encode_name for kind in (_File, _Run) for f in msgspec.structs.fields(kind)}
-    file = held(parsed(text, where, CAMPAIGN_FILE), _File, where, keys)
+    try:
+        file = held(parsed(text, where, CAMPAIGN_FILE), _File, where, keys)
+    except UserError as error:  # other errors count runs from 1 as well
+        raise UserError(re.sub(r"`run\[(\d+)\]", lambda m: f"`run {int(m[1]) + 1}", str(error))) from error
     if not file.run:
         raise UserError(f"{where}: it runs nothing; add a table [[run]] with methods and tasks")
     wanted: list[Wanted] = []

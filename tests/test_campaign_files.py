@@ -1,0 +1,272 @@
+"""Campaign files: what they expand to, how they are refused, and what stands for several names."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ifsl_bench.board.published import published_sets
+from ifsl_bench.board.result_file import packaged_root
+from ifsl_bench.campaigns import campaign_file
+from ifsl_bench.campaigns.campaign_file import Said, asked, parse
+from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
+from ifsl_bench.campaigns.names import method_names, task_names
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocol.task_files import packaged
+from ifsl_bench.protocol.variants import Change
+
+NINE = ["protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a"]
+ISSUE = """
+results = "results"
+[[run]]
+methods = ["protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a"]
+tasks = ["glyphs-1shot", "glyphs-5shot", "glyphs-shared-1shot", "glyphs-shared-5shot"]
+seeds = 10
+[[run]]
+methods = ["lr+a"]
+tasks = ["glyphs-1shot", "glyphs-5shot"]
+seeds = 5
+set = { gradient = ["rbp", "implicit", "t-bptt"] }
+"""
+
+
+def nobody(text: str) -> None:
+    raise AssertionError(text)
+
+
+def jobs(campaign, home, warn=nobody):
+    return jobs_of(with_tasks(campaign, home)[0], home, warn, nobody)
+
+
+def expanded(text: str, said: Said | None = None, folder: Path = Path("/there")) -> list[str]:
+    home = Home.locate()
+    campaign = parse(text, "c.toml", folder)
+    if said is not None:
+        campaign = replace(
+            campaign,
+            wanted=[said.over(one) for one in campaign.wanted],
+            only_methods=said.methods,
+            only_tasks=said.tasks,
+        )
+    return [str(job) for job in jobs(campaign, home)]
+
+
+def refused(text: str) -> str:
+    with pytest.raises(UserError) as caught:
+        expanded(text)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def run(**keys: str) -> str:
+    return "[[run]]\n" + "".join(f"{key.replace('_', '-')} = {value}\n" for key, value in keys.items())
+
+
+ONE = {"methods": '"lr+a"', "tasks": '"glyphs-5shot"'}
+
+
+def test_the_first_example_has_each_job_of_two_overlapping_runs_once():
+    found = expanded(ISSUE)
+    tasks = [f"glyphs-{kind}{shots}shot" for kind in ("", "shared-") for shots in (1, 5)]
+    first = {f"{m} on {t}, seed {s}" for m in NINE for t in tasks for s in range(10)}
+    more = {f"lr+a.gradient={g} on {t}, seed {s}" for g in ("implicit", "t-bptt") for t in tasks[:2] for s in range(5)}
+    assert len(found) == len(set(found)) == 9 * 4 * 10 + 2 * 2 * 5, "gradient=rbp is the default, and there already"
+    assert set(found) == first | more
+    assert parse(ISSUE, "c.toml", Path("/there")).results == Path("/there/results")
+
+
+def test_lists_multiply_and_the_seeds_are_a_number_or_a_list():
+    text = run(**ONE, seeds="[3, 7]", set="{ gamma = [0.5, 0.25], hidden = 3 }", train="{ steps = [5, 6] }",
+               shots="[1, 2]", episodes="[10, 20]", calibrate="[false, true]")  # fmt: skip
+    found = expanded(text)
+    assert len(found) == len(set(found)) == 2 * 2 * 2 * 2 * 2 * 2
+    assert "lr+a+cal.hidden=3.gamma=0.25.steps=6.episodes=20 on glyphs-5shot+shots=2, seed 7" in found
+    assert expanded(run(**ONE, seed="4", seeds="2")) == [f"lr+a on glyphs-5shot, seed {s}" for s in (4, 5)]
+    tuned = expanded(run(methods='["lr", "protonet"]', tasks='"glyphs-5shot"', tune="4").replace("4", "[0, 4]"))
+    assert [name.split()[0] for name in tuned] == ["lr", "protonet", "lr@tuned-4"]
+
+
+def test_globs_and_sets_stand_for_names_on_the_command_line_too(here, call):
+    home = Home.locate()
+    assert method_names(["paper"], nobody) == NINE
+    assert method_names(["lr*"], nobody) == ["lr", "lr+s", "lr+a"] or set(method_names(["lr*"], nobody)) == {
+        "lr", "lr+s", "lr+a"}  # fmt: skip
+    assert task_names(["paper"], home) == ["mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"]
+    assert set(task_names(["glyphs-?shot"], home)) == {"glyphs-1shot", "glyphs-5shot"}
+    assert task_names(["glyphs-?shot+ways=3"], home) == [f"{n}+ways=3" for n in task_names(["glyphs-?shot"], home)]
+    assert set(task_names(["clusters.toml:clusters-?shot"], home)) == {
+        f"clusters.toml:clusters-{shots}shot" for shots in (1, 5)
+    }
+    every = task_names(["all"], home)
+    assert "glyphs-5shot" in every
+    assert "mini-5shot" not in every, "its images are not here"
+    arguments = ("--method", "im*,prot*", "--task", "clusters.toml:clusters-?shot", "--device", "cpu", "-q")
+    status, _, err = call("run", *arguments)
+    assert (status, err) == (0, "")
+    assert len(list(Path("home/results").glob("clusters-?shot/*.json"))) == 4
+
+
+def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeypatch):
+    said: list[str] = []
+    monkeypatch.setattr(registry, "is_installed", lambda module: False)
+    found = method_names(["all"], said.append)
+    assert set(NINE) <= set(found)
+    assert len(found) == len(set(found))
+    assert not {"ridge", "attractor"} & set(found), "their shorthands are their rows"
+    assert "anil" not in found
+    assert len(said) == 1
+    assert "anil" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (run(**ONE).replace("methods", "method"), "c.toml: it contains unknown field `method` - at `run 1`; did you"),
+        (run(**ONE, sede="3"), "did you mean 'seed'"),
+        ("result = 'x'\n" + run(**ONE), "did you mean 'results'"),
+        (run(**ONE, tune='"many"'), "got `str` - at `run 1.tune`"),
+        (run(**ONE, seeds="true"), "got `bool` - at `run 1.seeds`"),
+        (run(**ONE, set="{ gama = 1 }"), "c.toml: run 1: unknown option 'gama' of method 'lr+a'; did you mean 'gamma'"),
+        (run(**ONE, train="{ step = 1 }"), "c.toml: run 1: unknown training option 'step'; did you mean 'steps'"),
+        (run(**ONE) + run(methods='"protonte"', tasks='"glyphs-5shot"'), "run 2: unknown method 'protonte'; did you"),
+        (run(methods='"lr"', tasks='"glyphs-6shot"'), "run 1: unknown task 'glyphs-6shot'; did you mean 'glyphs-5shot'"),
+        (run(methods='"zz*"', tasks='"glyphs-5shot"'), "run 1: no method fits 'zz*'; there are:"),
+        (run(methods='"lr"', tasks='"zz-*"'), "run 1: no task fits 'zz-*'; there are:"),
+        (run(methods="[]", tasks='"glyphs-5shot"'), "run 1: methods is an empty list"),
+        (run(**ONE, set="{ gamma = [] }"), "run 1: set.gamma is an empty list"),
+        (run(**ONE, base_classes="[]"), "run 1: base-classes is an empty list"),
+        (run(**ONE, ways="0"), "run 1: ways must be a whole number from 1"),
+        (run(**ONE, seeds="0"), "run 1: seeds: from 1 to 1,000 of them, not 0"),
+        (run(**ONE, seeds="[1, -1]"), "run 1: seeds are whole numbers from 0"),
+        (run(**ONE, seeds="[1, 2]", seed="1"), "run 1: seeds lists them all, so leave seed out"),
+        (run(**ONE, tune="1"), "run 1: --tune takes"),
+        (run(**ONE, episodes="1"), "run 1: --episodes must be 2 to 2000"),
+        (run(methods='"lr"', tasks='"\\u001b[2J"'), "run 1: tasks: "),
+        (run(methods='"a\\u0000.py"', tasks='"glyphs-5shot"'), "run 1: methods: "),
+        (run(**ONE, seeds="1000", train=f"{{ rate = {[0.1 + i for i in range(11)]} }}"), "11,000 jobs or more"),
+        (run(**ONE, set="{ gamma = [" + "1," * 9999 + "1], hidden = [1, 2] }"), "20,000 jobs or more"),
+        ("results = 'r'", "missing required field `run`"),
+        ("run = []", "it runs nothing"),
+        ("[[run]", "c.toml is not valid TOML"),
+        ("x = " + "9" * 5000, "c.toml is not valid TOML"),
+        ("x." * 300 + "x = 1", "has a line with 300 dots"),
+        ("#" * 300_000, "has more than 262,144 characters"),
+        (run(**ONE, seed="1979-05-27"), "got `date` - at `run 1.seed`"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_wrong_is_refused_in_one_line_that_names_file_and_key(text, message):
+    said = refused(text)
+    assert message in said
+    assert said.startswith("c.toml")
+
+
+def test_a_glob_can_make_too_many_jobs_too(monkeypatch):
+    monkeypatch.setattr(campaign_file, "MOST_JOBS", 10)
+    monkeypatch.setattr("ifsl_bench.campaigns.jobs.MOST_JOBS", 10)
+    assert "18 jobs, 10 at most" in refused(run(methods='"paper"', tasks='["glyphs-1shot", "glyphs-5shot"]'))
+
+
+OTHER = """
+import torch
+from ifsl_bench import Method, Prediction
+
+class Mine(Method):
+    def forward(self, support, query):
+        return Prediction(torch.cat([query.base_logits, {scale} * query.features @ support.class_means(self.ways).mT], -1))
+"""
+
+
+def test_paths_are_relative_to_the_file_and_results_go_where_it_says(clusters, call, monkeypatch, tmp_path):
+    (clusters / "own").mkdir()
+    (clusters / "own" / "mine.py").write_text(OTHER.format(scale=0.5))
+    text = 'results = "../out"\n' + run(methods='["mine.py:Mine"]', tasks='["../clusters.toml:clusters-5shot"]')
+    (clusters / "own" / "c.toml").write_text(text)
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    monkeypatch.chdir(tmp_path)
+    status, _, err = call("run", str(clusters / "own" / "c.toml"), "--device", "cpu", "-q")
+    assert (status, err) == (0, "")
+    (made,) = (clusters / "out").glob("*/*.json")
+    assert made.name == "Mine.seed-0.json"
+    status, _, err = call("run", str(clusters / "own" / "c.toml"), "--results", "elsewhere", "--device", "cpu", "-q")
+    assert (status, err) == (0, "")
+    assert (tmp_path / "elsewhere" / "clusters-5shot" / made.name).exists(), "the command line has the last word"
+
+
+def test_two_methods_of_one_label_or_two_tasks_of_one_name_are_refused(clusters):
+    for name, scale in (("a", 1), ("b", 2)):
+        (clusters / f"{name}.py").write_text(OTHER.format(scale=scale))
+    text = (clusters / "clusters.toml").read_text()
+    (clusters / "other.toml").write_text(text.replace("steps = 60", "steps = 61"))
+    task = 'tasks = "clusters.toml:clusters-5shot"\n'
+    twice = "".join(f'[[run]]\nmethods = "{name}.py"\n{task}' for name in "ab")
+    with pytest.raises(UserError, match="two different methods are called 'Mine'"):
+        expanded(twice, folder=clusters)
+    twice = "".join(f'[[run]]\nmethods = "lr"\ntasks = "{name}.toml:clusters-5shot"\n' for name in ("clusters", "other"))
+    with pytest.raises(UserError, match="two different tasks are called 'clusters-5shot'"):
+        expanded(twice, folder=clusters)
+
+
+def test_the_command_line_chooses_from_a_file_and_speaks_over_it():
+    text = run(methods='["lr+a", "lr+s"]', tasks='"glyphs-?shot"', seeds="3", set="{ gamma = [0.5, 0.25] }",
+               train="{ steps = 5, views = 2 }")  # fmt: skip
+    said = Said(methods=("lr+a",), tasks=("glyphs-5shot",), seeds=1, options={"gamma": "0.125"}, train={"steps": "7"},
+                change=Change(ways=4))  # fmt: skip
+    assert expanded(text, said) == ["lr+a.gamma=0.125.views=2.steps=7 on glyphs-5shot+ways=4, seed 0"]
+    with pytest.raises(UserError, match="unknown method 'mlp' in the campaign; available: lr"):
+        expanded(text, Said(methods=("mlp",)))
+    with pytest.raises(UserError, match="unknown task 'mini-5shot' in the campaign"):
+        expanded(text, Said(tasks=("mini-5shot",)))
+    with pytest.raises(UserError, match=r"unknown campaign 'papre' .*did you mean 'paper'"):
+        asked("papre", Said())
+
+
+def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypatch):
+    (tmp_path / "published").mkdir()
+    content = {"title": "t", "source": "s", "columns": ["acc"], "rows": {"glyphs-5shot": {"lr": [1], "anil": [2]}}}
+    for name, more in (("a", {"set": "mine"}), ("b", {})):
+        (tmp_path / "published" / f"{name}.json").write_text(json.dumps({**content, **more, "interval": "unknown"}))
+    monkeypatch.setattr("ifsl_bench.board.published.packaged_root", lambda: tmp_path)
+    assert published_sets() == {"mine": (["lr", "anil"], ["glyphs-5shot"])}
+    assert method_names(["mine"], nobody) == ["lr", "anil"]
+    assert task_names(["mine+ways=3"], Home.locate()) == ["glyphs-5shot+ways=3"]
+
+
+def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
+    home = replace(Home.locate(), results=packaged_root())
+    stored = {path for path in packaged_root().glob("*/*.seed-*.json")}
+    campaign = with_tasks(asked("leaderboard", Said()), home)[0]
+    (extra,) = (one for one in campaign.wanted if list(one.methods) == ["anil"])  # cannot be looked at without its extra
+    campaign = replace(campaign, wanted=[one for one in campaign.wanted if one is not extra])
+    made = {home.results / task / f"anil.seed-{seed}.json" for task in extra.tasks for seed in extra.seeds}
+    assert not (extra.options or extra.train or extra.trials or extra.episodes or extra.calibrate)
+    found = jobs(campaign, home)
+    for job in found:
+        assert job.task == packaged()[job.task.name]
+        made.add(job.result_path(home))
+    assert made == stored
+    assert len(stored) == len(found) + len(extra.tasks) * len(extra.seeds)
+
+
+def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_give():
+    """1.96 standard deviations of the difference between one training and the mean of three, up to the next half."""
+    from ifsl_bench.board.result_file import read
+
+    bands = json.loads((packaged_root() / "published" / "ren2019.json").read_text())["bands"]
+    for shots in ("1shot", "5shot"):
+        variances, errors = [], []
+        for task in (f"glyphs-{shots}", f"glyphs-shared-{shots}"):
+            for label in NINE:
+                found = [read(p).summary["acc"] for p in packaged_root().glob(f"{task}/{label}.seed-*.json")]
+                mean = sum(one["mean"] for one in found) / len(found)
+                variances.append(sum((one["mean"] - mean) ** 2 for one in found) / (len(found) - 1))
+        errors = [0.33 / 1.96]  # the widest interval that the paper prints for 2,000 episodes, taken as one of 95%
+        deviation = math.sqrt(sum(variances) / len(variances) * (1 + 1 / 3) + 2 * errors[0] ** 2)
+        band = math.ceil(2 * 1.96 * deviation) / 2
+        for task in (f"mini-{shots}", f"tiered-{shots}"):
+            assert bands[task] == dict.fromkeys(NINE, band)
