@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ifsl_bench.cli.options import (
-    change_options,
+    data_option,
     device_option,
     folders_of,
     home_option,
-    names,
-    pairs,
+    job_options,
     quiet_option,
     reporter_for,
     results_option,
@@ -25,37 +24,20 @@ from ifsl_bench.cli.options import (
 )
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
-from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_WORKERS
+from ifsl_bench.protocol.limits import MOST_WORKERS
+
+FOLDERS = ("--home", "--results", "--data")  # options that name folders of this machine
 
 if TYPE_CHECKING:
+    from ifsl_bench.campaigns.campaign_file import Said
     from ifsl_bench.campaigns.run import Ended
-    from ifsl_bench.protocol.variants import Change
 
 
 @click.command()
-@click.option("--method", "methods", multiple=True, callback=names, help="Methods, comma-separated or repeated.")
-@click.option("--task", "tasks", multiple=True, callback=names, help="Tasks, or TOML files of your own.")
-@click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE", help="An option of the method.")
-@click.option("--train", multiple=True, callback=pairs, metavar="NAME=VALUE",
-              help="episodes_per_step, select=last|best, views, rate, steps.")  # fmt: skip
-@click.option("--tune", "trials", type=int, default=0, metavar="N",
-              help="Choose among N settings of each method on validation episodes.")  # fmt: skip
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, LARGEST_SEED),
-    help="Of training; the first of --seeds.",
-)
-@click.option(
-    "--seeds", default=1, show_default=True, type=click.IntRange(1, MOST_SEEDS), help="How many training seeds."
-)
-@click.option("--episodes", type=int, help="Only the first so many test episodes.")
-@change_options
+@job_options
+@data_option
 @click.option("--checkpoint", metavar="DIR", help="Evaluate this meta-trained model; nothing is trained or stored.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, what is cached, and a rough time.")
-@click.option("--calibrate", is_flag=True,
-              help="Add the bias to the novel logits that is best on validation episodes; a row NAME+cal.")  # fmt: skip
 @click.option("--rerun", is_flag=True, help="Evaluate again even if the result is stored.")
 @click.option("--retrain", is_flag=True, help="Train again too; the old model is kept under another name.")
 @click.option("--full", is_flag=True, help="Tables with the joint and alone accuracies too.")
@@ -69,18 +51,11 @@ if TYPE_CHECKING:
 @quiet_option
 @verbose_option
 def run(
-    methods: list[str],
-    tasks: list[str],
-    options: dict[str, str],
-    train: dict[str, str],
-    trials: int,
-    seed: int,
-    seeds: int,
-    episodes: int | None,
-    change: Change,
+    campaign: str | None,
+    said: Said,
+    data: dict[str, str],
     checkpoint: str | None,
     dry_run: bool,
-    calibrate: bool,
     rerun: bool,
     retrain: bool,
     full: bool,
@@ -95,13 +70,15 @@ def run(
 ) -> int:
     """Train and evaluate methods on tasks, and show them among the stored rows."""
     check_alone("ifsl-bench run")
-    if not tasks or (not methods and not checkpoint):
+    if campaign is None and (not said.tasks or (not said.methods and not checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
-    from ifsl_bench.protocol.task_files import find
+    from ifsl_bench.campaigns.campaign_file import asked
+    from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
 
     # A wrong name is told before torch is imported.
-    found = [task for name in tasks for task in find(name, change, folders_of(home))]
+    wanted, tasks = with_tasks(asked(campaign, said), folders_of(home))
     from ifsl_bench.backbone.device import keep_freed_memory
+    from ifsl_bench.board.beside import beside_tables
     from ifsl_bench.board.boards import load_board
     from ifsl_bench.board.leaderboard import task_table
     from ifsl_bench.board.measured import EVERY, PAPER
@@ -109,53 +86,42 @@ def run(
     from ifsl_bench.board.render import PROGRAMS, render
     from ifsl_bench.board.show import result_table
     from ifsl_bench.board.table import plain_table
+    from ifsl_bench.campaigns.data import prepare_from
     from ifsl_bench.campaigns.run import run_campaign, workers_for
     from ifsl_bench.campaigns.watching import watching
-    from ifsl_bench.protocol.training import Training
-    from ifsl_bench.running import api, job
+    from ifsl_bench.running import api
 
     keep_freed_memory()
     reporter = reporter_for(quiet, verbose)
-    work = api.workspace(home, results_dir, device, reporter)
+    work = api.workspace(home, results_dir or wanted.results, device, reporter)
     command = _typed(sys.argv[1:])
     if checkpoint:
-        if (
-            len(tasks) != 1
-            or methods
-            or options
-            or trials
-            or calibrate
-            or seed
-            or seeds != 1
-            or train.keys() - {"select"}
-        ):
+        if campaign or dry_run or rerun or retrain or data:
+            raise UserError("--checkpoint evaluates a model and stores nothing: leave out a campaign, --dry-run, "
+                            "--rerun, --retrain and --data")  # fmt: skip
+        if len(said.tasks) != 1 or said.of_jobs() or said.train.keys() - {"select"}:
             raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself "
                             "(of --train it takes select=best)")  # fmt: skip
         if jobs or devices:
             raise UserError("--checkpoint evaluates one model, in this process: leave out --jobs and --devices")
-        if dry_run or rerun or retrain:
-            raise UserError(
-                "--checkpoint evaluates a model and stores nothing: leave out --dry-run, --rerun, --retrain"
-            )
-        result = api.evaluate_checkpoint(Path(checkpoint), tasks[0], select=train.get("select"), episodes=episodes,
-                                         change=change.said(), work=work, command=command)  # fmt: skip
+        result = api.evaluate_checkpoint(
+            Path(checkpoint), said.tasks[0], select=said.train.get("select"), episodes=said.episodes,
+            change=said.change.said(), work=work, command=command,
+        )  # fmt: skip
         title = f"{result.label} on {result.task}, seed {result.seed}"
         click.echo(render([result_table(result, title)], style))
         return 0
-    training = Training.parse(train)
-    which = range(seed, seed + seeds), episodes, change, work.home, trials, calibrate
-    made = job.make_jobs(methods, tasks, options, training, *which)
-    for label in dict.fromkeys(one.label for one in made if trials and not one.trials):
-        reporter.say(f"{label}: nothing to choose, so --tune changes nothing")
+    made = jobs_of(wanted, work.home, reporter.warn, reporter.say)
     if dry_run:
         click.echo(render([plain_table(api.dry_run(made, work, rerun, retrain))], style))
         return 0
+    prepare_from({**wanted.data, **{name: Path(path) for name, path in data.items()}}, tasks, work)
     hands = workers_for(made, work, device, jobs, devices)
     with watching(reporter, hands.count) if hands else nullcontext() as watch:
         ended = run_campaign(
             made, work, rerun=rerun, retrain=retrain, command=command, workers=hands, watch=watch
         )  # fmt: skip
-    boards = [load_board(task, work.home.results) for task in dict.fromkeys(found)]
+    boards = [load_board(task, work.home.results) for task in tasks]
     if style in PROGRAMS:
         click.echo(render([task_table(board, full) for board in boards], style))
         return tell(ended, len(made))
@@ -169,6 +135,8 @@ def run(
             row = board.row(label)
             setting = row.setting if row and row.setting != EVERY else PAPER
             click.echo("\n" + "\n".join(standing(board.in_setting(setting), label)))
+    if beside := beside_tables(boards):
+        click.echo("\n" + render(beside, style))
     return tell(ended, len(made))
 
 
@@ -186,8 +154,8 @@ def _typed(arguments: list[str]) -> str:
     kept: list[str] = []
     skip = False
     for word in arguments:
-        folder = word.partition("=")[0] in ("--home", "--results")
+        folder = word.partition("=")[0] in FOLDERS
         if not skip and not folder:
             kept.append(word)
-        skip = folder and "=" not in word
+        skip = word in FOLDERS
     return shlex.join(["ifsl-bench", *kept])
