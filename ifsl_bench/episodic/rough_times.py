@@ -10,17 +10,25 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 
+from ifsl_bench.backbone.features import FeaturePool
 from ifsl_bench.backbone.networks import make_backbone
 from ifsl_bench.common.timing import seconds_of
+from ifsl_bench.episodic.evaluation import evaluate, predict
+from ifsl_bench.episodic.loader import EpisodeLoader
+from ifsl_bench.episodic.meta_training import BLOCK
 from ifsl_bench.kernels import store
-from ifsl_bench.plugin.method import Base, Method, Query, Support, ask
+from ifsl_bench.plugin.method import Base, Method, masked_logits
 from ifsl_bench.plugin.options import make_method
+from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.task import EpisodeSpec, Task
 
-BACKWARD = 1.3  # drawing the episodes and the optimiser's step, beside forward and backward pass
-AT_ONCE = 20  # episodes of an evaluation that is timed
+CLASSES = 20  # novel ones to draw from
+STEPS = 16  # of meta-training that are timed at once
+AT_ONCE = 250  # episodes of an evaluation that is timed, which a real one takes at once too
 SPREAD = 0.5  # of the images of a class around its mean, in deviations of the features
 
 
@@ -66,23 +74,26 @@ def _timed(kind: type[Method], options: Mapping[str, Any]) -> tuple[tuple[str, A
 
 @lru_cache
 def _step_seconds(kind: type[Method], options: tuple[tuple[str, Any], ...], sizes: Sizes, episodes: int) -> float:
-    method = _random_method(kind, options, sizes)
-    support, query = _episodes(sizes, method, episodes)
+    method, loader = _random_method(kind, options, sizes).train(), _loader(sizes)
+    optimiser = torch.optim.Adam([p for p in method.parameters() if p.requires_grad], 1e-3)
+    steps = max(1, min(STEPS, BLOCK // episodes))
 
-    def step() -> None:
-        method.train()
-        method.zero_grad()
-        ask(method, kind.__name__, support, query).logits.square().mean().backward()
+    def some() -> None:
+        block = loader.batch(0, steps * episodes)
+        for step in range(steps):
+            batch = block.part(step * episodes, (step + 1) * episodes)
+            logits = masked_logits(predict(method, kind.__name__, batch), batch.masked)
+            optimiser.zero_grad(set_to_none=True)
+            F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten()).backward()
+            optimiser.step()
 
-    return BACKWARD * seconds_of(step, sizes.device, 20)
+    return seconds_of(some, sizes.device) / steps
 
 
 @lru_cache
-@torch.no_grad()
 def _episode_seconds(kind: type[Method], options: tuple[tuple[str, Any], ...], sizes: Sizes) -> float:
-    method = _random_method(kind, options, sizes).eval()
-    support, query = _episodes(sizes, method, AT_ONCE)
-    return seconds_of(lambda: ask(method, kind.__name__, support, query), sizes.device) / AT_ONCE
+    method, loader = _random_method(kind, options, sizes), _loader(sizes)
+    return seconds_of(lambda: evaluate(method, kind.__name__, loader, range(AT_ONCE)), sizes.device) / AT_ONCE
 
 
 def _random_method(kind: type[Method], options: tuple[tuple[str, Any], ...], sizes: Sizes) -> Method:
@@ -92,20 +103,24 @@ def _random_method(kind: type[Method], options: tuple[tuple[str, Any], ...], siz
     return make_method(kind, base.to(sizes.device), sizes.shape.ways, dict(options)).to(sizes.device)
 
 
-def _episodes(sizes: Sizes, method: Method, episodes: int) -> tuple[Support, Query]:
-    """Random features in the shapes of the task: of no sign, as a network gives them, and alike within a class."""
-    weight, shape, device = method.base.weight, sizes.shape, sizes.device
-    labels = torch.arange(shape.ways, device=device).repeat_interleave(sizes.shots).expand(episodes, -1)
-    hidden = torch.zeros(episodes, len(weight), dtype=torch.bool, device=device)
+def _loader(sizes: Sizes) -> EpisodeLoader:
+    """Of random features: of no sign, as a network gives them, and alike within a class."""
+    shape = sizes.shape
+    ways, each = max(CLASSES, shape.ways), sizes.shots + shape.novel_queries
+    queries = -(-shape.base_queries // sizes.classes)
+    novel, base = (
+        _pool(name, *size, sizes) for name, size in (("novel", (ways, each)), ("base", (sizes.classes, queries)))
+    )
+    sampler = Sampler(("a rough time",), shape, sizes.shots, novel.starts, base.starts, device=sizes.device)
+    return EpisodeLoader(sampler, novel, base if shape.base_queries else None)
 
-    def rand(rows: int) -> torch.Tensor:
-        return torch.randn(episodes, rows, weight.shape[1], device=device)
 
-    means = rand(shape.ways)
-    x = (means.repeat_interleave(sizes.shots, 1) + SPREAD * rand(shape.ways * sizes.shots)).relu()
-    novel = means.repeat_interleave(shape.novel_queries, 1) + SPREAD * rand(shape.ways * shape.novel_queries)
-    q = torch.cat([novel, rand(shape.base_queries)], 1).relu()
-    return Support(x, labels, hidden, x @ weight.T), Query(q, q @ weight.T)
+def _pool(name: str, classes: int, each: int, sizes: Sizes) -> FeaturePool:
+    device = sizes.device
+    means = torch.randn(classes, 1, sizes.features, device=device)
+    features = (means + SPREAD * torch.randn(classes, each, sizes.features, device=device)).relu().flatten(0, 1)
+    logits = features @ torch.randn(sizes.features, sizes.classes, device=device) / sizes.features**0.5
+    return FeaturePool(name, features, logits, np.arange(classes + 1) * each, 1)
 
 
 def _compiled(call: Callable[[], float]) -> float | None:

@@ -167,7 +167,8 @@ class Pretrain(Stage):
         return cores()
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
-        size = (data.shape, data.base_classes, data.images("base/train"))
+        held_out = data.images("base/val") + data.images("base/test")
+        size = (data.shape, data.base_classes, data.images("base/train"), held_out)
         return pretraining_seconds(self.task.pretraining, *size, self.place(work).device) if data.shape else None
 
     def prepared(self, work: Workspace) -> PreparedTask:

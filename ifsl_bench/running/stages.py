@@ -31,7 +31,7 @@ from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
 from ifsl_bench.episodic.evaluation import Evaluated, evaluate, predict
 from ifsl_bench.episodic.meta_training import Diverged, meta_train, training_threads
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.episodic.rough_times import episode_seconds, random_method, step_seconds
+from ifsl_bench.episodic.rough_times import episode_seconds, sizes_of, step_seconds
 from ifsl_bench.episodic.trained import Model, folders, holds, load_trained
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
@@ -102,10 +102,31 @@ class _OfJob(Stage):
         """Where its episodes are evaluated."""
         return work.place("evaluation")
 
-    def dummy(self, data: Outline, device: torch.device) -> Method | None:
-        """The method on random weights; None where the shape of the data is unknown."""
-        size = (data.base_classes, data.shape, device)
-        return random_method(self.job.method, self.job.options, self.job.task, *size) if data.shape else None
+    def step_seconds(self, data: Outline, work: Workspace) -> float | None:
+        """About how long a step of meta-training takes."""
+        job, device = self.job, self.training(work).device
+        if not data.shape:
+            return None
+        sizes = sizes_of(job.task, data.base_classes, data.shape, device)
+        return step_seconds(job.method, job.options, sizes, job.training.episodes_per_step)
+
+    def evaluation_seconds(self, episodes: int, data: Outline, work: Workspace) -> float | None:
+        """About how long so many episodes take."""
+        job, device = self.job, self.evaluation(work).device
+        if not data.shape:
+            return None
+        each = episode_seconds(job.method, job.options, sizes_of(job.task, data.base_classes, data.shape, device))
+        return None if each is None else episodes * each
+
+    def training_seconds(self, data: Outline, work: Workspace) -> float | None:
+        """About how long meta-training takes, with its validations."""
+        job, task = self.job, self.job.task
+        if not job.trains:
+            return 0.0
+        step, (_, episodes) = self.step_seconds(data, work), task.evaluation.halves
+        often = job.schedule.steps // job.schedule.validate_every
+        checks = self.evaluation_seconds(often * len(episodes), data, work)
+        return None if step is None or checks is None else job.schedule.steps * step + checks
 
 
 @dataclass(frozen=True)
@@ -138,8 +159,7 @@ class MetaTrain(_OfJob):
         return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
-        job, method = self.job, self.dummy(data, self.place(work).device)
-        return job.schedule.steps * step_seconds(job.task, method, job.training.episodes_per_step) if method else None
+        return self.training_seconds(data, work)
 
     def validate(self, work: Workspace, method: Method) -> float:
         """Accuracy in percent on the validation episodes that checkpoints are chosen on, where it is trained."""
@@ -214,10 +234,9 @@ class Trial(_OfJob):
         return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
-        if (method := self.dummy(data, self.evaluation(work).device)) is None:
-            return None
-        training = MetaTrain(self.job).estimate(data, work) if self.job.trains else 0.0
-        return (training or 0.0) + len(self.job.task.evaluation.halves[0]) * episode_seconds(self.job.task, method)
+        training = self.training_seconds(data, work)
+        trying = self.evaluation_seconds(len(self.job.task.evaluation.halves[0]), data, work)
+        return None if training is None or trying is None else training + trying
 
     def run(self, work: Workspace) -> Tried:
         job, file, prepared = self.job, self.file(work.home), self.backbone.prepared(work)
@@ -304,11 +323,8 @@ class Evaluate(_OfJob):
         return self.evaluation(work)
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
-        method = self.dummy(data, self.evaluation(work).device)
-        if method is None:
-            return None
-        episodes = self.job.episodes + len(self.job.task.evaluation.halves[0])  # these for calibration
-        return episodes * episode_seconds(self.job.task, method)
+        more = 0 if self.job.task.regular else len(self.job.task.evaluation.halves[0])  # for calibration
+        return self.evaluation_seconds(self.job.episodes + more, data, work)
 
     def chosen(self, work: Workspace, reporter: Reporter | None = None) -> tuple[Job, dict[str, Any]]:
         """The best of the job's candidates, with this job's seed, and what a result says of the choice.
