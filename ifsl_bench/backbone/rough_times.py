@@ -14,7 +14,7 @@ from ifsl_bench.backbone.networks import channels_last, make_backbone, make_head
 from ifsl_bench.common.timing import seconds_of
 from ifsl_bench.protocol.task import Pretraining
 
-SOME = 1 << 18  # bytes of images that are timed at once on a processor, where a few tell of many
+SOME = 1 << 17  # bytes of images that are timed at once on a processor, where a few tell of many
 
 
 def pretraining_seconds(
@@ -73,6 +73,12 @@ def _feature_seconds(backbone: str, shape: tuple[int, ...], device: torch.device
     network = channels_last(make_backbone(backbone, shape).eval(), device)
     batch = _images(shape, _some(256, shape, device), device)
     return seconds_of(lambda: network(batch), device) / len(batch)
+
+
+@lru_cache
+def features_of(backbone: str, shape: tuple[int, ...]) -> int:
+    """How many features a network gives an image [H, W, C], or features [D]."""
+    return make_backbone(backbone, shape).features
 
 
 def _some(batch: int, shape: tuple[int, ...], device: torch.device) -> int:

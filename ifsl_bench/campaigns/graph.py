@@ -85,16 +85,22 @@ def key_of(stage: Stage, home: Home) -> str:
 
 
 def graph_of(
-    jobs: Sequence[Job], work: Workspace, rerun: bool = False, retrain: bool = False, command: str = ""
+    jobs: Sequence[Job],
+    work: Workspace,
+    rerun: bool = False,
+    retrain: bool = False,
+    command: str = "",
+    lacking: bool = False,
 ) -> Graph:
     """The graph of some jobs.
 
     Args:
+        lacking: as if data were there that have to be obtained first, as far as it is known how many they are.
         rerun: evaluate again even if a result is stored.
         retrain: train again even if a model is stored; rerun follows.
         command: what the user typed, recorded with results.
     """
-    found = _Expansion(work, retrain)
+    found = _Expansion(work, retrain, lacking)
     stored, refused = [], {}
     with remembered():
         for index, job in enumerate(jobs):
@@ -110,8 +116,8 @@ def graph_of(
 
 
 class _Expansion:
-    def __init__(self, work: Workspace, retrain: bool) -> None:
-        self.work, self.retrain = work, retrain
+    def __init__(self, work: Workspace, retrain: bool, lacking: bool) -> None:
+        self.work, self.retrain, self.lacking = work, retrain, lacking
         self._nodes: dict[str, Node] = {}  # without their results
         self._results: dict[str, list[int]] = {}
         self._done: dict[str, bool] = {}
@@ -124,7 +130,7 @@ class _Expansion:
     def expand(self, index: int, job: Job, command: str) -> None:
         """Adds the nodes of a job; raises :class:`UserError` where its episodes cannot be drawn from its data."""
         if job.task.hash not in self._outlines:
-            self._outlines[job.task.hash] = outline_of(job.task, self.work.home)
+            self._outlines[job.task.hash] = outline_of(job.task, self.work.home, self.lacking)
         outline = self._outlines[job.task.hash]
         PrepareData(job.task, job.sides).check(outline)
         self._visit(Evaluate(job, command), index, outline)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.campaigns.campaign_file import MOST_JOBS, Campaign, Wanted
-from ifsl_bench.campaigns.names import Warn, method_names, task_names
+from ifsl_bench.campaigns.names import Warn, is_glob, method_names, task_names
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task import Task
@@ -24,8 +25,7 @@ def with_tasks(campaign: Campaign, home: Home) -> tuple[Campaign, list[Task]]:
     Raises:
         UserError: no such task or file, an impossible change of one, or tasks that the campaign does not have.
     """
-    only = task_names(campaign.only_tasks, home)
-    campaign = _narrowed(campaign, "tasks", lambda said: task_names(said, home), only, "task")
+    campaign = _narrowed(campaign, "tasks", lambda said: task_names(said, home), campaign.only_tasks, "task")
     found: dict[Task, None] = {}
     for wanted in campaign.wanted:
         with _told(wanted):
@@ -47,8 +47,7 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
     from ifsl_bench.protocol.training import Training
     from ifsl_bench.running.job import each_once, make_jobs
 
-    only = method_names(campaign.only_methods, warn)
-    campaign = _narrowed(campaign, "methods", lambda said: method_names(said, warn), only, "method")
+    campaign = _narrowed(campaign, "methods", lambda said: method_names(said, warn), campaign.only_methods, "method")
     many = sum(len(w.methods) * len(w.tasks) * len(w.seeds) for w in campaign.wanted)
     if many > MOST_JOBS:
         raise UserError(f"these are {many:,} jobs, {MOST_JOBS:,} at most; divide them")
@@ -66,19 +65,23 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
 def _narrowed(
     campaign: Campaign, field: str, expand: Callable[[Sequence[str]], list[str]], only: Sequence[str], kind: str
 ) -> Campaign:
-    """The campaign with the names that a field's stand for; where ``only`` has any, with these alone."""
-    wanted: list[Wanted] = []
-    there: dict[str, None] = {}
+    """The campaign with the names that a field's stand for; where ``only`` has any, with those that fit these alone."""
+    changed: list[Wanted] = []
     for one in campaign.wanted:
         with _told(one):
-            names = expand(getattr(one, field))
-        there |= dict.fromkeys(names)
-        names = [name for name in names if not only or name in only]
-        changed: Any = {field: names}
-        wanted += [replace(one, **changed)] if names else []
-    if strange := [name for name in only if name not in there]:
-        raise unknown(kind, strange[0], there, where="in the campaign")
-    return replace(campaign, wanted=wanted)
+            names: Any = {field: expand(getattr(one, field))}
+        changed.append(replace(one, **names))
+    there = list(dict.fromkeys(name for one in changed for name in getattr(one, field)))
+    kept: set[str] = set()
+    for said in only:
+        fitting = {name for name in there if fnmatchcase(name, said)} if is_glob(said) else {*expand([said])} & {*there}
+        if not fitting:
+            raise unknown(kind, said, there, where="in the campaign")
+        kept |= fitting
+    if only:
+        few: list[dict[str, Any]] = [{field: [n for n in getattr(one, field) if n in kept]} for one in changed]
+        changed = [replace(one, **names) for one, names in zip(changed, few, strict=True) if names[field]]
+    return replace(campaign, wanted=changed)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ifsl_bench.cli.campaigns import show_plan
 from ifsl_bench.cli.options import (
     data_option,
     device_option,
@@ -85,8 +86,8 @@ def run(
     from ifsl_bench.board.notes import standing
     from ifsl_bench.board.render import PROGRAMS, render
     from ifsl_bench.board.show import result_table
-    from ifsl_bench.board.table import plain_table
     from ifsl_bench.campaigns.data import prepare_from
+    from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.campaigns.run import run_campaign, workers_for
     from ifsl_bench.campaigns.watching import watching
     from ifsl_bench.running import api
@@ -113,7 +114,7 @@ def run(
         return 0
     made = jobs_of(wanted, work.home, reporter.warn, reporter.say)
     if dry_run:
-        click.echo(render([plain_table(api.dry_run(made, work, rerun, retrain))], style))
+        show_plan(plan_of(made, work, rerun, retrain, workers=jobs or 1), style)
         return 0
     prepare_from({**wanted.data, **{name: Path(path) for name, path in data.items()}}, tasks, work)
     hands = workers_for(made, work, device, jobs, devices)

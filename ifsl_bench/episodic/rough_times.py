@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from ifsl_bench.backbone.features import FeaturePool
-from ifsl_bench.backbone.networks import make_backbone
+from ifsl_bench.backbone.rough_times import features_of
 from ifsl_bench.common.timing import seconds_of
 from ifsl_bench.episodic.evaluation import evaluate, predict
 from ifsl_bench.episodic.loader import EpisodeLoader
@@ -30,6 +30,9 @@ CLASSES = 20  # novel ones to draw from
 STEPS = 16  # of meta-training that are timed at once
 AT_ONCE = 250  # episodes of an evaluation that is timed, which a real one takes at once too
 SPREAD = 0.5  # of the images of a class around its mean, in deviations of the features
+
+
+_uncompiled: set[Any] = set()
 
 
 @dataclass(frozen=True)
@@ -53,18 +56,18 @@ class Sizes:
 
 def sizes_of(task: Task, classes: int, shape: tuple[int, ...], device: torch.device) -> Sizes:
     """Of a task's episodes; ``shape`` is that of an image [H, W, C], or of features [D]."""
-    features = make_backbone(task.pretraining.backbone, shape).features
+    features = features_of(task.pretraining.backbone, shape)
     return Sizes(task.episode, task.shots, classes, features, device, torch.get_num_threads())
 
 
 def step_seconds(kind: type[Method], options: Mapping[str, Any], sizes: Sizes, episodes: int) -> float | None:
     """Of one step of meta-training on so many episodes; None where it is not compiled yet."""
-    return _compiled(lambda: _step_seconds(kind, _timed(kind, options), sizes, episodes))
+    return _compiled(_step_seconds, kind, _timed(kind, options), sizes, episodes)
 
 
 def episode_seconds(kind: type[Method], options: Mapping[str, Any], sizes: Sizes) -> float | None:
     """Of evaluating one episode; None where it is not compiled yet."""
-    return _compiled(lambda: _episode_seconds(kind, _timed(kind, options), sizes))
+    return _compiled(_episode_seconds, kind, _timed(kind, options), sizes)
 
 
 def _timed(kind: type[Method], options: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -123,9 +126,18 @@ def _pool(name: str, classes: int, each: int, sizes: Sizes) -> FeaturePool:
     return FeaturePool(name, features, logits, np.arange(classes + 1) * each, 1)
 
 
-def _compiled(call: Callable[[], float]) -> float | None:
+def _compiled(call: Callable[..., float], *arguments: Any) -> float | None:
+    asked = (call, arguments)
+    if asked in _uncompiled:
+        return None
     try:
         with store.nothing_compiled():
-            return call()
+            return call(*arguments)
     except store.NotCompiledError:
+        _uncompiled.add(asked)
         return None
+
+
+def forget() -> None:
+    """What was not compiled may be now."""
+    _uncompiled.clear()

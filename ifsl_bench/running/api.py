@@ -12,7 +12,6 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import evaluating
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.common.timing import roughly
 from ifsl_bench.data.preparing.outline import Outline, outline_of
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.trained import trained_facts
@@ -20,8 +19,8 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.job import Job, make_jobs
-from ifsl_bench.running.preparation import PrepareData, Stage
-from ifsl_bench.running.renewing import is_trained, put_aside
+from ifsl_bench.running.preparation import PrepareData
+from ifsl_bench.running.renewing import put_aside
 from ifsl_bench.running.stages import Evaluate, stages_of
 from ifsl_bench.running.stored import store, stored_result
 
@@ -140,31 +139,6 @@ def _outline(job: Job, work: Workspace) -> Outline:
     outline = outline_of(job.task, work.home)
     PrepareData(job.task, job.sides).check(outline)
     return outline
-
-
-def dry_run(jobs: Sequence[Job], work: Workspace, rerun: bool = False, retrain: bool = False) -> list[dict[str, str]]:
-    """Rows of stage, state ("cached" or "to do"), rough time, measured here on random numbers, and where it runs and
-    why there, in the order of the run. Changes nothing on disk; only what a method computes is kept there, to be
-    compared with.
-
-    Raises:
-        UserError: data that have to be obtained first, or episodes that cannot be drawn from them.
-    """
-    rows: dict[tuple[str, str], dict[str, str]] = {}  # what several jobs need is there once
-    for job in jobs:
-        stages: list[Stage] = []
-        if not (rerun or retrain) and stored_result(job, work) is not None:
-            rows[f"result {job}", ""] = {"stage": f"result {job}", "state": "cached", "rough time": "", "device": ""}
-        else:
-            outline, stages = _outline(job, work), stages_of(job)
-        for stage in stages:
-            if (key := (str(stage), stage.key(work.home))) not in rows:
-                cached = stage.cached(work.home) and not (retrain and is_trained(stage))
-                time = "" if cached else roughly(stage.estimate(outline, work))
-                place = "" if cached else str(stage.place(work))
-                state = "cached" if cached else "to do"
-                rows[key] = {"stage": key[0], "state": state, "rough time": time, "device": place}
-    return list(rows.values())
 
 
 def evaluate_checkpoint(

@@ -15,10 +15,10 @@ from ifsl_bench.backbone.placement import Place
 from ifsl_bench.backbone.pretrain import HeadKind, pretrained_sha256, pretraining_key
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.processor import cores
+from ifsl_bench.common.processor import cores, threads
 from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
 from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
-from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.episodic.prepared import PreparedTask, Workspace, host_threads
 from ifsl_bench.protocol.episodes import task_sampler
 from ifsl_bench.protocol.task import Side, Task
 
@@ -169,7 +169,9 @@ class Pretrain(Stage):
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         held_out = data.images("base/val") + data.images("base/test")
         size = (data.shape, data.base_classes, data.images("base/train"), held_out)
-        return pretraining_seconds(self.task.pretraining, *size, self.place(work).device) if data.shape else None
+        device = self.place(work).device
+        with threads(host_threads(device)):
+            return pretraining_seconds(self.task.pretraining, *size, device) if data.shape else None
 
     def prepared(self, work: Workspace) -> PreparedTask:
         return work.prepared(self.task, self.head, self.seed)
@@ -208,7 +210,9 @@ class Features(Stage):
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         images, backbone = self.views * data.images(self.pool), self.backbone.task.pretraining.backbone
-        return images * feature_seconds(backbone, data.shape, self.place(work).device) if data.shape else None
+        device = self.place(work).device
+        with threads(host_threads(device)):
+            return images * feature_seconds(backbone, data.shape, device) if data.shape else None
 
     def run(self, work: Workspace) -> None:
         self.backbone.prepared(work).features(self.pool, self.views)

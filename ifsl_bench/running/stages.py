@@ -24,6 +24,7 @@ from ifsl_bench.common.checkpoint import finished, is_finished
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
+from ifsl_bench.common.processor import share, threads
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline
@@ -107,8 +108,10 @@ class _OfJob(Stage):
         job, device = self.job, self.training(work).device
         if not data.shape:
             return None
-        sizes = sizes_of(job.task, data.base_classes, data.shape, device)
-        return step_seconds(job.method, job.options, sizes, job.training.episodes_per_step)
+        episodes = job.training.episodes_per_step
+        with threads(training_threads(episodes) if device.type == "cpu" else share()):
+            sizes = sizes_of(job.task, data.base_classes, data.shape, device)
+            return step_seconds(job.method, job.options, sizes, episodes)
 
     def evaluation_seconds(self, episodes: int, data: Outline, work: Workspace) -> float | None:
         """About how long so many episodes take."""

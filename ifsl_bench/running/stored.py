@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ifsl_bench.backbone.pretrain import pretrained_sha256
 from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.files import Home
 from ifsl_bench.common.locks import locked
 from ifsl_bench.data.preparing.outline import fingerprint_of
 from ifsl_bench.episodic.prepared import Workspace
@@ -14,23 +17,37 @@ from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import Pretrain
 
 
-def stored_result(job: Job, work: Workspace) -> Result | None:
-    """The job's stored result, if it is what the job would make now.
+@dataclass(frozen=True)
+class Kept:
+    """What is stored of a job.
+
+    Attributes:
+        result: if it is what the job would make now.
+        outdated: why it is not, where there is one; "" otherwise.
+        damaged: whether that is since its file is damaged.
+    """
+
+    result: Result | None = None
+    outdated: str = ""
+    damaged: bool = False
+
+
+def kept_of(job: Job, home: Home) -> Kept:
+    """The job's stored result, if it is what the job would make now, or why it is not.
 
     Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
     backbone are in the cache to compare with, and so must be what the method computes; of older results, its code.
     """
-    path, searched = job.result_path(work.home), job.searched
+    path, searched = job.result_path(home), job.searched
     if not path.exists():
-        return None
+        return Kept()
     try:
         result = result_file.read(path)
     except CorruptFile as error:
-        work.reporter.warn(f"{error}; it is made again")
-        return None
-    fingerprint = fingerprint_of(job.task, work.home)
-    key = Pretrain(job.task, job.method.head, job.seed).key(work.home, result.fingerprint)
-    weights = pretrained_sha256(work.home, key)
+        return Kept(None, str(error), True)
+    fingerprint = fingerprint_of(job.task, home)
+    key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
+    weights = pretrained_sha256(home, key)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
     to_try = {spelled(point) for point, _ in job.candidates()} if searched else set()
     wanted = {
@@ -48,14 +65,21 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
     }
     changed = [name for name, (stored, now) in wanted.items() if stored != now]
     made_by = {"method_source": result.provenance.get("method_source"), "probe": result.probe}
-    if not changed and (other := job.other_method(work.home, made_by)):  # last, for it may take seconds
+    if not changed and (other := job.other_method(home, made_by)):  # last, for it may take seconds
         changed = [f"the method: {other}"]
-    if changed:
-        work.reporter.say(f"{path.name} is out of date (changed: {', '.join(changed)})")
-        return None
-    if made_by["method_source"] != job.source:
+    return Kept(None, f"changed: {', '.join(changed)}") if changed else Kept(result)
+
+
+def stored_result(job: Job, work: Workspace) -> Result | None:
+    """The job's stored result, see :func:`kept_of`; the reporter hears why it is not used."""
+    kept = kept_of(job, work.home)
+    if kept.damaged:
+        work.reporter.warn(f"{kept.outdated}; it is made again")
+    elif kept.outdated:
+        work.reporter.say(f"{job.result_path(work.home).name} is out of date ({kept.outdated})")
+    elif kept.result and kept.result.provenance.get("method_source") != job.source:
         work.reporter.say(f"{job}: the code of {job.name} has changed since, and computes the same")
-    return result
+    return kept.result
 
 
 def store(job: Job, work: Workspace, result: Result) -> None:

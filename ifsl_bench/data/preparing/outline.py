@@ -69,8 +69,11 @@ def fingerprint_of(task: Task, home: Home) -> str | None:
     return known[key] or task.dataset.fingerprint
 
 
-def outline_of(task: Task, home: Home) -> Outline:
+def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
     """Reads what is prepared, asks the data set's plugin otherwise; makes nothing.
+
+    Args:
+        lacking: take published counts for those of data that have to be obtained first.
 
     Raises:
         UserError: the data have to be obtained first, or have fewer base classes than the task wants.
@@ -82,7 +85,7 @@ def outline_of(task: Task, home: Home) -> Outline:
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
         return Outline(dataset.fingerprint, dataset.shape, starts, True)
     source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
-    if source is None or source.needs_source:
+    if source is None or (source.needs_source and not (lacking and source.outline())):
         raise UserError(not_prepared(home, task.dataset))
     shape, counts = source.outline() or ((), {})
     if counts and base_classes is not None:

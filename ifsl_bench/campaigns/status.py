@@ -1,0 +1,187 @@
+"""How far a campaign is: what its results and the logs of its stages say. Asks no worker, and changes nothing."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ifsl_bench.campaigns.graph import Node, graph_of
+from ifsl_bench.campaigns.logs import EVERY, log_path
+from ifsl_bench.common.errors import one_line
+from ifsl_bench.common.progress import Mute
+from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.running.job import Job
+from ifsl_bench.running.stored import kept_of
+
+DONE, RUNNING, FAILED, OUTDATED, MISSING = "done", "running", "failed", "out of date", "missing"
+SILENT = 12 * EVERY  # seconds without a line, after which what runs on another machine may have been killed
+MOST = 1 << 23  # bytes of a log that are read, from its end
+BEGUN = re.compile(r"^(\S+) begun by process (\d+) on (.*?): ")
+ENDED = re.compile(r"^\S+ (done in [\d.]+ s$|failed: |interrupted$|stopped: )")
+
+
+@dataclass(frozen=True)
+class LogState:
+    """What a stage's log says of the last time that it ran.
+
+    Attributes:
+        state: "running", "failed", "done", or "interrupted", if by a signal that nobody wrote down.
+        host: the machine.
+        since: when it began, in UTC, "2026-01-31T12:00:00Z".
+        last: the last line, without its time.
+        silent: seconds since that.
+    """
+
+    state: str
+    host: str
+    since: str
+    last: str
+    silent: float
+
+
+@dataclass(frozen=True)
+class JobState:
+    """A job, and what there is of it.
+
+    Attributes:
+        state: "done", "running", "failed", "out of date" or "missing".
+        why: why it failed (the last line of the log), or is out of date, or cannot be run.
+        stage: the stage that runs or failed.
+    """
+
+    job: Job
+    state: str
+    why: str = ""
+    stage: str = ""
+    log: LogState | None = None
+    file: Path | None = None
+
+
+def status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
+    """The state of each job; a stage that several jobs wait for is told of each."""
+    quiet = replace(work, reporter=Mute())
+    graph = graph_of(jobs, quiet, lacking=True)
+    stored = set(graph.stored)
+    logs = {key: found for key in graph.nodes if (found := read_log(log_path(work.home, key))) is not None}
+    waited: dict[int, list[Node]] = {}
+    for node in graph.nodes.values():
+        for index in node.results:
+            waited.setdefault(index, []).append(node)
+    states: list[JobState] = []
+    for index, job in enumerate(jobs):
+        if index in stored:
+            states.append(JobState(job, DONE))
+        elif (error := graph.refused.get(index)) is not None:
+            states.append(JobState(job, MISSING, str(error)))
+        else:
+            mine = [(node, logs[node.key]) for node in waited.get(index, ()) if node.key in logs]
+            states.append(_state(job, mine, kept_of(job, work.home).outdated, work))
+    return states
+
+
+def _state(job: Job, logs: Sequence[tuple[Node, LogState]], outdated: str, work: Workspace) -> JobState:
+    for wanted in (RUNNING, FAILED):  # a stage that failed and runs again is running
+        for node, log in reversed(logs):
+            if log.state == wanted:
+                why = log.last if wanted == FAILED else ""
+                return JobState(job, wanted, why, str(node), log, log_path(work.home, node.key))
+    if outdated:
+        return JobState(job, OUTDATED, outdated)
+    if logs and logs[-1][1].state == "interrupted":
+        node, log = logs[-1]
+        return JobState(job, MISSING, f"interrupted: {log.last}", str(node), None, log_path(work.home, node.key))
+    return JobState(job, MISSING)
+
+
+def read_log(path: Path) -> LogState | None:
+    """What a log says last; None where there is none, or nothing that begins."""
+    try:
+        with open(path, "rb") as file:
+            changed = path.stat()
+            file.seek(max(0, changed.st_size - MOST))
+            lines = file.read(MOST).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    start = next((i for i in range(len(lines) - 1, -1, -1) if BEGUN.match(lines[i])), None)
+    begun = BEGUN.match(lines[start]) if start is not None else None
+    if begun is None or start is None:
+        return None
+    since, process, host = begun.groups()
+    last = lines[-1] if len(lines) > start + 1 else ""
+    said = one_line(last.partition(" ")[2]).strip()
+    ended = ENDED.match(last)
+    silent = max(0.0, time.time() - changed.st_mtime)
+    if ended is None:
+        here = host == platform.node()
+        state = RUNNING if not here or psutil.pid_exists(int(process[:9])) else "interrupted"
+    elif ended[1].startswith("done"):
+        state = "done"
+    else:
+        state = "interrupted" if ended[1].startswith("interrupted") else FAILED
+    return LogState(state, host, since, said, silent)
+
+
+def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:
+    """For readers: jobs that differ in seed alone, or wait for one stage, are a row."""
+    families: dict[tuple[str, ...], list[JobState]] = {}
+    for one in states:
+        what = one.stage if one.stage and one.state in (RUNNING, FAILED) else f"{one.job.label} on {one.job.task.name}"
+        families.setdefault((one.state, what, one.why), []).append(one)
+    order = {state: place for place, state in enumerate((RUNNING, FAILED, OUTDATED, MISSING, DONE))}
+    rows = []
+    for (state, what, why), ones in sorted(families.items(), key=lambda item: order[item[0][0]]):
+        log = ones[0].log if state == RUNNING else None
+        seeds = sorted({one.job.seed for one in ones})
+        if what != ones[0].stage:
+            what += f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        row = {"state": state, "what": what, "jobs": str(len(ones)), "where": "", "since": "", "how far": why}
+        if log:
+            quiet = f" (no word for {log.silent / 60:.0f} min: it may have been killed)" if log.silent > SILENT else ""
+            row |= {
+                "where": log.host,
+                "since": log.since.replace("T", " ").replace("Z", " UTC"),
+                "how far": log.last + quiet,
+            }
+        elif ones[0].file is not None:
+            row["how far"] = f"{why} (log: {ones[0].file})"
+        rows.append(row)
+    return rows
+
+
+def summary_of(states: Sequence[JobState]) -> str:
+    """In a line: "3 of 18 jobs done, 2 running, 13 missing"."""
+    counts = {state: sum(one.state == state for one in states) for state in (DONE, RUNNING, FAILED, OUTDATED, MISSING)}
+    more = [f"{count:,} {state}" for state, count in counts.items() if count and state != DONE]
+    return ", ".join([f"{counts[DONE]:,} of {len(states):,} jobs done", *more])
+
+
+def document(states: Sequence[JobState]) -> dict[str, Any]:
+    """For programs, as JSON takes it."""
+
+    def entry(one: JobState) -> Mapping[str, Any]:
+        log = one.log
+        return {
+            "method": one.job.name,
+            "label": one.job.label,
+            "task": one.job.task.name,
+            "seed": one.job.seed,
+            "state": one.state,
+            "why": one.why or None,
+            "stage": one.stage or None,
+            "where": log.host if log else None,
+            "since": log.since if log else None,
+            "last": log.last if log else None,
+            "silent_seconds": round(log.silent, 1) if log else None,
+            "log": str(one.file) if one.file else None,
+        }
+
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"time": now, "summary": summary_of(states), "jobs": [entry(one) for one in states]}

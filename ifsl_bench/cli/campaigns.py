@@ -1,0 +1,109 @@
+"""``ifsl-bench plan`` and ``status``: what a campaign would do, and how far it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ifsl_bench.cli.options import (
+    device_option,
+    folders_of,
+    home_option,
+    job_options,
+    results_option,
+)
+from ifsl_bench.common.errors import UserError, one_line, unknown
+from ifsl_bench.common.torchrun import check_alone
+from ifsl_bench.protocol.limits import MOST_WORKERS
+
+if TYPE_CHECKING:
+    from ifsl_bench.campaigns.campaign_file import Said
+    from ifsl_bench.campaigns.plan import Plan
+    from ifsl_bench.episodic.prepared import Workspace
+    from ifsl_bench.running.job import Job
+
+
+def _style(_: click.Context, __: click.Parameter, value: str) -> str:
+    if value not in ("text", "json"):
+        raise unknown("format", value, ("text", "json"))
+    return value
+
+
+style_option = click.option("--format", "style", default="text", callback=_style, help="text or json.")
+
+
+def _wanted(
+    campaign: str | None, said: Said, device: str, home: str | None, results_dir: str | None
+) -> tuple[list[Job], Workspace]:
+    """The jobs that are asked for, as ``run`` would make them."""
+    if campaign is None and not (said.tasks and said.methods):
+        raise UserError("say which campaign, e.g.: ifsl-bench plan campaign.toml")
+    from ifsl_bench.campaigns.campaign_file import asked
+    from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
+
+    wanted, _ = with_tasks(asked(campaign, said), folders_of(home))
+    from ifsl_bench.backbone.device import keep_freed_memory
+    from ifsl_bench.common.progress import LogReporter
+    from ifsl_bench.running import api
+
+    keep_freed_memory()
+    reporter = LogReporter(verbose=False)
+    work = api.workspace(home, results_dir or wanted.results, device, reporter)
+    return jobs_of(wanted, work.home, reporter.warn, reporter.say), work
+
+
+@click.command()
+@job_options
+@click.option("--rerun", is_flag=True, help="As if no result were stored.")
+@click.option("--retrain", is_flag=True, help="As if nothing were meta-trained either.")
+@click.option("--jobs", default=1, type=click.IntRange(1, MOST_WORKERS), metavar="N", help="Time for N workers.")
+@device_option
+@home_option
+@results_option
+@style_option
+def plan(
+    campaign: str | None, said: Said, rerun: bool, retrain: bool, jobs: int, device: str, home: str | None,
+    results_dir: str | None, style: str,
+) -> None:  # fmt: skip
+    """Say what a campaign would do: what is cached, what is out of date and why, and about how long it takes."""
+    check_alone("ifsl-bench plan")
+    made, work = _wanted(campaign, said, device, home, results_dir)
+    from ifsl_bench.campaigns.plan import plan_of
+
+    show_plan(plan_of(made, work, rerun, retrain, lacking=True, workers=jobs), style)
+
+
+def show_plan(found: Plan, style: str) -> None:
+    """Prints a plan."""
+    from ifsl_bench.campaigns.plan import document, notes_of, rows_of
+
+    _show(rows_of(found), notes_of(found), document(found) if style == "json" else {}, style)
+
+
+@click.command()
+@job_options
+@home_option
+@results_option
+@style_option
+def status(campaign: str | None, said: Said, home: str | None, results_dir: str | None, style: str) -> None:
+    """Say how far a campaign is: done, running (where, since when, how far), failed, out of date, missing."""
+    check_alone("ifsl-bench status")
+    jobs, work = _wanted(campaign, said, "cpu", home, results_dir)
+    from ifsl_bench.campaigns.status import document, rows_of, status_of, summary_of
+
+    states = status_of(jobs, work)
+    _show(rows_of(states), [summary_of(states)], document(states) if style == "json" else {}, style)
+
+
+def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], whole: Mapping[str, Any], style: str) -> None:
+    from ifsl_bench.board.render import render
+    from ifsl_bench.board.table import plain_table
+
+    if style == "json":
+        click.echo(json.dumps(whole, indent=1))
+        return
+    click.echo(render([plain_table(rows)], style))
+    click.echo("\n" + "\n".join(map(one_line, notes)))
