@@ -41,7 +41,7 @@ def nobody(text: str) -> None:
 
 
 def jobs(campaign, home, warn=nobody):
-    return jobs_of(with_tasks(campaign, home)[0], home, warn, nobody)
+    return jobs_of(with_tasks(campaign, home)[0], home, warn, lambda text: None)
 
 
 def expanded(text: str, said: Said | None = None, folder: Path = Path("/there")) -> list[str]:
@@ -135,7 +135,7 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
         (run(**ONE, set="{ gama = 1 }"), "c.toml: run 1: unknown option 'gama' of method 'attractor'; did you"),
         (run(**ONE, train="{ step = 1 }"), "c.toml: run 1: unknown training option 'step'; did you mean 'steps'"),
         (run(**ONE) + run(methods='"protonte"', tasks='"glyphs-5shot"'), "run 2: unknown method 'protonte'; did you"),
-        (run(methods='"lr"', tasks='"glyphs-6shot"'), "run 1: unknown task 'glyphs-6shot'; did you mean 'glyphs-5shot'"),
+        (run(methods='"lr"', tasks='"glyphs-6shot"'), "run 1: unknown task 'glyphs-6shot'; did you"),
         (run(methods='"zz*"', tasks='"glyphs-5shot"'), "run 1: no method fits 'zz*'; there are:"),
         (run(methods='"lr"', tasks='"zz-*"'), "run 1: no task fits 'zz-*'; there are:"),
         (run(methods="[]", tasks='"glyphs-5shot"'), "run 1: methods is an empty list"),
@@ -178,7 +178,8 @@ from ifsl_bench import Method, Prediction
 
 class Mine(Method):
     def forward(self, support, query):
-        return Prediction(torch.cat([query.base_logits, {scale} * query.features @ support.class_means(self.ways).mT], -1))
+        novel = {scale} * query.features @ support.class_means(self.ways).mT
+        return Prediction(torch.cat([query.base_logits, novel], -1))
 """
 
 
@@ -207,7 +208,9 @@ def test_two_methods_of_one_label_or_two_tasks_of_one_name_are_refused(clusters)
     twice = "".join(f'[[run]]\nmethods = "{name}.py"\n{task}' for name in "ab")
     with pytest.raises(UserError, match="two different methods are called 'Mine'"):
         expanded(twice, folder=clusters)
-    twice = "".join(f'[[run]]\nmethods = "lr"\ntasks = "{name}.toml:clusters-5shot"\n' for name in ("clusters", "other"))
+    twice = "".join(
+        f'[[run]]\nmethods = "lr"\ntasks = "{name}.toml:clusters-5shot"\n' for name in ("clusters", "other")
+    )
     with pytest.raises(UserError, match="two different tasks are called 'clusters-5shot'"):
         expanded(twice, folder=clusters)
 
@@ -239,12 +242,14 @@ def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypat
 
 def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
     home = replace(Home.locate(), results=packaged_root())
-    stored = {path for path in packaged_root().glob("*/*.seed-*.json")}
+    stored = set(packaged_root().glob("*/*.seed-*.json"))
     campaign = with_tasks(asked("leaderboard", Said()), home)[0]
-    (extra,) = (one for one in campaign.wanted if list(one.methods) == ["anil"])  # cannot be looked at without its extra
+    (extra,) = (
+        one for one in campaign.wanted if list(one.methods) == ["anil"]
+    )  # cannot be looked at without its extra
     campaign = replace(campaign, wanted=[one for one in campaign.wanted if one is not extra])
     made = {home.results / task / f"anil.seed-{seed}.json" for task in extra.tasks for seed in extra.seeds}
-    assert not (extra.options or extra.train or extra.trials or extra.episodes or extra.calibrate)
+    assert [extra.options, extra.train, extra.trials, extra.episodes, extra.calibrate] == [{}, {}, 0, None, False]
     found = jobs(campaign, home)
     for job in found:
         assert job.task == packaged()[job.task.name]

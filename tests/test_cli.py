@@ -181,7 +181,8 @@ def test_dry_run_tells_stages_and_changes_nothing(call, here):
     status, out, _ = call(
         "run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--device", "cpu"
     )
-    assert [line.split()[-1] for line in out.strip().splitlines()[2:]] == ["cached"]
+    assert [line.split()[-1] for line in out.strip().splitlines()[2:3]] == ["cached"]
+    assert "1 jobs: 1 stored, 0 to do" in out
     status, out, _ = call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--rerun",
                           "--device", "cpu")  # fmt: skip
     assert out.count("cached") == 3

@@ -15,7 +15,7 @@ from ifsl_bench.campaigns.graph import Graph, Node, graph_of, key_of
 from ifsl_bench.common.processor import cores
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.common.timing import crowd, roughly
-from ifsl_bench.data.preparing.outline import Outline, outline_of
+from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered
 from ifsl_bench.data.preparing.prepare import not_prepared
 from ifsl_bench.data.preparing.prepare import prepared as prepared_data
 from ifsl_bench.episodic.prepared import Workspace
@@ -115,7 +115,13 @@ def plan_of(
     Raises:
         UserError: no job can be run, all for one reason.
     """
-    quiet = replace(work, reporter=Mute())
+    with remembered():
+        return _plan_of(jobs, replace(work, reporter=Mute()), rerun, retrain, lacking, workers, timed)
+
+
+def _plan_of(
+    jobs: Sequence[Job], quiet: Workspace, rerun: bool, retrain: bool, lacking: bool, workers: int, timed: bool
+) -> Plan:
     forget()
     graph = graph_of(jobs, quiet, rerun, retrain, lacking=lacking)
     if len(graph.refused) == len(jobs) and len({str(error) for error in graph.refused.values()}) == 1:
@@ -134,10 +140,10 @@ def plan_of(
             steps[key] = Step(key, f"result {job}", "result", REFUSED, why, jobs=(index,), family=family)
             continue
         if job.task.hash not in outlines:
-            outlines[job.task.hash] = outline_of(job.task, work.home, lacking)
-        outdated = "" if rerun or retrain else kept_of(job, work.home).outdated
+            outlines[job.task.hash] = outline_of(job.task, quiet.home, lacking)
+        outdated = "" if rerun or retrain else kept_of(job, quiet.home).outdated
         for stage in stages_of(job):
-            if (key := key_of(stage, work.home)) not in steps:
+            if (key := key_of(stage, quiet.home)) not in steps:
                 node = graph.nodes.get(key)
                 steps[key] = _step(stage, key, node, job, outlines[job.task.hash], quiet, timed)
         if outdated:

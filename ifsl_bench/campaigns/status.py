@@ -17,6 +17,7 @@ from ifsl_bench.campaigns.graph import Node, graph_of
 from ifsl_bench.campaigns.logs import EVERY, log_path
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.progress import Mute
+from ifsl_bench.data.preparing.outline import remembered
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.stored import kept_of
@@ -67,6 +68,11 @@ class JobState:
 
 def status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
     """The state of each job; a stage that several jobs wait for is told of each."""
+    with remembered():
+        return _status_of(jobs, work)
+
+
+def _status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
     quiet = replace(work, reporter=Mute())
     graph = graph_of(jobs, quiet, lacking=True)
     stored = set(graph.stored)
