@@ -232,8 +232,6 @@ def rows_of(plan: Plan) -> list[dict[str, str]]:
         known = [step.seconds for step in todo if step.seconds is not None]
         time = roughly(sum(known)) if known else ("unknown" if todo and first.state != REFUSED else "")
         rows.append({"stage": _title(steps), "state": state, "rough time": time, "device": (todo or [first])[0].place})
-        if whys := list(dict.fromkeys(step.why for step in steps if step.why)):
-            rows[-1]["why"] = whys[0] + (f" (and {len(whys) - 1} more reasons)" if len(whys) > 1 else "")
     return rows
 
 
@@ -259,6 +257,15 @@ def _title(steps: Sequence[Step]) -> str:
     return re.sub(r", seed \d+", f", seeds {said}", what)
 
 
+def whys_of(plan: Plan) -> dict[str, str]:
+    """Why something is out of date, missing or cannot be run -> what, and how much more of the kind."""
+    found: dict[str, list[str]] = {}
+    for step in plan.steps:
+        if step.why:
+            found.setdefault(step.why, []).append(step.what)
+    return {why: what[0] + (f" and {len(what) - 1:,} more" if len(what) > 1 else "") for why, what in found.items()}
+
+
 def notes_of(plan: Plan) -> list[str]:
     """For readers: totals, and what is not in them."""
     refused, stored, total = len(plan.graph.refused), len(plan.graph.stored), len(plan.jobs)
@@ -266,6 +273,7 @@ def notes_of(plan: Plan) -> list[str]:
     notes = [
         f"{total:,} jobs: {stored:,} stored, {todo:,} to do" + (f", {refused:,} that cannot be run" if refused else "")
     ]
+    notes += [f"{what}: {why}" for why, what in whys_of(plan).items()]
     if not todo:
         return notes
     with_workers = "" if plan.workers == 1 else f" with {plan.workers} workers"

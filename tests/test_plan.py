@@ -1,0 +1,193 @@
+"""What a campaign would do and how far it is: `plan` and `status`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import time
+from dataclasses import replace
+
+import pytest
+
+from ifsl_bench.campaigns import plan as planning
+from ifsl_bench.campaigns.campaign_file import Said, asked
+from ifsl_bench.campaigns.graph import graph_of
+from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
+from ifsl_bench.campaigns.logs import log_path
+from ifsl_bench.campaigns.plan import Step, plan_of
+from ifsl_bench.campaigns.status import SILENT, read_log
+from ifsl_bench.kernels import store
+from ifsl_bench.running import api
+
+CAMPAIGN = """
+[[run]]
+methods = ["protonet", "lwof"]
+tasks = "clusters.toml:clusters-?shot"
+seeds = 2
+train = { steps = 20 }
+"""
+
+
+@pytest.fixture(autouse=True)
+def untimed(monkeypatch):
+    """Everything takes half a second, without being tried."""
+    for module in ("backbone", "episodic"):
+        monkeypatch.setattr(f"ifsl_bench.{module}.rough_times.seconds_of", lambda *_: 0.5)
+        for name, one in vars(importlib.import_module(f"ifsl_bench.{module}.rough_times")).items():
+            if name.endswith("_seconds") and hasattr(one, "cache_clear"):
+                one.cache_clear()
+
+
+@pytest.fixture
+def campaign(here):
+    (here / "c.toml").write_text(CAMPAIGN)
+    return here
+
+
+def planned(call, *more):
+    status, out, err = call("plan", "c.toml", "--device", "cpu", "--format", "json", *more)
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+def test_a_plan_is_the_graph_with_what_is_cached_and_a_total(campaign, call):
+    before = sorted(p for p in campaign.rglob("*") if "probes" not in p.parts)
+    found = planned(call)
+    assert sorted(p for p in campaign.rglob("*") if "probes" not in p.parts) == before, "nothing is made"
+    assert len(found["jobs"]) == 2 * 2 * 2
+    nodes = {node["key"]: node for node in found["nodes"]}
+    assert len(nodes) == len(found["nodes"])
+    assert all(needed in nodes for node in nodes.values() for needed in node["needs"])
+    kinds = [node["kind"] for node in found["nodes"] if node["state"] == "to do"]
+    assert kinds.count("pretraining") == 2 * 2, "of each head and seed one, for both tasks"
+    assert kinds.count("meta-training") == 2 * 2
+    assert kinds.count("evaluation") == 8
+    assert [node["state"] for node in nodes.values() if node["kind"] == "data"] == ["cached"]
+    assert found["seconds"] == pytest.approx(sum(node["seconds"] or 0 for node in nodes.values()), abs=0.1)
+    status, out, _ = call("plan", "c.toml", "--device", "cpu")
+    assert status == 0
+    assert "8 jobs: 0 stored, 8 to do" in out
+    assert "total: about" in out
+    assert "meta-training lwof.steps=20 on clusters-5shot, seeds 0 to 1: 20 steps" in out
+    assert call("run", "c.toml", "--device", "cpu", "-q")[0] == 0
+    after = planned(call)
+    assert {job["state"] for job in after["jobs"]} == {"cached"}
+    assert (after["nodes"], after["seconds"]) == ([], 0)
+
+
+def test_a_plan_says_what_is_out_of_date_and_why(campaign, call):
+    assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
+    text = (campaign / "clusters.toml").read_text()
+    (campaign / "clusters.toml").write_text(text.replace("seed = 0", "").replace("episodes = 60", "episodes = 50"))
+    found = planned(call, "--method", "protonet", "--seeds", "1")
+    for job in found["jobs"]:
+        assert job["state"] == "to do"
+        assert "changed: task" in job["why"]
+    _, out, _ = call("plan", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu")
+    assert "and 1 more: out of date: changed: task" in out
+    _, out, _ = call("status", "c.toml", "--method", "protonet", "--seeds", "1")
+    assert "0 of 2 jobs done, 2 out of date" in out
+
+
+def test_each_distinct_thing_is_timed_once_and_nothing_that_is_not_compiled(campaign, call, monkeypatch):
+    calls = []
+    for module in ("backbone", "episodic"):
+        monkeypatch.setattr(f"ifsl_bench.{module}.rough_times.seconds_of", lambda call, *_: calls.append(call) or 0.5)
+    options = ("--method", "lwof,protonet", "--task", "clusters.toml:clusters-5shot", "--seeds", "5", "--device", "cpu")
+    status, out, _ = call("plan", *options)
+    assert status == 0
+    assert len(calls) <= 5, "steps of pretraining and of LwoF, features, and episodes of two methods"
+
+    def refuse(*_):
+        raise store.NotCompiledError
+
+    monkeypatch.setattr("ifsl_bench.episodic.rough_times.seconds_of", refuse)
+    status, out, _ = call("plan", "--method", "lr+s", *options[2:])
+    assert "10 stages have no time: what solves their episodes is not compiled" in out
+    assert "total: at least about" in out
+
+
+def test_data_that_are_missing_are_planned_by_their_published_numbers(call):
+    options = ("--method", "protonet", "--task", "mini-5shot", "--device", "cpu")
+    status, out, _ = call("plan", *options)
+    assert status == 0
+    assert "missing" in out
+    assert "It needs the five files" in out
+    assert "grows by about 2.3 GB" in out, "97,948 images of 84 x 84 x 3, and 512 features each"
+    status, _, err = call("run", *options, "--dry-run")
+    assert status == 2, "a run would be refused"
+    assert "It needs the five files" in err
+
+
+def test_the_time_of_several_workers_is_that_of_the_best_they_can_do(monkeypatch):
+    def step(key, seconds, needs=(), threads=1):
+        return Step(key, key, "x", "to do", seconds=seconds, needs=needs, threads=threads)
+
+    chain = [step("a", 3.0, threads=2), step("b", 4.0, ("a",)), step("c", 5.0, ("a",)), step("d", 1.0, ("b", "c"))]
+    assert planning._makespan(chain, 2, 2) == 3 + 5 + 1
+    assert planning._makespan(chain, 1, 2) == 13
+    assert planning._makespan([step(str(i), 2.0) for i in range(10)], 4, 2) == 10, "two cores"
+
+
+def lines(path, *said):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"2026-01-31T12:00:0{i}Z {line}\n" for i, line in enumerate(said)))
+
+
+def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(campaign, call):
+    work = api.workspace(device="cpu")
+    wanted, _ = with_tasks(asked("c.toml", Said()), work.home)
+    jobs = jobs_of(wanted, work.home, print, print)
+    assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
+    graph = graph_of(jobs, work)
+    training = [node for node in graph.nodes.values() if node.stage.kind == "meta-training"]
+    paths = [log_path(work.home, node.key) for node in training]
+    title = "meta-training lwof"
+    lines(
+        paths[0], f"begun by process {os.getpid()} on {platform.node()}: {title}", f"  {title}: 7/20, 3 s left  loss 2"
+    )
+    lines(
+        paths[1], f"begun by process 1 on elsewhere: {title}", "the inner solve", "failed: it diverged: the loss is nan"
+    )
+    lines(paths[2], f"begun by process 999999999 on {platform.node()}: {title}", f"  {title}: 3/20, 9 s left")
+    lines(paths[3], f"begun by process 1 on elsewhere: {title}", "failed: x", f"begun by process 2 on node7: {title}")
+    status, out, err = call("status", "c.toml", "--format", "json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert found["summary"] == "2 of 8 jobs done, 2 running, 1 failed, 3 missing"
+    states = {(one["label"], one["task"], one["seed"]): one for one in found["jobs"]}
+    of = [
+        states[jobs[node.results[0]].label, jobs[node.results[0]].task.name, jobs[node.results[0]].seed]
+        for node in training
+    ]
+    assert [one["state"] for one in of] == ["running", "failed", "missing", "running"]
+    assert (of[0]["where"], of[0]["since"]) == (platform.node(), "2026-01-31T12:00:00Z")
+    assert "7/20" in of[0]["last"]
+    assert of[1]["why"] == "failed: it diverged: the loss is nan"
+    assert "interrupted" in of[2]["why"], "no process of that number is here"
+    assert of[3]["where"] == "node7", "it failed there once, and runs again"
+    os.utime(paths[3], (time.time() - 10 * SILENT,) * 2)
+    _, out, _ = call("status", "c.toml")
+    assert "no word for 20 min: it may have been killed" in out
+    assert "2 of 8 jobs done, 2 running, 1 failed, 3 missing" in out
+    assert str(paths[1]) in out
+
+
+def test_a_log_that_is_no_log_says_nothing(tmp_path):
+    for content in (b"", b"\xff\xfe\0", b"failed: x\n", b"x begun by process \n"):
+        (tmp_path / "x.log").write_bytes(content)
+        assert read_log(tmp_path / "x.log") is None
+    assert read_log(tmp_path / "none.log") is None
+    (tmp_path / "x.log").write_bytes(b"x begun by process 99999999999999999999 on h: \n\xff\x1b[2J")
+    found = read_log(tmp_path / "x.log")
+    assert found.state == "running"
+    assert "\x1b" not in found.last
+
+
+def test_a_plan_of_nothing_but_refusals_is_their_error(campaign):
+    work = replace(api.workspace(device="cpu"))
+    wanted, _ = with_tasks(asked(None, Said(methods=("lr",), tasks=("mini-5shot",))), work.home)
+    with pytest.raises(api.UserError, match="It needs the five files"):
+        plan_of(jobs_of(wanted, work.home, print, print), work)
