@@ -63,10 +63,10 @@ def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(
 
 def test_a_variant_is_shown_beside_its_tasks_rows_and_never_judged(printed, call, tmp_path):
     for path in (packaged_root() / "glyphs-5shot").glob("lr.seed-*.json"):
-        target = tmp_path / "results" / "glyphs-5shot+queries=4" / path.name
+        target = tmp_path / "results" / "glyphs-5shot+pretraining-steps=800" / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
         raw = json.loads(path.read_text())
-        task = find("glyphs-5shot+queries=4")[0]
+        task = find("glyphs-5shot+pretraining-steps=800")[0]
         target.write_text(json.dumps({**raw, "task": task.name, "task_hash": task.hash}))
     (pair,) = pairs_of(load_board(task, tmp_path / "results"))
     assert (pair.row.label, pair.verdict) == ("lr", "")

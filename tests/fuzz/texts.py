@@ -1,4 +1,4 @@
-"""CSV files that divide classes, and task files."""
+"""CSV files that divide classes, task files and campaigns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
+from ifsl_bench.campaigns.campaign_file import Said, asked
+from ifsl_bench.campaigns.jobs import with_tasks
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
 from ifsl_bench.data.sets.folder import read_sides
 from ifsl_bench.protocol.task_files import find, parse
 from tests.fuzz.formats import Format
@@ -101,7 +104,36 @@ def read_toml(path: Path) -> None:
     ]
 
 
+@cache
+def campaigns() -> Sequence[bytes]:
+    found = sorted(resources.files("ifsl_bench.results").iterdir(), key=lambda file: file.name)
+    more = b"""results = "x"
+[data]
+glyphs = "y"
+[[run]]
+methods = ["lr+a", "mlp*", "x.py:Y"]
+tasks = ["glyphs-*shot+ways=3", "paper", "all", "../z.toml:a"]
+seeds = [0, 5]
+seed = 1
+set = { gamma = [1e-3, 1], gradient = "rbp", converge = false }
+train = { steps = [5, 6] }
+tune = 4
+episodes = 20
+calibrate = true
+queries = [2, 3]
+"""
+    return [*(file.read_bytes() for file in found if file.name.endswith(".toml")), more]
+
+
+def read_campaign(path: Path) -> None:
+    path = path.rename(path.with_suffix(".toml"))
+    campaign, tasks = with_tasks(asked(str(path), Said()), Home.locate(path.parent / "home"))
+    assert tasks
+    assert all(one.tasks for one in campaign.wanted)
+
+
 FORMATS = [
     Format("csv", csvs, read_csv, partial(spoiled_text, words=WORDS), 5),
     Format("toml", tomls, read_toml, partial(spoiled_text, words=WORDS), 10),
+    Format("campaign", campaigns, read_campaign, partial(spoiled_text, words=WORDS), 5),
 ]
