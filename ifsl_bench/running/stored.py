@@ -84,8 +84,7 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
 
 def store(job: Job, work: Workspace, result: Result) -> None:
     """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost."""
-    with locked(work.home.results / "results", work.reporter.warn):
-        if kept := result_file.keep_old(work.home.results, result):
+    with locked(work.home.results / "results", work.reporter.warn, ""):
+        for kept in result_file.put(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
-        result_file.write(work.home.results, result)
     work.reporter.say(f"result: {job.result_path(work.home)}")

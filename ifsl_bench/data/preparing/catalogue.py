@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ifsl_bench.common.building import leftovers, unfinished
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
-from ifsl_bench.common.files import PARTIAL, Home, disk_errors, write_bytes
+from ifsl_bench.common.files import Home, disk_errors, write_bytes
 from ifsl_bench.common.locks import is_locked
+from ifsl_bench.common.owners import PARTIAL, is_abandoned, what
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
@@ -36,7 +38,14 @@ def prepared_names(home: Home) -> list[str]:
 
 def unfinished_names(home: Home) -> list[str]:
     """Data sets whose import goes on now, or was interrupted; the same command then goes on with it."""
-    return sorted(p.name.removeprefix(PARTIAL) for p in home.data.glob(f"{PARTIAL}*")) if home.data.is_dir() else []
+    found = home.data.glob(f"{PARTIAL}*") if home.data.is_dir() else []
+    return sorted({what(path.name).removeprefix(PARTIAL) for path in found if path.is_dir()})
+
+
+def _is_being_imported(folder: Path) -> bool:
+    """Whether a process is at it: it holds the lock, or what it writes has a writer still."""
+    busy = (path for path in leftovers(folder) if path.name.startswith(PARTIAL) and path != unfinished(folder))
+    return is_locked(folder) or not all(map(is_abandoned, busy))
 
 
 def listing(home: Home) -> list[dict[str, str]]:
@@ -49,7 +58,7 @@ def listing(home: Home) -> list[dict[str, str]]:
     for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
         state = "not prepared"
         if name in unfinished:
-            state = "being imported" if is_locked(dataset_folder(home, name)) else "import unfinished"
+            state = "being imported" if _is_being_imported(dataset_folder(home, name)) else "import unfinished"
         row = {"data set": name, "state": state, "fingerprint": "", "size": "", "what": ""}
         plugin = registry.load(registry.DATASETS, name) if name in registered else None
         if plugin:
