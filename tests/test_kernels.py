@@ -335,7 +335,7 @@ def test_damaged_machine_code_is_compiled_again(tmp_path):
     assert FOLDER is not None
     DualNewton().run(SoftmaxRegression(), None, regression(1))  # compiled by now
     shutil.copytree(FOLDER, tmp_path / FOLDER.name)
-    (code,) = (tmp_path / FOLDER.name).rglob("regression.solve-*.1.nbc")
+    (code,) = (tmp_path / FOLDER.name).rglob("regression.solve-*.1@*.nbc")
     content = bytearray(code.read_bytes())
     content[len(content) // 2] ^= 16
     code.write_bytes(content)
@@ -347,7 +347,7 @@ def test_damaged_machine_code_is_compiled_again(tmp_path):
     ])  # fmt: skip
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(__file__).parents[1])
-    assert bytes(content) != code.read_bytes()
+    assert not code.exists() or bytes(content) != code.read_bytes()
 
 
 def test_the_kernels_can_be_switched_off():
