@@ -64,9 +64,7 @@ def test_a_complete_cache_on_a_read_only_mount_is_used_and_an_incomplete_one_is_
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     made = run(disk / "here", results=tmp_path / "results")
     assert (made.episodes, made.calibration) == (wanted.episodes, wanted.calibration)
-    lacking = (
-        r"cannot write .*/pretrained/\S*seed1-\w*, which is missing there or out of date: the file system is r"
-    )
+    lacking = r"cannot write .*/pretrained/\S*seed1-\w*, which is missing there or out of date: the file system is r"
     with pytest.raises(UserError, match=lacking + "ead-only; choose another folder") as told:
         run(disk / "here", seed=1, results=tmp_path / "results")
     assert "\n" not in str(told.value)

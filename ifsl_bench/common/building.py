@@ -21,7 +21,7 @@ from ifsl_bench.common.owners import PARTIAL, REMOVED, is_abandoned, partial_of,
 
 T = TypeVar("T")
 _IN_THE_WAY = {errno.ENOTEMPTY, errno.EEXIST}
-TRIES = 20  # of a rename, each after removing what is in the way
+TRIES = 100  # of a rename, each after removing what is in the way, and of reading
 
 
 @contextlib.contextmanager
@@ -42,9 +42,10 @@ def building(target: Path, resume: bool = False, same: Callable[[], bool] = lamb
     partial = partial_of(target)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not (resume and _take_over(target, partial)):
+        taken = resume and _take_over(target, partial)
+        sweep(target, partial)
+        if not taken:
             partial.mkdir()
-        sweep(target)
         try:
             yield partial
             publish(partial, target, same)
@@ -71,10 +72,10 @@ def leftovers(target: Path) -> list[Path]:
     return sorted(path for path in found if what(path.name) in (PARTIAL + target.name, REMOVED + target.name))
 
 
-def sweep(target: Path) -> None:
-    """Removes what killed processes left of ``target``."""
+def sweep(target: Path, but: Path | None = None) -> None:
+    """Removes what killed processes left of ``target``, all ``but`` one."""
     for path in leftovers(target):
-        if path == unfinished(target) or is_abandoned(path):
+        if path != but and (path == unfinished(target) or is_abandoned(path)):
             remove(path, target)
 
 
@@ -159,18 +160,18 @@ def whole(folder: Path, read: Callable[[], T]) -> T:
         except (CorruptFile, Stale, FileNotFoundError) as error:
             failed = error
         if _identity(folder) == before:
-            break
-    if failed is not None:
-        raise failed
-    return cast(T, found)
+            if failed is not None:
+                raise failed
+            return cast(T, found)
+    raise UserError(f"{folder} changes faster than it can be read: other processes write it; end them")
 
 
-def _identity(folder: Path) -> tuple[int, int] | None:
+def _identity(folder: Path) -> tuple[int, ...] | None:
     try:
         found = folder.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return found.st_dev, found.st_ino, found.st_ctime_ns  # the number of a removed folder may be another's soon
 
 
 def is_silly(name: str) -> bool:

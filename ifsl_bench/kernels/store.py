@@ -31,7 +31,7 @@ SUMS = "checksums.json"
 _wanted: Path | None = None
 _say: Callable[[str], None] = lambda text: None  # noqa: E731
 _said = False
-lasting = False  # whether what is compiled will be there for the next process
+_copies: set[Path] = set()  # of folders that cannot be written
 _forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
 
 
@@ -53,8 +53,6 @@ def code_folder() -> Path | None:
 
     That is so where nothing can be kept, or what is damaged cannot be told or removed.
     """
-    global lasting
-    lasting = False
     try:
         folder = _place()
     except (OSError, UserError):
@@ -71,7 +69,6 @@ def code_folder() -> Path | None:
     except (OSError, UserError):
         return None
     mark_used(folder / SUMS)
-    lasting = True
     return folder
 
 
@@ -95,8 +92,14 @@ def _copied(folder: Path) -> Path | None:
 
 def _temporary() -> Path:
     folder, mine = Path(tempfile.mkdtemp(prefix="ifsl-bench-")), os.getpid()
+    _copies.add(folder)
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == mine else None)
     return folder
+
+
+def is_lasting(folder: Path | None) -> bool:
+    """Whether what is compiled there will be there for the next process."""
+    return folder is not None and folder not in _copies
 
 
 def sources_folder() -> str:
