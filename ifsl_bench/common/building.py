@@ -154,24 +154,40 @@ def whole(folder: Path, read: Callable[[], T]) -> T:
     Another process may replace the folder between two files. Then it is read again, and so is what failed meanwhile.
     """
     for _ in range(TRIES):
-        before, found, failed = _identity(folder), None, None
-        try:
-            found = read()
-        except (CorruptFile, Stale, FileNotFoundError) as error:
-            failed = error
-        if _identity(folder) == before:
+        found, failed = None, None
+        with _held(folder) as before:
+            try:
+                found = read()
+            except (CorruptFile, Stale, FileNotFoundError) as error:
+                failed = error
+            same = _identity(folder) == before
+        if same:
             if failed is not None:
                 raise failed
             return cast(T, found)
     raise UserError(f"{folder} changes faster than it can be read: other processes write it; end them")
 
 
-def _identity(folder: Path) -> tuple[int, ...] | None:
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
+    """What tells a folder from others; while it is open here, no other gets its number."""
     try:
-        found = folder.stat()
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # none there; or a system that opens no folders
+        yield _identity(folder)
+        return
+    try:
+        yield _identity(handle)
+    finally:
+        os.close(handle)
+
+
+def _identity(folder: Path | int) -> tuple[int, int] | None:
+    try:
+        found = os.stat(folder)
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns  # the number of a removed folder may be another's soon
+    return found.st_dev, found.st_ino
 
 
 def is_silly(name: str) -> bool:
