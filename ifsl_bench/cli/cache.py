@@ -39,7 +39,9 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
 
 
 @cache.command("prune")
-@click.option("--results", "results", multiple=True, metavar="DIR", help="A further folder of results; may be repeated.")
+@click.option(
+    "--results", "results", multiple=True, metavar="DIR", help="A further folder of results; may be repeated."
+)
 @click.option("--campaign", "campaigns", multiple=True, metavar="FILE", help="Keep what this campaign needs; may be "
               "repeated.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would go, and what stays and why.")
@@ -63,12 +65,13 @@ def prune(
     from ifsl_bench.running.stored import results_folders
 
     folders = folders_of(home or outer)
-    jobs = [job for name in campaigns for job in _jobs(name, folders)]
+    wanted = [_campaign(name, folders) for name in campaigns]
     given = [Path(name).expanduser().absolute() for name in results]
     if missing := [path for path in given if not path.is_dir()]:
         raise UserError(f"there is no folder of results {missing[0]}")
-    known = results_folders(folders, _warn)
-    found = verdicts(folders, list(dict.fromkeys([*known, *given])), jobs, _warn)
+    more = [where for _, where in wanted if where is not None]
+    known = dict.fromkeys([*results_folders(folders, _warn), *given, *more])
+    found = verdicts(folders, list(known), [job for jobs, _ in wanted for job in jobs], _warn)
     if dry_run:
         staying = [(one.item, one.why) for one in found if not one.goes]
         click.echo(render([plain_table(_rows(staying, "stays because"), "stays")], style) + "\n")
@@ -92,8 +95,13 @@ def _agreed(found: Sequence[Verdict], yes: bool) -> bool:
     return click.confirm(f"Remove these, {size}?", default=False)
 
 
-def _jobs(campaign: str, home: Home) -> list[Job]:
-    raise NotImplementedError
+def _campaign(name: str, home: Home) -> tuple[list[Job], Path | None]:
+    """The jobs of a campaign, and where it stores results if it says so."""
+    from ifsl_bench.campaigns.campaign_file import Said, asked
+    from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
+
+    wanted, _ = with_tasks(asked(name, Said()), home)
+    return jobs_of(wanted, home, _warn, lambda text: None), wanted.results
 
 
 def _warn(text: str) -> None:
@@ -105,18 +113,18 @@ def _rows(items: Sequence[tuple[Item, str]], why: str = "") -> list[dict[str, ob
     groups: dict[tuple[str, str, str, str], list[Item]] = {}
     for item, reason in items:
         groups.setdefault((item.kind, item.of, item.method, reason), []).append(item)
-    rows: list[dict[str, object]] = []
-    for (kind, of, method, reason), some in groups.items():
-        row = {"what": kind, "of": of, "method": method, "count": f"{len(some):,}",
-               "size": _size(sum(item.bytes for item in some)), "last used": _when(max(i.used for i in some))}  # fmt: skip
-        rows.append(row | ({why: reason} if why else {}))
-    total = {"what": "all", "of": "", "method": "", "count": f"{len(items):,}",
-             "size": _size(sum(item.bytes for item, _ in items)), "last used": ""}  # fmt: skip
-    return [*rows, total | ({why: ""} if why else {})]
+    rows = [_row(*group, some, why) for group, some in groups.items()]
+    return [*rows, _row("all", "", "", "", [item for item, _ in items], why) | {"last used": ""}]
+
+
+def _row(kind: str, of: str, method: str, reason: str, some: Sequence[Item], why: str) -> dict[str, object]:
+    size, used = sum(item.bytes for item in some), max((item.used for item in some), default=0.0)
+    row: dict[str, object] = {"what": kind, "of": of, "method": method, "count": f"{len(some):,}"}
+    return row | {"size": _size(size), "last used": _when(used)} | ({why: reason} if why else {})
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
 
 
 def _when(used: float) -> str:

@@ -29,7 +29,7 @@ import numpy as np
 from ifsl_bench.common.arrays import open_array
 from ifsl_bench.common.building import whole
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import mark_used, open_file, read_errors, sha256_file, sha256_json
+from ifsl_bench.common.files import open_file, read_errors, sha256_file, sha256_json
 from ifsl_bench.common.sealed import check_kinds, read_sealed
 
 POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
@@ -141,9 +141,7 @@ def open_dataset(folder: Path) -> Dataset:
         CorruptFile: a file is damaged or missing, or the manifest is of a format version that is not known here.
         UserError: a file may not be read.
     """
-    dataset = whole(folder, lambda: _opened(folder))
-    mark_used(folder / "manifest.json")
-    return dataset
+    return whole(folder, lambda: _opened(folder))
 
 
 def _opened(folder: Path) -> Dataset:

@@ -1,7 +1,7 @@
 """What takes space in the home folder: of which task and method, and when it was last used.
 
-Whatever is used is touched (:func:`ifsl_bench.common.files.mark_used`), so its file of facts says when: access times are
-switched off on many disks, and on others every backup is an access.
+Whatever is used is touched (:func:`ifsl_bench.common.files.mark_used`), so its file of facts says when: access times
+are switched off on many disks, and on others every backup is an access.
 """
 
 from __future__ import annotations
@@ -67,17 +67,21 @@ def _found(home: Home) -> Iterator[Item]:
         elif top.name == "features":
             for folder in _inside(top):
                 yield from (_one("features", path, tasks) for path in _inside(folder) if not _is_lock(path))
+                yield from (_item(UNFINISHED, path, "features", "") for inner in _inside(folder)
+                            for path in _unfinished(inner) if not inner.name.startswith((PARTIAL, REMOVED)))  # fmt: skip
         elif top.name == "logs":
-            yield from (_item("logs", path, _log_of(path, top), "") for path in sorted(top.rglob("*")) if path.is_file())
+            files = (path for path in sorted(top.rglob("*")) if path.is_file())
+            yield from (_item("logs", path, path.relative_to(top).parts[0], "") for path in files)
         else:
             yield from (_one(top.name, path, tasks) for path in _inside(top) if not _is_lock(path))
-            # What was being written in a folder that is otherwise whole, or gone on with.
-            for folder in _inside(top):
-                yield from (_item(UNFINISHED, path, what(path.name), "") for path in _inside(folder)
-                            if path.name.startswith((PARTIAL, REMOVED)) and not folder.name.startswith(PARTIAL))  # fmt: skip
-    for folder in _inside(home.results):
-        yield from (_item(UNFINISHED, path, what(path.name), "") for path in (folder, *_inside(folder))
-                    if path.name.startswith((PARTIAL, REMOVED)))  # fmt: skip
+            whole = (folder for folder in _inside(top) if not folder.name.startswith((PARTIAL, REMOVED)))
+            yield from (_item(UNFINISHED, path, top.name, "") for folder in whole for path in _unfinished(folder))
+    for folder in (home.results, *_inside(home.results)):
+        yield from (_item(UNFINISHED, path, "results", "") for path in _unfinished(folder))
+
+
+def _unfinished(folder: Path) -> list[Path]:
+    return [path for path in _inside(folder) if path.name.startswith((PARTIAL, REMOVED))]
 
 
 def _own(home: Home) -> list[str]:
@@ -147,10 +151,6 @@ def _facts(path: Path) -> dict[str, Any]:
         return read_sealed(path)
     except (CorruptFile, UserError, OSError):
         return {}
-
-
-def _log_of(path: Path, logs: Path) -> str:
-    return path.relative_to(logs).parts[0]
 
 
 _OF: dict[str, Callable[[Path, list[str]], tuple[str, str]]] = {

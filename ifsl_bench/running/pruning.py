@@ -29,6 +29,7 @@ from ifsl_bench.running.preparation import Features, PrepareData, Pretrain, Stag
 from ifsl_bench.running.reproduce import job_of
 from ifsl_bench.running.stages import Evaluate, MetaTrain, Trial
 
+OF_JOBS = ("trained", "trials", "evaluated")
 RECENT = 2 * 3600.0  # seconds; clocks may differ by an hour
 
 
@@ -50,6 +51,7 @@ class Needed:
         self._ranges: dict[str, str] = {}  # how names under ``evaluated`` begin
         self._features: dict[str, tuple[str, bool]] = {}  # pretraining -> who, and whether of augmented views too
         self._stems: dict[str, str] = {}
+        self._all = ""  # who may need all pretrainings and features
 
     def by(self, item: Item) -> str:
         """Who needs it; "" for nobody."""
@@ -57,6 +59,8 @@ class Needed:
         if item.kind == "features" and not found:
             found, views = self._features.get(path.parent.name, ("", False))
             found = found if views or "-views" not in path.name else ""
+        if item.kind in ("pretrained", "features"):
+            found = found or self._all
         if item.kind == "evaluated" and not found:
             found = next((who for key, who in self._ranges.items() if path.name.startswith(key)), "")
         if item.kind == "logs":
@@ -76,6 +80,10 @@ class Needed:
     def ranges(self, key: str, who: str) -> None:
         """What has been evaluated for the model of that key."""
         self._ranges.setdefault(key, who)
+
+    def everything(self, who: str) -> None:
+        """All pretrainings and features."""
+        self._all = self._all or who
 
     def result(self, result: Result, path: Path) -> None:
         """What a stored result was made of."""
@@ -125,9 +133,7 @@ class Needed:
             self.ranges(key, who)
 
 
-def verdicts(
-    home: Home, results: Sequence[Path], jobs: Iterable[Job], warn: Callable[[str], None]
-) -> list[Verdict]:
+def verdicts(home: Home, results: Sequence[Path], jobs: Iterable[Job], warn: Callable[[str], None]) -> list[Verdict]:
     """What becomes of each item of the home.
 
     Args:
@@ -145,10 +151,12 @@ def verdicts(
         fingerprints.setdefault(result.fingerprint, f"{result.label} on {result.task}, seed {result.seed}")
     for job in jobs:
         needed.job(job)
+    busy = [item for item in items if _busy(item, now)]
+    pairs = {(item.of, item.method) for item in busy if item.kind in OF_JOBS}
     for item in items:
         if item.kind == "data":
             _of_data(item, needed, fingerprints, warn)
-        elif _busy(item, now):
+        elif item in busy or (item.kind in OF_JOBS and (item.of, item.method) in pairs):
             _of_running(item, needed)
     return [_verdict(item, needed, now) for item in items]
 
@@ -165,7 +173,7 @@ def _results(folders: Sequence[Path]) -> Iterator[tuple[Path, Result]]:
 
 def _of_data(item: Item, needed: Needed, fingerprints: dict[str, str], warn: Callable[[str], None]) -> None:
     try:
-        fingerprint = open_dataset(item.path, used=False).fingerprint
+        fingerprint = open_dataset(item.path).fingerprint
     except UserError as error:
         warn(str(error))
         return
@@ -174,24 +182,19 @@ def _of_data(item: Item, needed: Needed, fingerprints: dict[str, str], warn: Cal
 
 
 def _of_running(item: Item, needed: Needed) -> None:
-    """What something that is in use was made from is in use, too."""
-    who, name = f"what is in use: {item.path.name}", item.path.name
-    if item.kind == "evaluated":
-        name = next((path.name for path in _siblings(needed.home.trained) if name.startswith(path.name)), "")
-        needed.add(needed.home.trained / name, who)
-    if item.kind in ("evaluated", "trained") and name:
+    """What is made for a method on a task, while some of that is in use, is in use; so is what it was made from."""
+    who = "what is in use: " + " on ".join(filter(None, (item.method, item.of)))
+    if item.kind in OF_JOBS:
+        needed.add(item.path, who)
+    if item.kind == "trained":
         with contextlib.suppress(UserError):
-            info = CheckpointFolder(needed.home.trained / name).info() or {}
+            info = CheckpointFolder(item.path).info() or {}
             if isinstance(key := info.get("pretraining"), str):
                 needed.pretraining(key, who, views=True)
-    if item.kind == "features":
+    elif item.kind == "evaluated":
+        needed.everything(who)  # nothing there says on which features
+    elif item.kind == "features":
         needed.add(needed.home.pretrained / item.path.parent.name, who)
-
-
-def _siblings(folder: Path) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return sorted(folder.iterdir(), key=lambda path: len(path.name), reverse=True)
-    return []
 
 
 def _busy(item: Item, now: float) -> str:
@@ -219,8 +222,8 @@ def _verdict(item: Item, needed: Needed, now: float) -> Verdict:
         return Verdict(item, False, why)
     if item.kind == "data" and not _can_be_made(item.path.name):
         return Verdict(item, False, "made from files of yours; remove it by hand")
-    why = {ASIDE: "kept aside when it was replaced", "compiled": "of another version", "probes": "made again in seconds"}
-    return Verdict(item, True, why.get(item.kind, "no stored result and no campaign needs it"))
+    reasons = {ASIDE: "was replaced", "compiled": "of another version", "probes": "made again in seconds"}
+    return Verdict(item, True, reasons.get(item.kind, "no stored result and no campaign needs it"))
 
 
 def _can_be_made(name: str) -> bool:

@@ -54,12 +54,14 @@ def listing(home: Home) -> list[dict[str, str]]:
     registered = registry.names(registry.DATASETS)
     used = {task.dataset.name: task.dataset for task in packaged().values()}
     mine = {task.dataset.name for task in own(home).values()}
-    unfinished = unfinished_names(home)
+    unfinished, features = unfinished_names(home), _feature_bytes(home)
     for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
         state = "not prepared"
         if name in unfinished:
             state = "being imported" if _is_being_imported(dataset_folder(home, name)) else "import unfinished"
-        row = {"data set": name, "state": state, "fingerprint": "", "size": "", "what": ""}
+        row = {"data set": name, "state": state, "fingerprint": "", "size": "", "features": "", "what": ""}
+        if name in features:
+            row["features"] = f"{features[name] / 1e6:.1f} MB"
         plugin = registry.load(registry.DATASETS, name) if name in registered else None
         if plugin:
             row["what"] = plugin.problem or plugin.value.summary
@@ -78,6 +80,17 @@ def listing(home: Home) -> list[dict[str, str]]:
                 row |= {"state": state, "what": str(error)}
         rows.append(row)
     return rows
+
+
+def _feature_bytes(home: Home) -> dict[str, int]:
+    """Data set -> bytes of the features of its images in the cache; a folder there begins with the data set's name."""
+    names = sorted(prepared_names(home), key=len, reverse=True)
+    found: dict[str, int] = {}
+    for folder in home.features.glob("*"):
+        name = next((name for name in names if folder.name.startswith((f"{name}-", f"{name}+"))), None)
+        if name is not None:
+            found[name] = found.get(name, 0) + sum(path.stat().st_size for path in folder.glob("[!.]*/features.npy"))
+    return found
 
 
 def task_listing(home: Home) -> list[dict[str, str]]:
