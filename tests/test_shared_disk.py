@@ -244,7 +244,7 @@ def test_whoever_reads_a_folder_that_is_replaced_again_and_again_reads_one_of_th
         fill(partial, "0")
 
     def replace() -> None:
-        for n in range(300):
+        for n in range(150):
             with building(target) as partial:
                 fill(partial, str(n))
         ended.set()

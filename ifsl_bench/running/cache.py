@@ -24,7 +24,7 @@ SMALL = ("digests", "tasks", "stored")  # what is pinned, written for the user t
 UNFINISHED, ASIDE, UNKNOWN = "unfinished", "set aside", "unknown"
 _ASIDE = re.compile(r"(.+)\.(?:corrupt|replaced|old)-[0-9]+")
 _SEED = re.compile(r"(.+?)-seed[0-9]+(?:-.*)?")
-_TRIAL = re.compile(r"(.+) on (\S+), seed [0-9]+")
+_TRIAL = re.compile(r".+ on (\S+), seed [0-9]+")
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def _found(home: Home) -> Iterator[Item]:
         elif top.name == "features":
             for folder in _inside(top):
                 yield from (_one("features", path, tasks) for path in _inside(folder) if not _is_lock(path))
-                yield from (_item(UNFINISHED, path, "features", "") for inner in _inside(folder)
-                            for path in _unfinished(inner) if not inner.name.startswith((PARTIAL, REMOVED)))  # fmt: skip
+                banks = (bank for bank in _inside(folder) if not bank.name.startswith((PARTIAL, REMOVED)))
+                yield from (_item(UNFINISHED, path, "features", "") for bank in banks for path in _unfinished(bank))
         elif top.name == "logs":
             files = (path for path in sorted(top.rglob("*")) if path.is_file())
             yield from (_item("logs", path, path.relative_to(top).parts[0], "") for path in files)
@@ -134,16 +134,20 @@ def _pretraining(path: Path, _: list[str]) -> tuple[str, str]:
 
 
 def _model(path: Path, tasks: list[str]) -> tuple[str, str]:
+    return _of_job(path, str(_facts(path / "checkpoint.json").get("task") or ""), tasks)
+
+
+def _trial(path: Path, tasks: list[str]) -> tuple[str, str]:
+    match = _TRIAL.fullmatch(str(_facts(path).get("of", "")))
+    return _of_job(path, match[1] if match else "", tasks)
+
+
+def _of_job(path: Path, task: str, tasks: list[str]) -> tuple[str, str]:
+    """Task and method of what is named after both; by the name alone, the longest known task that it begins with."""
     match = _SEED.fullmatch(path.name)
     said = match[1] if match else path.name
-    facts = _facts(path / "checkpoint.json")
-    task = str(facts.get("task") or next((one for one in tasks if said.startswith(f"{one}-")), ""))
+    task = task or next((one for one in tasks if said.startswith(f"{one}-")), "")
     return (task, unquote(said.removeprefix(f"{task}-"))) if task else (said, "")
-
-
-def _trial(path: Path, _: list[str]) -> tuple[str, str]:
-    match = _TRIAL.fullmatch(str(_facts(path).get("of", "")))
-    return (match[2], match[1].partition(".")[0]) if match else (path.stem, "")
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -51,11 +51,14 @@ class Needed:
         self._ranges: dict[str, str] = {}  # how names under ``evaluated`` begin
         self._features: dict[str, tuple[str, bool]] = {}  # pretraining -> who, and whether of augmented views too
         self._stems: dict[str, str] = {}
+        self._pairs: dict[tuple[str, str], str] = {}  # task and method -> who needs all that is made for both
         self._all = ""  # who may need all pretrainings and features
 
     def by(self, item: Item) -> str:
         """Who needs it; "" for nobody."""
         path, found = item.path, self._who.get(item.path, "")
+        if item.kind in OF_JOBS:
+            found = found or self._pairs.get((item.of, item.method), "")
         if item.kind == "features" and not found:
             found, views = self._features.get(path.parent.name, ("", False))
             found = found if views or "-views" not in path.name else ""
@@ -93,8 +96,10 @@ class Needed:
         if checkpoint := str(result.provenance.get("checkpoint") or ""):
             self.add(self.home.trained / Path(checkpoint).name, who)
         if result.tuned:
-            with contextlib.suppress(UserError):  # its trials are nobody's then: method or task are not here
+            try:
                 self.job(job_of(result, self.home))
+            except UserError:  # task or method are not here, as those of files: all that was tried for both, then
+                self._pairs.setdefault((result.task, result.method), who)
 
     def job(self, job: Job) -> None:
         """What a job will use, or make."""
@@ -157,7 +162,7 @@ def verdicts(home: Home, results: Sequence[Path], jobs: Iterable[Job], warn: Cal
         if item.kind == "data":
             _of_data(item, needed, fingerprints, warn)
         elif item in busy or (item.kind in OF_JOBS and (item.of, item.method) in pairs):
-            _of_running(item, needed)
+            _of_running(item, busy, needed)
     return [_verdict(item, needed, now) for item in items]
 
 
@@ -181,10 +186,10 @@ def _of_data(item: Item, needed: Needed, fingerprints: dict[str, str], warn: Cal
         needed.add(item.path, who)
 
 
-def _of_running(item: Item, needed: Needed) -> None:
+def _of_running(item: Item, busy: Sequence[Item], needed: Needed) -> None:
     """What is made for a method on a task, while some of that is in use, is in use; so is what it was made from."""
     who = "what is in use: " + " on ".join(filter(None, (item.method, item.of)))
-    if item.kind in OF_JOBS:
+    if item not in busy and item.kind in OF_JOBS:
         needed.add(item.path, who)
     if item.kind == "trained":
         with contextlib.suppress(UserError):
