@@ -296,17 +296,23 @@ def set_aside(path: Path, why: str = "corrupt") -> Path:
 
 def _moved(path: Path, to: Path) -> bool:
     """Renames a file or folder to a name that nothing has; False where something has it by now, or there is no path."""
-    folder = path.is_dir() and not path.is_symlink()
     try:
-        if not folder:  # a rename would replace a file; this reserves the name
-            os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        os.rename(path, to) if folder else os.replace(path, to)
+        if path.is_dir() and not path.is_symlink():
+            os.rename(path, to)  # which replaces no folder with content
+            return True
+        os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # a rename would replace a file: the name is taken
     except FileNotFoundError:
-        if not folder:
-            os.unlink(to)
         return False
     except OSError as error:
         if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            return False
+        raise
+    try:
+        os.replace(path, to)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(to)
+        if error.errno == errno.ENOENT:
             return False
         raise
     return True
