@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -126,30 +127,32 @@ def test_states_of_two_that_save_in_turn_are_never_mixed(tmp_path):
 
 def test_states_that_are_saved_at_once_are_never_mixed(tmp_path):
     """Two threads save as two processes would, and a third reads all the while."""
-    ended, found = threading.Event(), []
+    ended = threading.Event()
 
     def save(first: int) -> None:
         store = CheckpointFolder(tmp_path)
         for step in range(first, first + 40):
             store.save(*state(step))
 
-    def read() -> None:
+    def read() -> int:
+        count = 0
         while not ended.is_set():
             if (now := CheckpointFolder(tmp_path).load()) is not None:
-                found.append(now.tensors["x"].unique().tolist() == [now.info["step"]])
+                assert now.tensors["x"].unique().tolist() == [now.info["step"]]
+                count += 1
+        return count
 
-    savers = [threading.Thread(target=save, args=(first,)) for first in (0, 1000)]
-    reader = threading.Thread(target=read)
-    for thread in (*savers, reader):
-        thread.start()
-    for thread in savers:
-        thread.join()
-    ended.set()
-    reader.join()
-    assert found
-    assert all(found)
-    last = CheckpointFolder(tmp_path).load()
-    assert last.info["step"] in (39, 1039)
+    with ThreadPoolExecutor(3) as threads:
+        reader = threads.submit(read)
+        savers = [threads.submit(save, first) for first in (0, 1000)]
+        try:
+            for saver in savers:
+                saver.result()
+        finally:
+            ended.set()
+        assert reader.result() > 0
+    assert CheckpointFolder(tmp_path).load().info["step"] in (39, 1039)
+    assert len(list(tmp_path.glob("state-*"))) <= 2
 
 
 def test_the_slower_of_two_neither_replaces_what_is_further_nor_what_is_finished(tmp_path):

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.limits import Limit
-from ifsl_bench.common.owners import partial_of
+from ifsl_bench.common.owners import PARTIAL, partial_of, what
 
 TRIES = 3  # of what another process may have spoilt by moving or replacing a file at that moment
 
@@ -124,7 +124,9 @@ def disk_errors(path: Path, but: Container[int] = ()) -> Iterator[None]:
             errno.EFBIG: "the file would be larger than this system allows (see ulimit -f)",
         }
         if error.errno in reasons and error.errno not in but:
-            raise UserError(f"cannot write {error.filename or path}: {reasons[error.errno]}") from error
+            said = Path(what(os.fsdecode(error.filename or path)))
+            said = path if said.name.startswith(PARTIAL) else said  # what it was to be
+            raise UserError(f"cannot write {said}: {reasons[error.errno]}") from error
         raise
 
 

@@ -217,8 +217,9 @@ def _verdict(item: Item, needed: Needed, now: float) -> Verdict:
     if item.kind in SMALL:
         return Verdict(item, False, "small, and not to be made again")
     if item.kind == UNFINISHED:
-        gone = is_abandoned(item.path)
-        return Verdict(item, gone, "its process has ended" if gone else "perhaps being written")
+        if not is_abandoned(item.path):
+            return Verdict(item, False, "perhaps being written")
+        return Verdict(item, True, "left by an import that could go on" if item.of.startswith("data:") else "left over")
     if item.kind == "compiled" and item.path.name == sources_folder():
         return Verdict(item, False, "needed by this version")
     if who := needed.by(item):
