@@ -21,6 +21,7 @@ from ifsl_bench.common.locks import is_locked, taken
 from ifsl_bench.common.owners import is_abandoned, now_at
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.data.preparing.outline import remembered
 from ifsl_bench.kernels.store import sources_folder
 from ifsl_bench.plugin import registry
 from ifsl_bench.running.cache import ASIDE, SMALL, UNFINISHED, UNKNOWN, Item, listed
@@ -151,11 +152,12 @@ def verdicts(home: Home, results: Sequence[Path], jobs: Iterable[Job], warn: Cal
     """
     items, needed, now = listed(home), Needed(home), now_at(home.cache)
     fingerprints: dict[str, str] = {}
-    for path, result in _results(results):
-        needed.result(result, path)
-        fingerprints.setdefault(result.fingerprint, f"{result.label} on {result.task}, seed {result.seed}")
-    for job in jobs:
-        needed.job(job)
+    with remembered():
+        for path, result in _results(results):
+            needed.result(result, path)
+            fingerprints.setdefault(result.fingerprint, f"{result.label} on {result.task}, seed {result.seed}")
+        for job in jobs:
+            needed.job(job)
     busy = [item for item in items if _busy(item, now)]
     pairs = {(item.of, item.method) for item in busy if item.kind in OF_JOBS}
     for item in items:
