@@ -65,7 +65,7 @@ def undisturbed(glyphs_source, made_once):
 
 
 STAGES = {
-    "rendering": "data/.partial-glyphs/*.npy",
+    "rendering": "data/.partial-glyphs@*/*.npy",
     "pretraining": "pretrained/*/checkpoint.json",
     "features": "features/*/.partial-*/features.npy",
     "meta-training": "trained/*/checkpoint.json",
@@ -92,7 +92,7 @@ def test_killed_in_every_stage_ends_with_the_same_numbers(undisturbed, tmp_path)
     assert "pretraining resnet-small" not in log
     assert "meta-training" not in log
     assert "evaluating lwof" in log
-    assert not list(home.rglob(".partial-*"))
+    assert not [*home.rglob(".partial-*"), *home.rglob(".removed-*")]
 
 
 @pytest.mark.slow("two more runs on images")

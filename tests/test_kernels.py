@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -16,9 +17,10 @@ from numba import njit
 
 from ifsl_bench.backbone.features import FeaturePool
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.owners import what
 from ifsl_bench.episodic.hits import hits
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
-from ifsl_bench.kernels import krylov, store, threads, vectors
+from ifsl_bench.kernels import krylov, network, store, threads, vectors
 from ifsl_bench.kernels.compiling import FOLDER, inlined
 from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, compiled
 from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
@@ -175,6 +177,31 @@ def test_machine_code_that_cannot_be_checked_is_not_used(tmp_path, monkeypatch, 
     assert store.code_folder() is None
 
 
+def test_of_a_read_only_folder_what_is_sound_is_used_from_a_copy(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    folder = store.code_folder()
+    inside = folder / "kernels_0123"
+    inside.mkdir()
+    for name in ("a.nbi", "a.1.nbc", "b.nbi"):
+        (inside / name).write_bytes(name.encode() * 100)
+    store.record(folder)
+    (inside / "b.nbi").write_bytes(b"damaged")
+
+    def refuse(self):
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    copy = store.code_folder()
+    assert copy != folder
+    assert files(copy) == ["a.1.nbc", "a.nbi"]
+    assert files(folder) == ["a.1.nbc", "a.nbi", "b.nbi"]
+    assert store.is_lasting(folder)
+    assert not store.is_lasting(copy)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    assert store.code_folder() is None
+
+
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
@@ -239,6 +266,14 @@ def test_functions_that_others_compile_are_kept_where_they_were(tmp_path):
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_CACHE_DIR"} | {"IFSL_BENCH_HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     assert [*tmp_path.glob("compiled/*/kernels_*")]
+
+
+def test_each_machine_code_has_a_name_of_its_own():
+    """numba counts from 1 in every process: one's index would name another's code."""
+    files = [kernel._cache._cache_file for kernel in (network.inverse, network.inverse, network.solve)]
+    names = {file._data_name(1) for file in files}
+    assert len(names) == 3
+    assert all(what(name).endswith(".1.nbc") for name in names)
 
 
 def test_without_a_home_nothing_is_kept(monkeypatch):
@@ -341,7 +376,7 @@ def test_damaged_machine_code_is_compiled_again(tmp_path):
     assert FOLDER is not None
     DualNewton().run(SoftmaxRegression(), None, regression(1))  # compiled by now
     shutil.copytree(FOLDER, tmp_path / FOLDER.name)
-    (code,) = (tmp_path / FOLDER.name).rglob("regression.solve-*.1.nbc")
+    (code,) = (tmp_path / FOLDER.name).rglob("regression.solve-*.1@*.nbc")
     content = bytearray(code.read_bytes())
     content[len(content) // 2] ^= 16
     code.write_bytes(content)
@@ -353,7 +388,7 @@ def test_damaged_machine_code_is_compiled_again(tmp_path):
     ])  # fmt: skip
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, cwd=Path(__file__).parents[1])
-    assert bytes(content) != code.read_bytes()
+    assert not code.exists() or bytes(content) != code.read_bytes()
 
 
 def test_the_kernels_can_be_switched_off():

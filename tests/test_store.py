@@ -10,10 +10,10 @@ import time
 
 import pytest
 
+from ifsl_bench.common.building import building
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import (
     Home,
-    building,
     disk_errors,
     read_json,
     set_aside,

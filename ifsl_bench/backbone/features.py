@@ -17,8 +17,9 @@ from ifsl_bench.backbone.device import whole_float32
 from ifsl_bench.backbone.images import batches, crop_and_flip
 from ifsl_bench.backbone.pretrain import Pretrained
 from ifsl_bench.common.arrays import create_array, open_array
+from ifsl_bench.common.building import building, whole
 from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import Home, building, set_aside, sha256_file, sha256_json
+from ifsl_bench.common.files import Home, mark_used, set_aside, sha256_file, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import read_sealed, write_sealed
@@ -115,7 +116,7 @@ def compute_features(
         except CorruptFile as error:
             reporter.warn(f"{error}; it is computed again, the damaged files are in {set_aside(folder)}")
         dataset.check_images(name)
-        with building(folder) as partial:
+        with building(folder, same=lambda: is_computed(folder, pretrained.sha256)) as partial:
             bank = create_array(partial / "features.npy", shape, "float32")
             title = f"features of {name}" + (f", {views} views" if views > 1 else "")
             with reporter.stage(title, shape[0]) as stage:
@@ -172,6 +173,10 @@ def _place(folder: Path) -> str:
 
 
 def _open(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:
+    return whole(folder, lambda: _opened(folder, shape, pretraining))
+
+
+def _opened(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:
     entry = read_sealed(folder / "bank.json")
     path = folder / "features.npy"
     if entry.get("of", _place(folder)) != _place(folder):
@@ -181,6 +186,7 @@ def _open(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:
     array = open_array(path, shape, "float32")
     if sha256_file(path) != entry.get("sha256"):
         raise CorruptFile(f"{path} is not what was written: its checksum differs")
+    mark_used(folder / "bank.json")
     return array
 
 

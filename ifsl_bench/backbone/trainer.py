@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ class Trainer:
         self.folder, self.task, self.dataset, self.kind, self.seed, self.device, self.world = (
             folder, task, dataset, head, seed, device, world,
         )  # fmt: skip
-        spec = task.pretraining
+        self._store, spec = CheckpointFolder(folder), task.pretraining
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of("initial weights", seed))
             network = make_backbone(spec.backbone, dataset.shape, spec.norm_momentum)
@@ -103,7 +103,7 @@ class Trainer:
             CorruptFile: it is damaged or another's; this trainer is of no use then.
             UserError: it may not be read.
         """
-        state = CheckpointFolder(self.folder).load()
+        state = self._store.load()
         if state is None:
             return
         self._check(state.info)
@@ -125,7 +125,7 @@ class Trainer:
 
     def _check(self, info: dict[str, Any]) -> None:
         """What is recorded must fit together; of a state without a checksum that is all that can be known."""
-        path, number = CheckpointFolder(self.folder).json, (int, float)
+        path, number = self._store.json, (int, float)
         kinds = {"epoch": int, "seconds": number, "seed": int, "bf16": bool, "precision": str, "device": str}
         check_kinds(path, info, {"finished": bool, **kinds})
         check_range(path, info, ["seconds"], 0, SECONDS)
@@ -173,9 +173,24 @@ class Trainer:
                     tensors[f"momentum.{i}"] = buffer
         return tensors
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
+        """Keeps the state; True, and this trainer has theirs, where other processes have finished the same meanwhile.
+
+        What they have saved and is further than this one stays.
+        """
+        done = False
         if self.world.first:
-            self.info = CheckpointFolder(self.folder).save(self._tensors(), self.info)
+            theirs = self._store.further(self.info, "epoch", ("key", "seed"))
+            ended = theirs is not None and theirs["finished"] is True
+            if ended:
+                with suppress(CorruptFile):  # which this one's then replaces
+                    self.restore()
+                    done = True
+            if theirs is None or (ended and not done):
+                self.info = self._store.save(self._tensors(), self.info)
+        if done := self.world.told(done):
+            self.agree()
+        return done
 
     def train(self, reporter: Reporter, compiled: bool = False) -> None:
         """To the end, from where it is.
@@ -215,15 +230,16 @@ class Trainer:
                             stage.advance(1, **self._step(model, images, labels, done + i))
                 done += per_epoch
                 self.info |= {"epoch": epoch + 1, "seconds": spent + time.perf_counter() - start}
-                if done < spec.steps:
-                    self._save()
+                if done < spec.steps and self._save():
+                    reporter.say(f"{title}: another process has finished it, and its weights are used")
+                    return
         self.network.eval()
         accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self._held_out}
         shown = ", ".join(f"{name} {100 * value:.2f}%" for name, value in accuracy.items())
         reporter.say(f"{title}: {shown}")
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
-        self._save()
-        self.info = world.told(self.info)  # with the checksum of what the first one wrote
+        if not self._save():
+            self.info = world.told(self.info)  # with the checksum of what the first one wrote
 
     def _model(self, compiled: bool) -> nn.Module:
         """What a step calls: the network and its head, compiled or not, as one of the processes has them."""

@@ -6,9 +6,7 @@ Imports no torch, so that tables come at once.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-import os
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -24,7 +22,7 @@ import numpy as np
 from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
 from ifsl_bench.board.episode_counts import LATER, EpisodeCounts
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
-from ifsl_bench.common.files import read_json, write_json
+from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.plugin.behaviour import Probe, malformed
 from ifsl_bench.protocol.calibration import Calibrated
@@ -189,11 +187,27 @@ def write(root: Path, result: Result) -> Path:
     return path
 
 
-def keep_old(root: Path, result: Result) -> Path | None:
-    """Renames the file that ``result`` would overwrite if its hits are others; the new name, None if nothing was.
+def put(root: Path, result: Result) -> list[Path]:
+    """Writes a result under ``root``; what other hits were there is renamed, also what another process stores just now.
 
-    The caller holds a lock on ``root``.
+    Returns:
+        The new names of what was renamed.
     """
+    path, kept = path_of(root, result), list[Path]()
+    for _ in range(TRIES):
+        there = path.exists()
+        if old := keep_old(root, result):
+            kept.append(old)
+        elif there:
+            break  # the same hits: this one takes its place
+        if write_new(path, json_bytes(msgspec.to_builtins(result))):
+            return kept
+    write(root, result)
+    return kept
+
+
+def keep_old(root: Path, result: Result) -> Path | None:
+    """Renames the file that ``result`` would overwrite if its hits are others; the new name, None if nothing was."""
     path = path_of(root, result)
     if not path.exists():
         return None
@@ -203,9 +217,7 @@ def keep_old(root: Path, result: Result) -> Path | None:
         queries = [(one.base_queries, one.novel_queries) for one in (old, new)]
         if queries[0] == queries[1] and old.same(new, (*COUNTS, *both)):
             return None
-    kept = next(k for n in itertools.count() if not (k := path.with_name(f"{path.name}.old-{n}")).exists())
-    os.replace(path, kept)
-    return kept
+    return set_aside(path, "old")
 
 
 def read(path: Path) -> Result:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from ifsl_bench._version import __version__
+from ifsl_bench.cli.cache import cache
 from ifsl_bench.cli.campaigns import plan, status
 from ifsl_bench.cli.data import data
 from ifsl_bench.cli.options import (
@@ -121,7 +122,7 @@ def _guarded(call: Callable[[], Any]) -> int:
     return status if isinstance(status, int) else 0
 
 
-for command in (plan, status, run, pretrain, table, compare, show, check, reproduce, data):
+for command in (plan, status, run, pretrain, table, compare, show, check, reproduce, data, cache):
     cli.add_command(command)
 
 

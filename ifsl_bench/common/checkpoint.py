@@ -3,14 +3,19 @@
 Saving writes the tensors under a new name, then replaces the JSON, then removes the old tensors; a process killed at
 any point leaves a complete state, the old one or the new one. Nothing is pickled. The JSON file has the checksum of the
 tensors and one of itself, see :mod:`ifsl_bench.common.sealed`; in one of an older version, the latter is not there.
+
+Several processes may train in one folder, if no lock keeps them apart. The names of their tensors are their own, and
+each removes only tensors that no JSON can name any more, so the state is always one that some process saved as a whole.
+:meth:`CheckpointFolder.further` keeps the slower one from replacing what is further.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import PARTIAL, disk_errors, open_file, read_errors, sha256_file, write_bytes
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import TRIES, Stale, disk_errors, mark_used, open_file, read_errors, write_bytes
+from ifsl_bench.common.owners import PARTIAL, is_abandoned, tagged
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 
-_TENSORS = re.compile(r"state-([0-9]{1,18})\.safetensors")  # other files in the folder are not ours
+MOST_SAVES = 100  # of other processes, while one state is read
+# Other files in the folder are not ours. In older versions a name has no tag.
+_TENSORS = re.compile(r"state-([0-9]{1,18})(@[A-Za-z0-9_.-]{1,60})?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -34,28 +42,63 @@ class State:
 
 
 class CheckpointFolder:
-    """The latest state of one training, in a folder of its own. The caller holds the folder's lock when saving."""
+    """The latest state of one training, in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.json = folder / "checkpoint.json"
+        self._written: set[str] = set()  # tensors that this process has saved and not removed yet
 
     def save(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, Any]:
         """Replaces the state; returns the JSON part as :meth:`info` would."""
         from safetensors.torch import save
 
+        content = save(_on_host(tensors))
+        checksum = hashlib.sha256(content).hexdigest()
         with disk_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
-            name = f"state-{1 + max((int(match[1]) for match in previous), default=0)}.safetensors"
-            write_bytes(self.folder / name, save(_on_host(tensors)))
-            entry = {"file": name, "sha256": sha256_file(self.folder / name)}
-            whole = write_sealed(self.json, {**info, "tensors": entry})
-            leftovers = [*(match[0] for match in previous), *(p.name for p in self.folder.glob(f"{PARTIAL}*"))]
-            for old in leftovers:
+            for _ in range(TRIES):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
+                name = tagged(f"state-{1 + max((int(match[1]) for match in previous), default=0)}", ".safetensors")
+                write_bytes(self.folder / name, content)
+                before = self._named()  # asked before the next line: what is named later is not to be removed
+                whole = write_sealed(self.json, {**info, "tensors": {"file": name, "sha256": checksum}})
+                if (self.folder / name).exists():  # else the folder was moved between the two
+                    break
+            strays = {match[0] for match in previous if not match[2] or is_abandoned(self.folder / match[0])}
+            partials = {path.name for path in self.folder.glob(f"{PARTIAL}*") if is_abandoned(path)}
+            for old in (self._written | strays | partials | ({before} if before else set())) - {name, self._named()}:
                 with contextlib.suppress(OSError):
                     (self.folder / old).unlink()
+        self._written = {name}
         return whole
+
+    def _named(self) -> str | None:
+        """The tensors that the JSON file names, if it is sound."""
+        try:
+            info = self.info()
+        except UserError:
+            return None
+        return info["tensors"]["file"] if info else None
+
+    def further(self, info: Mapping[str, Any], counter: str, same: Iterable[str]) -> dict[str, Any] | None:
+        """What another process has saved of the same training, if it has come further than ``info``; else None.
+
+        Args:
+            counter: key of how far a training has come.
+            same: keys whose values tell one training from others.
+        """
+        try:
+            theirs = self.info()
+        except CorruptFile:
+            return None
+        ours = json.loads(json.dumps({key: info.get(key) for key in same}))
+        if theirs is None or any(theirs.get(key) != ours[key] for key in ours):
+            return None
+        if theirs.get("finished") is True:
+            return theirs
+        count = theirs.get(counter)
+        return theirs if type(count) is int and not info["finished"] and count > info[counter] else None
 
     def info(self) -> dict[str, Any] | None:
         """The JSON part, or None if nothing was saved yet.
@@ -81,12 +124,24 @@ class CheckpointFolder:
             CorruptFile: a file is missing, cut short or changed; names it.
             UserError: one may not be read.
         """
+        for _ in range(MOST_SAVES):
+            info = self.info()
+            if info is None:
+                return None
+            try:
+                state = self._load(info)
+            except (CorruptFile, Stale):
+                if self._named() == info["tensors"]["file"]:
+                    raise
+                continue  # another process has saved since, and removed these tensors
+            mark_used(self.json)
+            return state
+        raise UserError(f"{self.folder} changes faster than it can be read: other processes train there; end them")
+
+    def _load(self, info: dict[str, Any]) -> State:
         from safetensors import SafetensorError
         from safetensors.torch import load
 
-        info = self.info()
-        if info is None:
-            return None
         path = self.folder / info["tensors"]["file"]
         try:
             with open_file(path) as file, read_errors(path):  # load_file opens no path that is not UTF-8

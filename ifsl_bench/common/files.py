@@ -1,8 +1,9 @@
 """Files on disk: where they live, how they are written (atomically) and verified.
 
-Nothing is ever half-written under its final name: content goes to a temporary sibling, is flushed to the disk, and is
-renamed. A process killed at any point leaves at most a temporary file or folder whose name starts with ``.partial-``;
-those of a build are removed by the next one.
+Nothing is ever half-written under its final name: content goes to a temporary sibling of this process's own, is flushed
+to the disk, and is renamed; see :mod:`ifsl_bench.common.building` for folders. A process killed at any point leaves at
+most a temporary file or folder whose name starts with ``.partial-``; those of a build are removed by the next one, the
+others by ``ifsl-bench cache prune``. None of this needs a lock.
 """
 
 from __future__ import annotations
@@ -14,18 +15,22 @@ import json
 import math
 import os
 import re
-import shutil
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.limits import Limit
+from ifsl_bench.common.owners import PARTIAL, partial_of, what
 
-PARTIAL = ".partial-"  # prefix of unfinished files and folders; only the holder of the lock may remove them
+TRIES = 3  # of what another process may have spoilt by moving or replacing a file at that moment
+
+
+class Stale(UserError):
+    """A file of a network file system that another machine has replaced or removed while it was being read."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +100,12 @@ def _folder(said: str | Path) -> Path:
 
 
 @contextlib.contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Turns the operating system's refusals (full disk, no permission) into one plain line."""
+def disk_errors(path: Path, but: Container[int] = ()) -> Iterator[None]:
+    """Turns the operating system's refusals (full disk, no permission) into one plain line.
+
+    Args:
+        but: error numbers to let pass.
+    """
     try:
         yield
     except OSError as error:
@@ -114,8 +123,10 @@ def disk_errors(path: Path) -> Iterator[None]:
             errno.EIO: "the disk fails (input/output error); choose another folder with --home or --results",
             errno.EFBIG: "the file would be larger than this system allows (see ulimit -f)",
         }
-        if error.errno in reasons:
-            raise UserError(f"cannot write {error.filename or path}: {reasons[error.errno]}") from error
+        if error.errno in reasons and error.errno not in but:
+            said = Path(what(os.fsdecode(error.filename or path)))
+            said = path if said.name.startswith(PARTIAL) else said  # what it was to be
+            raise UserError(f"cannot write {said}: {reasons[error.errno]}") from error
         raise
 
 
@@ -136,7 +147,8 @@ def read_errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EPERM):
             raise UserError(f"cannot read {path}: no permission; ask its owner, or choose another folder") from error
         if error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
-            raise UserError(f"cannot read {path}: {error.strerror}; the disk or the network fails") from error
+            kind = Stale if error.errno == errno.ESTALE else UserError
+            raise kind(f"cannot read {path}: {error.strerror}; the disk or the network fails") from error
         raise
 
 
@@ -160,30 +172,62 @@ def fsync_folder(folder: Path) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Writes a file atomically: readers see the old file or the new one, never a part."""
-    with disk_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.parent / f"{PARTIAL}{path.name}.{os.getpid()}"
+    _write(path, content, os.replace)
+
+
+def write_new(path: Path, content: bytes) -> bool:
+    """The same where there is no such file yet; False, and nothing is written, where there is one by then."""
+
+    def put(partial: Path, to: Path) -> None:
         try:
-            with open(partial, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except BaseException:
+            os.link(partial, to)  # which replaces nothing
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            os.replace(partial, to)  # a file system without hard links
+        else:
+            os.unlink(partial)
+
+    try:
+        _write(path, content, put)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _write(path: Path, content: bytes, put: Callable[[Path, Path], None]) -> None:
+    for left in reversed(range(TRIES)):
+        partial = partial_of(path)
+        try:
+            with disk_errors(path, (errno.EEXIST,) if put is not os.replace else ()):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with open(partial, "xb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+                put(partial, path)
+                break
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
-            raise
-        fsync_folder(path.parent)
+            if not left or not (isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)):
+                raise  # else another process has moved the folder, and it is made again
+    fsync_folder(path.parent)
 
 
 _NUMBERS = re.compile(r"\[\n\s+(-?[0-9][0-9.eE+\-]*(?:,\n\s+-?[0-9][0-9.eE+\-]*)*)\n\s+\]")
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON with lists of numbers on one line each."""
+def json_bytes(value: Any) -> bytes:
+    """Indented JSON with lists of numbers on one line each."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     text = _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]", text)
-    write_bytes(path, (text + "\n").encode())
+    return (text + "\n").encode()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a file of :func:`json_bytes`."""
+    write_bytes(path, json_bytes(value))
 
 
 def _finite(text: str) -> float:
@@ -201,6 +245,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
+def _content(path: Path, most: int) -> bytes:
+    for left in reversed(range(TRIES)):
+        try:
+            with open_file(path) as file, read_errors(path):
+                return file.read(most)
+        except Stale:
+            if not left:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
 def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None) -> Any:
     """Reads a JSON object; raises :class:`CorruptFile` if it is not one, and what :func:`open_file` does.
 
@@ -210,8 +265,7 @@ def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None)
         most, marks: limits on its bytes, and on its brackets and quotation marks; beyond them it is not parsed.
     """
     try:
-        with open_file(path) as file, read_errors(path):
-            content = file.read(most.most + 1 if most else -1)
+        content = _content(path, most.most + 1 if most else -1)
         if most:
             most.check(len(content), str(path), CorruptFile)
         if marks:
@@ -224,49 +278,55 @@ def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None)
     return value
 
 
-@contextlib.contextmanager
-def building(target: Path, resume: bool = False) -> Iterator[Path]:
-    """A folder to fill, which becomes ``target`` when the block ends well and vanishes when it does not.
-
-    The caller holds ``locked(target)``; leftovers of killed processes are removed first.
-
-    Args:
-        resume: keep the leftovers instead, and what a block that fails leaves in the folder: the next one can go on
-            from it.
-    """
-    partial = target.parent / f"{PARTIAL}{target.name}"
-    if not resume:
-        sweep(target)
-    with disk_errors(target):
-        partial.mkdir(parents=True, exist_ok=resume)
-        try:
-            yield partial
-            if target.exists():
-                shutil.rmtree(target)
-            os.replace(partial, target)
-        except BaseException:
-            if not resume:
-                shutil.rmtree(partial, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                partial.rmdir()  # which needs it to be empty
-            raise
-        fsync_folder(target.parent)
-
-
-def sweep(target: Path) -> None:
-    """Removes what a killed process left of ``target``; the caller holds its lock."""
-    shutil.rmtree(target.parent / f"{PARTIAL}{target.name}", ignore_errors=True)
-
-
 def set_aside(path: Path, why: str = "corrupt") -> Path:
-    """Renames a file or folder out of the way and returns its new name, which says why; nothing is deleted."""
+    """Renames a file or folder out of the way and returns its new name, which says why; nothing is deleted.
+
+    Where another process has just done so, the name that it was given.
+    """
+    before = path
     for n in range(1000):
         aside = path.with_name(f"{path.name}.{why}-{n}")
-        if not os.path.lexists(aside):
-            with disk_errors(path):
-                os.replace(path, aside)
-            return aside
+        with disk_errors(path):
+            if os.path.lexists(aside):
+                before = aside
+            elif _moved(path, aside):
+                return aside
+            elif not os.path.lexists(path):
+                return before
     raise UserError(f"{path} is {why}, and so are a thousand copies beside it; remove {path.parent}")
+
+
+def _moved(path: Path, to: Path) -> bool:
+    """Renames a file or folder to a name that nothing has; False where something has it by now, or there is no path."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            os.rename(path, to)  # which replaces no folder with content
+            return True
+        os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # a rename would replace a file: the name is taken
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+            return False
+        raise
+    try:
+        os.replace(path, to)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(to)
+        if error.errno == errno.ENOENT:
+            return False
+        raise
+    return True
+
+
+def mark_used(path: Path) -> None:
+    """Notes that something of the cache is used now: by when its file of facts was last touched.
+
+    The time is that of the file system. Reading alone leaves no trace where a disk is mounted without access times.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 def sha256_file(path: Path, advance: Callable[[int], None] | None = None) -> str:

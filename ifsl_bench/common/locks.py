@@ -1,4 +1,9 @@
-"""Locks of folders, for processes that make the same thing at once. Reading what is complete needs none."""
+"""Locks of folders, for processes that would make the same thing at once: the second one waits, and finds it made.
+
+They save double work, and no more than that: what is written is complete by one rename, whoever else writes. So a file
+system without working locks, or one where they exclude nobody, is used all the same; ``IFSL_BENCH_LOCKS=0`` says that
+none are to be tried. Reading what is complete needs none anyway.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,11 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import disk_errors
 
+_told: set[int] = set()  # devices whose lack of locks was said
 # What flock answers on network file systems that are mounted without locks, and on broken ones.
+SETTING = "IFSL_BENCH_LOCKS"
 _NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL, errno.EIO, errno.ESTALE}
 
 
@@ -30,56 +36,116 @@ def _probe(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+def locked(
+    folder: Path, warn: Callable[[str], None] | None = None, state: str = ", which is missing there or out of date"
+) -> Iterator[None]:
     """Holds the lock of ``folder`` (a file beside it); the operating system drops it when the process dies.
 
+    Where there are no working locks, the block runs without one.
+
     Args:
-        waiting: is told when another process holds the lock. A warning, since the wait may be long.
+        warn: is told when another process holds the lock, since the wait may be long; and, once for each file system,
+            that there are none.
+        state: of the folder, for the one line that says why it cannot be written.
 
     Raises:
-        UserError: the lock's file cannot be written, or the file system has no locks.
+        UserError: nothing can be written there.
     """
+    with _lock(folder, warn, state):
+        _look_again(folder.parent)
+        yield
+
+
+def _look_again(folder: Path) -> None:
+    """Has a network file system notice what other machines have made there since it last looked."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        next(entries, None)
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, warn: Callable[[str], None] | None, state: str) -> Iterator[None]:
     import filelock
 
-    path = folder.parent / f".{folder.name}.lock"
-    with disk_errors(folder):
+    path, lock = folder.parent / f".{folder.name}.lock", None
+    with disk_errors(folder), _named(f"{folder}{state}"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _probe(path)
-            lock = filelock.FileLock(path)
+        if wanted():
             try:
-                lock.acquire(timeout=0)
-            except filelock.Timeout:
-                if waiting:
-                    waiting(f"another process is working on {folder.name}; waiting for it")
-                lock.acquire()
-        except (OSError, NotImplementedError) as error:
-            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
-                raise
-            raise UserError(
-                f"cannot lock {path}: its file system has no working locks ({error}); "
-                "choose a folder on a local disk with --home or --results"
-            ) from error
+                _probe(path)
+                lock = filelock.FileLock(path)
+                try:
+                    lock.acquire(timeout=0)
+                except filelock.Timeout:
+                    if warn:
+                        warn(f"another process is working on {folder.name}; waiting for it")
+                    lock.acquire()
+            except (OSError, NotImplementedError) as error:
+                if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                    raise
+                lock = None
+                _tell(path, error, warn)
     try:
         yield
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Lets an error say what cannot be written, not that its lock cannot."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise OSError(error.errno, error.strerror, what) from error
+        raise
+
+
+def wanted() -> bool:
+    """Whether locks are to be tried."""
+    return os.environ.get(SETTING, "1") != "0"
+
+
+def _tell(path: Path, error: Exception, warn: Callable[[str], None] | None) -> None:
+    try:
+        device = path.parent.stat().st_dev
+    except OSError:
+        device = -1
+    if warn and device not in _told:
+        _told.add(device)
+        warn(
+            f"the file system of {path.parent} has no working locks ({error}): processes that make the same thing at "
+            f"once each make it, to the same end; {SETTING}=0 tries none and says nothing"
+        )
+
+
+@contextlib.contextmanager
+def taken(folder: Path) -> Iterator[bool]:
+    """Holds the lock of ``folder`` if nobody does; whether it does, and True where there are no working locks."""
+    import filelock
+
+    path, lock = folder.parent / f".{folder.name}.lock", None
+    if wanted():
+        try:
+            _probe(path)
+            lock = filelock.FileLock(path)
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            yield False
+            return
+        except (OSError, NotImplementedError):
+            lock = None
+    try:
+        yield True
+    finally:
+        if lock is not None:
+            lock.release()
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a process holds the lock of ``folder`` now; False where this process may not ask."""
-    import filelock
-
-    path = folder.parent / f".{folder.name}.lock"
-    if not path.exists():
+    if not (folder.parent / f".{folder.name}.lock").exists():
         return False
-    lock = filelock.FileLock(path)
-    try:
-        _probe(path)
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        return True
-    except (OSError, NotImplementedError):
-        return False
-    lock.release()
-    return False
+    with taken(folder) as free:
+        return not free

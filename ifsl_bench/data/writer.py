@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.common.arrays import create_array, release
+from ifsl_bench.common.building import building, is_silly
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import building, disk_errors, sha256_file
+from ifsl_bench.common.files import disk_errors, sha256_file
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.pools import POOLS, Dataset, fingerprint, open_dataset
 
@@ -71,7 +72,7 @@ class Writer:
         for name, entry in self.pools.items():
             kept |= {entry["images"]["file"], entry["labels"]["file"], self.side_file(name).name}
         for path in self.folder.iterdir():
-            if path.name not in kept:
+            if path.name not in kept and not is_silly(path.name):
                 path.unlink()
 
     def has(self, pool: str) -> bool:
@@ -184,7 +185,9 @@ def build(
     about: dict[str, Any],
     keys: Sequence[str] = (),
 ) -> Dataset:
-    """Builds a data set into ``folder``; it appears there whole or not at all. The caller holds ``locked(folder)``.
+    """Builds a data set into ``folder``; it appears there whole or not at all.
+
+    Where another process has built the same there meanwhile, that stays; anything else is replaced.
 
     Args:
         recipe: identity of what ``fill`` makes; a cached copy with another recipe is out of date.
@@ -195,11 +198,20 @@ def build(
             pools are kept, and the next one goes on from those that were made under one of its keys. Empty: it starts
             anew, and leaves nothing.
     """
-    with building(folder, resume=bool(keys)) as partial, disk_errors(folder):
+    built: dict[str, Any] = {}
+
+    def same() -> bool:
+        try:
+            there = open_dataset(folder)
+        except CorruptFile:
+            return False
+        return all(there.manifest.get(key) == built[key] for key in ("recipe", "fingerprint"))
+
+    with building(folder, bool(keys), same) as partial, disk_errors(folder):
         writer = Writer(partial, keys)
         try:
             fill(writer)
-            write_sealed(partial / "manifest.json", _manifest(writer, name, recipe, about))
+            built.update(write_sealed(partial / "manifest.json", _manifest(writer, name, recipe, about)))
         except BaseException:
             with suppress(OSError):
                 writer.discard_incomplete()

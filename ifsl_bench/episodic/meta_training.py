@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ def meta_train(
     """Trains the method in place, from the cache, from where an earlier run stopped, or from the start.
 
     Step t uses episodes ``t * episodes_per_step`` onwards of the loader's stream. The state is saved at every
-    validation. The caller holds ``locked(folder)``, unless the training is known to have ended. A state that is
-    damaged, or is another's, is set aside with a warning.
+    validation, unless another process that trains the same has saved one that is further; where it has finished, this
+    one takes what it has. A state that is damaged, or is another's, is set aside with a warning.
 
     Args:
         folder: where the states are kept.
@@ -76,20 +77,25 @@ def meta_train(
         "solves": {},
         "rng": "episodes and dropout are drawn from (purpose, seed, step)",
     }
+
+    def restore() -> dict[str, Any] | None:
+        """Goes on from the state on disk, and returns what it says of itself; None where there is none."""
+        if (state := store.load()) is None:
+            return None
+        check_progress(store.json, state.info, spec.steps, spec.validate_every)
+        check_kept(store.json, state.info, state.tensors)
+        for key in ("task", "seed", "pretraining"):
+            if state.info.get(key) != facts.get(key):
+                raise CorruptFile(f"{folder} is another training: {key} is {state.info.get(key)}")
+        if state.info.get("pretraining_sha256") != facts.get("pretraining_sha256"):
+            raise CorruptFile(f"{folder} was trained on the features of other weights: the backbone was trained again")
+        _check_tensors(folder, state, parameters)
+        _restore(state.tensors, parameters, best, optimiser)
+        return {**info, "place": "", **state.info}
+
     try:
-        if (state := store.load()) is not None:
-            check_progress(store.json, state.info, spec.steps, spec.validate_every)
-            check_kept(store.json, state.info, state.tensors)
-            for key in ("task", "seed", "pretraining"):
-                if state.info.get(key) != facts.get(key):
-                    raise CorruptFile(f"{folder} is another training: {key} is {state.info.get(key)}")
-            if state.info.get("pretraining_sha256") != facts.get("pretraining_sha256"):
-                raise CorruptFile(
-                    f"{folder} was trained on the features of other weights: the backbone was trained again"
-                )
-            _check_tensors(folder, state, parameters)
-            _restore(state.tensors, parameters, best, optimiser)
-            here, info = info["place"], {**info, "place": "", **state.info}
+        if (restored := restore()) is not None:
+            here, info = info["place"], restored
             if not info["finished"] and here not in info["place"]:
                 info["place"] += f"; from step {info['step']} on {here}"
     except CorruptFile as error:
@@ -118,7 +124,15 @@ def meta_train(
                     best = {key: value.detach().clone() for key, value in parameters.items()}
                 info["seconds"] = spent + time.perf_counter() - start
                 info["finished"] = last == spec.steps
-                _save(store, info, parameters, best, optimiser)
+                theirs = store.further(info, "step", facts.keys() - {"place"})
+                taken = None
+                if theirs is not None and theirs["finished"] is True:
+                    with suppress(CorruptFile):  # which this one's then replaces
+                        taken = restore()
+                if taken is not None:
+                    info = taken
+                elif theirs is None or theirs["finished"] is True:
+                    _save(store, info, parameters, best, optimiser)
     if training.select == "best":
         with torch.no_grad():
             for key, value in parameters.items():

@@ -15,7 +15,9 @@ from numba import njit, types
 from numba.core import event
 from numba.extending import intrinsic
 
-from .store import announce, code_folder
+from ifsl_bench.common.owners import tagged
+
+from .store import announce, code_folder, is_lasting
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EPS, TINY = float(np.finfo(np.float64).eps), float(np.finfo(np.float64).tiny)
@@ -30,7 +32,7 @@ class _Announcer(event.Listener):
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith("ifsl_bench."):
-            announce(FOLDER is not None)
+            announce(is_lasting(FOLDER))
 
     def on_end(self, event: Any) -> None:
         pass
@@ -42,13 +44,23 @@ Decorator = Callable[[F], F]
 _exact: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 
 
+def _name_apart(dispatcher: Any) -> None:
+    """Gives machine code a name that no other process gives: numba counts from 1, so that of two processes which
+    compile one function for other arguments, or other processors, one's index would name the other's code."""
+    file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if (numbered := getattr(file, "_data_name", None)) is not None:
+        file._data_name = lambda number: tagged(numbered(number).removesuffix(".nbc"), ".nbc")
+
+
 def compiled(function: F) -> F:
     """For what is called from outside: its machine code is kept."""
     settings = vars(numba.config)
     before = settings["CACHE_DIR"]
     settings["CACHE_DIR"] = str(FOLDER or "")
     try:
-        return cast(F, njit(cache=FOLDER is not None, **_exact)(function))
+        dispatcher = njit(cache=FOLDER is not None, **_exact)(function)
+        _name_apart(dispatcher)
+        return cast(F, dispatcher)
     finally:
         settings["CACHE_DIR"] = before  # functions that others compile are kept where they want
 

@@ -1,28 +1,37 @@
 """Where compiled code is kept: in a folder of the home, named after the source it was made from.
 
 Numba writes the files and knows by itself for which processor and which version of itself they are. Here they get
-checksums: machine code with a flipped bit would be run. What does not hold is removed, and compiled again.
+checksums: machine code with a flipped bit would be run. What does not hold is removed, and compiled again. From a
+folder that cannot be written, what holds is copied to a temporary one of this process: numba wants one that can be.
+
+Processes that compile at once share the folder. Numba writes each file by one rename, and each machine code gets a name
+of its own, so that an index names only what was compiled for it; of two indices written at once one may be lost, and
+what it named is compiled again.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home, sha256_file
+from ifsl_bench.common.files import Home, mark_used, sha256_file
 from ifsl_bench.common.locks import locked
+from ifsl_bench.common.owners import tagged
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 
 SUMS = "checksums.json"
 _wanted: Path | None = None
 _say: Callable[[str], None] = lambda text: None  # noqa: E731
 _said = False
+_copies: set[Path] = set()  # of folders that cannot be written
 _forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
 
 
@@ -40,25 +49,67 @@ def keep_in(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def code_folder() -> Path | None:
-    """The folder, made and looked through, or None: every process compiles anew.
+    """The folder, made and looked through, or a copy of what is sound in it, or None: every process compiles anew.
 
     That is so where nothing can be kept, or what is damaged cannot be told or removed.
     """
     try:
         folder = _place()
+    except (OSError, UserError):
+        return None
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable-{os.getpid()}"
+        probe = folder / tagged(".writable")
         probe.touch()
         probe.unlink()
+    except OSError:
+        return _copied(folder)
+    try:
         _remove_damaged(folder)
     except (OSError, UserError):
         return None
+    mark_used(folder / SUMS)
     return folder
+
+
+def _copied(folder: Path) -> Path | None:
+    """A temporary folder with the files whose checksums hold; it goes with the process."""
+    try:
+        known, files = _sums(folder), _files(folder)
+    except (OSError, UserError):
+        return None
+    copy = None
+    for path in files:
+        name = str(path.relative_to(folder))
+        with contextlib.suppress(OSError, UserError):
+            content = path.read_bytes() if path.is_file() else b""
+            if known.get(name) == hashlib.sha256(content).hexdigest():
+                copy = copy or _temporary()
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                (copy / name).write_bytes(content)
+    return copy
+
+
+def _temporary() -> Path:
+    folder, mine = Path(tempfile.mkdtemp(prefix="ifsl-bench-")), os.getpid()
+    _copies.add(folder)
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == mine else None)
+    return folder
+
+
+def is_lasting(folder: Path | None) -> bool:
+    """Whether what is compiled there will be there for the next process."""
+    return folder is not None and folder not in _copies
+
+
+def sources_folder() -> str:
+    """What the folder of today's kernels is called."""
+    return _sources()[:16]
 
 
 def _place() -> Path:
     said = os.environ.get("NUMBA_CACHE_DIR")
-    return (Path(said) if said else _wanted or Home.locate().cache / "compiled") / _sources()[:16]
+    return (Path(said) if said else _wanted or Home.locate().cache / "compiled") / sources_folder()
 
 
 def anything_kept() -> bool:
@@ -90,12 +141,16 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.nb[ic]"))
 
 
-def _remove_damaged(folder: Path) -> None:
+def _sums(folder: Path) -> dict[str, str]:
     try:
         sums = read_sealed(folder / SUMS).get("files")
     except (CorruptFile, FileNotFoundError):
-        sums = None
-    known = sums if isinstance(sums, dict) else {}
+        return {}
+    return sums if isinstance(sums, dict) else {}
+
+
+def _remove_damaged(folder: Path) -> None:
+    known = _sums(folder)
     for path in _files(folder):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -110,8 +165,12 @@ def record(folder: Path) -> None:
 
     Of two processes that do so at once one may lose; its code is then made again.
     """
-    with contextlib.suppress(OSError, UserError, CorruptFile):
-        write_sealed(folder / SUMS, {"files": {str(p.relative_to(folder)): sha256_file(p) for p in _files(folder)}})
+    sums = {}
+    for path in _files(folder):
+        with contextlib.suppress(OSError, UserError):  # another process may have removed it
+            sums[str(path.relative_to(folder))] = sha256_file(path)
+    with contextlib.suppress(OSError, UserError):
+        write_sealed(folder / SUMS, {"files": sums})
 
 
 @contextlib.contextmanager

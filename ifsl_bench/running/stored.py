@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ifsl_bench.backbone.pretrain import pretrained_sha256
 from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.common.errors import CorruptFile
-from ifsl_bench.common.files import Home
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
+from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.preparing.outline import fingerprint_of
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.settings import spelled
@@ -88,9 +92,39 @@ def store(job: Job, work: Workspace, result: Result) -> None:
 
     What its ranges of episodes have left is removed.
     """
-    with locked(work.home.results / "results", work.reporter.warn):
-        if kept := result_file.keep_old(work.home.results, result):
+    with locked(work.home.results / "results", work.reporter.warn, ""):
+        for kept in result_file.put(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
-        result_file.write(work.home.results, result)
+    _note_folder(work.home)
     forget(job, work.home)
     work.reporter.say(f"result: {job.result_path(work.home)}")
+
+
+def _note_folder(home: Home) -> None:
+    """Notes that results made in this home lie elsewhere, for whoever asks what of it they need."""
+    if home.cache in home.results.parents:
+        return
+    file = home.cache / "stored" / f"{sha256_json(str(home.results))[:16]}.json"
+    if not file.exists():
+        with contextlib.suppress(UserError):  # a home that cannot be written loses nothing either
+            write_sealed(file, {"results": str(home.results)})
+
+
+def results_folders(home: Home, warn: Callable[[str], None]) -> list[Path]:
+    """Where results made in this home have been stored, as far as it knows.
+
+    Args:
+        warn: is told of folders that are not there now.
+    """
+    found = {home.results: None}
+    for file in sorted((home.cache / "stored").glob("*.json")):
+        try:
+            folder = Path(str(read_sealed(file)["results"]))
+        except (CorruptFile, FileNotFoundError, KeyError):
+            continue
+        if folder.is_dir():
+            found[folder] = None
+        else:
+            warn(f"results were stored in {folder}, which is not there now; what only they need counts as not needed "
+                 f"({file} says so, and may be removed)")  # fmt: skip
+    return [folder for folder in found if folder.is_dir()]

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ifsl_bench.common.files import PARTIAL
+from ifsl_bench.common.owners import PARTIAL, REMOVED
 from tests.fuzz.formats import Format
 from tests.fuzz.small import Disturbance, fork, result, undisturbed
 
@@ -71,7 +71,7 @@ def one_round(whole: Undisturbed, root: Path, runs: Sequence[dict[str, Any]]) ->
     status = fork(root, None)
     assert status == 0, f"after the signals: {(root / 'stderr').read_text()}"
     assert result(root) == whole.wanted, "other counts"
-    left = [path for path in root.rglob("*") if path.name.startswith(PARTIAL) or ".corrupt-" in path.name]
+    left = [path for path in root.rglob("*") if path.name.startswith((PARTIAL, REMOVED)) or ".corrupt-" in path.name]
     assert not [path for path in left if path.is_dir() or ".corrupt-" in path.name], f"{left} are left"
     return f"hit at a {' and a '.join(sorted(+hit))}" if +hit else "all too late"
 

@@ -19,6 +19,7 @@ import numpy as np
 from ifsl_bench.cli.main import _guarded
 from ifsl_bench.common import files
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.owners import what
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.running import api
@@ -141,9 +142,9 @@ def _watch(event: Callable[[str], None]) -> None:
             path = arguments[which]
             if isinstance(path, int):
                 path = os.readlink(f"/proc/self/fd/{path}")
-            event(str(path))
+            event(what(str(path)))
             value = call(*arguments, **more)
-            event(str(path))
+            event(what(str(path)))
             return value
 
         return instead
@@ -152,7 +153,7 @@ def _watch(event: Callable[[str], None]) -> None:
         return (builtins.open if set(mode) <= {"r", "b"} else writing)(path, mode, *arguments, **more)
 
     writing = watched(builtins.open, 0)
-    for name, which in (("replace", 1), ("fsync", 0), ("unlink", 0), ("mkdir", 0)):
+    for name, which in (("replace", 1), ("rename", 1), ("fsync", 0), ("unlink", 0), ("mkdir", 0)):
         setattr(os, name, watched(getattr(os, name), which))
     vars(files)["open"] = opened
 

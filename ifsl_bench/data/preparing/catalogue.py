@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ifsl_bench.common.building import leftovers, unfinished
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
-from ifsl_bench.common.files import PARTIAL, Home, disk_errors, write_bytes
+from ifsl_bench.common.files import Home, disk_errors, write_bytes
 from ifsl_bench.common.locks import is_locked
+from ifsl_bench.common.owners import PARTIAL, is_abandoned, what
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
@@ -36,7 +38,14 @@ def prepared_names(home: Home) -> list[str]:
 
 def unfinished_names(home: Home) -> list[str]:
     """Data sets whose import goes on now, or was interrupted; the same command then goes on with it."""
-    return sorted(p.name.removeprefix(PARTIAL) for p in home.data.glob(f"{PARTIAL}*")) if home.data.is_dir() else []
+    found = home.data.glob(f"{PARTIAL}*") if home.data.is_dir() else []
+    return sorted({what(path.name).removeprefix(PARTIAL) for path in found if path.is_dir()})
+
+
+def _is_being_imported(folder: Path) -> bool:
+    """Whether a process is at it: it holds the lock, or what it writes has a writer still."""
+    busy = (path for path in leftovers(folder) if path.name.startswith(PARTIAL) and path != unfinished(folder))
+    return is_locked(folder) or not all(map(is_abandoned, busy))
 
 
 def listing(home: Home) -> list[dict[str, str]]:
@@ -45,12 +54,14 @@ def listing(home: Home) -> list[dict[str, str]]:
     registered = registry.names(registry.DATASETS)
     used = {task.dataset.name: task.dataset for task in packaged().values()}
     mine = {task.dataset.name for task in own(home).values()}
-    unfinished = unfinished_names(home)
+    unfinished, features = unfinished_names(home), _feature_bytes(home)
     for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
         state = "not prepared"
         if name in unfinished:
-            state = "being imported" if is_locked(dataset_folder(home, name)) else "import unfinished"
-        row = {"data set": name, "state": state, "fingerprint": "", "size": "", "what": ""}
+            state = "being imported" if _is_being_imported(dataset_folder(home, name)) else "import unfinished"
+        row = {"data set": name, "state": state, "fingerprint": "", "size": "", "features": "", "what": ""}
+        if name in features:
+            row["features"] = f"{features[name] / 1e6:.1f} MB"
         plugin = registry.load(registry.DATASETS, name) if name in registered else None
         if plugin:
             row["what"] = plugin.problem or plugin.value.summary
@@ -69,6 +80,17 @@ def listing(home: Home) -> list[dict[str, str]]:
                 row |= {"state": state, "what": str(error)}
         rows.append(row)
     return rows
+
+
+def _feature_bytes(home: Home) -> dict[str, int]:
+    """Data set -> bytes of the features of its images in the cache; a folder there begins with the data set's name."""
+    names = sorted(prepared_names(home), key=len, reverse=True)
+    found: dict[str, int] = {}
+    for folder in home.features.glob("*"):
+        name = next((name for name in names if folder.name.startswith((f"{name}-", f"{name}+"))), None)
+        if name is not None:
+            found[name] = found.get(name, 0) + sum(path.stat().st_size for path in folder.glob("[!.]*/features.npy"))
+    return found
 
 
 def task_listing(home: Home) -> list[dict[str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ifsl_bench.common.building import unfinished
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.pools import Dataset
@@ -70,7 +71,7 @@ def _telling_what_is_kept(folder: Path, to: Import, force: bool) -> Iterator[Non
         kind, anew = ("command", "--force") if to.tree else ("call", "force=True")
         again = f"the same {kind} goes on from there" if to.allow_partial else (
             f"the same {kind}, or one with {to.partial_option}, goes on from there")  # fmt: skip
-        told = f"Complete and kept: {', '.join(writer.pools)} ({size / 1e6:,.1f} MB in {writer.folder}); {again}"
+        told = f"Complete and kept: {', '.join(writer.pools)} ({size / 1e6:,.1f} MB in {unfinished(folder)}); {again}"
         told += "" if force else f", {anew} starts anew"
         if isinstance(error, UserError):
             raise type(error)(f"{error}. {told}") from error

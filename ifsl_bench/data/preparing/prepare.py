@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
-from ifsl_bench.common.files import Home, set_aside
+from ifsl_bench.common.files import Home, mark_used, set_aside
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
@@ -65,6 +65,7 @@ def ensure(home: Home, spec: DataSpec, reporter: Reporter) -> Dataset:
             f"pinned to {spec.fingerprint[:16]}: results on it would not be comparable. Rebuild it with "
             f"'{command(spec.name)} --force', or give your own task file without a fingerprint"
         )
+    mark_used(dataset.folder / "manifest.json")
     return dataset
 
 

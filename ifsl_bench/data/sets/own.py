@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 from typing import ClassVar
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home, sha256_json, write_bytes
+from ifsl_bench.common.files import Home, set_aside, sha256_json, write_bytes
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.sets.feature_files import FeatureFiles
@@ -105,9 +103,7 @@ class OwnData(DatasetSource):
         path, text = home.tasks / f"{self.name}.toml", task_file(dataset)
         parse(text, str(path))  # one wrong file there would stop every command that lists tasks
         if path.exists():
-            numbered = (path.with_name(f"{path.name}.old-{n}") for n in itertools.count())
-            aside = next(kept for kept in numbered if not kept.exists())
-            os.replace(path, aside)
+            aside = set_aside(path, "old")
             reporter.warn(f"the tasks of {self.name} are written anew; those for the data before are kept as {aside}")
         write_bytes(path, text.encode())
         tasks = self.task_names()

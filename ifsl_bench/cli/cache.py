@@ -1,0 +1,131 @@
+"""``ifsl-bench cache``: what takes space in the home folder, and the removal of what nothing needs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ifsl_bench.cli.options import Group, folders_of, home_option, style_option
+from ifsl_bench.common.errors import UserError
+
+if TYPE_CHECKING:
+    from ifsl_bench.common.files import Home
+    from ifsl_bench.running.cache import Item
+    from ifsl_bench.running.job import Job
+    from ifsl_bench.running.pruning import Verdict
+
+
+@click.group(cls=Group, invoke_without_command=True)
+@home_option
+@style_option
+@click.pass_context
+def cache(context: click.Context, home: str | None, style: str) -> None:
+    """List what takes space in the home folder; 'cache prune' removes what nothing needs."""
+    context.obj = home
+    if context.invoked_subcommand is not None:
+        return
+    from ifsl_bench.board.render import render
+    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.running.cache import listed
+
+    folders = folders_of(home)
+    items = listed(folders)
+    click.echo(render([plain_table(_rows([(item, "") for item in items]), str(folders.cache))], style))
+
+
+@cache.command("prune")
+@click.option(
+    "--results", "results", multiple=True, metavar="DIR", help="A further folder of results; may be repeated."
+)
+@click.option("--campaign", "campaigns", multiple=True, metavar="FILE", help="Keep what this campaign needs; may be "
+              "repeated.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Say what would go, and what stays and why.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@home_option
+@style_option
+@click.pass_obj
+def prune(
+    outer: str | None,
+    results: Sequence[str],
+    campaigns: Sequence[str],
+    dry_run: bool,
+    yes: bool,
+    home: str | None,
+    style: str,
+) -> None:
+    """Remove what no stored result and no given campaign needs, after saying what."""
+    from ifsl_bench.board.render import render
+    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.running.pruning import prune, verdicts
+    from ifsl_bench.running.stored import results_folders
+
+    folders = folders_of(home or outer)
+    wanted = [_campaign(name, folders) for name in campaigns]
+    given = [Path(name).expanduser().absolute() for name in results]
+    if missing := [path for path in given if not path.is_dir()]:
+        raise UserError(f"there is no folder of results {missing[0]}")
+    more = [where for _, where in wanted if where is not None]
+    known = dict.fromkeys([*results_folders(folders, _warn), *given, *more])
+    found = verdicts(folders, list(known), [job for jobs, _ in wanted for job in jobs], _warn)
+    if dry_run:
+        staying = [(one.item, one.why) for one in found if not one.goes]
+        click.echo(render([plain_table(_rows(staying, "stays because"), "stays")], style) + "\n")
+    going = [(one.item, one.why) for one in found if one.goes]
+    if not going:
+        click.echo("nothing to remove")
+        return
+    click.echo(render([plain_table(_rows(going, "goes because"), "goes")], style))
+    if dry_run or not _agreed(found, yes):
+        return
+    freed = prune(found, click.echo)
+    click.echo(f"removed {_size(freed)}")
+
+
+def _agreed(found: Sequence[Verdict], yes: bool) -> bool:
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UserError("nobody can be asked here: --yes removes what is listed, --dry-run only lists it")
+    size = _size(sum(one.item.bytes for one in found if one.goes))
+    return click.confirm(f"Remove these, {size}?", default=False)
+
+
+def _campaign(name: str, home: Home) -> tuple[list[Job], Path | None]:
+    """The jobs of a campaign, and where it stores results if it says so."""
+    from ifsl_bench.campaigns.campaign_file import Said, asked
+    from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
+
+    wanted, _ = with_tasks(asked(name, Said()), home)
+    return jobs_of(wanted, home, _warn, lambda text: None), wanted.results
+
+
+def _warn(text: str) -> None:
+    click.echo(f"warning: {text}", err=True)
+
+
+def _rows(items: Sequence[tuple[Item, str]], why: str = "") -> list[dict[str, object]]:
+    """A row for each kind, task and method, and reason; and their sum."""
+    groups: dict[tuple[str, str, str, str], list[Item]] = {}
+    for item, reason in items:
+        groups.setdefault((item.kind, item.of, item.method, reason), []).append(item)
+    rows = [_row(*group, some, why) for group, some in groups.items()]
+    return [*rows, _row("all", "", "", "", [item for item, _ in items], why) | {"last used": ""}]
+
+
+def _row(kind: str, of: str, method: str, reason: str, some: Sequence[Item], why: str) -> dict[str, object]:
+    size, used = sum(item.bytes for item in some), max((item.used for item in some), default=0.0)
+    row: dict[str, object] = {"what": kind, "of": of, "method": method, "count": f"{len(some):,}"}
+    return row | {"size": _size(size), "last used": _when(used)} | ({why: reason} if why else {})
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
+
+
+def _when(used: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(used)) if used else ""

@@ -1,0 +1,195 @@
+"""Folders that appear whole: they are filled under a name of one process's own, and get theirs by one rename.
+
+None of this needs a lock. Two processes that make the same thing each fill a folder of their own; the first to end
+gives it the name, and the other finds it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar, cast
+
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import Stale, disk_errors, fsync_folder
+from ifsl_bench.common.owners import PARTIAL, REMOVED, is_abandoned, partial_of, tagged, what
+
+T = TypeVar("T")
+_IN_THE_WAY = {errno.ENOTEMPTY, errno.EEXIST}
+TRIES = 100  # of a rename, each after removing what is in the way, and of reading
+
+
+@contextlib.contextmanager
+def building(target: Path, resume: bool = False, same: Callable[[], bool] = lambda: False) -> Iterator[Path]:
+    """A folder to fill, which becomes ``target`` when the block ends well and vanishes when it does not.
+
+    What killed processes left of the same is removed first.
+
+    Args:
+        resume: go on in what an earlier block left, if it is nobody's any more, and leave this one's to the next if the
+            block fails.
+        same: whether what another process has put at ``target`` meanwhile is as good; it then stays, since others may
+            read it already. Otherwise it is replaced.
+
+    Raises:
+        UserError: the folder was removed by somebody, or the system refuses to write.
+    """
+    partial = partial_of(target)
+    with disk_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        taken = resume and _take_over(target, partial)
+        sweep(target, partial)
+        if not taken:
+            partial.mkdir()
+        try:
+            yield partial
+            publish(partial, target, same)
+        except BaseException:
+            if resume:
+                _leave(partial, unfinished(target))
+            else:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        fsync_folder(target.parent)
+
+
+def unfinished(target: Path) -> Path:
+    """Where a block that failed leaves what the next one can go on from."""
+    return target.with_name(PARTIAL + target.name)
+
+
+def leftovers(target: Path) -> list[Path]:
+    """What may be left of unfinished folders for ``target``, by processes that live or not."""
+    try:
+        found = [path for path in target.parent.iterdir() if path.name.startswith((PARTIAL, REMOVED))]
+    except OSError:
+        return []
+    return sorted(path for path in found if what(path.name) in (PARTIAL + target.name, REMOVED + target.name))
+
+
+def sweep(target: Path, but: Path | None = None) -> None:
+    """Removes what killed processes left of ``target``, all ``but`` one."""
+    for path in leftovers(target):
+        if path != but and (path == unfinished(target) or is_abandoned(path)):
+            remove(path, target)
+
+
+def _take_over(target: Path, partial: Path) -> bool:
+    """Gives the newest unfinished folder that is nobody's this process's name. Of two that try, one can."""
+    found = [path for path in leftovers(target) if path.name.startswith(PARTIAL) and path.is_dir()]
+    free = [path for path in found if path == unfinished(target) or is_abandoned(path)]
+    for path in sorted(free, key=_written, reverse=True):
+        with contextlib.suppress(OSError):
+            os.rename(path, partial)
+            return True
+    return False
+
+
+def _written(path: Path) -> float:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def _leave(partial: Path, to: Path) -> None:
+    with contextlib.suppress(OSError):
+        partial.rmdir()  # which needs it to be empty
+        return
+    with contextlib.suppress(OSError):  # where one is left already, this one keeps its own name
+        os.rename(partial, to)
+
+
+def publish(partial: Path, target: Path, same: Callable[[], bool] = lambda: False) -> None:
+    """Renames a whole folder to ``target``; whatever is there stays if it is the ``same``, or goes first.
+
+    A rename replaces no folder with content, so what is in the way is renamed, too. Between the two renames there is
+    nothing at ``target``, never a mixture.
+    """
+    for _ in range(TRIES):
+        try:
+            os.rename(partial, target)
+            return
+        except FileNotFoundError as error:
+            raise UserError(
+                f"{partial} was removed while it was being filled; the same command starts it again"
+            ) from error
+        except OSError as error:
+            if error.errno not in _IN_THE_WAY:
+                raise
+        if same():
+            remove(partial, target)
+            return
+        remove(target)
+    raise UserError(f"{target} appears again whenever it is replaced: other processes write it; end them first")
+
+
+def remove(path: Path, of: Path | None = None) -> None:
+    """Removes a folder or file: its name goes at once, so that no reader finds a half.
+
+    Args:
+        of: what it was to be, where that is not its name.
+    """
+    aside = path.with_name(tagged(REMOVED + (of or path).name))
+    try:
+        os.rename(path, aside)
+    except FileNotFoundError:
+        return
+    # On a network file system, files that somebody has open stay as .nfs... until they are closed. Whatever is left is
+    # removed with the next leftovers.
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+
+
+def whole(folder: Path, read: Callable[[], T]) -> T:
+    """What ``read`` makes of the files of a folder, all of them from one folder.
+
+    Another process may replace the folder between two files. Then it is read again, and so is what failed meanwhile.
+    """
+    for _ in range(TRIES):
+        found, failed = None, None
+        with _held(folder) as before:
+            try:
+                found = read()
+            except (CorruptFile, Stale, FileNotFoundError) as error:
+                failed = error
+            same = _identity(folder) == before
+        if same:
+            if failed is not None:
+                raise failed
+            return cast(T, found)
+    raise UserError(f"{folder} changes faster than it can be read: other processes write it; end them")
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
+    """What tells a folder from others; while it is open here, no other gets its number."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # none there; or a system that opens no folders
+        yield _identity(folder)
+        return
+    try:
+        yield _identity(handle)
+    finally:
+        os.close(handle)
+
+
+def _identity(folder: Path | int) -> tuple[int, int] | None:
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def is_silly(name: str) -> bool:
+    """Whether this is a file of NFS, which stands for one that was removed and is still open somewhere."""
+    return re.fullmatch(r"\.nfs[0-9a-f]+", name) is not None

@@ -1,0 +1,101 @@
+"""Names of what is being written: they say by which process, on which machine, so that no two ever share one.
+
+Several machines may write to one folder, over a network. Whether a temporary file still has a writer is known of this
+machine's processes; of another machine's, only by when it was last written, on the clock of the file system itself,
+since the machines' own may be an hour apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import socket
+import time
+from functools import lru_cache
+from pathlib import Path
+
+PARTIAL = ".partial-"  # prefix of unfinished files and folders
+REMOVED = ".removed-"  # prefix of folders that are being removed
+IDLE = 3 * 3600.0  # seconds without a write after which another machine's process is taken to have ended
+LONGEST = 143  # bytes of a file's name, where file systems that encrypt names have the least room
+_TAG = re.compile(r"@([A-Za-z0-9_.-]{0,16}\.[0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{8}")
+
+
+@lru_cache(maxsize=1)
+def _machine() -> str:
+    """A name of where this process's number means something: the host, and a hash of its kernel's boot and of the
+    container, since hosts may have one name and containers one kernel."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+    host = re.sub(r"[^A-Za-z0-9_-]", "_", parts[0].partition(".")[0])[:16]
+    return f"{host}.{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:8]}"
+
+
+def tagged(name: str, end: str = "") -> str:
+    """A name that no other process, and no other call, gives: ``name@host-process-random`` and ``end``."""
+    tag = f"@{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{end}"
+    room = LONGEST - len(tag)
+    return os.fsdecode(os.fsencode(name)[:room]) + tag
+
+
+def partial_of(path: Path) -> Path:
+    """A temporary sibling of this call alone."""
+    return path.with_name(tagged(PARTIAL + path.name))
+
+
+def what(name: str) -> str:
+    """A tagged name without its tag."""
+    return _TAG.sub("", name)
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether what a process was writing has no writer any more, so that another may take or remove it.
+
+    A file or folder without a tag, from an older version, counts as one of another machine.
+    """
+    found = _TAG.search(path.name)
+    if found and found[1] == _machine() and os.name == "posix":  # elsewhere signal number 0 would end a process
+        return not _is_alive(int(found[2]))
+    return idle(path) > IDLE
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # of another user
+    return True
+
+
+def idle(path: Path) -> float:
+    """Seconds since a file, or anything in a folder, was last written, by the file system's own clock.
+
+    Minus infinity where it cannot be told.
+    """
+    try:
+        times = [path.stat().st_mtime]
+        if path.is_dir():
+            times += [one.stat().st_mtime for one in path.rglob("*")]
+    except OSError:
+        return -float("inf")
+    return now_at(path.parent) - max(times)
+
+
+def now_at(folder: Path) -> float:
+    """The time that a file written in ``folder`` now would have; this machine's where none can be written."""
+    probe = folder / tagged(f"{PARTIAL}clock")
+    try:
+        with open(probe, "xb"):
+            pass
+        now = probe.stat().st_mtime
+    except OSError:
+        return time.time()
+    with contextlib.suppress(OSError):
+        probe.unlink()
+    return now
