@@ -1,0 +1,184 @@
+"""Starts the cluster that ``--cluster`` describes, or connects to one that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ifsl_bench.campaigns.cluster_file import ADDRESS, CLASSES, LOCAL, ClusterSpec, dask
+from ifsl_bench.campaigns.worker_check import DAEMON
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+
+PATIENCE = 10.0  # seconds to wait for a scheduler's answer
+SHELL = (f"export {DAEMON}", "export OMP_WAIT_POLICY=PASSIVE")  # before a worker starts in a job
+
+
+class Cluster:
+    """A connection to a scheduler, and the cluster if it was started here.
+
+    Attributes:
+        client: of Dask.
+        name: how messages call it.
+        count: how many workers were asked for; 0 where others decide that.
+    """
+
+    def __init__(self, client: Any, name: str, started: Any = None, count: int = 0) -> None:
+        self.client, self.name, self.count = client, name, count
+        self._started, self._failures = started, getattr(started, "failures", [])
+
+    def mend(self, alive: int) -> None:
+        """Asks for workers in place of those that are gone, where the cluster is ours.
+
+        Raises:
+            UserError: the queueing system refuses jobs; with its own words.
+        """
+        if self._failures:
+            raise UserError(f"{self.name}: {self._failures[-1]}")
+        if self.count and alive < self.count:
+            self._started.scale(self.count)  # what has been asked for already is not asked for again
+
+    @property
+    def alive(self) -> bool:
+        """Whether the scheduler can be reached."""
+        return bool(self.client.status == "running")
+
+
+@contextlib.contextmanager
+def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None], quiet: bool = True) -> Iterator[Cluster]:
+    """The cluster of a description; one that is started here is ended with the block.
+
+    Args:
+        warn: is told where anybody could send the scheduler work.
+        quiet: keep Dask's own messages back.
+
+    Raises:
+        UserError: the scheduler does not answer, or the cluster cannot be started.
+    """
+    distributed = dask()
+    settings = {
+        "distributed.worker.daemon": False,  # workers decode images in processes of their own
+        "distributed.nanny.pre-spawn-environ": {},  # threads are the stages' business, see keep_freed_memory for malloc
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(dask("dask").config.set(settings))
+        if quiet:
+            stack.enter_context(_silent("distributed", "tornado.application", "asyncio"))
+        if spec.address:
+            client = _connect(spec)
+            stack.callback(client.close, timeout=2)
+            _warn_of_open(spec.address, spec.address, warn)
+            yield Cluster(client, spec.address)
+            return
+        started, count = _start(spec, home)
+        stack.callback(_end, started)
+        client = distributed.Client(started, timeout=PATIENCE, set_as_default=False)
+        stack.callback(client.close, timeout=2)
+        for listener in started.scheduler.listeners:
+            _warn_of_open(listener.listen_address, f"the scheduler of {spec.said}", warn)
+        yield Cluster(client, spec.said, started, count)
+
+
+def _connect(spec: ClusterSpec) -> Any:
+    distributed = dask()
+    security = distributed.Security(**spec.security, require_encryption=True) if spec.security else None  # type: ignore[arg-type]
+    try:
+        return distributed.Client(spec.address, security=security, timeout=PATIENCE, set_as_default=False)
+    except (OSError, TypeError, ValueError, RuntimeError) as error:
+        if spec.address.startswith("tls://") and not spec.security and "TLS" in str(error):
+            raise UserError(f"{spec.address} needs keys: give --cluster a TOML file with address and [security], "
+                            "see docs/cluster.md") from error  # fmt: skip
+        why = str(error.__cause__ or error).splitlines()[0]
+        raise UserError(f"no scheduler answers at {spec.address} within {PATIENCE:.0f} s ({why})") from error
+
+
+def _start(spec: ClusterSpec, home: Home) -> tuple[Any, int]:
+    """The cluster of a class and arguments, and how many workers it shall have."""
+    distributed, kind = dask(), getattr(dask(CLASSES[spec.kind]), spec.kind.rpartition(".")[2])
+    arguments: dict[str, Any] = dict(spec.arguments)
+    if spec.kind == LOCAL:
+        arguments = {"dashboard_address": None, "memory_limit": 0} | arguments
+    else:
+        arguments = _for_jobs(spec, kind, home)
+    if spec.security is True:
+        arguments["security"] = distributed.Security.temporary()
+    elif spec.security:
+        arguments["security"] = distributed.Security(**spec.security, require_encryption=True)
+    try:
+        started = kind(**arguments)
+    except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
+        raise UserError(f"{spec.said}: {spec.kind} cannot be started: {str(error).splitlines()[0]}") from error
+    started.failures = getattr(arguments.get("job_cls"), "failures", [])
+    return started, int(arguments["n_workers"]) if "n_workers" in arguments else len(started.workers)
+
+
+def _for_jobs(spec: ClusterSpec, kind: Any, home: Home) -> dict[str, Any]:
+    """Arguments of a cluster of jobs, with what all of ours need: see :data:`SHELL`, and where logs and keys are."""
+    command = shlex.split(kind.job_cls.submit_command)[0]
+    if shutil.which(command) is None:
+        raise UserError(f"{spec.said}: {spec.kind} needs the command {command}, which is not on this machine")
+
+    class Job(kind.job_cls):  # type: ignore[misc]
+        """Remembers why a job could not be submitted; Dask would only log it."""
+
+        failures: list[str] = []  # noqa: RUF012
+
+        async def start(self) -> None:
+            try:
+                await super().start()
+            except Exception as error:
+                said = [line for line in str(error).splitlines() if line.strip()]
+                self.failures.append(f"{command} refuses a job: {said[-1] if said else type(error).__name__}")
+                raise
+
+    arguments = {"log_directory": str(home.cache / "logs" / "cluster"), "job_cls": Job} | spec.arguments
+    arguments["scheduler_options"] = {"dashboard_address": None} | dict(arguments.get("scheduler_options", {}))
+    arguments["job_script_prologue"] = [*SHELL, *arguments.get("job_script_prologue", ())]
+    if spec.security is True:  # keys made for this one cluster, in files that the jobs read
+        arguments.setdefault("shared_temp_directory", str(_private(home.cache / "keys")))
+    return arguments
+
+
+def _private(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+    return folder
+
+
+def _end(started: Any) -> None:
+    with contextlib.suppress(Exception):  # whatever it says, there is nobody left to hear it
+        started.close(timeout=3)
+
+
+def _warn_of_open(address: str, name: str, warn: Callable[[str], None]) -> None:
+    """A scheduler runs whatever it is sent."""
+    found = ADDRESS.fullmatch(address)
+    if found and found["protocol"] == "tcp" and not _is_loopback(found["host"].strip("[]")):
+        warn(f"{name} listens at {address} without TLS: whoever reaches it runs programs as you; see docs/cluster.md")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@contextlib.contextmanager
+def _silent(*names: str) -> Iterator[None]:
+    """Without the messages of some loggers."""
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
