@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,14 +90,21 @@ def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None], quiet: bo
 def _connect(spec: ClusterSpec) -> Any:
     distributed = dask()
     security = distributed.Security(**spec.security, require_encryption=True) if spec.security else None  # type: ignore[arg-type]
+    if spec.address.startswith("tls://") and not spec.security and not distributed.Security().tls_ca_file:
+        raise UserError(f"{spec.address} needs keys: give --cluster a TOML file with address and [security], "
+                        "see docs/cluster.md") from None  # fmt: skip
+    found = ADDRESS.fullmatch(spec.address)
+    assert found is not None, "checked when it was read"
+    try:
+        # Dask tries again until its time is up, even where nobody listens.
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), PATIENCE).close()
+    except OSError as error:
+        raise UserError(f"no scheduler answers at {spec.address}: {error.strerror or error}") from error
     try:
         return distributed.Client(spec.address, security=security, timeout=PATIENCE, set_as_default=False)
     except (OSError, TypeError, ValueError, RuntimeError) as error:
-        if spec.address.startswith("tls://") and not spec.security and "TLS" in str(error):
-            raise UserError(f"{spec.address} needs keys: give --cluster a TOML file with address and [security], "
-                            "see docs/cluster.md") from error  # fmt: skip
         why = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(f"no scheduler answers at {spec.address} within {PATIENCE:.0f} s ({why})") from error
+        raise UserError(f"what listens at {spec.address} does not answer as a scheduler: {why}") from error
 
 
 def _start(spec: ClusterSpec, home: Home) -> tuple[Any, int]:
