@@ -78,13 +78,13 @@ def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None], quiet: bo
             _warn_of_open(spec.address, spec.address, warn)
             yield Cluster(client, spec.address)
             return
-        started, count = _start(spec, home)
+        started = _start(spec, home)
         stack.callback(_end, started)
         client = distributed.Client(started, timeout=PATIENCE, set_as_default=False)
         stack.callback(client.close, timeout=2)
         for listener in started.scheduler.listeners:
             _warn_of_open(listener.listen_address, f"the scheduler of {spec.said}", warn)
-        yield Cluster(client, spec.said, started, count)
+        yield Cluster(client, spec.said, started, spec.count)
 
 
 def _connect(spec: ClusterSpec) -> Any:
@@ -107,12 +107,12 @@ def _connect(spec: ClusterSpec) -> Any:
         raise UserError(f"what listens at {spec.address} does not answer as a scheduler: {why}") from error
 
 
-def _start(spec: ClusterSpec, home: Home) -> tuple[Any, int]:
-    """The cluster of a class and arguments, and how many workers it shall have."""
+def _start(spec: ClusterSpec, home: Home) -> Any:
+    """The cluster of a class and arguments."""
     distributed, kind = dask(), getattr(dask(CLASSES[spec.kind]), spec.kind.rpartition(".")[2])
     arguments: dict[str, Any] = dict(spec.arguments)
     if spec.kind == LOCAL:
-        arguments = {"dashboard_address": None, "memory_limit": 0} | arguments
+        arguments = {"dashboard_address": None, "memory_limit": 0, "silence_logs": logging.CRITICAL} | arguments
     else:
         arguments = _for_jobs(spec, kind, home)
     if spec.security is True:
@@ -124,7 +124,7 @@ def _start(spec: ClusterSpec, home: Home) -> tuple[Any, int]:
     except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
         raise UserError(f"{spec.said}: {spec.kind} cannot be started: {str(error).splitlines()[0]}") from error
     started.failures = getattr(arguments.get("job_cls"), "failures", [])
-    return started, int(arguments["n_workers"]) if "n_workers" in arguments else len(started.workers)
+    return started
 
 
 def _for_jobs(spec: ClusterSpec, kind: Any, home: Home) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _for_jobs(spec: ClusterSpec, kind: Any, home: Home) -> dict[str, Any]:
     if shutil.which(command) is None:
         raise UserError(f"{spec.said}: {spec.kind} needs the command {command}, which is not on this machine")
 
-    class Job(kind.job_cls):  # type: ignore[misc]
+    class Job(kind.job_cls):
         """Remembers why a job could not be submitted; Dask would only log it."""
 
         failures: list[str] = []  # noqa: RUF012
@@ -146,9 +146,11 @@ def _for_jobs(spec: ClusterSpec, kind: Any, home: Home) -> dict[str, Any]:
                 self.failures.append(f"{command} refuses a job: {said[-1] if said else type(error).__name__}")
                 raise
 
-    arguments = {"log_directory": str(home.cache / "logs" / "cluster"), "job_cls": Job} | spec.arguments
-    arguments["scheduler_options"] = {"dashboard_address": None} | dict(arguments.get("scheduler_options", {}))
-    arguments["job_script_prologue"] = [*SHELL, *arguments.get("job_script_prologue", ())]
+    arguments: dict[str, Any] = {"log_directory": str(home.logs / "cluster"), "job_cls": Job} | dict(spec.arguments)
+    options: dict[str, Any] = arguments.get("scheduler_options", {})
+    prologue: list[str] = arguments.get("job_script_prologue", [])
+    arguments["scheduler_options"] = {"dashboard_address": None} | options
+    arguments["job_script_prologue"] = [*SHELL, *prologue]
     if spec.security is True:  # keys made for this one cluster, in files that the jobs read
         arguments.setdefault("shared_temp_directory", str(_private(home.cache / "keys")))
     return arguments

@@ -18,9 +18,11 @@ from typing import Any
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.limits import CLUSTER_FILE, TASK_LINE, read_text
+from ifsl_bench.protocol.limits import MOST_WORKERS
 
 INSTALL = 'pip install "ifsl_bench[cluster]"'
 LOCAL = "LocalCluster"
+ACCELERATOR = "GPU"  # the resource that a worker with one declares
 CLASSES = {  # as a file calls it -> the module that has it
     LOCAL: "distributed",
     **{
@@ -56,6 +58,20 @@ class ClusterSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     security: bool | Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def count(self) -> int:
+        """How many workers it will have; 0 where others decide that."""
+        if self.address:
+            return 0
+        return int(self.arguments["n_workers"])
+
+    @property
+    def accelerators(self) -> bool:
+        """Whether its workers will declare one."""
+        if self.kind == LOCAL:
+            return self.arguments.get("resources", {}).get(ACCELERATOR, 0) >= 1
+        return f"{ACCELERATOR}=" in " ".join(map(str, self.arguments.get("worker_extra_args", ())))
+
 
 def dask(module: str = "distributed") -> ModuleType:
     """A module of the extra; raises :class:`UserError` where it is not installed."""
@@ -84,7 +100,7 @@ def read_cluster(said: str) -> ClusterSpec:
     raw = _toml(said)
     _known(raw, TOP, "key", f"in {said}")
     if ("address" in raw) == ("class" in raw):
-        raise UserError(f"{said}: give either address = \"tcp://HOST:PORT\" or class, one of {', '.join(CLASSES)}")
+        raise UserError(f'{said}: give either address = "tcp://HOST:PORT" or class, one of {", ".join(CLASSES)}')
     dask()
     folder = Path(said).expanduser().absolute().parent
     if "address" in raw:
@@ -101,8 +117,8 @@ def read_cluster(said: str) -> ClusterSpec:
     if not isinstance(arguments, dict):
         raise UserError(f"{said}: arguments is a table, [arguments], not {arguments!r}")
     _known(arguments, arguments_of(kind), "argument", f"of {kind} in {said}")
-    if kind != LOCAL and not (isinstance(count := arguments.get("n_workers"), int) and count > 0):
-        raise UserError(f"{said}: say in [arguments] how many workers {kind} shall start, n_workers = 4")
+    if type(count := arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
+        raise UserError(f"{said}: say in [arguments] how many workers {kind} shall start: n_workers = 4")
     return ClusterSpec(
         said, kind=kind, arguments=arguments, security=_security(raw.get("security", {}), said, folder, started=True)
     )

@@ -82,14 +82,23 @@ def unfit(wanted: Wanted) -> str:
         except OSError as error:
             found = f"({error})"
         if found != token:
-            return f"has another folder at {folder} than this machine; mount the same one, or choose another with --home"
+            return f"has another folder at {folder} than here; mount the same one, or choose another with --home"
     if own_code() != wanted.code:
         return f"runs other code of ifsl_bench {ifsl_bench.__version__} than this machine; install the same on both"
+    from ifsl_bench.plugin.method_source import method_source  # which imports torch
+
     for name, description, source in wanted.methods:
         try:
             chosen = pickle.loads(description)
         except (ImportError, AttributeError, UserError) as error:
             return f"cannot load method {name} ({one_line(str(error))}); install it there as it is installed here"
-        if chosen.source != source:
+        if method_source(chosen.method) != source:
             return f"has other code of method {name} than this machine; install the same there"
     return ""
+
+
+def without_accelerator() -> bool:
+    """Whether this process sees none, whatever it was declared to have."""
+    from ifsl_bench.backbone.device import choose_device
+
+    return choose_device("auto").type == "cpu"

@@ -28,6 +28,8 @@ from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_WORKERS
 
 if TYPE_CHECKING:
+    from ifsl_bench.campaigns.dask_workers import DaskWorkers
+    from ifsl_bench.campaigns.local import LocalWorkers
     from ifsl_bench.campaigns.run import Ended
     from ifsl_bench.protocol.variants import Change
 
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(1, MOST_WORKERS), metavar="N",
               help="Worker processes that share the stages [1, or one for each of --devices].")  # fmt: skip
 @click.option("--devices", metavar="LIST", help="Accelerators for the workers: 0-7 or 0,2.")
+@click.option("--cluster", metavar="WHERE", help="Hand the stages to Dask: tcp://HOST:PORT, or a TOML file.")
 @device_option
 @home_option
 @results_option
@@ -86,6 +89,7 @@ def run(
     full: bool,
     jobs: int | None,
     devices: str | None,
+    cluster: str | None,
     device: str,
     home: str | None,
     results_dir: str | None,
@@ -116,7 +120,7 @@ def run(
 
     keep_freed_memory()
     reporter = reporter_for(quiet, verbose)
-    work = api.workspace(home, results_dir, device, reporter)
+    work = api.workspace(home, results_dir, "cpu" if cluster else device, reporter)
     command = _typed(sys.argv[1:])
     if checkpoint:
         if (
@@ -150,7 +154,15 @@ def run(
     if dry_run:
         click.echo(render([plain_table(api.dry_run(made, work, rerun, retrain))], style))
         return 0
-    hands = workers_for(made, work, device, jobs, devices)
+    hands: DaskWorkers | LocalWorkers | None
+    if cluster:
+        if jobs or devices:
+            raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
+        from ifsl_bench.campaigns.dask_workers import cluster_workers
+
+        hands, work = cluster_workers(cluster, made, work, device)
+    else:
+        hands = workers_for(made, work, device, jobs, devices)
     with watching(reporter, hands.count) if hands else nullcontext() as watch:
         ended = run_campaign(
             made, work, rerun=rerun, retrain=retrain, command=command, workers=hands, watch=watch
