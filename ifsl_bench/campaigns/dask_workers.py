@@ -191,7 +191,9 @@ class DaskWorkers:
 
     def _there(self) -> Mapping[str, Any]:
         """The workers that the scheduler knows, by address."""
-        return self._ask(self.cluster.client.scheduler_info)["workers"]
+        client = self.cluster.client
+        # Not Client.scheduler_info: what it returns may be the answer to its own clock, which asks for no workers.
+        return self._ask(client.sync, client.scheduler.identity)["workers"]
 
     def _look(self) -> None:
         """Sees who is there; new workers are examined."""
