@@ -183,9 +183,10 @@ def _is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def _silent(*names: str) -> Iterator[None]:
-    """Without the messages of some loggers."""
-    before = {name: logging.getLogger(name).level for name in names}
-    for name in names:
+    """Without the messages of some loggers, and of those below them, which have levels of their own."""
+    there = [name for name in logging.root.manager.loggerDict if name.startswith(tuple(f"{one}." for one in names))]
+    before = {name: logging.getLogger(name).level for name in (*names, *there)}
+    for name in before:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     try:
         yield

@@ -95,7 +95,7 @@ class DaskWorkers:
         self._needed: Wanted | None = None
         self._workers: dict[str, _Worker] = {}  # by address
         self._refused: set[str] = set()
-        self._queue: list[tuple[Node, int]] = []  # no worker has them yet
+        self._waiting: Node | None = None  # what no worker could take when it was last asked
         self._heard: queue.SimpleQueue[Event | Outcome] = queue.SimpleQueue()
         self._looked, self._idle_since, self._told = 0.0, time.monotonic(), False
 
@@ -104,8 +104,12 @@ class DaskWorkers:
         """The connection to the scheduler, made when it is first asked for."""
         if self._cluster is None:
             self._cluster = self._stack.enter_context(opened(self.spec, self.setting.home, self.reporter.warn))
-            self._cluster.client.subscribe_topic(self._topic, lambda event: self._heard.put(Event(**event[1])))
+            self._cluster.client.subscribe_topic(self._topic, self._put)
         return self._cluster
+
+    def _put(self, event: tuple[float, dict[str, Any]]) -> None:
+        said = {key: value for key, value in event[1].items() if key != "worker"}  # which Dask adds
+        self._heard.put(Event(**said))
 
     @property
     def count(self) -> int:
@@ -125,17 +129,25 @@ class DaskWorkers:
     # -- what the loop calls
 
     def fits(self, node: Node) -> bool:
-        alone = not self._queue and not any(worker.node for worker in self._workers.values())
-        return alone or self._idle(node) is not None
+        found = self._idle(node) is not None
+        self._waiting = None if found else node
+        return found
 
     def submit(self, node: Node, priority: int) -> None:
-        self._queue.append((node, priority))
-        self._send()
+        worker = self._idle(node)
+        assert worker is not None
+        packed = pickle.dumps(replace(node, needs=(), results=()))  # the rest is the loop's business
+        share = max(worker.threads, node.wants.threads)
+        worker.node = node
+        worker.future = self.cluster.client.submit(
+            run_on_worker, packed, node.key, self.setting, share, self._topic, pure=False, priority=priority,
+            key=f"{self._topic}/{node.key}/{uuid.uuid4().hex}", workers=[worker.address],
+            resources={ACCELERATOR: 1} if node.wants.accelerator else None,
+        )  # fmt: skip
 
     def wait(self) -> Iterable[Event | Outcome]:
         if time.monotonic() - self._looked > LOOK:
             self._look()
-        self._send()
         found: list[Event | Outcome] = []
         until = time.monotonic() + 0.5
         while not found and (left := until - time.monotonic()) > 0:
@@ -150,29 +162,12 @@ class DaskWorkers:
 
     def close(self, at_once: bool = False) -> None:
         """Lets go of all nodes: what a worker has begun stops at its next word. A cluster of our own is ended."""
-        self._queue.clear()
         if self._cluster is not None and self._cluster.alive:
             for worker in self._workers.values():
                 if worker.future is not None:
                     worker.future.cancel(force=True)
         self._workers.clear()
         self._stack.close()
-
-    def _send(self) -> None:
-        """Gives what waits to idle workers."""
-        waiting, self._queue = self._queue, []
-        for node, priority in waiting:
-            if (worker := self._idle(node)) is None:
-                self._queue.append((node, priority))
-                continue
-            packed = pickle.dumps(replace(node, needs=(), results=()))  # the rest is the loop's business
-            share = max(worker.threads, node.wants.threads)
-            worker.node = node
-            worker.future = self.cluster.client.submit(
-                run_on_worker, packed, node.key, self.setting, share, self._topic, pure=False, priority=priority,
-                key=f"{self._topic}/{node.key}/{uuid.uuid4().hex}", workers=[worker.address],
-                resources={ACCELERATOR: 1} if node.wants.accelerator else None,
-            )  # fmt: skip
 
     # -- who is there
 
@@ -256,12 +251,12 @@ class DaskWorkers:
 
     def _tell(self, there: int) -> None:
         """Says once why nothing happens."""
-        if not self._queue or any(worker.node for worker in self._workers.values()):
+        if self._waiting is None or any(worker.node for worker in self._workers.values()):
             self._idle_since, self._told = time.monotonic(), False
         elif not self._told and time.monotonic() - self._idle_since > SILENCE:
             self._told = True
             lack = f"a worker with {ACCELERATOR}=1 among its resources" if there else "workers"
-            self.reporter.warn(f"{self.cluster.name}: {self._queue[0][0]} waits for {lack}; there are {there} workers")
+            self.reporter.warn(f"{self.cluster.name}: {self._waiting} waits for {lack}; there are {there} workers")
 
     def _ended(self) -> Iterator[Outcome]:
         """Outcomes of the nodes that have ended."""
