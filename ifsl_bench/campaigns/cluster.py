@@ -109,7 +109,7 @@ def _connect(spec: ClusterSpec) -> Any:
 
 def _start(spec: ClusterSpec, home: Home) -> Any:
     """The cluster of a class and arguments."""
-    distributed, kind = dask(), getattr(dask(CLASSES[spec.kind]), spec.kind.rpartition(".")[2])
+    distributed, kind = dask(), getattr(dask(CLASSES[spec.kind]), spec.kind)
     arguments: dict[str, Any] = dict(spec.arguments)
     if spec.kind == LOCAL:
         arguments = {"dashboard_address": None, "memory_limit": 0, "silence_logs": logging.CRITICAL} | arguments

@@ -23,12 +23,8 @@ from ifsl_bench.protocol.limits import MOST_WORKERS
 INSTALL = 'pip install "ifsl_bench[cluster]"'
 LOCAL = "LocalCluster"
 ACCELERATOR = "GPU"  # the resource that a worker with one declares
-CLASSES = {  # as a file calls it -> the module that has it
-    LOCAL: "distributed",
-    **{
-        f"dask_jobqueue.{name}Cluster": "dask_jobqueue"
-        for name in ("SLURM", "PBS", "SGE", "LSF", "OAR", "Moab", "HTCondor")
-    },
+CLASSES = {LOCAL: "distributed"} | {  # class -> the module that has it; a file may name both, with a dot
+    f"{name}Cluster": "dask_jobqueue" for name in ("SLURM", "PBS", "SGE", "LSF", "OAR", "Moab", "HTCondor")
 }
 ADDRESS = re.compile(r"(?P<protocol>tcp|tls)://(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 TOP = ("address", "class", "arguments", "security")
@@ -98,6 +94,9 @@ def read_cluster(said: str) -> ClusterSpec:
     if not said.endswith(".toml"):
         raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {said!r}")
     raw = _toml(said)
+    if found := [key for key in raw if key.replace("_", "-") in ("retries", "allowed-failures")]:
+        whose = "it is its scheduler's own setting" if "address" in raw else "the command counts by itself"
+        raise UserError(f"{said}: leave out {found[0]}: {whose}; a stage whose worker dies is given up the third time")
     _known(raw, TOP, "key", f"in {said}")
     if ("address" in raw) == ("class" in raw):
         raise UserError(f'{said}: give either address = "tcp://HOST:PORT" or class, one of {", ".join(CLASSES)}')
@@ -111,9 +110,10 @@ def read_cluster(said: str) -> ClusterSpec:
         if security and address.startswith("tcp://"):
             raise UserError(f"{said}: [security] is for an address that begins with tls://")
         return ClusterSpec(said, address, security=security)
-    kind, arguments = raw["class"], raw.get("arguments", {})
-    if kind not in CLASSES:
-        raise unknown("class", kind, CLASSES, where=f"in {said}")
+    module, _, kind = str(raw["class"]).rpartition(".")
+    if kind not in CLASSES or module not in ("", CLASSES[kind]):
+        raise unknown("class", raw["class"] if kind in CLASSES else kind, CLASSES, where=f"in {said}")
+    arguments = raw.get("arguments", {})
     if not isinstance(arguments, dict):
         raise UserError(f"{said}: arguments is a table, [arguments], not {arguments!r}")
     _known(arguments, arguments_of(kind), "argument", f"of {kind} in {said}")
@@ -195,7 +195,7 @@ def _lacks(module: str) -> bool:
 
 def arguments_of(kind: str) -> set[str]:
     """The arguments that a class of cluster takes, with those it hands on to its workers or jobs."""
-    distributed, cluster = dask(), getattr(dask(CLASSES[kind]), kind.rpartition(".")[2])
+    distributed, cluster = dask(), getattr(dask(CLASSES[kind]), kind)
     if kind == LOCAL:
         makers, not_ours = (cluster, distributed.Nanny, distributed.Worker), NOT_OURS | {"processes", "nanny"}
     else:

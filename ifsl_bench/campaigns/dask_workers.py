@@ -24,7 +24,7 @@ from ifsl_bench.campaigns.cluster import Cluster, opened
 from ifsl_bench.campaigns.cluster_file import ACCELERATOR, LOCAL, ClusterSpec, dask, read_cluster
 from ifsl_bench.campaigns.graph import Node
 from ifsl_bench.campaigns.local import check_sendable
-from ifsl_bench.campaigns.on_dask import run_on_worker
+from ifsl_bench.campaigns.on_dask import SICK, run_on_worker
 from ifsl_bench.campaigns.schedule import Event
 from ifsl_bench.campaigns.served import print_to
 from ifsl_bench.campaigns.work import Outcome, Setting
@@ -53,7 +53,8 @@ def cluster_workers(said: str, jobs: Sequence[Job], work: Workspace, device: str
     spec = read_cluster(said)
     check_sendable(jobs)
     if device not in ("auto", "cpu", "cuda"):
-        choose_device(device)  # what is no device at all
+        if device.partition(":")[0] not in ("cpu", "cuda"):
+            choose_device(device)  # which says what there is
         raise UserError(f"--device {device}: which one of its devices a worker computes on is for the worker to say; "
                         "with --cluster it is auto, cpu or cuda")  # fmt: skip
     setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex)
@@ -260,11 +261,23 @@ class DaskWorkers:
 
     def _ended(self) -> Iterator[Outcome]:
         """Outcomes of the nodes that have ended."""
-        for worker in self._workers.values():
+        for worker in list(self._workers.values()):
             if worker.node is not None and worker.future.done():
                 node, future = worker.node, worker.future
                 worker.node = worker.future = None
-                yield self._outcome(node, worker, future)
+                outcome = self._outcome(node, worker, future)
+                if outcome.how == "lost" and outcome.said.startswith(SICK):
+                    self._dismiss(worker, outcome.said)
+                yield outcome
+
+    def _dismiss(self, worker: _Worker, why: str) -> None:
+        """Gives a worker nothing more; raises :class:`UserError` where it was the last."""
+        del self._workers[worker.address]
+        self._refused.add(worker.address)
+        said = f"worker {worker.address} on {worker.host} gets no more work: {why}"
+        if not self._workers:
+            raise UserError(f"{said}; there is no other, and the same command goes on from where it stopped")
+        self.reporter.warn(said)
 
     def _outcome(self, node: Node, worker: _Worker, future: Any) -> Outcome:
         if future.status == "cancelled":

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import pickle
+import platform
+import tempfile
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from ifsl_bench.backbone.device import keep_freed_memory
 from ifsl_bench.campaigns.schedule import Event
 from ifsl_bench.campaigns.served import Speaker
 from ifsl_bench.campaigns.work import Outcome, Setting, plainly, run_node
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import PARTIAL, Home, write_bytes
+
+PROBE = 1 << 20  # bytes written to see whether a disk is full
+SICK = "its worker cannot write:"  # begins what is said of a node that is better handed to another worker
 
 
 class _Topic:
@@ -40,9 +48,26 @@ def run_on_worker(packed: bytes, key: str, setting: Setting, share: int, topic: 
         node = pickle.loads(packed)
     except Exception as error:  # a method that is not there, or not as it was
         return Outcome(key, "failed", f"worker {worker.address} cannot load it: {plainly(error)}")
+    speaker = Speaker(_Topic(worker, str(worker.get_current_task()), topic), key, threading.Lock())
     try:
-        return run_node(
-            node, setting, share, Speaker(_Topic(worker, str(worker.get_current_task()), topic), key, threading.Lock())
-        )
+        outcome = run_node(node, setting, share, speaker)
     except BrokenPipeError:
         return Outcome(key, "lost", "nobody waits for it")
+    if outcome.how == "failed" and (problem := cannot_write(setting.home)):
+        return replace(outcome, how="lost", said=f"{SICK} {problem}")
+    return outcome
+
+
+def cannot_write(home: Home) -> str:
+    """Why this process cannot write to the home, or to its temporary folder; "" where it can.
+
+    A worker whose disk is full fails faster than others work: it would get one node after the other.
+    """
+    for folder in (home.cache, Path(tempfile.gettempdir())):
+        probe = folder / f"{PARTIAL}probe-{platform.node()}-{os.getpid()}"
+        try:
+            write_bytes(probe, bytes(PROBE))
+            probe.unlink()
+        except (OSError, UserError) as error:
+            return plainly(error)
+    return ""
