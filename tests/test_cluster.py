@@ -228,3 +228,281 @@ def test_a_queueing_system_that_is_not_there_is_named(home, tmp_path):
     with pytest.raises(UserError, match="needs the command msub"):
         with opened(read_cluster(str(tmp_path / "c.toml")), home, lambda text: None):
             pass
+
+
+# -- campaigns
+
+PRELOAD = """
+import errno, os, time
+
+def full(handle):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+def dask_setup(worker):
+    if worker.name == 0:
+        real = time.time
+        time.time = lambda: real() + 3600
+    if worker.name == {full}:
+        os.fsync = full
+"""
+
+
+def on_cluster(home: Path, methods: list[str], task: str, said: str):
+    jobs, work = jobs_of(home, methods, task)
+    hands, work = dask_workers.cluster_workers(said, jobs, work, "auto")
+    return run_campaign(jobs, work, workers=hands), work.reporter
+
+
+@pytest.mark.slow("starts a cluster of two processes: 10 s")
+def test_counts_are_those_of_one_process_though_a_clock_is_an_hour_ahead_and_a_disk_is_full(here, tmp_path):
+    shutil.copytree("home", "alone")
+    jobs, work = jobs_of(here / "alone", ["imprint", "lwof"], "clusters.toml:clusters-5shot")
+    assert not run_campaign(jobs, work).failed
+    (tmp_path / "preload.py").write_text(PRELOAD.format(full=1))
+    said = cluster_toml(tmp_path, f'n_workers = 2\npreload = ["{tmp_path}/preload.py"]')
+    ended, heard = on_cluster(here / "home", ["imprint", "lwof"], "clusters.toml:clusters-5shot", said)
+    assert not ended.failed
+    assert counts(here / "home") == counts(here / "alone")
+    (told,) = [text for text in heard.warned if "gets no more work" in text]
+    assert "the disk is full" in told
+
+
+@pytest.mark.slow("starts two clusters: 15 s")
+def test_where_every_worker_is_without_room_the_run_ends_in_one_line_and_goes_on_later(here, tmp_path):
+    (tmp_path / "preload.py").write_text(PRELOAD.format(full=0))
+    said = cluster_toml(tmp_path, f'n_workers = 1\npreload = ["{tmp_path}/preload.py"]')
+    with pytest.raises(UserError, match="gets no more work: .*the disk is full.*the same command goes on"):
+        on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", said)
+    ended, _ = on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
+    assert not ended.failed
+
+
+def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tmp_path, monkeypatch):
+    monkeypatch.setattr(dask_workers, "version", {"ifsl_bench": "9.9", "torch": "1.0"}.__getitem__)
+    with pytest.raises(UserError) as error:
+        on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
+    assert re.search(r"worker tcp://\S+ on \S+ has ifsl_bench \S+, this command has 9.9: install", str(error.value))
+    assert "this command has 1.0" in str(error.value)
+    assert not (here / "home" / "logs").exists() or not list((here / "home" / "logs").rglob("result/*"))
+
+
+def test_a_campaign_that_is_done_starts_no_cluster(here, tmp_path, monkeypatch):
+    jobs, work = jobs_of(here / "home", ["imprint"], "clusters.toml:clusters-5shot")
+    run_campaign(jobs, work)
+    monkeypatch.setattr(dask_workers, "opened", None)
+    ended, _ = on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
+    assert ended.made == jobs
+
+
+# -- a scheduler of somebody else's
+
+
+class Running:
+    """A scheduler and its workers, in processes of their own."""
+
+    def __init__(self, folder: Path, workers: int = 1, daemon: str = "False", **variables: str) -> None:
+        environment = {**os.environ, "DASK_DISTRIBUTED__WORKER__DAEMON": daemon, **variables}
+        file, log = folder / "scheduler.json", open(folder / "dask.log", "ab")  # noqa: SIM115
+        common = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--no-dashboard"]
+        start = [sys.executable, "-m", "distributed.cli.dask_"]
+        self.scheduler = subprocess.Popen([*start[:2], f"{start[2]}scheduler", *common, "--port", "0"], stderr=log)
+        worker = [*start[:2], f"{start[2]}worker", *common, "--nthreads", "1", "--death-timeout", "10"]
+        self.workers = [subprocess.Popen(worker, stderr=log, env=environment) for _ in range(workers)]
+        for _ in range(300):
+            with contextlib.suppress(OSError, ValueError):
+                self.address = json.loads(file.read_text())["address"]
+                return
+            time.sleep(0.1)
+        raise AssertionError((folder / "dask.log").read_text())
+
+    def end(self) -> None:
+        for process in (*self.workers, self.scheduler):
+            process.terminate()
+        for process in (*self.workers, self.scheduler):
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[type[Running]]:
+    started: list[Running] = []
+
+    def start(**how) -> Running:
+        started.append(Running(tmp_path, **how))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "ifsl_bench", "run", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(line, env={**os.environ, **variables}, **pipes)
+
+
+@pytest.mark.slow("starts a scheduler, a worker and the command: 10 s")
+def test_a_method_that_only_the_client_has_is_told_in_one_line(running, here, tmp_path):
+    package = tmp_path / "client-only"
+    (package / "mine-1.0.dist-info").mkdir(parents=True)
+    (package / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (package / "mine-1.0.dist-info" / "entry_points.txt").write_text("[ifsl_bench.methods]\nmine = mine:Mine\n")
+    (package / "mine.py").write_text(
+        "from ifsl_bench.methods.imprint import Imprint\n\nclass Mine(Imprint):\n    pass\n"
+    )
+    cluster = running()
+    asked = ["--method", "mine", "--task", "clusters.toml:clusters-5shot"]
+    there = command(*asked, "--cluster", cluster.address, PYTHONPATH=str(package))
+    _, told = there.communicate(timeout=120)
+    assert there.returncode == 2
+    assert len(told.strip().splitlines()) == 1
+    assert "cannot load method mine (No module named 'mine'); install it there" in told
+
+
+@pytest.mark.slow("starts a scheduler, a worker and the command, twice: 20 s")
+def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goes_on(running, here):
+    text = Path("clusters.toml").read_text().replace("steps = 40", "steps = 200000")
+    Path("long.toml").write_text(text)
+    cluster = running()
+    asked = ["--method", "lr+a", "--task", "long.toml:clusters-5shot", "--quiet"]
+    first = command(*asked, "--cluster", cluster.address)
+    until = time.monotonic() + 100
+    while not list(Path("home/logs/meta-training").glob("*.log")) and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(2)
+    cluster.scheduler.kill()
+    start = time.monotonic()
+    _, told = first.communicate(timeout=60)
+    assert time.monotonic() - start < 10
+    assert first.returncode == 2
+    assert told.strip().splitlines() == [
+        f"ifsl-bench: the scheduler of {cluster.address} is gone; the same command goes on from where it stopped"
+    ]
+    for worker in cluster.workers:  # which has nobody to work for
+        worker.wait(60)
+    (log,) = Path("home/logs/meta-training").glob("*.log")
+    assert "nobody listens" in log.read_text()
+
+
+@pytest.mark.slow("starts a scheduler, a daemonic worker and the command: 10 s")
+def test_a_daemonic_worker_of_a_running_scheduler_is_refused(running, here):
+    cluster = running(daemon="True")
+    asked = ["--method", "imprint", "--task", "clusters.toml:clusters-5shot", "--cluster", cluster.address]
+    done = command(*asked)
+    _, told = done.communicate(timeout=120)
+    assert done.returncode == 2
+    assert "is daemonic" in told
+    assert "DASK_DISTRIBUTED__WORKER__DAEMON=False" in told
+
+
+# -- what dies
+
+
+def killing(home: Path, kinds: list[str], asked: list[str]) -> tuple[int, str]:
+    """Runs a command, and kills the worker of the first stage of each kind once it has made some steps."""
+    running, killed = command(*asked), set()
+    errors: list[str] = []
+    import threading
+
+    reader = threading.Thread(target=lambda: errors.append(running.communicate()[1]))
+    reader.start()
+    while reader.is_alive():
+        time.sleep(0.05)
+        for kind in kinds:
+            for log in (home / "logs" / kind).glob("*.log"):
+                text = log.read_text()
+                if kind not in killed and re.search(r"\.\.\.$", text, re.M) and "done in" not in text:
+                    time.sleep(1)  # some steps
+                    os.kill(int(re.findall(r"begun by process (\d+)", text)[-1]), signal.SIGKILL)
+                    killed.add(kind)
+    assert killed == set(kinds)
+    return running.returncode, errors[0]
+
+
+@pytest.fixture
+def long_tasks(glyph_home: Path) -> Path:
+    """The short tasks, with enough steps for a worker to be killed in the middle."""
+    path = glyph_home.parent / "few.toml"
+    text = path.read_text().replace("steps = 40", "steps = 2000").replace("validate_every = 10", "validate_every = 500")
+    path.write_text(text.replace("steps = 6\n", "steps = 40\n"))
+    return glyph_home
+
+
+def same_with_two_killed(home: Path, said: str) -> None:
+    alone = home.with_name("alone")
+    shutil.copytree(home, alone)
+    asked = ["--method", "protonet,lr+a", "--task", f"{home.parent}/few.toml"]
+    first = command(*asked, "--jobs", "1", "--home", str(alone))
+    assert first.communicate(timeout=300) and first.returncode == 0
+    status, told = killing(home, ["pretraining", "meta-training"], [*asked, "--home", str(home), "--cluster", said])
+    assert status == 0
+    assert told.count("died; it is run again") == 2
+    assert len(counts(home)) == 4
+    assert counts(home) == counts(alone)
+
+
+@pytest.mark.slow("trains on images twice, while workers are killed: a minute")
+def test_two_workers_one_killed_in_pretraining_one_in_meta_training_end_with_the_counts_of_one_process(
+    long_tasks, tmp_path
+):
+    same_with_two_killed(long_tasks, cluster_toml(tmp_path, "n_workers = 2"))
+
+
+@pytest.mark.slow("trains on images twice, in jobs of Slurm, while two are killed: a minute")
+def test_slurm_ends_with_the_counts_of_one_process(long_tasks, tmp_path):
+    idle = shutil.which("sinfo") and subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True).stdout
+    if not idle or not re.search("idle|mix", idle):
+        pytest.skip("Slurm is not running here, or has no idle node")
+    (tmp_path / "slurm.toml").write_text(
+        'class = "dask_jobqueue.SLURMCluster"\n[arguments]\nn_workers = 2\ncores = 1\nmemory = "2GB"\ninterface = "lo"\n'
+    )
+    same_with_two_killed(long_tasks, str(tmp_path / "slurm.toml"))
+    assert not subprocess.run(["squeue", "-h", "-n", "dask-worker", "-t", "R,PD"], capture_output=True).stdout
+
+
+@pytest.mark.slow("prepares 3,000 images in a worker: 10 s")
+def test_a_worker_prepares_images_with_processes_of_its_own(home, tmp_path):
+    import numpy as np
+    from PIL import Image
+
+    from ifsl_bench.data.read.decode_workers import WORTH
+
+    rng = np.random.default_rng(0)
+    for i in range(WORTH + 60):
+        folder = tmp_path / "images" / f"class-{i % 30:02}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    with opened(read_cluster(cluster_toml(tmp_path)), home, lambda text: None) as cluster:
+        future = cluster.client.submit(_prepare, str(home.cache), str(tmp_path / "images"))
+        children, images = future.result(timeout=120)
+    assert images == WORTH + 60
+    assert children >= min(2, os.cpu_count() or 1)
+
+
+def _prepare(home: str, images: str) -> tuple[int, int]:
+    """How many processes it took, and how many images there are."""
+    import threading
+
+    import psutil
+
+    from ifsl_bench.common.progress import Reporter
+    from ifsl_bench.data.preparing.prepare import prepare
+
+    most, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            most.append(len(psutil.Process().children(recursive=True)))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        made = prepare(Home.locate(home), "own", Path(images), False, Reporter())
+    finally:
+        done.set()
+        watcher.join()
+    return max(most), sum(pool["shape"][0] for pool in made.manifest["pools"].values())

@@ -19,6 +19,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 
 PATIENCE = 10.0  # seconds to wait for a scheduler's answer
+STATUS_PAGE = "127.0.0.1:0"  # of the scheduler: for this machine alone, at any free port
 SHELL = (f"export {DAEMON}", "export OMP_WAIT_POLICY=PASSIVE")  # before a worker starts in a job
 
 
@@ -112,7 +113,7 @@ def _start(spec: ClusterSpec, home: Home) -> Any:
     distributed, kind = dask(), getattr(dask(CLASSES[spec.kind]), spec.kind)
     arguments: dict[str, Any] = dict(spec.arguments)
     if spec.kind == LOCAL:
-        arguments = {"dashboard_address": None, "memory_limit": 0, "silence_logs": logging.CRITICAL} | arguments
+        arguments = {"dashboard_address": STATUS_PAGE, "memory_limit": 0, "silence_logs": logging.CRITICAL} | arguments
     else:
         arguments = _for_jobs(spec, kind, home)
     if spec.security is True:
@@ -149,7 +150,7 @@ def _for_jobs(spec: ClusterSpec, kind: Any, home: Home) -> dict[str, Any]:
     arguments: dict[str, Any] = {"log_directory": str(home.logs / "cluster"), "job_cls": Job} | dict(spec.arguments)
     options: dict[str, Any] = arguments.get("scheduler_options", {})
     prologue: list[str] = arguments.get("job_script_prologue", [])
-    arguments["scheduler_options"] = {"dashboard_address": None} | options
+    arguments["scheduler_options"] = {"dashboard_address": STATUS_PAGE} | options
     arguments["job_script_prologue"] = [*SHELL, *prologue]
     if spec.security is True:  # keys made for this one cluster, in files that the jobs read
         arguments.setdefault("shared_temp_directory", str(_private(home.cache / "keys")))
