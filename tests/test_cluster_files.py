@@ -127,7 +127,8 @@ def test_without_the_extra_it_is_said_what_to_install(missing, written, monkeypa
 
 
 def test_the_cluster_brings_its_own_workers(call):
-    status, _, told = call(*"run --method imprint --task glyphs-5shot --cluster tcp://127.0.0.1:1 --jobs 2".split())
+    asked = ["run", "--method", "imprint", "--task", "glyphs-5shot", "--cluster", "tcp://127.0.0.1:1"]
+    status, _, told = call(*asked, "--jobs", "2")
     assert status == 2
     assert "leave out --jobs and --devices" in told
 

@@ -13,8 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ifsl_bench.campaigns.cluster_file import ADDRESS, CLASSES, LOCAL, ClusterSpec, dask
+from ifsl_bench.campaigns.local import visible
 from ifsl_bench.campaigns.worker_check import DAEMON
+from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 
@@ -112,6 +116,8 @@ def _start(spec: ClusterSpec, home: Home) -> Any:
     """The cluster of a class and arguments."""
     distributed, kind = dask(), getattr(dask(CLASSES[spec.kind]), spec.kind)
     arguments: dict[str, Any] = dict(spec.arguments)
+    if spec.kind == LOCAL and spec.accelerators:
+        kind = _with_devices(kind)
     if spec.kind == LOCAL:
         arguments = {"dashboard_address": STATUS_PAGE, "memory_limit": 0, "silence_logs": logging.CRITICAL} | arguments
     else:
@@ -126,6 +132,28 @@ def _start(spec: ClusterSpec, home: Home) -> Any:
         raise UserError(f"{spec.said}: {spec.kind} cannot be started: {str(error).splitlines()[0]}") from error
     started.failures = getattr(arguments.get("job_cls"), "failures", [])
     return started
+
+
+def _with_devices(kind: Any) -> Any:
+    """The class of cluster, with an accelerator for each worker, in turn, which sees no other."""
+
+    class WithDevices(kind):
+        def __init__(self, n_workers: int, **arguments: Any) -> None:
+            arguments.setdefault("threads_per_worker", max(1, processor.cores() // n_workers))
+            super().__init__(n_workers=0, **arguments)
+            self.scale(n_workers)
+
+        def new_worker_spec(self) -> dict[Any, Any]:
+            return {name: self._with_device(name, made) for name, made in super().new_worker_spec().items()}
+
+        def _with_device(self, name: int, made: dict[str, Any]) -> dict[str, Any]:
+            if not (there := torch.cuda.device_count()):
+                return made  # the worker is refused, and says why
+            options = made["options"]
+            env = {**options.get("env", {}), "CUDA_VISIBLE_DEVICES": visible(name % there)}
+            return {**made, "options": {**options, "env": env}}
+
+    return WithDevices
 
 
 def _for_jobs(spec: ClusterSpec, kind: Any, home: Home) -> dict[str, Any]:
