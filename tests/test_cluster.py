@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -312,7 +313,7 @@ class Running:
 
     def __init__(self, folder: Path, workers: int = 1, daemon: str = "False", **variables: str) -> None:
         environment = {**os.environ, "DASK_DISTRIBUTED__WORKER__DAEMON": daemon, **variables}
-        file, log = folder / "scheduler.json", open(folder / "dask.log", "ab")  # noqa: SIM115
+        file, log = folder / f"scheduler-{uuid.uuid4().hex}.json", open(folder / "dask.log", "ab")  # noqa: SIM115
         common = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--no-dashboard"]
         start = [sys.executable, "-m", "distributed.cli.dask_"]
         self.scheduler = subprocess.Popen([*start[:2], f"{start[2]}scheduler", *common, "--port", "0"], stderr=log)
@@ -373,17 +374,16 @@ def test_a_method_that_only_the_client_has_is_told_in_one_line(running, here, tm
     assert "cannot load method mine (No module named 'mine'); install it there" in told
 
 
-@pytest.mark.slow("starts a scheduler, a worker and the command, twice: 20 s")
+@pytest.mark.slow("starts a scheduler, a worker and the command, twice, to train 6,000 steps: 40 s")
 def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goes_on(running, here):
-    text = Path("clusters.toml").read_text().replace("steps = 40", "steps = 200000")
-    Path("long.toml").write_text(text)
     cluster = running()
-    asked = ["--method", "lr+a", "--task", "long.toml:clusters-5shot", "--quiet"]
+    asked = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=6000", "--quiet"]
     first = command(*asked, "--cluster", cluster.address)
     until = time.monotonic() + 100
-    while not list(Path("home/logs/meta-training").glob("*.log")) and time.monotonic() < until:
+    logs = Path("home/logs/meta-training")
+    while not any("..." in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
         time.sleep(0.1)
-    time.sleep(2)
+    time.sleep(3)
     cluster.scheduler.kill()
     start = time.monotonic()
     _, told = first.communicate(timeout=60)
@@ -394,8 +394,12 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
     ]
     for worker in cluster.workers:  # which has nobody to work for
         worker.wait(60)
-    (log,) = Path("home/logs/meta-training").glob("*.log")
+    (log,) = logs.glob("*.log")
     assert "nobody listens" in log.read_text()
+    again = command(*asked, "--cluster", running().address)
+    again.communicate(timeout=200)
+    assert again.returncode == 0
+    assert "resumed at" in log.read_text()
 
 
 @pytest.mark.slow("starts a scheduler, a daemonic worker and the command: 10 s")
