@@ -68,7 +68,7 @@ class LocalWorkers:
     def __init__(self, setting: Setting, count: int, devices: Sequence[int] | None = None) -> None:
         self.setting, self.count = setting, count
         self.share = max(1, setting.cores // count)
-        visible = [_visible(device) for device in devices] if devices else [None]
+        visible = [visible(device) for device in devices] if devices else [None]
         self.workers = [_Worker(number, visible[number % len(visible)]) for number in range(count)]
         self.memory = int(MEMORY * psutil.virtual_memory().available)
         self._context = multiprocessing.get_context("spawn")
@@ -209,7 +209,7 @@ def _end(status: int | None) -> str:
     return f"ended with status {status}"
 
 
-def _visible(device: int) -> str:
+def visible(device: int) -> str:
     """What CUDA_VISIBLE_DEVICES calls the device of that number."""
     import torch
 

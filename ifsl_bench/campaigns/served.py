@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from types import FrameType
+from typing import Protocol
 
 import psutil
 
@@ -30,7 +31,7 @@ def serve(pipe: Connection, setting: Setting, share: int, number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, whose Ctrl-C the parent hears as well
     signal.signal(signal.SIGTERM, _interrupt)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    _print_to(setting, number)
+    print_to(setting, number)
     keep_freed_memory()
     with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
         pipe.send(None)
@@ -62,7 +63,7 @@ def _end_with_the_parent() -> None:
     os._exit(1)
 
 
-def _print_to(setting: Setting, number: int) -> None:
+def print_to(setting: Setting, number: int) -> None:
     """What methods and libraries print goes to a file: standard output is for tables."""
     try:
         path = setting.home.logs / "workers" / f"{number}.log"
@@ -76,10 +77,16 @@ def _print_to(setting: Setting, number: int) -> None:
     os.close(target)
 
 
+class Line(Protocol):
+    """What leads to whoever listens."""
+
+    def send(self, event: Event, /) -> None: ...
+
+
 class Speaker(Reporter):
     """Tells the parent; progress not more often than every ``EVERY`` seconds."""
 
-    def __init__(self, pipe: Connection, key: str, lock: threading.Lock) -> None:
+    def __init__(self, pipe: Line, key: str, lock: threading.Lock) -> None:
         self.pipe, self.key, self.lock = pipe, key, lock
 
     def _send(self, event: Event) -> None:

@@ -31,6 +31,8 @@ FOLDERS = ("--home", "--results", "--data")  # options that name folders of this
 
 if TYPE_CHECKING:
     from ifsl_bench.campaigns.campaign_file import Said
+    from ifsl_bench.campaigns.dask_workers import DaskWorkers
+    from ifsl_bench.campaigns.local import LocalWorkers
     from ifsl_bench.campaigns.run import Ended
 
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 @click.option("--jobs", type=click.IntRange(1, MOST_WORKERS), metavar="N",
               help="Worker processes that share the stages [1, or one for each of --devices].")  # fmt: skip
 @click.option("--devices", metavar="LIST", help="Accelerators for the workers: 0-7 or 0,2.")
+@click.option("--cluster", metavar="WHERE", help="Hand the stages to Dask: tcp://HOST:PORT, or a TOML file.")
 @device_option
 @home_option
 @results_option
@@ -62,6 +65,7 @@ def run(
     full: bool,
     jobs: int | None,
     devices: str | None,
+    cluster: str | None,
     device: str,
     home: str | None,
     results_dir: str | None,
@@ -94,7 +98,7 @@ def run(
 
     keep_freed_memory()
     reporter = reporter_for(quiet, verbose)
-    work = api.workspace(home, results_dir or wanted.results, device, reporter)
+    work = api.workspace(home, results_dir or wanted.results, "cpu" if cluster else device, reporter)
     command = _typed(sys.argv[1:])
     if checkpoint:
         if campaign or dry_run or rerun or retrain or data:
@@ -117,7 +121,15 @@ def run(
         show_plan(plan_of(made, work, rerun, retrain, workers=jobs or 1), style)
         return 0
     prepare_from({**wanted.data, **{name: Path(path) for name, path in data.items()}}, tasks, work)
-    hands = workers_for(made, work, device, jobs, devices)
+    hands: DaskWorkers | LocalWorkers | None
+    if cluster:
+        if jobs or devices:
+            raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
+        from ifsl_bench.campaigns.dask_workers import cluster_workers
+
+        hands, work = cluster_workers(cluster, made, work, device)
+    else:
+        hands = workers_for(made, work, device, jobs, devices)
     with watching(reporter, hands.count) if hands else nullcontext() as watch:
         ended = run_campaign(
             made, work, rerun=rerun, retrain=retrain, command=command, workers=hands, watch=watch

@@ -111,6 +111,11 @@ CAMPAIGN_FILE = Limit(
     "has more than {most} characters; a campaign has a few thousand, is it the right file?",
     "It is parsed whole, in Python.",
 )
+CLUSTER_FILE = Limit(
+    1 << 16,
+    "has more than {most} characters; the description of a cluster has a few hundred, is it the right file?",
+    "It is parsed whole, in Python.",
+)
 TOML_LINE = Limit(
     200,
     "has a line with {value} dots, more than {most}; break it into several",

@@ -1,0 +1,104 @@
+"""What a worker is asked before it gets work; runs on the worker, and imports nothing heavy before it is known fit."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import pickle
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import ifsl_bench
+from ifsl_bench.common.errors import UserError, one_line
+from ifsl_bench.common.files import PARTIAL, Home
+
+DAEMON = "DASK_DISTRIBUTED__WORKER__DAEMON=False"  # what a shell exports before it starts a worker
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What every worker must have.
+
+    Attributes:
+        tokens: files in the home and results folders, and what is in them; "" for a folder that cannot be written to,
+            of which it is only asked that it is there.
+        code: digest of the package's source files.
+        methods: each method's name, its description pickled, and the identity of its code.
+    """
+
+    tokens: Mapping[str, str]
+    code: str
+    methods: tuple[tuple[str, bytes, str], ...] = field(default=(), repr=False)
+
+
+@contextmanager
+def wanted(home: Home, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[Wanted]:
+    """What the workers must have; while the block runs there are files in the folders for them to find."""
+    tokens = {}
+    try:
+        for folder in (home.cache, home.results):
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+            file, token = folder / f"{PARTIAL}token-{secrets.token_hex(8)}", secrets.token_hex(8)
+            try:
+                file.write_text(token)
+                tokens[str(file)] = token
+            except OSError:  # a read-only home that has all that is needed is a good one
+                tokens[str(folder)] = ""
+        yield Wanted(tokens, own_code(), tuple(methods))
+    finally:
+        for path, token in tokens.items():
+            if token:
+                Path(path).unlink(missing_ok=True)
+
+
+@cache
+def own_code() -> str:
+    """Digest of the package's source files."""
+    root, digest = Path(ifsl_bench.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
+
+
+def unfit(wanted: Wanted) -> str:
+    """Why this process cannot work for a campaign, in one line; "" where it can."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command itself has it; read when torch is imported
+    if multiprocessing.current_process().daemon:
+        return f"is daemonic, so it may start no processes of its own; start it with {DAEMON} in its environment"
+    for said, token in wanted.tokens.items():
+        path = Path(said)
+        folder = path.parent if token else path
+        if not folder.is_dir():
+            return f"lacks the folder {folder}; mount it there, or choose another with --home or --results"
+        try:
+            found = path.read_text() if token else ""
+        except OSError as error:
+            found = f"({error})"
+        if found != token:
+            return f"has another folder at {folder} than here; mount the same one, or choose another with --home"
+    if own_code() != wanted.code:
+        return f"runs other code of ifsl_bench {ifsl_bench.__version__} than this machine; install the same on both"
+    from ifsl_bench.plugin.method_source import method_source  # which imports torch
+
+    for name, description, source in wanted.methods:
+        try:
+            chosen = pickle.loads(description)
+        except (ImportError, AttributeError, UserError) as error:
+            return f"cannot load method {name} ({one_line(str(error))}); install it there as it is installed here"
+        if method_source(chosen.method) != source:
+            return f"has other code of method {name} than this machine; install the same there"
+    return ""
+
+
+def without_accelerator() -> bool:
+    """Whether this process sees none, whatever it was declared to have."""
+    from ifsl_bench.backbone.device import choose_device
+
+    return choose_device("auto").type == "cpu"
