@@ -68,8 +68,8 @@ class LocalWorkers:
     def __init__(self, setting: Setting, count: int, devices: Sequence[int] | None = None) -> None:
         self.setting, self.count = setting, count
         self.share = max(1, setting.cores // count)
-        visible = [visible(device) for device in devices] if devices else [None]
-        self.workers = [_Worker(number, visible[number % len(visible)]) for number in range(count)]
+        seen = [visible(device) for device in devices] if devices else [None]
+        self.workers = [_Worker(number, seen[number % len(seen)]) for number in range(count)]
         self.memory = int(MEMORY * psutil.virtual_memory().available)
         self._context = multiprocessing.get_context("spawn")
         self._unready = 0  # starts that failed since one went well

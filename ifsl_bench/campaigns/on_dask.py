@@ -16,7 +16,8 @@ from ifsl_bench.campaigns.schedule import Event
 from ifsl_bench.campaigns.served import Speaker
 from ifsl_bench.campaigns.work import Outcome, Setting, plainly, run_node
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import PARTIAL, Home, write_bytes
+from ifsl_bench.common.files import Home, write_bytes
+from ifsl_bench.common.owners import PARTIAL
 
 PROBE = 1 << 20  # bytes written to see whether a disk is full
 SICK = "its worker cannot write:"  # begins what is said of a node that is better handed to another worker

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import ifsl_bench
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.files import PARTIAL, Home
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.owners import PARTIAL
 
 DAEMON = "DASK_DISTRIBUTED__WORKER__DAEMON=False"  # what a shell exports before it starts a worker
 

@@ -25,10 +25,10 @@ from ifsl_bench.data.preparing.outline import remembered
 from ifsl_bench.kernels.store import sources_folder
 from ifsl_bench.plugin import registry
 from ifsl_bench.running.cache import ASIDE, SMALL, UNFINISHED, UNKNOWN, Item, listed
+from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import Features, PrepareData, Pretrain, Stage
 from ifsl_bench.running.reproduce import job_of
-from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.stages import MetaTrain, Trial
 
 OF_JOBS = ("trained", "trials", "evaluated")
