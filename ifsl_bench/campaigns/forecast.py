@@ -58,6 +58,7 @@ class Forecast:
         self.failed: set[int] = set(graph.refused)
         self.finished = len(graph.stored)  # jobs with a result
         self._took: dict[Hashable, list[float]] = {}
+        self._alike = {key: _like(node.stage) for key, node in graph.nodes.items()}
 
     @property
     def jobs(self) -> str:
@@ -85,7 +86,7 @@ class Forecast:
             return
         self.left.pop(node.key, None)
         if outcome.how == "done":
-            self._took.setdefault(_like(node.stage), []).append(outcome.seconds)
+            self._took.setdefault(self._alike[node.key], []).append(outcome.seconds)
             self._took.setdefault(type(node.stage), []).append(outcome.seconds)
             self.finished += node.last
             return
@@ -93,16 +94,19 @@ class Forecast:
         self.left = {key: one for key, one in self.left.items() if not self.failed.issuperset(one.results)}
 
     def seconds(self) -> float | None:
-        """Until all is done; None while nobody can say."""
-        now = time.monotonic()
+        """Until all is done; None while nobody can say.
+
+        Another thread may call it, to draw what it says.
+        """
+        now, running = time.monotonic(), list(self.running.values())
         alone = part = longest = 0.0
-        for key, node in self.left.items():
+        for key, node in list(self.left.items()):
             one = self.running.get(key)
             took = one.left(now) if one else None
             if took is None:
-                known = self._took.get(_like(node.stage)) or self._took.get(type(node.stage))
+                known = self._took.get(self._alike[key]) or self._took.get(type(node.stage))
                 if known is None:
-                    like = [other for other in self.running.values() if type(other.node.stage) is type(node.stage)]
+                    like = [other for other in running if type(other.node.stage) is type(node.stage)]
                     known = [whole for other in like if (whole := other.whole(now)) is not None]
                 if not known:
                     return None

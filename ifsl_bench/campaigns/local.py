@@ -29,7 +29,7 @@ from ifsl_bench.campaigns.work import Outcome, Setting, plainly
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.running.job import Job
 
-PATIENCE = 3.0  # seconds that workers have to end by themselves, before they are killed
+PATIENCE = 2.5  # seconds that workers have to end by themselves, before they are killed
 STARTS = 3  # workers in a row that die before they are ready, after which nothing is tried any more
 MEMORY = 0.9  # of the memory that is free at the beginning, for all workers together
 

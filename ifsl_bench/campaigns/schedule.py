@@ -6,6 +6,7 @@ from its last checkpoint; one that failed takes with it what waits for it, and n
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -106,11 +107,17 @@ class _Run:
         for key, node in graph.nodes.items():
             for needed in node.needs:
                 self.waiting.setdefault(needed, []).append(key)
-        ranked = list(graph.nodes) if workers.in_order else sorted(graph.nodes, key=self._wanted)
-        self.rank = {key: rank for rank, key in enumerate(ranked)}  # lower ones first
-        self.ready = [key for key, count in self.missing.items() if not count]
+        self.ranked = list(graph.nodes) if workers.in_order else sorted(graph.nodes, key=self._wanted)
+        self.rank = {key: rank for rank, key in enumerate(self.ranked)}  # lower ones first
+        self.ready: dict[bool, list[int]] = {False: [], True: []}  # heaps of ranks: without and with an accelerator
+        for key, count in self.missing.items():
+            if not count:
+                self._is_ready(key)
         self.running: set[str] = set()
         self.tries: dict[str, int] = {}
+
+    def _is_ready(self, key: str) -> None:
+        heapq.heappush(self.ready[self.nodes[key].wants.accelerator], self.rank[key])
 
     def _wanted(self, key: str) -> int:
         return -len(self.nodes[key].results)
@@ -118,7 +125,7 @@ class _Run:
     def to_the_end(self) -> list[Failure]:
         self.watch.planned(self.graph)
         self._hand_out()
-        while self.running or self.ready:  # workers may have to be waited for
+        while self.running or any(self.ready.values()):  # workers may have to be waited for
             for one in self.workers.wait():
                 if isinstance(one, Event):
                     self.watch.heard(one)
@@ -129,21 +136,21 @@ class _Run:
 
     def _hand_out(self) -> None:
         full: set[bool] = set()  # where no more fit: among accelerators, among the others
-        for key in sorted(self.ready, key=self.rank.__getitem__):
-            node = self.nodes[key]
+        while heads := [(heap[0], kind) for kind, heap in self.ready.items() if heap and kind not in full]:
+            rank, kind = min(heads)
+            node = self.nodes[self.ranked[rank]]
             if all(job in self.failures for job in node.results):
-                self.ready.remove(key)
+                heapq.heappop(self.ready[kind])
             # Nothing passes a node for which there is no room yet: one that wants the whole machine would never begin.
-            elif node.wants.accelerator not in full:
-                if not self.workers.fits(node):
-                    full.add(node.wants.accelerator)
-                    continue
-                self.ready.remove(key)
-                self.running.add(key)
-                if key not in self.tries:
+            elif not self.workers.fits(node):
+                full.add(kind)
+            else:
+                heapq.heappop(self.ready[kind])
+                self.running.add(node.key)
+                if node.key not in self.tries:
                     self.before(node)
-                self.tries[key] = self.tries.get(key, 0) + 1
-                self.workers.submit(node, len(self.rank) - self.rank[key])
+                self.tries[node.key] = self.tries.get(node.key, 0) + 1
+                self.workers.submit(node, len(self.rank) - rank)
                 self.watch.begun(node)
 
     def _ended(self, outcome: Outcome) -> None:
@@ -157,9 +164,9 @@ class _Run:
             for other in self.waiting.get(key, ()):
                 self.missing[other] -= 1
                 if not self.missing[other]:
-                    self.ready.append(other)
+                    self._is_ready(other)
         elif again:
-            self.ready.append(key)
+            self._is_ready(key)
         else:
             for job in node.results:
                 self.failures.setdefault(job, Failure(job, node, outcome.said))

@@ -45,6 +45,9 @@ def serve(pipe: Connection, setting: Setting, share: int, number: int) -> None:
             outcome = run_node(node, setting, share, Speaker(pipe, node.key, lock))
             with lock:
                 pipe.send(outcome)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # stages have closed what they had open; to take libraries apart would cost seconds at Ctrl-C
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

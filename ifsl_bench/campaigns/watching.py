@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 NARROW = 72  # columns of a terminal below which bars are left out
-EVERY = 30.0  # seconds from one line about the whole run to the next
+SUMMED = 1.0  # seconds from one look at the whole run to the next, which may have thousands of nodes
 
 
 class Told(Watch):
@@ -83,6 +83,8 @@ class Lines(Told):
 
     def summary(self) -> str:
         """Where the whole run is."""
+        if not self.forecast.graph.jobs:
+            return "looking for what is done already"
         left = self.forecast.seconds() if self.forecast.left else None
         return self.forecast.jobs + (f", about {in_words(left)} left" if left is not None else "")
 
@@ -92,7 +94,8 @@ class Live(Lines):
 
     def __init__(self, reporter: RichReporter, workers: int) -> None:
         super().__init__(reporter, workers)
-        self.start = time.monotonic()
+        self.start = self.summed = time.monotonic()
+        self.sum = ""
 
     def progress(self, event: Event, one: Running) -> None:
         pass  # drawn from the forecast
@@ -108,7 +111,9 @@ class Live(Lines):
 
         now, wide = time.monotonic(), options.max_width >= NARROW
         passed = int(now - self.start)
-        yield Text(f"{self.summary()}  {passed // 3600}:{passed // 60 % 60:02}:{passed % 60:02}",
+        if not self.sum or now - self.summed > SUMMED:
+            self.sum, self.summed = self.summary(), now
+        yield Text(f"{self.sum}  {passed // 3600}:{passed // 60 % 60:02}:{passed % 60:02}",
                    style="bold", no_wrap=True, overflow="ellipsis")  # fmt: skip
         running = list(self.forecast.running.values())
         rows = max(1, console.size.height - 3)

@@ -19,7 +19,7 @@ def random_graph(chance: random.Random, whole: int) -> Graph:
     nodes: dict[str, Node] = {}
     for index in range(chance.randint(1, 14)):
         needs = tuple(chance.sample(list(nodes), min(len(nodes), chance.choice((0, 0, 1, 2)))))
-        wants = Wants(chance.choice((1, 1, 1, whole)))
+        wants = Wants(chance.choice((1, 1, 1, whole)), accelerator=chance.random() < 0.2)
         nodes[str(index)] = Node(str(index), None, needs, wants, ())  # type: ignore[arg-type]
     results: dict[str, set[int]] = {key: set() for key in nodes}
 
@@ -45,6 +45,8 @@ class Pretend:
         self.given: list[str] = []
 
     def fits(self, node: Node) -> bool:
+        if node.wants.accelerator and any(other.wants.accelerator for other in self.running):  # there is one
+            return False
         return not self.running or sum(n.wants.threads for n in self.running) + node.wants.threads <= self.size
 
     def submit(self, node: Node, priority: int) -> None:
