@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ifsl_bench.backbone.placement import HOST
@@ -14,7 +14,7 @@ from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import PrepareData, Stage
 from ifsl_bench.running.renewing import is_trained
-from ifsl_bench.running.stages import Trial
+from ifsl_bench.running.stages import MetaTrain, TrainChosen, Trial
 from ifsl_bench.running.stored import stored_result
 
 PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it has done anything
@@ -57,6 +57,19 @@ class Node:
 
     def __str__(self) -> str:
         return str(self.stage)
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is part of what a job ends with: its evaluation."""
+        return self.last or getattr(self.stage, "kind", "") == "evaluation"
+
+    @property
+    def like(self) -> Hashable:
+        """Equal for nodes of which one takes about as long as another, on whatever task."""
+        if isinstance(self.stage, (MetaTrain, Trial, TrainChosen)):
+            job = self.stage.job
+            return type(self.stage), job.name, repr(job.given), job.schedule.steps, job.training.episodes_per_step
+        return type(self.stage)
 
 
 @dataclass(frozen=True)

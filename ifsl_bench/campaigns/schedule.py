@@ -7,13 +7,15 @@ from its last checkpoint; one that failed takes with it what waits for it, and n
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from ifsl_bench.campaigns.graph import Graph, Node
 from ifsl_bench.campaigns.work import Outcome
 
+Rank = tuple[float, ...]
 TRIES = 3  # of a node whose worker dies
 
 
@@ -107,9 +109,10 @@ class _Run:
         for key, node in graph.nodes.items():
             for needed in node.needs:
                 self.waiting.setdefault(needed, []).append(key)
-        self.ranked = list(graph.nodes) if workers.in_order else sorted(graph.nodes, key=self._wanted)
-        self.rank = {key: rank for rank, key in enumerate(self.ranked)}  # lower ones first
-        self.ready: dict[bool, list[int]] = {False: [], True: []}  # heaps of ranks: without and with an accelerator
+        self.order = {key: order for order, key in enumerate(graph.nodes)}
+        self.took: dict[Hashable, float] = {}  # seconds of the last node of a kind
+        # Heaps: of nodes without and with an accelerator.
+        self.ready: dict[bool, list[tuple[Rank, str]]] = {False: [], True: []}
         for key, count in self.missing.items():
             if not count:
                 self._is_ready(key)
@@ -117,10 +120,15 @@ class _Run:
         self.tries: dict[str, int] = {}
 
     def _is_ready(self, key: str) -> None:
-        heapq.heappush(self.ready[self.nodes[key].wants.accelerator], self.rank[key])
+        heapq.heappush(self.ready[self.nodes[key].wants.accelerator], (self._rank(key), key))
 
-    def _wanted(self, key: str) -> int:
-        return -len(self.nodes[key].results)
+    def _rank(self, key: str) -> Rank:
+        """Lower ones go first: what many results wait for; then what ends a job; then what takes longest, as far as
+        others like it have shown, so that no worker is left alone with it in the end."""
+        if self.workers.in_order:
+            return (self.order[key],)
+        node = self.nodes[key]
+        return -len(node.results), not node.ends, -self.took.get(node.like, math.inf), self.order[key]
 
     def to_the_end(self) -> list[Failure]:
         self.watch.planned(self.graph)
@@ -137,8 +145,8 @@ class _Run:
     def _hand_out(self) -> None:
         full: set[bool] = set()  # where no more fit: among accelerators, among the others
         while heads := [(heap[0], kind) for kind, heap in self.ready.items() if heap and kind not in full]:
-            rank, kind = min(heads)
-            node = self.nodes[self.ranked[rank]]
+            (_, key), kind = min(heads)
+            node = self.nodes[key]
             if all(job in self.failures for job in node.results):
                 heapq.heappop(self.ready[kind])
             # Nothing passes a node for which there is no room yet: one that wants the whole machine would never begin.
@@ -146,11 +154,11 @@ class _Run:
                 full.add(kind)
             else:
                 heapq.heappop(self.ready[kind])
-                self.running.add(node.key)
-                if node.key not in self.tries:
+                self.running.add(key)
+                if key not in self.tries:
                     self.before(node)
-                self.tries[node.key] = self.tries.get(node.key, 0) + 1
-                self.workers.submit(node, len(self.rank) - rank)
+                self.tries[key] = self.tries.get(key, 0) + 1
+                self.workers.submit(node, len(node.results))
                 self.watch.begun(node)
 
     def _ended(self, outcome: Outcome) -> None:
@@ -161,6 +169,10 @@ class _Run:
             outcome = replace(outcome, said=f"{outcome.said}, {TRIES} times")
         self.watch.ended(node, outcome, again)
         if outcome.how == "done":
+            self.took[node.like] = outcome.seconds
+            for heap in self.ready.values():
+                heap[:] = [(self._rank(other), other) for _, other in heap]
+                heapq.heapify(heap)
             for other in self.waiting.get(key, ()):
                 self.missing[other] -= 1
                 if not self.missing[other]:

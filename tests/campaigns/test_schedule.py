@@ -126,3 +126,25 @@ def test_a_node_that_nobody_needs_any_more_is_not_begun():
     (failure,) = schedule(workers.graph, workers)
     assert workers.given == ["bad"]
     assert (failure.node, failure.said) == (bad, "failed")
+
+
+def test_what_took_long_elsewhere_goes_first_where_equally_many_wait_for_it():
+    """By kinds whose pace is known; what nobody knows goes before, and what ends a job before that."""
+
+    class Paced(Node):
+        like = property(lambda self: self.key[0])  # type: ignore[assignment]
+
+    def node(key: str, needs: tuple[str, ...] = (), last: bool = False) -> Node:
+        return Paced(key, None, needs, Wants(), (0,), last=last)  # type: ignore[arg-type]
+
+    class Slow(Pretend):
+        def wait(self):
+            (outcome,) = super().wait()
+            return [Outcome(outcome.key, "done", seconds={"a": 1.0, "b": 5.0, "c": 3.0}.get(outcome.key[0], 0.0))]
+
+    nodes = [node(key) for key in ("a1", "b1", "c1", "a2", "b2", "c2", "d1")]
+    nodes.append(node("end", ("a1",), last=True))
+    graph = Graph((None,), {n.key: n for n in nodes})  # type: ignore[arg-type]
+    workers = Slow(graph, random.Random(0), {}, 1, False)
+    schedule(graph, workers)
+    assert workers.given == ["a1", "end", "b1", "c1", "d1", "b2", "c2", "a2"]
