@@ -109,13 +109,21 @@ def test_each_distinct_thing_is_timed_once_and_nothing_that_is_not_compiled(camp
     assert "total: at least about" in out
 
 
-def test_data_that_are_missing_are_planned_by_their_published_numbers(call):
+def test_data_that_are_missing_are_planned_by_their_published_numbers(call, tmp_path):
     options = ("--method", "protonet", "--task", "mini-5shot", "--device", "cpu")
     status, out, _ = call("plan", *options)
     assert status == 0
     assert "missing" in out
     assert "It needs the five files" in out
     assert "grows by about 2.3 GB" in out, "97,948 images of 84 x 84 x 3, and 512 features each"
+    (tmp_path / "five").mkdir()
+    made_from = ("--data", f"mini-imagenet={tmp_path / 'five'}")
+    for command in (("plan", *options), ("run", *options, "--dry-run")):
+        status, out, _ = call(*command, *made_from)
+        assert status == 0
+        assert f"data set mini-imagenet: made from {tmp_path / 'five'} first" in out
+    assert "unknown data set 'mini' of these tasks" in call("plan", *options, "--data", "mini=x")[2]
+    assert "there is no /nowhere" in call("plan", *options, "--data", "mini-imagenet=/nowhere")[2]
     status, _, err = call("run", *options, "--dry-run")
     assert status == 2, "a run would be refused"
     assert "It needs the five files" in err

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import plus_minus, rounded
-from ifsl_bench.board.measured import Row
+from ifsl_bench.board.measured import STORED, Row
 from ifsl_bench.board.published import PublishedRow, published
 from ifsl_bench.board.table import Column, Table
 
@@ -43,20 +43,26 @@ class Pair:
 def pairs_of(board: Board) -> list[Pair]:
     """The measured rows of a task that a paper has too, in the paper's order.
 
-    A variant's are held against the rows of the task that it departs from, as what they are: not comparable.
+    A variant's are held against the rows of the task that it departs from, and rows with other options against those
+    without, as what they are: not comparable.
     """
     variant = board.task.variant_of
     papers = [paper for paper in (published(variant) if variant else board.papers) if not paper.protocol]
     found = []
     for paper in papers:
-        row = board.row(paper.label)
-        if row is None:
+        if (row := board.row(paper.label) or _changed(board, paper.label)) is None:
             continue
-        apart = f"a variant of {variant}" if variant else ""
-        if row not in board.compared:
-            apart = board.apart(row) or "not on all episodes of the task"
-        found.append(Pair(board, row, paper, apart))
+        reasons = [f"a variant of {variant}"] if variant else []
+        reasons += [] if row.label == paper.label else ["with other options or episodes"]
+        reasons += [board.apart(row) or "not on all episodes of the task"] if row not in board.compared else []
+        found.append(Pair(board, row, paper, "; ".join(reasons)))
     return found
+
+
+def _changed(board: Board, label: str) -> Row | None:
+    """A row of yours that differs from the one of that label in options alone, as a rehearsal does."""
+    mine = (row for row in (*board.rows, *board.others) if row.origin != STORED)
+    return next((row for row in mine if row.label.startswith(f"{label}.")), None)
 
 
 def beside_tables(boards: Iterable[Board]) -> list[Table[Pair]]:

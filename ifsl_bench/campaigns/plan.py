@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ifsl_bench.backbone.rough_times import features_of
@@ -104,6 +105,7 @@ def plan_of(
     lacking: bool = False,
     workers: int = 1,
     timed: bool = True,
+    data: Mapping[str, Path] | None = None,
 ) -> Plan:
     """What a run would do. Changes nothing on disk; only what a method computes is kept there, to be compared with.
 
@@ -112,17 +114,19 @@ def plan_of(
         lacking: as if data were there that have to be obtained first, where it is known how many they are.
         workers: of the run.
         timed: whether to estimate times, on random numbers, which takes seconds.
+        data: data set -> the path that the run makes it from first.
 
     Raises:
         UserError: no job can be run, all for one reason.
     """
     with remembered():
-        return _plan_of(jobs, replace(work, reporter=Mute()), rerun, retrain, lacking, workers, timed)
+        return _plan_of(jobs, replace(work, reporter=Mute()), rerun, retrain, lacking, workers, timed, data or {})
 
 
 def _plan_of(
-    jobs: Sequence[Job], quiet: Workspace, rerun: bool, retrain: bool, lacking: bool, workers: int, timed: bool
-) -> Plan:
+    jobs: Sequence[Job], quiet: Workspace, rerun: bool, retrain: bool, lacking: bool, workers: int, timed: bool,
+    data: Mapping[str, Path],
+) -> Plan:  # fmt: skip
     forget()
     graph = graph_of(jobs, quiet, rerun, retrain, lacking=lacking)
     if len(graph.refused) == len(jobs) and len({str(error) for error in graph.refused.values()}) == 1:
@@ -146,7 +150,7 @@ def _plan_of(
         for stage in stages_of(job):
             if (key := key_of(stage, quiet.home)) not in steps:
                 node = graph.nodes.get(key)
-                steps[key] = _step(stage, key, node, job, outlines[job.task.hash], quiet, timed)
+                steps[key] = _step(stage, key, node, job, outlines[job.task.hash], quiet, timed, data)
         if outdated:
             steps[key] = replace(steps[key], why=f"out of date: {outdated}")
     checks = [node for node in graph.nodes.values() if isinstance(node.stage, CheckEpisodes)]
@@ -159,7 +163,16 @@ def _plan_of(
     return Plan(tuple(jobs), graph, tuple(steps.values()), workers, crowd.factor)
 
 
-def _step(stage: Stage, key: str, node: Node | None, job: Job, data: Outline, work: Workspace, timed: bool) -> Step:
+def _step(
+    stage: Stage,
+    key: str,
+    node: Node | None,
+    job: Job,
+    data: Outline,
+    work: Workspace,
+    timed: bool,
+    made_from: Mapping[str, Path],
+) -> Step:
     family = _family(stage)
     if node is None:
         return Step(key, str(stage), stage.kind, CACHED, family=family)
@@ -167,6 +180,8 @@ def _step(stage: Stage, key: str, node: Node | None, job: Job, data: Outline, wo
     state, why = TO_DO, ""
     if isinstance(stage, PrepareData) and prepared_data(work.home, job.task.dataset.name) is None and seconds is None:
         state, why = MISSING, not_prepared(work.home, job.task.dataset)
+        if (path := made_from.get(job.task.dataset.name)) is not None:
+            state, why = TO_DO, f"made from {path} first"
     place, wants = str(stage.place(work)), node.wants
     return Step(
         key, str(stage), stage.kind, state, why, seconds, place, wants.threads, node.needs, node.results,

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ifsl_bench.cli.options import (
+    data_option,
     device_option,
     folders_of,
     home_option,
     job_options,
     results_option,
 )
-from ifsl_bench.common.errors import UserError, one_line, unknown
+from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
 
@@ -37,8 +39,8 @@ style_option = click.option("--format", "style", default="text", callback=_style
 
 def _wanted(
     campaign: str | None, said: Said, device: str, home: str | None, results_dir: str | None
-) -> tuple[list[Job], Workspace]:
-    """The jobs that are asked for, as ``run`` would make them."""
+) -> tuple[list[Job], Workspace, dict[str, Path]]:
+    """The jobs that are asked for, as ``run`` would make them, and the files that a campaign names for its data."""
     if campaign is None and not (said.tasks and said.methods):
         raise UserError("say which campaign, e.g.: ifsl-bench plan campaign.toml")
     from ifsl_bench.campaigns.campaign_file import asked
@@ -52,11 +54,12 @@ def _wanted(
     keep_freed_memory()
     reporter = LogReporter(verbose=False)
     work = api.workspace(home, results_dir or wanted.results, device, reporter)
-    return jobs_of(wanted, work.home, reporter.warn, reporter.say), work
+    return jobs_of(wanted, work.home, reporter.warn, reporter.say), work, dict(wanted.data)
 
 
 @click.command()
 @job_options
+@data_option
 @click.option("--rerun", is_flag=True, help="As if no result were stored.")
 @click.option("--retrain", is_flag=True, help="As if nothing were meta-trained either.")
 @click.option("--jobs", default=1, type=click.IntRange(1, MOST_WORKERS), metavar="N", help="Time for N workers.")
@@ -65,15 +68,18 @@ def _wanted(
 @results_option
 @style_option
 def plan(
-    campaign: str | None, said: Said, rerun: bool, retrain: bool, jobs: int, device: str, home: str | None,
-    results_dir: str | None, style: str,
+    campaign: str | None, said: Said, data: dict[str, str], rerun: bool, retrain: bool, jobs: int, device: str,
+    home: str | None, results_dir: str | None, style: str,
 ) -> None:  # fmt: skip
     """Say what a campaign would do: what is cached, what is out of date and why, and about how long it takes."""
     check_alone("ifsl-bench plan")
-    made, work = _wanted(campaign, said, device, home, results_dir)
+    made, work, files = _wanted(campaign, said, device, home, results_dir)
+    from ifsl_bench.campaigns.data import check_data
     from ifsl_bench.campaigns.plan import plan_of
 
-    show_plan(plan_of(made, work, rerun, retrain, lacking=True, workers=jobs), style)
+    files |= {name: Path(path) for name, path in data.items()}
+    check_data(files, [job.task for job in made], work.home)
+    show_plan(plan_of(made, work, rerun, retrain, lacking=True, workers=jobs, data=files), style)
 
 
 def show_plan(found: Plan, style: str) -> None:
@@ -91,7 +97,7 @@ def show_plan(found: Plan, style: str) -> None:
 def status(campaign: str | None, said: Said, home: str | None, results_dir: str | None, style: str) -> None:
     """Say how far a campaign is: done, running (where, since when, how far), failed, out of date, missing."""
     check_alone("ifsl-bench status")
-    jobs, work = _wanted(campaign, said, "cpu", home, results_dir)
+    jobs, work, _ = _wanted(campaign, said, "cpu", home, results_dir)
     from ifsl_bench.campaigns.status import document, rows_of, status_of, summary_of
 
     states = status_of(jobs, work)
@@ -99,11 +105,12 @@ def status(campaign: str | None, said: Said, home: str | None, results_dir: str 
 
 
 def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], whole: Mapping[str, Any], style: str) -> None:
-    from ifsl_bench.board.render import render
+    from ifsl_bench.board.render import READERS, prose, render
     from ifsl_bench.board.table import plain_table
 
     if style == "json":
         click.echo(json.dumps(whole, indent=1))
         return
     click.echo(render([plain_table(rows)], style))
-    click.echo("\n" + "\n".join(map(one_line, notes)))
+    if style in READERS:
+        click.echo("\n" + "\n".join(prose(note, style) for note in notes))

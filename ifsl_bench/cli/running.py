@@ -90,7 +90,7 @@ def run(
     from ifsl_bench.board.notes import standing
     from ifsl_bench.board.render import PROGRAMS, render
     from ifsl_bench.board.show import result_table
-    from ifsl_bench.campaigns.data import prepare_from
+    from ifsl_bench.campaigns.data import check_data, prepare_from
     from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.campaigns.run import run_campaign, workers_for
     from ifsl_bench.campaigns.watching import watching
@@ -117,10 +117,13 @@ def run(
         click.echo(render([result_table(result, title)], style))
         return 0
     made = jobs_of(wanted, work.home, reporter.warn, reporter.say)
+    files = {**wanted.data, **{name: Path(path) for name, path in data.items()}}
+    check_data(files, tasks, work.home)
     if dry_run:
-        show_plan(plan_of(made, work, rerun, retrain, workers=jobs or 1), style)
+        found = plan_of(made, work, rerun, retrain, lacking=bool(files), workers=jobs or 1, data=files)
+        show_plan(found, style)
         return 0
-    prepare_from({**wanted.data, **{name: Path(path) for name, path in data.items()}}, tasks, work)
+    prepare_from(files, work)
     hands: DaskWorkers | LocalWorkers | None
     if cluster:
         if jobs or devices:
