@@ -275,3 +275,17 @@ def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_
         band = math.ceil(2 * 1.96 * deviation) / 2
         for task in (f"mini-{shots}", f"tiered-{shots}"):
             assert bands[task] == dict.fromkeys(NINE, band)
+
+
+def test_fewer_steps_of_pretraining_stretch_its_schedule_and_its_running_averages():
+    from ifsl_bench.protocol.task_files import find
+
+    whole, (few,) = packaged()["mini-5shot"], find("mini-5shot+pretraining-steps=300")
+    assert (few.name, few.variant_of) == ("mini-5shot+pretraining-steps=300", "mini-5shot")
+    assert (few.pretraining.steps, few.pretraining.schedule.drops) == (300, (200, 250))
+    assert few.pretraining.schedule.rate == whole.pretraining.schedule.rate
+    assert (1 - few.pretraining.norm_momentum) ** 300 <= 0.05, "the first values of running averages are forgotten"
+    assert find("mini-5shot+pretraining-steps=30000")[0] == whole
+    assert find("mini-5shot+pretraining-steps=1")[0].pretraining.norm_momentum == 1
+    assert len({whole.hash, few.hash}) == 2
+    assert few.evaluation == whole.evaluation

@@ -77,10 +77,12 @@ class Pretraining(Strict, frozen=True):
         return value
 
     def stretched(self, steps: int) -> Pretraining:
-        """The same with so many steps."""
+        """The same with so many steps; with few, running averages follow sooner, to forget where they began."""
         if steps == self.steps:
             return self
-        return msgspec.structs.replace(self, steps=steps, schedule=self.schedule.stretched(steps / max(1, self.steps)))
+        schedule = self.schedule.stretched(steps / max(1, self.steps))
+        momentum = max(self.norm_momentum, min(1.0, 3 / steps))  # of which (1 - momentum)^steps, 5% or less, is left
+        return msgspec.structs.replace(self, steps=steps, schedule=schedule, norm_momentum=momentum)
 
 
 class EpisodeSpec(Strict, frozen=True):
