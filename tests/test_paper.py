@@ -36,8 +36,16 @@ def test_every_row_of_the_papers_tables_has_a_band():
 @pytest.fixture
 def printed(tmp_path, monkeypatch):
     """Published rows of a task whose measured ones are stored: one near, one far, one without a band."""
-    rows = {"glyphs-5shot": {"lr": [80.0, 0.2, -7.0], "lwof": [70.0], "imprint": [79.0], "other": [99.0]}}
-    bands = {"glyphs-5shot": {"lr": 1.5, "lwof": 1.5}}
+    rows = {
+        "glyphs-5shot": {
+            "lr": [80.0, 0.2, -7.0],
+            "lwof": [70.0],
+            "imprint": [79.0],
+            "protonet": [95.0],
+            "other": [99.0],
+        }
+    }
+    bands = {"glyphs-5shot": {"lr": 1.5, "lwof": 1.5, "protonet": 1.5}}
     (tmp_path / "published").mkdir()
     content = {"title": "t", "source": "s", "columns": ["acc", "plus_minus_as_printed", "delta"], "rows": rows}
     (tmp_path / "published" / "theirs.json").write_text(json.dumps({**content, "bands": bands, "interval": "unknown"}))
@@ -47,14 +55,14 @@ def printed(tmp_path, monkeypatch):
 def test_measured_rows_stand_beside_printed_ones_and_within_or_outside_the_band(printed, call):
     board = load_board(find("glyphs-5shot")[0], packaged_root())
     pairs = {pair.row.label: pair for pair in pairs_of(board)}
-    assert list(pairs) == ["lr", "lwof", "imprint"]
+    assert list(pairs) == ["lr", "lwof", "imprint", "protonet"]
     mean = np.mean([result.summary["acc"]["mean"] for result in board.row("lr").results])
     assert pairs["lr"].difference == pytest.approx(mean - 80.0)
-    assert [pair.verdict for pair in pairs.values()] == ["within", "outside", ""]
+    assert [pair.verdict for pair in pairs.values()] == ["within", "outside", "", "outside"]
     status, out, _ = call("table", "--beside", "glyphs-5shot")
     assert status == 0
-    assert "1 of 2 rows are within the band" in out
-    assert "outside: lwof" in out
+    assert "1 of 3 rows are within the band" in out
+    assert "outside: lwof, protonet" in out
     status, out, _ = call("table", "--beside", "glyphs-5shot", "--format", "json")
     found = {row["method"]: row for row in json.loads(out)}
     assert (found["lr"]["printed"], found["lr"]["band"], found["lr"]["verdict"]) == (80.0, 1.5, "within")
