@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytest.importorskip("distributed", reason='the extra is not installed: pip install "ifsl_bench[cluster]"')
@@ -459,6 +460,37 @@ def same_with_two_killed(home: Path, said: str) -> None:
     assert counts(home) == counts(alone)
 
 
+@pytest.mark.slow("starts the command with a cluster of two workers: 10 s")
+def test_ctrl_c_ends_all_workers_within_seconds(here, tmp_path):
+    asked = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--quiet"]
+    running = command(*asked, "--cluster", cluster_toml(tmp_path, "n_workers = 2"))
+    until = time.monotonic() + 100
+    logs = Path("home/logs/meta-training")
+    while not any("..." in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
+        time.sleep(0.1)
+    processes = psutil.Process(running.pid).children(recursive=True)
+    start = time.monotonic()
+    running.send_signal(signal.SIGINT)
+    _, told = running.communicate(timeout=60)
+    assert time.monotonic() - start < 8  # 5, and what Python takes to end on a busy machine
+    assert running.returncode == 130
+    assert told.strip() == "ifsl-bench: interrupted; the same command goes on from where it stopped"
+    assert len(processes) >= 2
+    assert not psutil.wait_procs(processes, timeout=3)[1]
+
+
+def test_workers_that_do_not_end_by_themselves_are_killed(home, tmp_path):
+    with opened(read_cluster(cluster_toml(tmp_path)), home, lambda text: None) as cluster:
+        (pid,) = cluster.client.run(os.getpid).values()
+        stuck = cluster.client.submit(time.sleep, 3600)
+        time.sleep(0.2)
+        start = time.monotonic()
+        process = psutil.Process(pid)
+    del stuck
+    assert time.monotonic() - start < 6
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
 @pytest.mark.slow("trains on images twice, while workers are killed: a minute")
 def test_two_workers_one_killed_in_pretraining_one_in_meta_training_end_with_the_counts_of_one_process(
     long_tasks, tmp_path
@@ -500,8 +532,6 @@ def test_a_worker_prepares_images_with_processes_of_its_own(home, tmp_path):
 def _prepare(home: str, images: str) -> tuple[int, int]:
     """How many processes it took, and how many images there are."""
     import threading
-
-    import psutil
 
     from ifsl_bench.common.progress import Reporter
     from ifsl_bench.data.preparing.prepare import prepare

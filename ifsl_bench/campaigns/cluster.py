@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from ifsl_bench.campaigns.cluster_file import ADDRESS, CLASSES, LOCAL, ClusterSpec, dask
@@ -23,6 +24,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 
 PATIENCE = 10.0  # seconds to wait for a scheduler's answer
+GRACE = 2.0  # seconds that workers have to end by themselves
 STATUS_PAGE = "127.0.0.1:0"  # of the scheduler: for this machine alone, at any free port
 SHELL = (f"export {DAEMON}", "export OMP_WAIT_POLICY=PASSIVE")  # before a worker starts in a job
 
@@ -192,8 +194,23 @@ def _private(folder: Path) -> Path:
 
 
 def _end(started: Any) -> None:
+    """Ends a cluster; worker processes that take longer than a moment are killed."""
+    processes = [process for worker in list(started.workers.values()) for process in _processes(worker)]
     with contextlib.suppress(Exception):  # whatever it says, there is nobody left to hear it
-        started.close(timeout=3)
+        started.close(timeout=GRACE)
+    started.shutdown_on_close = False  # at the end of Python Dask would wait again
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()  # which is known by its start too, not by a number that another may have by now
+
+
+def _processes(worker: Any) -> list[psutil.Process]:
+    """Those of a worker that was started on this machine."""
+    try:
+        process = psutil.Process(worker.pid)
+        return [*process.children(recursive=True), process]
+    except (AttributeError, TypeError, psutil.Error):
+        return []
 
 
 def _warn_of_open(address: str, name: str, warn: Callable[[str], None]) -> None:
