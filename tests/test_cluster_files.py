@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("distributed", reason='the extra is not installed: pip install "ifsl_bench[cluster]"')
@@ -139,3 +142,12 @@ def test_a_device_is_a_kind_and_looked_for_on_the_workers(call, written):
     assert "with --cluster it is auto, cpu or cuda" in call(*common, "cuda:1")[2]
     assert "unknown device" in call(*common, "gpu")[2]
     assert "no worker" in call(*common, "cuda")[2]
+
+
+def test_dask_is_imported_for_a_cluster_alone():
+    """It takes half a second, and not everybody has it."""
+    names = re.compile(r"^(\s*)(?:import|from) (?:dask|distributed|dask_jobqueue)\b", re.M)
+    package = Path(cluster_file.__file__).parents[1]
+    found = {path.name: indent for path in package.rglob("*.py") for indent in names.findall(path.read_text())}
+    assert set(found) == {"on_dask.py"}  # what runs on a worker
+    assert found["on_dask.py"].strip("\n")  # in a function

@@ -12,7 +12,7 @@ import queue
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
@@ -97,7 +97,7 @@ class DaskWorkers:
         self._workers: dict[str, _Worker] = {}  # by address
         self._refused: set[str] = set()
         self._waiting: Node | None = None  # what no worker could take when it was last asked
-        self._heard: queue.SimpleQueue[Event | Outcome] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[Event | Outcome | None] = queue.SimpleQueue()  # None: a node has ended
         self._looked, self._idle_since, self._told = 0.0, time.monotonic(), False
 
     @property
@@ -145,21 +145,18 @@ class DaskWorkers:
             key=f"{self._topic}/{node.key}/{uuid.uuid4().hex}", workers=[worker.address],
             resources={ACCELERATOR: 1} if node.wants.accelerator else None,
         )  # fmt: skip
+        worker.future.add_done_callback(lambda future: self._heard.put(None))
 
     def wait(self) -> Iterable[Event | Outcome]:
         if time.monotonic() - self._looked > LOOK:
             self._look()
         found: list[Event | Outcome] = []
-        until = time.monotonic() + 0.5
-        while not found and (left := until - time.monotonic()) > 0:
-            found += self._ended()
-            try:
-                found.append(self._heard.get(timeout=0 if found else min(left, 0.05)))
-            except queue.Empty:
-                continue
-        while not self._heard.empty():
-            found.append(self._heard.get())
-        return found
+        with suppress(queue.Empty):
+            said = [self._heard.get(timeout=0.5)]
+            while not self._heard.empty():
+                said.append(self._heard.get())
+            found += [one for one in said if one is not None]
+        return [*found, *self._ended()]  # in this order: what a node has said comes before its end
 
     def close(self, at_once: bool = False) -> None:
         """Lets go of all nodes: what a worker has begun stops at its next word. A cluster of our own is ended."""
