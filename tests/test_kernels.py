@@ -242,6 +242,7 @@ def test_an_estimate_compiles_nothing(here, monkeypatch):
         "sys.argv = 'ifsl-bench run --method lr+a --task clusters.toml:clusters-5shot --dry-run'.split()",
         "try: cli.main()",
         "except SystemExit as stop: assert not stop.code, stop.code",
+        "assert 'numba' not in sys.modules",
     ])  # fmt: skip
     subprocess.run([sys.executable, "-c", code], check=True)
     assert not (home / "compiled").exists()

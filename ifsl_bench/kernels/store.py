@@ -119,6 +119,12 @@ def anything_kept() -> bool:
     return False
 
 
+def check_loading() -> None:
+    """Raises `NotCompiledError` where kernels that are compiled already are asked for, and there are none."""
+    if _forbidden.get() and not anything_kept():
+        raise NotCompiledError
+
+
 @contextlib.contextmanager
 def nothing_compiled() -> Iterator[None]:
     """Inside, kernels that are not compiled yet raise `NotCompiledError`."""

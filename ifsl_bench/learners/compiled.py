@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.processor import kernel_threads
+from ifsl_bench.kernels import store
 from ifsl_bench.solve.linear import LinearOutcome
 from ifsl_bench.solve.outcome import Outcome
 from ifsl_bench.solve.tree import Tree, pack, tensors, unpack
@@ -167,6 +168,7 @@ def _regressions(args: Regression) -> Problems:
     ways = centres.shape[-2]
     middle, all_precisions = pulls([(centres, ways)], [(precisions, ways)])
     arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle))
+    store.check_loading()
     from ifsl_bench.kernels import regression
 
     return Problems(regression, (*arrays, all_precisions, ways), x.new_empty(0, ways, x.shape[2] + 1))
@@ -179,6 +181,7 @@ def networks(args: Any, like: Any) -> Problems:
     rows = (ways, ways, units)
     middle, precisions = pulls(list(zip(parts[::2], rows, strict=True)), list(zip(parts[1::2], rows, strict=True)))
     arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle))
+    store.check_loading()
     from ifsl_bench.kernels import network
 
     return Problems(network, (*arrays, precisions, ways, units), like)
