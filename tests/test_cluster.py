@@ -205,7 +205,7 @@ def test_with_keys_a_cluster_answers_only_who_has_them(files, home, tmp_path):
         with pytest.raises(UserError, match="needs keys"), opened(read_cluster(address), home, heard.append):
             pass
         other = distributed.Security.temporary()
-        with pytest.raises(OSError, match="TLS certificate does not match|Timed out"):
+        with pytest.raises(OSError, match=r"TLS certificate does not match|Timed out"):
             distributed.Client(address, security=other, timeout=1, set_as_default=False)
         if files:
             keys = "".join(line + "\n" for line in above.splitlines() if "client" in line or "_ca_" in line)
