@@ -9,6 +9,7 @@ import pickle
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ pytest.importorskip("distributed", reason='the extra is not installed: pip insta
 
 import distributed
 
+from ifsl_bench.campaigns import cluster as module
 from ifsl_bench.campaigns import dask_workers, worker_check
 from ifsl_bench.campaigns.cluster import opened
 from ifsl_bench.campaigns.cluster_file import ClusterSpec, read_cluster
@@ -224,6 +226,13 @@ def test_a_scheduler_that_is_not_there_is_told_at_once(home):
     start = time.monotonic()
     refused_to_open(ClusterSpec("x", "tcp://127.0.0.1:9"), home, "no scheduler answers at tcp://127.0.0.1:9: ")
     assert time.monotonic() - start < 5
+
+
+def test_what_listens_and_says_nothing_is_no_scheduler(home, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        refused_to_open(ClusterSpec("x", address), home, f"what listens at {address} does not answer as a scheduler")
 
 
 @pytest.mark.parametrize(

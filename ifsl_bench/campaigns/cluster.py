@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,11 +108,22 @@ def _connect(spec: ClusterSpec) -> Any:
         socket.create_connection((found["host"].strip("[]"), int(found["port"])), PATIENCE).close()
     except OSError as error:
         raise UserError(f"no scheduler answers at {spec.address}: {error.strerror or error}") from error
-    try:
-        return distributed.Client(spec.address, security=security, timeout=PATIENCE, set_as_default=False)
-    except (OSError, TypeError, ValueError, RuntimeError) as error:
-        why = str(error.__cause__ or error).splitlines()[0]
-        raise UserError(f"what listens at {spec.address} does not answer as a scheduler: {why}") from error
+    made: list[Any] = []
+
+    def connect() -> None:
+        try:
+            made.append(distributed.Client(spec.address, security=security, timeout=PATIENCE, set_as_default=False))
+        except (OSError, TypeError, ValueError, RuntimeError) as error:
+            made.append(error)
+
+    # Dask waits for ever for what takes its greeting and says nothing, as a web server does.
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(2 * PATIENCE)
+    if made and not isinstance(made[0], Exception):
+        return made[0]
+    why = str(made[0].__cause__ or made[0]).splitlines()[0] if made else "it says nothing"
+    raise UserError(f"what listens at {spec.address} does not answer as a scheduler: {why}")
 
 
 def _start(spec: ClusterSpec, home: Home) -> Any:
