@@ -27,7 +27,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
 
-FOLDERS = ("--home", "--results", "--data")  # options that name folders of this machine
+FOLDERS = ("--home", "--results", "--data", "--cluster")  # options that name what is on this machine
 
 if TYPE_CHECKING:
     from ifsl_bench.campaigns.campaign_file import Said
@@ -107,8 +107,8 @@ def run(
         if len(said.tasks) != 1 or said.of_jobs() or said.train.keys() - {"select"}:
             raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself "
                             "(of --train it takes select=best)")  # fmt: skip
-        if jobs or devices:
-            raise UserError("--checkpoint evaluates one model, in this process: leave out --jobs and --devices")
+        if jobs or devices or cluster:
+            raise UserError("--checkpoint evaluates one model, in this process: leave out --jobs, --devices, --cluster")
         result = api.evaluate_checkpoint(
             Path(checkpoint), said.tasks[0], select=said.train.get("select"), episodes=said.episodes,
             change=said.change.said(), work=work, command=command,
