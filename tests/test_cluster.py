@@ -28,7 +28,9 @@ from ifsl_bench.campaigns import cluster as module
 from ifsl_bench.campaigns import dask_workers, worker_check
 from ifsl_bench.campaigns.cluster import opened
 from ifsl_bench.campaigns.cluster_file import ClusterSpec, read_cluster
+from ifsl_bench.campaigns.graph import Node, Wants
 from ifsl_bench.campaigns.run import run_campaign
+from ifsl_bench.campaigns.work import Setting
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -158,6 +160,28 @@ def test_versions_are_held_against_each_other_and_both_are_named():
     said = dask_workers._mismatch(mine, other)
     assert "has python 3.12, this command has 3.11" in said
     assert "has no torch, this command has 2.5.0" in said
+
+
+def test_a_machine_takes_stages_as_long_as_it_has_cores_and_memory_and_accelerators_are_left_to_their_own(home):
+    hands = dask_workers.DaskWorkers(
+        ClusterSpec("x", "tcp://127.0.0.1:9"), Setting(home, "cpu", 4, "run"), [], Reporter()
+    )
+
+    def node(threads: int = 1, memory: int = 1, accelerator: bool = False) -> Node:
+        return Node("key", None, (), Wants(threads, memory, accelerator), (0,))
+
+    for name, host, accelerator in (("a", "one", True), ("b", "one", False), ("c", "two", False)):
+        hands._workers[name] = dask_workers._Worker(name, host, 2, 10.0, accelerator)
+    assert hands._idle(node()).address in "bc"
+    assert hands._idle(node(accelerator=True)).address == "a"
+    assert hands._idle(node(threads=99, memory=99)).address in "bc"  # alone on its machine
+    hands._workers["b"].node = node(threads=2, memory=10)
+    hands._workers["c"].node = node()
+    assert hands.fits(node(threads=2, memory=10))
+    assert not hands.fits(node(threads=3))
+    assert not hands.fits(node(memory=11))
+    hands._workers["a"].node = node(accelerator=True)
+    assert not hands.fits(node())
 
 
 # -- clusters
@@ -488,6 +512,7 @@ def test_ctrl_c_ends_all_workers_within_seconds(here, tmp_path):
     assert not psutil.wait_procs(processes, timeout=3)[1]
 
 
+@pytest.mark.slow("waits for a worker that does not end: 3 s")
 def test_workers_that_do_not_end_by_themselves_are_killed(home, tmp_path):
     with opened(read_cluster(cluster_toml(tmp_path)), home, lambda text: None) as cluster:
         (pid,) = cluster.client.run(os.getpid).values()

@@ -6,6 +6,7 @@ a process. So a node is sent to one idle worker by name, and it is known which w
 
 from __future__ import annotations
 
+import math
 import pickle
 import platform
 import queue
@@ -17,13 +18,14 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any
 
+import psutil
 import torch
 
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.campaigns.cluster import Cluster, opened
 from ifsl_bench.campaigns.cluster_file import ACCELERATOR, LOCAL, ClusterSpec, dask, read_cluster
-from ifsl_bench.campaigns.graph import Node
-from ifsl_bench.campaigns.local import check_sendable
+from ifsl_bench.campaigns.graph import Node, Wants
+from ifsl_bench.campaigns.local import MEMORY, check_sendable
 from ifsl_bench.campaigns.on_dask import SICK, run_on_worker
 from ifsl_bench.campaigns.schedule import Event
 from ifsl_bench.campaigns.served import print_to
@@ -74,6 +76,7 @@ class _Worker:
     address: str
     host: str
     threads: int
+    memory: float
     accelerator: bool
     node: Node | None = None
     future: Any = field(default=None, repr=False)
@@ -98,6 +101,8 @@ class DaskWorkers:
         self._refused: set[str] = set()
         self._waiting: Node | None = None  # what no worker could take when it was last asked
         self._heard: queue.SimpleQueue[Event | Outcome | None] = queue.SimpleQueue()  # None: a node has ended
+        # Bytes for each worker that has no limit of its own.
+        self._memory = MEMORY * psutil.virtual_memory().available / spec.count if spec.kind == LOCAL else math.inf
         self._looked, self._idle_since, self._told = 0.0, time.monotonic(), False
 
     @property
@@ -173,14 +178,17 @@ class DaskWorkers:
         """An idle worker that can take a node, on a machine with enough idle cores."""
         wants = node.wants
         free = [w for w in self._workers.values() if w.node is None and w.accelerator >= wants.accelerator]
-        free = [w for w in free if self._busy(w.host) == 0 or self._busy(w.host) + wants.threads <= self._size(w.host)]
+        free = [w for w in free if self._has_room(w.host, wants)]
         return min(free, key=lambda w: (w.accelerator, -w.threads), default=None)  # leave accelerators to their own
 
-    def _busy(self, host: str) -> int:
-        return sum(w.node.wants.threads for w in self._workers.values() if w.node and w.host == host)
-
-    def _size(self, host: str) -> int:
-        return sum(w.threads for w in self._workers.values() if w.host == host)
+    def _has_room(self, host: str, wants: Wants) -> bool:
+        """Whether a machine has cores and memory for one more node; an idle one takes any."""
+        here = [worker for worker in self._workers.values() if worker.host == host]
+        running = [worker.node.wants for worker in here if worker.node is not None]
+        threads = sum(other.threads for other in running) + wants.threads
+        memory = sum(other.memory for other in running) + wants.memory
+        enough = threads <= sum(worker.threads for worker in here) and memory <= sum(worker.memory for worker in here)
+        return not running or enough
 
     def _there(self) -> Mapping[str, Any]:
         """The workers that the scheduler knows, by address."""
@@ -234,9 +242,10 @@ class DaskWorkers:
                 for address, answer in answers.items()
                 if answer is True
             }
+        first = not self._workers
         for address, problem in problems.items():
             name = f"worker {address} on {new[address]['host']}"
-            if problem and not self._workers:
+            if problem and first:
                 raise UserError(f"{name} {problem}")
             if problem:  # the others go on
                 self._refused.add(address)
@@ -245,7 +254,8 @@ class DaskWorkers:
             info = new[address]
             if self.spec.kind == LOCAL:  # its processes write where this one does
                 self._ask(client.run, print_to, self.setting, info["name"], workers=[address], on_error="return")
-            self._workers[address] = _Worker(address, info["host"], info["nthreads"], _has_accelerator(info))
+            memory = info["memory_limit"] or self._memory
+            self._workers[address] = _Worker(address, info["host"], info["nthreads"], memory, _has_accelerator(info))
 
     def _tell(self, there: int) -> None:
         """Says once why nothing happens."""
