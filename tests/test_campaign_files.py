@@ -146,7 +146,7 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
         (run(**ONE, seeds="[1, -1]"), "run 1: seeds are whole numbers from 0"),
         (run(**ONE, seeds="[1, 2]", seed="1"), "run 1: seeds lists them all, so leave seed out"),
         (run(**ONE, tune="1"), "run 1: --tune takes"),
-        (run(**ONE, episodes="1"), "run 1: --episodes must be 2 to 2000"),
+        (run(**ONE, episodes="1"), "run 1: --episodes must be 2 to 1,000,000"),
         (run(methods='"lr"', tasks='"\\u001b[2J"'), "run 1: tasks: "),
         (run(methods='"a\\u0000.py"', tasks='"glyphs-5shot"'), "run 1: methods: "),
         (run(**ONE, seeds="1000", train=f"{{ rate = {[0.1 + i for i in range(11)]} }}"), "11,000 jobs or more"),

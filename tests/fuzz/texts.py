@@ -114,7 +114,6 @@ glyphs = "y"
 methods = ["lr+a", "mlp*", "x.py:Y"]
 tasks = ["glyphs-*shot+ways=3", "paper", "all", "../z.toml:a"]
 seeds = [0, 5]
-seed = 1
 set = { gamma = [1e-3, 1], gradient = "rbp", converge = false }
 train = { steps = [5, 6] }
 tune = 4
