@@ -17,7 +17,7 @@ from contextvars import ContextVar
 
 import torch
 
-EVALUATION = 2  # threads of PyTorch in an evaluation
+EVALUATION = 2  # threads of PyTorch around an evaluation
 
 _cores = torch.get_num_threads()
 _share = _cores
@@ -56,11 +56,10 @@ def threads(torch_threads: int, kernel_threads: int | None = None) -> Iterator[N
 
 @contextmanager
 def evaluating() -> Iterator[None]:
-    """Inside, as many threads as an evaluation takes.
+    """Inside, as many threads as what is around an evaluation takes; its blocks of episodes have one thread each.
 
     Few in PyTorch, so that many workers on a machine, each with its share of it, do not get in each other's way; and as
-    many as the process may have on episodes that compiled kernels solve one by one. The logits of all methods that come
-    with the package were equal bit by bit on 1, 2, 3 and 4 threads; another's need not be.
+    many as the process may have on episodes that compiled kernels solve one by one.
     """
     with threads(min(EVALUATION, cores()), share()):
         yield

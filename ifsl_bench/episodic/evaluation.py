@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from contextvars import copy_context
 from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import torch
 
 from ifsl_bench.backbone.device import free_memory
-from ifsl_bench.common.processor import evaluating
+from ifsl_bench.common.processor import evaluating, share, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.hits import hits
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
@@ -23,8 +28,9 @@ from ifsl_bench.protocol.task import EpisodeSpec
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
 BLOCKS = (2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)  # episodes at once
-CPU_BYTES = 1 << 24  # on the CPU, where more is no faster: features and logits
+CPU_BYTES = 1 << 25  # on the CPU, where more is no faster: features and logits
 MOST_ON_CPU = 1000  # episodes at once
+MOST_THREADS = 4  # that take a block each: Python's own part of the work is done by one at a time
 DEVICE_BYTES = 1 << 30  # on an accelerator, which many keep busy: features and logits
 SHARE = 1 / 8  # of an accelerator's free memory, if that is less; the methods' peaks are about twice as much
 
@@ -146,12 +152,19 @@ def evaluate(
     """
     method.eval()
     whole = episodes.stop if whole is None else whole
-    found = []
-    with (reporter or Reporter()).stage(title, len(episodes)) as stage:
-        for start, batch in _ahead(loader, _blocks(loader, episodes, whole)):
-            asked = slice(max(0, episodes.start - start), episodes.stop - start)
-            found.append(_evaluated(method, name, batch, loader.sampler.shape, asked, bias))
-            stage.advance(len(found[-1].counts))
+    shape, found = loader.sampler.shape, []
+
+    def answered(method: Method, start: int, batch: Batch) -> Evaluated:
+        asked = slice(max(0, episodes.start - start), episodes.stop - start)
+        return _evaluated(method, name, batch, shape, asked, bias)
+
+    with (
+        (reporter or Reporter()).stage(title, len(episodes)) as stage,
+        closing(_answers(method, loader, _blocks(loader, episodes, whole), answered)) as answers,
+    ):
+        for answer in answers:
+            found.append(answer)
+            stage.advance(len(answer.counts))
     return joined(found)
 
 
@@ -183,15 +196,38 @@ def _evaluated(
     return Evaluated(plain, statistics, None, with_bias)
 
 
-def _ahead(loader: EpisodeLoader, blocks: list[tuple[int, int]]) -> Iterator[tuple[int, Batch]]:
-    """Blocks and where they start. On the CPU a thread gathers the next one while the method looks at this one."""
+def _answers(
+    method: Method,
+    loader: EpisodeLoader,
+    blocks: list[tuple[int, int]],
+    answered: Callable[[Method, int, Batch], Evaluated],
+) -> Generator[Evaluated]:
+    """What ``answered(method, start, batch)`` says of each block, in their order.
+
+    On the CPU threads take a block each, with a copy of the method: a block is a sequence of small calls, which threads
+    would share badly. Each computes alone, so that its digits do not depend on how many there are.
+    """
     if loader.novel.features.device.type != "cpu":
-        yield from ((start, loader.batch(start, count)) for start, count in blocks)
+        for start, count in blocks:
+            yield answered(method, start, loader.batch(start, count))
         return
-    with ThreadPoolExecutor(1, thread_name_prefix="ifsl_bench loader") as thread:
-        coming = [thread.submit(loader.batch, *block) for block in blocks[:1]]
-        for (start, _), following in zip(blocks, [*blocks[1:], None], strict=True):
-            batch = coming.pop().result()
-            if following is not None:
-                coming.append(thread.submit(loader.batch, *following))
-            yield start, batch
+    several = max(1, min(share(), MOST_THREADS, len(blocks)))
+    copies: SimpleQueue[Method] = SimpleQueue()
+    for one in [method, *(copy.deepcopy(method) for _ in range(several - 1))]:
+        copies.put(one)
+
+    @torch.no_grad()
+    def take(start: int, count: int) -> Evaluated:
+        mine = copies.get()
+        try:
+            return answered(mine, start, loader.batch(start, count))
+        finally:
+            copies.put(mine)
+
+    with threads(1, max(1, share() // several)):
+        pool = ThreadPoolExecutor(several, thread_name_prefix="ifsl_bench evaluation")
+        try:
+            for future in [pool.submit(partial(copy_context().run, take, *block)) for block in blocks]:
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,9 +17,11 @@ from ifsl_bench.backbone.trainer import Trainer
 from ifsl_bench.campaigns.graph import graph_of
 from ifsl_bench.campaigns.work import Setting, run_node
 from ifsl_bench.common import processor
-from ifsl_bench.episodic import prepared
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.episodic import evaluation, prepared
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api
+from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import make_jobs
 from tests.campaigns.test_local import counts
 
@@ -92,9 +96,9 @@ def test_the_same_bits_whatever_the_process_was_doing(here, monkeypatch):
     assert seen == {"steps": {3}, "features": {3}}
 
 
-def test_a_step_on_few_episodes_has_one_thread_and_an_evaluation_its_rule(here, monkeypatch):
+def test_a_step_on_few_episodes_and_a_block_of_an_evaluation_have_one_thread(here, monkeypatch):
     (here / "sees.py").write_text(SEES)
-    for cores, share, threads in ((4, 1, 12), (4, 4, 42), (1, 1, 11)):
+    for cores, share, threads in ((4, 1, 11), (4, 4, 41), (1, 1, 11)):
         home = here / f"home-{cores}-{share}"
         shutil.copytree(here / "home", home)
         run(home, ["sees.py:Sees"], "clusters.toml:clusters-5shot", ambient=3, cores=cores, share=share)
@@ -102,3 +106,20 @@ def test_a_step_on_few_episodes_has_one_thread_and_an_evaluation_its_rule(here, 
         said = json.loads(path.read_text())["solver"]["threads"]
         assert said["mean"] == said["max"] == threads
         assert set((here / "seen").read_text().split()) == {"11"}
+
+
+@pytest.mark.parametrize("name", ["imprint", "lwof", "lr+a"])
+def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, monkeypatch, name):
+    monkeypatch.setattr(evaluation, "BLOCKS", (5,))
+    (job,) = make_jobs([name], ["clusters.toml:clusters-5shot"], {}, Training.parse({"steps": "2"}), [0], None)
+    found, copied = [], []
+    kept = copy.deepcopy
+    monkeypatch.setattr(evaluation.copy, "deepcopy", lambda method: copied.append(method) or kept(method))
+    for share in (1, 3):
+        processor.limit(3, share)
+        work = api.workspace(here / "home", device="cpu")
+        found.append(Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "").found)
+    assert len(copied) == 2
+    for side in ("base", "novel"):
+        a, b = (getattr(one.margins, side) for one in found)
+        np.testing.assert_array_equal(a, b)

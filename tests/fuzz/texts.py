@@ -112,7 +112,7 @@ def campaigns() -> Sequence[bytes]:
 glyphs = "y"
 [[run]]
 methods = ["lr+a", "mlp*", "x.py:Y"]
-tasks = ["glyphs-*shot+ways=3", "paper", "all", "../z.toml:a"]
+tasks = ["glyphs-*shot+ways=3", "paper", "all", "glyphs-1shot"]
 seeds = [0, 5]
 set = { gamma = [1e-3, 1], gradient = "rbp", converge = false }
 train = { steps = [5, 6] }
