@@ -38,6 +38,7 @@ def page_faults(which: str, **environment: str) -> tuple[bool, int]:
     return kept, count
 
 
+@pytest.mark.slow("allocates in a process of its own, again and again")
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator")
 def test_freed_memory_is_used_again():
     kept, count = page_faults("keep")

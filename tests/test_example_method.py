@@ -85,6 +85,7 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow("four commands")
 def test_its_commands_run_on_a_small_task(site, clusters):
     """Those of the document, in their order, with a task of seconds in place of the glyphs and fewer steps."""
     given = [command[1:] for command in commands() if command[0] == "ifsl-bench"]

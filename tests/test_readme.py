@@ -59,6 +59,7 @@ def test_the_tables_of_all_pages_are_current():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow("runs the README's tables twice")
 def test_a_wrong_number_is_found_and_written_anew(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(README.replace("| 38.12 ± ", "| 38.13 ± ").replace("| +0.99 ± 0.38 |", "| +0.99 ± 0.39 |"))

@@ -91,6 +91,7 @@ def test_a_dry_run_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, 
     assert [row["state"] for row in dry_run([job], work)] == ["cached"], "the result is stored"
 
 
+@pytest.mark.slow("a process for each stage")
 def test_every_stage_can_be_pickled_and_runs_in_another_process_to_the_same_artefact(task, work, clusters, file):
     (job,) = jobs_of(["lwof"], task, work, {"steps": "10"})
     (own,) = jobs_of([f"{file}:Means"], task, work)

@@ -128,6 +128,7 @@ print(time.perf_counter() - start)
 """
 
 
+@pytest.mark.slow("a benchmark of steps on images")
 def test_freed_memory(benchmark):
     """Training steps with an allocator that keeps freed memory, as in ``ifsl-bench run``, and one that returns it."""
     steps, batch = (1, 4) if benchmark.disabled else (8, 128)

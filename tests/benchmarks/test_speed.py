@@ -191,6 +191,7 @@ def peak_megabytes(*arguments: str) -> float:
     return usage.ru_maxrss / 1024
 
 
+@pytest.mark.slow("a benchmark of a whole command, which needs a trained model")
 @pytest.mark.skipif(not hasattr(os, "wait4"), reason="memory of a child process is known on POSIX only")
 def test_cached_run(benchmark, glyph_features_home):
     """Goal 10 s and 1.5 GB: a run of which everything but the evaluation is cached."""

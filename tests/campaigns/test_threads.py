@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import shutil
@@ -112,14 +111,14 @@ def test_a_step_on_few_episodes_and_a_block_of_an_evaluation_have_one_thread(her
 def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, monkeypatch, name):
     monkeypatch.setattr(evaluation, "BLOCKS", (5,))
     (job,) = make_jobs([name], ["clusters.toml:clusters-5shot"], {}, Training.parse({"steps": "2"}), [0], None)
-    found, copied = [], []
-    kept = copy.deepcopy
-    monkeypatch.setattr(evaluation.copy, "deepcopy", lambda method: copied.append(method) or kept(method))
+    found, pools = [], []
+    pool = evaluation.ThreadPoolExecutor
+    monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, **more: pools.append(n) or pool(n, **more))
     for share in (1, 3):
         processor.limit(3, share)
         work = api.workspace(here / "home", device="cpu")
         found.append(Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "").found)
-    assert len(copied) == 2
+    assert (pools[0], pools[-1]) == (1, 3)
     for side in ("base", "novel"):
         a, b = (getattr(one.margins, side) for one in found)
         np.testing.assert_array_equal(a, b)
