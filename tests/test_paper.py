@@ -118,6 +118,7 @@ def write_tiered(path: Path, images: dict[str, list[bytes]], names: dict[str, li
                     archive.writestr(f"{wnid}/{name}", content)
 
 
+@pytest.mark.timeout(1500)
 @pytest.mark.slow("pretrains the paper's networks on photographs, and trains its nine methods on four tasks")
 def test_the_whole_campaign_runs_on_a_few_photographs_from_the_users_files_to_the_table(call, tmp_path, monkeypatch):
     if not FIXTURE.exists():
