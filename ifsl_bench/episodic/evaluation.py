@@ -211,9 +211,9 @@ def _answers(
         for start, count in blocks:
             yield answered(method, start, loader.batch(start, count))
         return
-    several = max(1, min(share(), MOST_THREADS, len(blocks)))
-    copies: SimpleQueue[Method] = SimpleQueue()
-    for one in [method, *(copy.deepcopy(method) for _ in range(several - 1))]:
+    found = _with_copies(method, max(1, min(share(), MOST_THREADS, len(blocks))))
+    several, copies = len(found), SimpleQueue[Method]()
+    for one in found:
         copies.put(one)
 
     @torch.no_grad()
@@ -231,3 +231,11 @@ def _answers(
                 yield future.result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _with_copies(method: Method, count: int) -> list[Method]:
+    """So many of the method; one, where it holds what cannot be copied, such as a lock or an open file."""
+    try:
+        return [method, *(copy.deepcopy(method) for _ in range(count - 1))]
+    except Exception:  # of anybody's code
+        return [method]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -122,3 +123,14 @@ def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, monke
     for side in ("base", "novel"):
         a, b = (getattr(one.margins, side) for one in found)
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_method_that_cannot_be_copied_is_asked_by_one_thread(here, monkeypatch):
+    monkeypatch.setattr(evaluation, "BLOCKS", (5,))
+    processor.limit(3, 3)
+    (job,) = make_jobs(["imprint"], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
+    ready = Evaluate(job).ready(api.workspace(here / "home", device="cpu"), Reporter())
+    expected = ready.part(range(60), None, Reporter(), "").found
+    ready.method.lock = threading.Lock()
+    found = ready.part(range(60), None, Reporter(), "").found
+    np.testing.assert_array_equal(found.margins.novel, expected.margins.novel)
