@@ -211,7 +211,7 @@ def _answers(
         for start, count in blocks:
             yield answered(method, start, loader.batch(start, count))
         return
-    found = _with_copies(method, max(1, min(share(), MOST_THREADS, len(blocks))))
+    found = _with_copies(method, max(1, min(share(), MOST_THREADS, len(blocks))) if _is_ours(method) else 1)
     several, copies = len(found), SimpleQueue[Method]()
     for one in found:
         copies.put(one)
@@ -239,3 +239,9 @@ def _with_copies(method: Method, count: int) -> list[Method]:
         return [method, *(copy.deepcopy(method) for _ in range(count - 1))]
     except Exception:  # of anybody's code
         return [method]
+
+
+def _is_ours(method: Method) -> bool:
+    """Whether it comes with this package, and is known to share nothing between copies. Anybody else's may draw from
+    PyTorch's generator or keep what a hook saw, which threads would mix up."""
+    return type(method).__module__.startswith("ifsl_bench.methods.")

@@ -134,3 +134,29 @@ def test_a_method_that_cannot_be_copied_is_asked_by_one_thread(here, monkeypatch
     ready.method.lock = threading.Lock()
     found = ready.part(range(60), None, Reporter(), "").found
     np.testing.assert_array_equal(found.margins.novel, expected.margins.novel)
+
+
+DRAWS = """
+import torch
+from ifsl_bench import Method, Prediction
+
+class Draws(Method):
+    def forward(self, support, query):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            noise = torch.randn(self.ways)
+        novel = query.features @ support.class_means(self.ways).mT
+        return Prediction(torch.cat([query.base_logits, novel + noise], -1))
+"""
+
+
+def test_anybody_elses_method_is_asked_by_one_thread(here, monkeypatch):
+    monkeypatch.setattr(evaluation, "BLOCKS", (5,))
+    pools, pool = [], evaluation.ThreadPoolExecutor
+    monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, **more: pools.append(n) or pool(n, **more))
+    (here / "draws.py").write_text(DRAWS)
+    processor.limit(3, 3)
+    (job,) = make_jobs(["draws.py:Draws"], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
+    ready = Evaluate(job).ready(api.workspace(here / "home", device="cpu"), Reporter())
+    ready.part(range(60), None, Reporter(), "")
+    assert pools == [1]
