@@ -13,6 +13,7 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import PrepareData, Stage
+from ifsl_bench.running.ranges import OfEvaluation
 from ifsl_bench.running.renewing import is_trained
 from ifsl_bench.running.stages import MetaTrain, TrainChosen, Trial
 from ifsl_bench.running.stored import stored_result
@@ -154,7 +155,8 @@ class _Expansion:
         key = key_of(stage, self.work.home)
         anew = self.retrain and is_trained(stage)
         if key not in self._done:
-            self._done[key] = not anew and stage.cached(self.work.home)
+            of_old = self.retrain and isinstance(stage, OfEvaluation)  # what an interrupted run found of the old model
+            self._done[key] = not anew and not of_old and stage.cached(self.work.home)
         if self._done[key]:
             return None
         if key in self._nodes:

@@ -20,6 +20,7 @@ from ifsl_bench.common.files import Home, write_bytes
 from ifsl_bench.common.owners import PARTIAL
 
 PROBE = 1 << 20  # bytes written to see whether a disk is full
+ALONE = threading.Lock()  # generators and threads are a process's: of several commands one has it at a time
 SICK = "its worker cannot write:"  # begins what is said of a node that is better handed to another worker
 
 
@@ -29,11 +30,15 @@ class _Topic:
     def __init__(self, worker: Any, task: str, topic: str) -> None:
         self.worker, self.task, self.topic = worker, task, topic
 
-    def send(self, event: Event) -> None:
+    def check(self) -> None:
         """Raises :class:`BrokenPipeError` where nobody wants the node any more, or the scheduler is gone."""
         state = self.worker.state.tasks.get(self.task)
         if state is None or state.state == "cancelled" or self.worker.status.name != "running":
             raise BrokenPipeError("nobody listens")
+
+    def send(self, event: Event) -> None:
+        """Raises what :meth:`check` does."""
+        self.check()
         self.worker.log_event(self.topic, asdict(event))
 
 
@@ -49,9 +54,14 @@ def run_on_worker(packed: bytes, key: str, setting: Setting, share: int, topic: 
         node = pickle.loads(packed)
     except Exception as error:  # a method that is not there, or not as it was
         return Outcome(key, "failed", f"worker {worker.address} cannot load it: {plainly(error)}")
-    speaker = Speaker(_Topic(worker, str(worker.get_current_task()), topic), key, threading.Lock())
+    line = _Topic(worker, str(worker.get_current_task()), topic)
     try:
-        outcome = run_node(node, setting, share, speaker)
+        while not ALONE.acquire(timeout=1):  # a stage of another command, or one that was given up and has not noticed
+            line.check()
+        try:
+            outcome = run_node(node, setting, share, Speaker(line, key, threading.Lock()))
+        finally:
+            ALONE.release()
     except BrokenPipeError:
         return Outcome(key, "lost", "nobody waits for it")
     if outcome.how == "failed" and (problem := cannot_write(setting.home)):
