@@ -204,14 +204,15 @@ def _answers(
 ) -> Generator[Evaluated]:
     """What ``answered(method, start, batch)`` says of each block, in their order.
 
-    On the CPU threads take a block each, with a copy of the method: a block is a sequence of small calls, which threads
-    would share badly. Each computes alone, so that its digits do not depend on how many there are.
+    On the CPU threads take a block each, with a copy of the method where it declares that copies may run at once: a block
+    is a sequence of small calls, which threads would share badly. Each computes alone, so that its digits do not depend on how many there are.
     """
     if loader.novel.features.device.type != "cpu":
         for start, count in blocks:
             yield answered(method, start, loader.batch(start, count))
         return
-    found = _with_copies(method, max(1, min(share(), MOST_THREADS, len(blocks))) if _is_ours(method) else 1)
+    many = max(1, min(share(), MOST_THREADS, len(blocks))) if method.may_run_in_threads() else 1
+    found = _with_copies(method, many)
     several, copies = len(found), SimpleQueue[Method]()
     for one in found:
         copies.put(one)
@@ -239,9 +240,3 @@ def _with_copies(method: Method, count: int) -> list[Method]:
         return [method, *(copy.deepcopy(method) for _ in range(count - 1))]
     except Exception:  # of anybody's code
         return [method]
-
-
-def _is_ours(method: Method) -> bool:
-    """Whether it comes with this package, and is known to share nothing between copies. Anybody else's may draw from
-    PyTorch's generator or keep what a hook saw, which threads would mix up."""
-    return type(method).__module__.startswith("ifsl_bench.methods.")

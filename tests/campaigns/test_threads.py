@@ -141,6 +141,8 @@ import torch
 from ifsl_bench import Method, Prediction
 
 class Draws(Method):
+    parallel_copies = {}
+
     def forward(self, support, query):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -150,13 +152,14 @@ class Draws(Method):
 """
 
 
-def test_anybody_elses_method_is_asked_by_one_thread(here, monkeypatch):
+@pytest.mark.parametrize(("declared", "several"), [(False, 1), (True, 3)])
+def test_only_a_method_that_declares_it_is_asked_by_several_threads(here, monkeypatch, declared, several):
     monkeypatch.setattr(evaluation, "BLOCKS", (5,))
     pools, pool = [], evaluation.ThreadPoolExecutor
     monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, **more: pools.append(n) or pool(n, **more))
-    (here / "draws.py").write_text(DRAWS)
+    (here / "draws.py").write_text(DRAWS.format(declared))
     processor.limit(3, 3)
     (job,) = make_jobs(["draws.py:Draws"], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
     ready = Evaluate(job).ready(api.workspace(here / "home", device="cpu"), Reporter())
     ready.part(range(60), None, Reporter(), "")
-    assert pools == [1]
+    assert pools == [several]
