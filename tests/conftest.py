@@ -6,7 +6,7 @@ import os
 
 # Two busy threads for each of many small tests only get in each other's way. NumPy's libraries read this when they are
 # loaded; workers and commands that tests start inherit it.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or "1"  # an empty one says nothing
 # Every test has a home of its own, and they shall not all compile.
 os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(os.path.dirname(__file__), "..", ".pytest_cache", "kernels"))
 
@@ -25,6 +25,14 @@ torch.set_num_threads(1)
 
 ORACLE = Path(__file__).parent / "oracle"
 MOST_SLOW = 50
+COMPILING = tuple(
+    f"tests/{name}"
+    for name in (
+        "benchmarks/test_solve", "learners/", "solve/", "test_attractors", "test_contract", "test_example_method",
+        "test_kernels", "test_many_episodes", "test_methods_", "test_one_episode", "test_pretend", "test_probe",
+        "test_regular", "test_tuning", "test_variants",
+    )
+)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,6 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f'{item.nodeid}: say why it is slow: @pytest.mark.slow("why")')
     if len(slow) > MOST_SLOW:
         raise pytest.UsageError(f"{len(slow)} tests are marked slow, at most {MOST_SLOW} may be")
+    # Workers begin with stretches of this list. Those that compile kernels are one stretch: a worker beside it that
+    # needed the same ones would compile them too.
+    items.sort(key=lambda item: not item.nodeid.startswith(COMPILING))
 
 
 @pytest.fixture(autouse=True)

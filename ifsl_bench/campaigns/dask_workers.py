@@ -30,7 +30,7 @@ from ifsl_bench.campaigns.on_dask import SICK, run_on_worker
 from ifsl_bench.campaigns.schedule import Event
 from ifsl_bench.campaigns.served import print_to
 from ifsl_bench.campaigns.work import Outcome, Setting
-from ifsl_bench.campaigns.worker_check import Wanted, unfit, wanted, without_accelerator
+from ifsl_bench.campaigns.worker_check import MustHave, unfit, wanted, without_accelerator
 from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.progress import Reporter
@@ -96,7 +96,7 @@ class DaskWorkers:
         self.methods = tuple({job.name: (job.name, pickle.dumps(job.chosen), job.source) for job in jobs}.values())
         self._stack = ExitStack()
         self._cluster: Cluster | None = None
-        self._needed: Wanted | None = None
+        self._needed: MustHave | None = None
         self._workers: dict[str, _Worker] = {}  # by address
         self._refused: set[str] = set()
         self._waiting: Node | None = None  # what no worker could take when it was last asked

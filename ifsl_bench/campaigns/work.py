@@ -19,7 +19,7 @@ from ifsl_bench.running.api import workspace
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.stored import store
 
-Ended = Literal["done", "failed", "lost"]
+Ending = Literal["done", "failed", "lost"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Outcome:
     """
 
     key: str
-    how: Ended
+    how: Ending
     said: str = ""
     seconds: float = 0.0
 

@@ -204,8 +204,9 @@ def _answers(
 ) -> Generator[Evaluated]:
     """What ``answered(method, start, batch)`` says of each block, in their order.
 
-    On the CPU threads take a block each, with a copy of the method where it declares that copies may run at once: a block
-    is a sequence of small calls, which threads would share badly. Each computes alone, so that its digits do not depend on how many there are.
+    On the CPU threads take a block each, with a copy of the method where its class declares that copies may run at
+    once: a block is a sequence of small calls, which threads would share badly. Each computes alone, so that its digits
+    do not depend on how many there are.
     """
     if loader.novel.features.device.type != "cpu":
         for start, count in blocks:

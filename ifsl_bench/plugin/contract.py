@@ -191,12 +191,8 @@ def copies_do_not_meet(given: Asked) -> str:
 
     with ThreadPoolExecutor(COPIES) as pool:
         found = pool.map(answer, [copy.deepcopy(given.method) for _ in range(COPIES)])
-        wrong = any([differs(given, one, expected) for answers in found for one in answers])
-    return (
-        "copies in several threads give other answers than one alone, and the class says parallel_copies"
-        if wrong
-        else ""
-    )
+        wrong = any(differs(given, one, expected) for answers in found for one in answers)
+    return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else ""
 
 
 def learns(given: Asked) -> str:

@@ -21,7 +21,7 @@ from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.evaluating import Evaluate, stages_of
 from ifsl_bench.running.job import Job, make_jobs
 from ifsl_bench.running.preparation import PrepareData
-from ifsl_bench.running.ranges import forget
+from ifsl_bench.running.ranges import remove_evaluated
 from ifsl_bench.running.renewing import put_aside
 from ifsl_bench.running.stored import store, stored_result
 
@@ -182,5 +182,5 @@ def evaluate_checkpoint(
         raise UserError(f"the backbone {key} that {folder.name} was trained on is not in {work.home.pretrained} "
                         f"or was trained again since; evaluate it with the --home it was trained in")  # fmt: skip
     result = evaluation.run(work)
-    forget(job, work.home, folder)
+    remove_evaluated(job, work.home, folder)
     return result

@@ -2,8 +2,8 @@
 
 :class:`Calibrate` holds the method against its contract and finds the bias on validation episodes, so that no range has
 to keep the margins of its queries. What calibration and ranges have found lies under ``evaluated`` in the home folder
-until the result is stored. :func:`forget` then removes it, so that a result which is asked for anew is measured anew,
-while a run that was stopped goes on with the ranges that are not done.
+until the result is stored. :func:`remove_evaluated` then removes it, so that a result which is asked for anew is
+measured anew, while a run that was stopped goes on with the ranges that are not done.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def ranges_of(job: Job, model: Path | None = None) -> list[EvaluateRange]:
     return [EvaluateRange(job, model, start, min(start + RANGE, job.episodes)) for start in starts]
 
 
-def forget(job: Job, home: Home, model: Path | None = None) -> None:
+def remove_evaluated(job: Job, home: Home, model: Path | None = None) -> None:
     """Removes what calibration and ranges of a job have left."""
     shutil.rmtree(Calibrate(job, model).folder(home), ignore_errors=True)
 
