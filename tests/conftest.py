@@ -299,9 +299,9 @@ def glyph_home(glyphs_source: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def glyph_features_source(glyphs_source: Path, made_once: Callable[..., Path]) -> Path:
     """The same with a pretraining of six steps and the features under it."""
+    from ifsl_bench.campaigns.api import workspace
     from ifsl_bench.episodic.prepared import PreparedTask
     from ifsl_bench.protocol.task_files import find
-    from ifsl_bench.running.api import workspace
 
     def fill(root: Path) -> None:
         home = _copy_home(glyphs_source, root).rename(root / "home")

@@ -10,6 +10,7 @@ import pytest
 
 import ifsl_bench
 from ifsl_bench.board.result_file import read
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.episodic.evaluation import evaluate
@@ -19,7 +20,6 @@ from ifsl_bench.protocol.calibration import best_bias
 from ifsl_bench.protocol.metrics import BALANCE
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api
 from ifsl_bench.running.check import check_file
 from ifsl_bench.running.job import make_jobs
 

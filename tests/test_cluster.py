@@ -26,6 +26,7 @@ import distributed
 
 from ifsl_bench.campaigns import cluster as module
 from ifsl_bench.campaigns import dask_workers, worker_check
+from ifsl_bench.campaigns.api import workspace
 from ifsl_bench.campaigns.cluster import opened
 from ifsl_bench.campaigns.cluster_file import ClusterSpec, read_cluster
 from ifsl_bench.campaigns.graph import Node, Wants
@@ -35,7 +36,6 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running.api import workspace
 from ifsl_bench.running.job import make_jobs
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from ifsl_bench.methods.protonet import ProtoNet
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.contract import (
@@ -21,7 +22,6 @@ from ifsl_bench.plugin.contract import (
     sees_one_query,
 )
 from ifsl_bench.plugin.method import Base, Prediction, Query, Support
-from ifsl_bench.running import api
 
 START = """
 import torch

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from ifsl_bench.board.result_file import Result, read
+from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.graph import graph_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic import evaluation
@@ -25,12 +26,13 @@ from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocol.calibration import find_bias
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api, ranges
+from ifsl_bench.running import ranges
 from ifsl_bench.running.check import check_file
 from ifsl_bench.running.evaluating import Evaluate, stages_of
 from ifsl_bench.running.job import make_jobs
 from ifsl_bench.running.ranges import Calibrate, EvaluateRange, ranges_of
 from ifsl_bench.running.reproduce import reproduce
+from ifsl_bench.running.unstored import run_unstored
 
 QUICK = ("protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a")
 OPTIONS = {"lr": {"weight_decay": 0.1}, "mlp": {"weight_decay": 0.1}}
@@ -175,19 +177,19 @@ def test_ranges_run_anywhere_in_any_order_and_a_run_that_was_stopped_goes_on(tas
     damaged, other = (node.stage.file(work.home) for node in nodes[:2])
     damaged.write_bytes(damaged.read_bytes().replace(b"u1", b"u2", 1))
     other.write_text(other.read_text()[:50])
-    (result,) = api.run_jobs([job], work)
+    result = api.run_job(job, work)
     assert sorted((r.start, r.stop) for r in asked) == sorted(
         (n.stage.start, n.stage.stop) for n in [*nodes[:2], *nodes[5:]]
     )
     monkeypatch.setattr(ranges, "RANGE", 10_000)
-    (once,) = api.run_jobs([job], work, rerun=True)
+    once = api.run_job(job, work, rerun=True)
     assert _plain(once) == _plain(result)
 
 
 def test_what_was_found_by_another_method_is_not_used(task, work, in_ranges, monkeypatch):
     job = job_of("lwof", task, work, 40, steps=True)
     *_, evaluation_ = stages_of(job)
-    api.run_job(job, work)
+    run_unstored(job, work)
     kept = [one for one in (Calibrate(job), *ranges_of(job)) if one.cached(work.home)]
     assert len(kept) == 4
     monkeypatch.setattr(ranges, "everything", lambda method: "other code")

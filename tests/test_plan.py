@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns import plan as planning
 from ifsl_bench.campaigns.campaign_file import Said, asked
 from ifsl_bench.campaigns.graph import graph_of
@@ -19,7 +20,6 @@ from ifsl_bench.campaigns.logs import log_path
 from ifsl_bench.campaigns.plan import Step, plan_of
 from ifsl_bench.campaigns.status import SILENT, read_log
 from ifsl_bench.kernels import store
-from ifsl_bench.running import api
 
 CAMPAIGN = """
 [[run]]

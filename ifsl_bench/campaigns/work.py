@@ -14,8 +14,7 @@ from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Relay, Reporter
-from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.running.api import workspace
+from ifsl_bench.episodic.prepared import Workspace, workspace
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.stored import store
 

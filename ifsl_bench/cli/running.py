@@ -90,11 +90,11 @@ def run(
     from ifsl_bench.board.notes import standing
     from ifsl_bench.board.render import PROGRAMS, render
     from ifsl_bench.board.show import result_table
+    from ifsl_bench.campaigns import api
     from ifsl_bench.campaigns.data import check_data, prepare_from
     from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.campaigns.run import run_campaign, workers_for
     from ifsl_bench.campaigns.watching import watching
-    from ifsl_bench.running import api
 
     keep_freed_memory()
     reporter = reporter_for(quiet, verbose)

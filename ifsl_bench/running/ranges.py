@@ -8,6 +8,7 @@ measured anew, while a run that was stopped goes on with the ranges that are not
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.trained import Trained, load_trained
 from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.probe_cache import everything
+from ifsl_bench.plugin.probe_cache import everything, own_code
 from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
 from ifsl_bench.running.job import TUNING_SEED, Job
@@ -158,7 +159,8 @@ class OfEvaluation(OfJob):
             if info is None or info.get("finished") is not True or info.get("pretraining_sha256") != weights:
                 return None
             trained = info["tensors"]["sha256"]
-        code = [everything(job.method), __version__, torch.__version__]
+        how = hashlib.sha256(b"".join(own_code("episodic"))).hexdigest()  # episodes are drawn and counted
+        code = [everything(job.method), how, __version__, torch.__version__]
         return sha256_json([OfEvaluation.key(self, home), job.options, weights, trained, code])
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.graph import Node, Wants
 from ifsl_bench.campaigns.local import LocalWorkers, check_sendable
 from ifsl_bench.campaigns.run import numbers_in, run_campaign, workers_for
@@ -24,7 +25,6 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api
 from ifsl_bench.running.job import make_jobs
 
 # A method that learns one number. Its process is killed while it trains in a worker, as often as there are files that

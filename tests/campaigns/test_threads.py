@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from ifsl_bench.backbone.trainer import Trainer
+from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.graph import graph_of
 from ifsl_bench.campaigns.work import Setting, run_node
 from ifsl_bench.common import processor
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic import evaluation, prepared
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import make_jobs
 from tests.campaigns.test_local import counts
