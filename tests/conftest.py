@@ -15,11 +15,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+
+if TYPE_CHECKING:
+    from ifsl_bench.episodic.prepared import Workspace
 
 torch.set_num_threads(1)
 
@@ -29,8 +33,8 @@ COMPILING = tuple(
     f"tests/{name}"
     for name in (
         "benchmarks/test_solve", "learners/", "solve/", "test_attractors", "test_calibrate", "test_contract",
-        "test_example_method", "test_kernels", "test_many_episodes", "test_methods_", "test_one_episode", "test_pretend",
-        "test_probe", "test_regular", "test_reproduce", "test_stages", "test_tuning", "test_variants",
+        "test_example_method", "test_kernels", "test_many_episodes", "test_methods_", "test_one_episode",
+        "test_pretend", "test_probe", "test_regular", "test_reproduce", "test_stages", "test_tuning", "test_variants",
     )
 )  # fmt: skip
 
@@ -191,6 +195,20 @@ def here(clusters: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
     monkeypatch.chdir(clusters)
     return clusters
+
+
+@pytest.fixture
+def task(clusters: Path) -> str:
+    """A task on the frozen features."""
+    return f"{clusters / 'clusters.toml'}:clusters-5shot"
+
+
+@pytest.fixture
+def work(clusters: Path) -> Workspace:
+    """A workspace in their home."""
+    from ifsl_bench.episodic.prepared import workspace
+
+    return workspace(clusters / "home", device="cpu")
 
 
 @pytest.fixture

@@ -49,11 +49,6 @@ def task(clusters):
     return f"{clusters / 'clusters.toml'}:clusters-1shot"
 
 
-@pytest.fixture
-def work(clusters):
-    return api.workspace(clusters / "home", device="cpu")
-
-
 def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, work):
     result = api.run("protonet", task, work=work)
     (found,) = find(task)

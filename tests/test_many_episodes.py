@@ -44,11 +44,6 @@ def task(clusters):
 
 
 @pytest.fixture
-def work(clusters):
-    return api.workspace(clusters / "home", device="cpu")
-
-
-@pytest.fixture
 def in_ranges(monkeypatch):
     """Sixteen episodes make a range."""
     monkeypatch.setattr(ranges, "RANGE", 16)

@@ -59,16 +59,6 @@ def dry_run(jobs, work):
 
 
 @pytest.fixture
-def task(clusters):
-    return f"{clusters / 'clusters.toml'}:clusters-5shot"
-
-
-@pytest.fixture
-def work(clusters):
-    return api.workspace(clusters / "home", device="cpu")
-
-
-@pytest.fixture
 def file(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(FILE)

@@ -50,16 +50,6 @@ class Scaled(Method):
         return Prediction(torch.cat([base, self.temperature * h @ c.mT + self.offset], -1))
 
 
-@pytest.fixture
-def task(clusters):
-    return f"{clusters / 'clusters.toml'}:clusters-5shot"
-
-
-@pytest.fixture
-def work(clusters):
-    return api.workspace(clusters / "home", device="cpu")
-
-
 def job_of(task, work, seed=0, trials=4, method=Scaled, **options):
     return make_jobs([method], [task], options, Training(steps=20), [seed], None, home=work.home, trials=trials)[0]
 
