@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbone.device import free_memory
-from ifsl_bench.common.processor import evaluating, share, threads
+from ifsl_bench.common.processor import evaluating, share, stoppable, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.hits import hits
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
@@ -207,12 +207,15 @@ def _answers(
     On the CPU threads take a block each, with a copy of the method: a block is a sequence of small calls, which threads
     would share badly. Each computes alone, so that its digits do not depend on how many there are.
     """
-    if loader.novel.features.device.type != "cpu":
-        for start, count in blocks:
-            yield answered(method, start, loader.batch(start, count))
-        return
-    found = _with_copies(method, max(1, min(share(), MOST_THREADS, len(blocks))) if _is_ours(method) else 1)
+    cpu = loader.novel.features.device.type == "cpu"
+    most = max(1, min(share(), MOST_THREADS, len(blocks))) if cpu and _is_ours(method) else 1
+    found = _with_copies(method, most)
     several, copies = len(found), SimpleQueue[Method]()
+    if several == 1:  # in this thread, where Ctrl-C ends anybody's code
+        with threads(1, share()) if cpu else nullcontext():
+            for start, count in blocks:
+                yield answered(method, start, loader.batch(start, count))
+        return
     for one in found:
         copies.put(one)
 
@@ -224,13 +227,18 @@ def _answers(
         finally:
             copies.put(mine)
 
-    with threads(1, max(1, share() // several)):
-        pool = ThreadPoolExecutor(several, thread_name_prefix="ifsl_bench evaluation")
+    with (
+        threads(1, max(1, share() // several)),
+        ThreadPoolExecutor(several, "ifsl_bench evaluation") as pool,
+        stoppable(),
+    ):
+        futures = [pool.submit(partial(copy_context().run, take, *block)) for block in blocks]
         try:
-            for future in [pool.submit(partial(copy_context().run, take, *block)) for block in blocks]:
+            for future in futures:
                 yield future.result()
         finally:
-            pool.shutdown(cancel_futures=True)
+            for future in futures:
+                future.cancel()
 
 
 def _with_copies(method: Method, count: int) -> list[Method]:
