@@ -71,6 +71,9 @@ def run_node(node: Node, setting: Setting, share: int | None = None, reporter: R
 def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tuple[Outcome, Exception | None]:
     """Runs a node in a workspace, and stores a result; how it ended, and the error if it failed.
 
+    Raises:
+        Unheard: the reporter has nobody who listens.
+
     Args:
         relay: the workspace's reporter, which is led to the node's log and to ``reporter``.
     """
@@ -82,8 +85,6 @@ def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tu
                 made = node.stage.run(work)
             if node.last and isinstance(node.stage, Evaluate):
                 store(node.stage.job, work, made)
-        except BrokenPipeError:  # nobody listens any more
-            raise
         except Exception as error:
             said = plainly(error)
             if not isinstance(error, (UserError, OSError, MemoryError)):

@@ -16,12 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ifsl_bench.campaigns.graph import Node, Wants
+from ifsl_bench.campaigns.graph import Node, Wants, graph_of
 from ifsl_bench.campaigns.local import LocalWorkers, check_sendable
+from ifsl_bench.campaigns.logs import Log
 from ifsl_bench.campaigns.run import numbers_in, run_campaign, workers_for
+from ifsl_bench.campaigns.status import read_log
 from ifsl_bench.campaigns.work import Setting
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter, Unheard
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api
@@ -248,3 +251,41 @@ def test_cores_are_shared_and_whole_machines_are_not():
         workers.workers[0].node = node(1)
         assert workers.fits(node(1))
         assert workers.fits(node(cores)) == beside
+
+
+BREAKS = """
+from ifsl_bench.methods.imprint import Imprint
+
+class Breaks(Imprint):
+    def forward(self, support, query):
+        if len(query.features) > 30:
+            raise BrokenPipeError(32, "Broken pipe", "its own")
+        return super().forward(support, query)
+"""
+
+
+def test_a_broken_pipe_of_a_methods_own_is_its_failure_and_stops_nothing_else(here, call):
+    Path("breaks.py").write_text(BREAKS)
+    asked = "--method", "breaks.py:Breaks,imprint", "--task", "clusters.toml:clusters-5shot"
+    status, _, err = call("run", *asked, "--home", "home", "--device", "cpu")
+    assert status == 1
+    assert "Broken pipe" in err.splitlines()[-1]
+    assert "run again" not in err
+    assert len(list(Path("home/results").rglob("imprint*.json"))) == 1
+    assert "1 of 2 jobs done, 1 failed" in call("status", *asked, "--home", "home")[1]
+
+
+class Deaf(Reporter):
+    """Its listener is gone."""
+
+    def say(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_run_that_nobody_listens_to_any_more_ends_and_has_not_failed(here):
+    work = api.workspace(here / "home", device="cpu", reporter=Deaf())
+    jobs = make_jobs(["imprint"], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
+    node = next(iter(graph_of(jobs, work).nodes.values()))
+    with pytest.raises(Unheard), Log(work.home, node.key, "it", Deaf()) as log:
+        log.say("a word")
+    assert read_log(log.path).state == "interrupted"
