@@ -218,6 +218,39 @@ def test_devices_that_are_not_there_are_refused(here, call):
     assert "leave out --jobs" in err
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["run", "dry"])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--cluster", "tcp://127.0.0.1:9", "--jobs", "2"], "leave out --jobs and --devices"),
+        (["--cluster", "tcp://127.0.0.1:9", "--devices", "0"], "leave out --jobs and --devices"),
+        (["--cluster", "nowhere.toml"], "there is no file nowhere.toml"),
+        (["--cluster", "wrong.toml"], "wrong.toml"),
+        (["--cluster", "tcp://127.0.0.1:9", "--device", "cuda:1"], "with --cluster it is auto, cpu or cuda"),
+        (["--devices", "0-7", "--jobs", "1"], "leaves some of --devices 0-7 without a worker"),
+        (["--devices", "0-99"], "PyTorch sees"),
+    ],
+)
+def test_options_that_cannot_be_together_are_refused_before_anything_is_made(more, said, dry, here, call, monkeypatch):
+    if "--cluster" in more:
+        pytest.importorskip("distributed", reason="the extra is not installed")
+    Path("wrong.toml").write_text('class = "NoCluster"\n')
+    monkeypatch.setattr("ifsl_bench.campaigns.data.prepare_from", None)
+    monkeypatch.setattr("ifsl_bench.campaigns.plan.plan_of", None)
+    asked = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home"
+    status, out, err = call("run", *asked, *more, *dry)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_a_dry_run_for_a_cluster_says_what_its_times_are_of(here, call):
+    pytest.importorskip("distributed", reason="the extra is not installed")
+    asked = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home", "--dry-run"
+    status, _, err = call("run", *asked, "--cluster", "tcp://127.0.0.1:9")
+    assert status == 0
+    assert "times are those of one process on this machine's processor" in err
+
+
 def test_workers_that_cannot_start_are_given_up(here, monkeypatch):
     """As where a library that they import is broken."""
     work = api.workspace(here / "home", device="cpu")
