@@ -30,6 +30,7 @@ MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves
 BLOCKS = (2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)  # episodes at once
 CPU_BYTES = 1 << 25  # on the CPU, where more is no faster: features and logits
 MOST_ON_CPU = 1000  # episodes at once
+PEAK = 4  # times as much as that a method takes at its peak
 MOST_THREADS = 4  # that take a block each: Python's own part of the work is done by one at a time
 DEVICE_BYTES = 1 << 30  # on an accelerator, which many keep busy: features and logits
 SHARE = 1 / 8  # of an accelerator's free memory, if that is less; the methods' peaks are about twice as much
@@ -138,6 +139,7 @@ def evaluate(
     title: str = "",
     whole: int | None = None,
     bias: Bias | None = None,
+    at_once: bool = True,
 ) -> Evaluated:
     """Counts hits over these episodes of the loader's stream.
 
@@ -149,6 +151,8 @@ def evaluate(
         whole: the end of the stream, where the last block is cut; that of the episodes by default.
         bias: on the novel logits, to count the hits with it too, and to keep no margins: of many episodes these are
             most of what is kept.
+        at_once: take several blocks at once, where that is faster: not worth copies of the method and threads where few
+            episodes are looked at often.
     """
     method.eval()
     whole = episodes.stop if whole is None else whole
@@ -160,7 +164,7 @@ def evaluate(
 
     with (
         (reporter or Reporter()).stage(title, len(episodes)) as stage,
-        closing(_answers(method, loader, _blocks(loader, episodes, whole), answered)) as answers,
+        closing(_answers(method, loader, _blocks(loader, episodes, whole), answered, at_once)) as answers,
     ):
         for answer in answers:
             found.append(answer)
@@ -201,6 +205,7 @@ def _answers(
     loader: EpisodeLoader,
     blocks: list[tuple[int, int]],
     answered: Callable[[Method, int, Batch], Evaluated],
+    at_once: bool,
 ) -> Generator[Evaluated]:
     """What ``answered(method, start, batch)`` says of each block, in their order.
 
@@ -208,8 +213,7 @@ def _answers(
     would share badly. Each computes alone, so that its digits do not depend on how many there are.
     """
     cpu = loader.novel.features.device.type == "cpu"
-    most = max(1, min(share(), MOST_THREADS, len(blocks))) if cpu and _is_ours(method) else 1
-    found = _with_copies(method, most)
+    found = _with_copies(method, min(blocks_at_once(type(method)), len(blocks)) if cpu and at_once else 1)
     several, copies = len(found), SimpleQueue[Method]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
         with threads(1, share()) if cpu else nullcontext():
@@ -249,7 +253,17 @@ def _with_copies(method: Method, count: int) -> list[Method]:
         return [method]
 
 
-def _is_ours(method: Method) -> bool:
+def blocks_at_once(kind: type[Method]) -> int:
+    """How many blocks of a method's episodes a CPU computes at once, at most."""
+    return max(1, min(share(), MOST_THREADS)) if _is_ours(kind) else 1
+
+
+def block_bytes(kind: type[Method]) -> int:
+    """Bytes, roughly, that blocks of a method's episodes take on a CPU while they are evaluated."""
+    return blocks_at_once(kind) * PEAK * CPU_BYTES
+
+
+def _is_ours(kind: type[Method]) -> bool:
     """Whether it comes with this package, and is known to share nothing between copies. Anybody else's may draw from
     PyTorch's generator or keep what a hook saw, which threads would mix up."""
-    return type(method).__module__.startswith("ifsl_bench.methods.")
+    return kind.__module__.startswith("ifsl_bench.methods.")

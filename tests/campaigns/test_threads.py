@@ -27,6 +27,7 @@ from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import make_jobs
+from ifsl_bench.running.stages import MetaTrain
 from tests.campaigns.test_local import counts
 
 SEES = """
@@ -192,3 +193,30 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
     with pytest.raises(KeyboardInterrupt):
         ready.part(range(60), None, Reporter(), "")
     assert time.monotonic() - pressed[0] < 2
+
+
+def test_a_validation_makes_no_copies_of_the_method_and_an_evaluation_does(here, monkeypatch):
+    monkeypatch.setattr(evaluation, "BLOCKS", (5,))
+    processor.limit(3, 3)
+    counts, copies = [], evaluation._with_copies
+    monkeypatch.setattr(evaluation, "_with_copies", lambda one, count: counts.append(count) or copies(one, count))
+    train = Training.parse({"steps": "20"})
+    (job,) = make_jobs(["lwof"], ["clusters.toml:clusters-5shot"], {}, train, [0], None)
+    work = api.workspace(here / "home", device="cpu")
+    MetaTrain(job).run(work)
+    assert counts
+    assert set(counts) == {1}
+    Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "")
+    assert counts[-1] == 3
+
+
+def test_a_stage_asks_for_the_memory_of_all_blocks_that_it_computes_at_once(here):
+    (here / "draws.py").write_text(DRAWS)
+    work, found = api.workspace(here / "home", device="cpu"), {}
+    for name, share in (("imprint", 1), ("imprint", 3), ("draws.py:Draws", 1), ("draws.py:Draws", 3)):
+        processor.limit(4, share)
+        (job,) = make_jobs([name], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
+        (last,) = (node for node in graph_of([job], work).nodes.values() if node.last)
+        found[name, share] = last.wants.memory
+    assert found["imprint", 3] - found["imprint", 1] >= 2 * evaluation.CPU_BYTES
+    assert found["draws.py:Draws", 3] == found["draws.py:Draws", 1] == found["imprint", 1]
