@@ -11,6 +11,7 @@ from typing import Literal
 from ifsl_bench.campaigns.graph import Node
 from ifsl_bench.campaigns.logs import Log
 from ifsl_bench.common import processor
+from ifsl_bench.common.building import Swept
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Relay, Reporter
@@ -45,7 +46,8 @@ class Outcome:
 
     Attributes:
         key: of the node.
-        how: "done"; "failed", which the same node would do again; or "lost": its worker died.
+        how: "done"; "failed", which the same node would do again; or "lost": its worker died, or what it
+            had made was taken away.
         said: one line that says why it failed or was lost.
         seconds: that it took.
     """
@@ -90,7 +92,8 @@ def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tu
             if not isinstance(error, (UserError, OSError, MemoryError)):
                 log.write("".join(traceback.format_exception(error)))
             log.write(f"failed: {said}")
-            return Outcome(node.key, "failed", said, time.monotonic() - start), error
+            how: Ended = "lost" if isinstance(error, Swept) else "failed"  # which goes better the next time
+            return Outcome(node.key, how, said, time.monotonic() - start), error
         finally:
             relay.to = reporter
         seconds = time.monotonic() - start

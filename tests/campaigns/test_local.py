@@ -21,10 +21,13 @@ from ifsl_bench.campaigns.local import LocalWorkers, check_sendable
 from ifsl_bench.campaigns.logs import Log
 from ifsl_bench.campaigns.run import numbers_in, run_campaign, workers_for
 from ifsl_bench.campaigns.status import read_log
+from ifsl_bench.campaigns.watching import Told
 from ifsl_bench.campaigns.work import Setting
+from ifsl_bench.common.building import Swept
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter, Unheard
+from ifsl_bench.episodic import prepared as prepared
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import api
@@ -322,3 +325,21 @@ def test_a_run_that_nobody_listens_to_any_more_ends_and_has_not_failed(here):
     with pytest.raises(Unheard), Log(work.home, node.key, "it", Deaf()) as log:
         log.say("a word")
     assert read_log(log.path).state == "interrupted"
+
+
+def test_a_stage_whose_unfinished_folder_another_machine_has_swept_is_run_again(here, monkeypatch):
+    real, swept = prepared.compute_features, []
+
+    def once(*arguments, **more):
+        if not swept:
+            swept.append(True)
+            raise Swept(Path("x"))
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(prepared, "compute_features", once)
+    work = api.workspace(here / "home", device="cpu")
+    jobs = make_jobs(["imprint"], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
+    with pytest.warns(UserWarning, match="was removed while it was being filled.*it is run again"):
+        ended = run_campaign(jobs, work, watch=Told(work.reporter))
+    assert swept
+    assert ended.made == jobs
