@@ -42,12 +42,8 @@ LOOK = 1.0  # seconds between two looks at who is there
 SILENCE = 20.0  # seconds that work waits for a worker until somebody is told
 
 
-def cluster_workers(said: str, jobs: Sequence[Job], work: Workspace, device: str) -> tuple[DaskWorkers, Workspace]:
-    """The workers that ``--cluster`` asks for, and the workspace with the kind of device that they compute on.
-
-    Args:
-        said: what follows ``--cluster``.
-        device: what follows ``--device``; it is looked for on the workers, not here.
+def check_cluster(said: str, jobs: Sequence[Job], device: str) -> ClusterSpec:
+    """The cluster that is asked for, as far as it can be known before it is started or connected to.
 
     Raises:
         UserError: what :func:`read_cluster` says; no such device; a method that other processes cannot load.
@@ -59,6 +55,20 @@ def cluster_workers(said: str, jobs: Sequence[Job], work: Workspace, device: str
             choose_device(device)  # which says what there is
         raise UserError(f"--device {device}: which one of its devices a worker computes on is for the worker to say; "
                         "with --cluster it is auto, cpu or cuda")  # fmt: skip
+    return spec
+
+
+def cluster_workers(said: str, jobs: Sequence[Job], work: Workspace, device: str) -> tuple[DaskWorkers, Workspace]:
+    """The workers that ``--cluster`` asks for, and the workspace with the kind of device that they compute on.
+
+    Args:
+        said: what follows ``--cluster``.
+        device: what follows ``--device``; it is looked for on the workers, not here.
+
+    Raises:
+        UserError: what :func:`check_cluster` says; no worker has such a device.
+    """
+    spec = check_cluster(said, jobs, device)
     setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex)
     hands = DaskWorkers(spec, setting, jobs, work.reporter)
     found = device != "cpu" and hands.accelerators()

@@ -8,8 +8,8 @@ measured anew, while a run that was stopped goes on with the ranges that are not
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +22,7 @@ import torch
 from ifsl_bench._version import __version__
 from ifsl_bench.backbone.device import describe_device
 from ifsl_bench.backbone.placement import Place
+from ifsl_bench.common.building import remove
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
@@ -296,8 +297,10 @@ def ranges_of(job: Job, model: Path | None = None) -> list[EvaluateRange]:
 
 
 def remove_evaluated(job: Job, home: Home, model: Path | None = None) -> None:
-    """Removes what calibration and ranges of a job have left."""
-    shutil.rmtree(Calibrate(job, model).folder(home), ignore_errors=True)
+    """Removes what calibration and ranges of a job have left, all at once: another run of the same job finds all of it
+    or nothing, and keeps what it writes from then on."""
+    with contextlib.suppress(OSError):
+        remove(Calibrate(job, model).folder(home))
 
 
 def _read(file: Path, made_of: str | None) -> dict[str, Any] | None:
