@@ -154,12 +154,12 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
 def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
     made, evaluate = [], stages.evaluate
 
-    def counted(method, name, loader, episodes, *more):
+    def counted(method, name, loader, episodes, *more, **how):
         if more:
             made.append(more[1])
             if len(made) == 3:
                 raise KeyboardInterrupt
-        return evaluate(method, name, loader, episodes, *more)
+        return evaluate(method, name, loader, episodes, *more, **how)
 
     for module in (stages, ranges):
         monkeypatch.setattr(module, "evaluate", counted)

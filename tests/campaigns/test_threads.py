@@ -195,7 +195,7 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
     threading.Thread(target=press).start()
     with pytest.raises(KeyboardInterrupt):
         ready.part(range(60), None, Reporter(), "")
-    assert time.monotonic() - pressed[0] < 2
+    assert time.monotonic() - pressed[0] < 4
 
 
 def test_a_validation_makes_no_copies_of_the_method_and_an_evaluation_does(here, monkeypatch):
