@@ -441,7 +441,10 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
     logs = Path("home/logs/meta-training")
     while not any("..." in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
         time.sleep(0.1)
-    time.sleep(3)
+    models = Path("home/trained")
+    while not list(models.glob("*/state-*")) and time.monotonic() < until:  # a checkpoint to go on from
+        time.sleep(0.1)
+    time.sleep(1)
     cluster.scheduler.kill()
     start = time.monotonic()
     _, told = first.communicate(timeout=60)

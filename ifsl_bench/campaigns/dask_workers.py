@@ -269,7 +269,8 @@ class DaskWorkers:
 
     def _tell(self, there: int) -> None:
         """Says once why nothing happens."""
-        if self._waiting is None or any(worker.node for worker in self._workers.values()):
+        waiting = self._waiting is not None and self._idle(self._waiting) is None  # some may have come since
+        if not waiting or any(worker.node for worker in self._workers.values()):
             self._idle_since, self._told = time.monotonic(), False
         elif not self._told and time.monotonic() - self._idle_since > SILENCE:
             self._told = True
