@@ -19,7 +19,7 @@ from ifsl_bench.backbone.features import FeaturePool
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.owners import what
 from ifsl_bench.episodic.hits import hits
-from ifsl_bench.episodic.loader import Batch, EpisodeLoader
+from ifsl_bench.episodic.loader import Batch, EpisodeLoader, Room
 from ifsl_bench.kernels import krylov, network, store, threads, vectors
 from ifsl_bench.kernels.compiling import FOLDER, inlined
 from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, compiled
@@ -489,6 +489,20 @@ def test_kernels_gather_what_indices_say(shared):
     loader.novel = _bank(20, 0)
     with pytest.raises(IndexError, match="beyond the pools"):
         loader.batch(5, 70)
+
+
+def test_batches_in_one_room_are_those_of_new_memory():
+    novel, base = _bank(60, 0), _bank(50, 5)
+    spec = EpisodeSpec(ways=3, novel_queries=2, base_queries=4)
+    loader = EpisodeLoader(Sampler(("x", "test", 0), spec, 2, novel.starts, base.starts), novel, base)
+    room, places = Room(), set()
+    for start, count in ((0, 30), (30, 30), (60, 7), (67, 30)):
+        theirs, mine = loader.batch(start, count), loader.batch(start, count, room)
+        for name in ("features", "base_logits"):
+            np.testing.assert_array_equal(getattr(mine.support, name), getattr(theirs.support, name))
+            np.testing.assert_array_equal(getattr(mine.query, name), getattr(theirs.query, name))
+            places |= {getattr(part, name).data_ptr() for part in (mine.support, mine.query)}
+    assert len(places) == 4
 
 
 def test_an_adjoint_uses_the_preparation_of_its_solve_and_no_stale_one():

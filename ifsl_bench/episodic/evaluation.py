@@ -19,7 +19,7 @@ from ifsl_bench.backbone.device import free_memory
 from ifsl_bench.common.processor import evaluating, share, stoppable, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.hits import hits
-from ifsl_bench.episodic.loader import Batch, EpisodeLoader
+from ifsl_bench.episodic.loader import Batch, EpisodeLoader, Room
 from ifsl_bench.plugin.method import Method, Prediction, ask, check_form, check_prediction
 from ifsl_bench.protocol import calibration
 from ifsl_bench.protocol.calibration import Bias, Calibrated, Margins
@@ -187,7 +187,7 @@ def _evaluated(
     prediction = predict(method, name, batch, numbers=False)
     found = hits(name, prediction, batch, spec.base_queries)
     counts: dict[str, Any] = {key: value[asked] for key, value in found.counts.items()}
-    statistics = {key: value[asked] for key, value in found.statistics.items()}
+    statistics = {key: value[asked].copy() for key, value in found.statistics.items()}  # the batch may be overwritten
     plain = Counts(**counts, base_queries=spec.base_queries, novel_queries=spec.ways * spec.novel_queries)
     if found.margins is None or found.pairs is None:
         return Evaluated(plain, statistics)
@@ -215,20 +215,22 @@ def _answers(
     """
     cpu = loader.novel.features.device.type == "cpu"
     found = _with_copies(method, min(blocks_at_once(type(method)), len(blocks)) if cpu and at_once else 1)
-    several, copies = len(found), SimpleQueue[Method]()
+    several, copies = len(found), SimpleQueue[tuple[Method, Room]]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
         with threads(1, share()) if cpu else nullcontext():
+            room = Room()
             for start, count in blocks:
-                yield answered(method, start, loader.batch(start, count))
+                yield answered(method, start, loader.batch(start, count, room))
         return
     for one in found:
-        copies.put(one)
+        copies.put((one, Room()))
 
     @torch.no_grad()
     def take(start: int, count: int) -> Evaluated:
         mine = copies.get()
         try:
-            return answered(mine, start, loader.batch(start, count))
+            one, room = mine
+            return answered(one, start, loader.batch(start, count, room))
         finally:
             copies.put(mine)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,6 @@ def meta_train(
     store = CheckpointFolder(folder)
     parameters = dict(method.named_parameters())
     device = next(iter(parameters.values())).device
-    optimiser = torch.optim.Adam(parameters.values(), lr=spec.schedule.rate, fused=True)
     best = {key: value.detach().clone() for key, value in parameters.items()}
     info: dict[str, Any] = {
         "place": "",
@@ -77,6 +77,11 @@ def meta_train(
         "solves": {},
         "rng": "episodes and dropout are drawn from (purpose, seed, step)",
     }
+
+    @cache
+    def optimiser() -> torch.optim.Adam:
+        """Made when it is needed: PyTorch's own import compilers, and a finished training needs none."""
+        return torch.optim.Adam(parameters.values(), lr=spec.schedule.rate, fused=True)
 
     def restore() -> dict[str, Any] | None:
         """Goes on from the state on disk, and returns what it says of itself; None where there is none."""
@@ -113,7 +118,7 @@ def meta_train(
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(seed_of("meta-training noise", seed, first))
                     with threads(few):
-                        for _, loss in _steps(method, name, loader, optimiser, spec, training, first, last, solves):
+                        for _, loss in _steps(method, name, loader, optimiser(), spec, training, first, last, solves):
                             stage.advance(1, **({"loss": loss} if loss is not None else {}))
                 accuracy = validate(method)
                 stage.advance(0, validation=accuracy)
@@ -228,13 +233,13 @@ def _save(
     info: Mapping[str, Any],
     parameters: Mapping[str, Tensor],
     best: Mapping[str, Tensor],
-    optimiser: torch.optim.Adam,
+    optimiser: Callable[[], torch.optim.Adam],
 ) -> None:
     tensors = {f"last.{key}": value for key, value in parameters.items()}
     tensors |= {f"best.{key}": value for key, value in best.items()}
     if not info["finished"]:
         for key, value in parameters.items():
-            for part, tensor in optimiser.state[value].items():
+            for part, tensor in optimiser().state[value].items():
                 tensors[f"adam.{part}.{key}"] = tensor
     store.save(tensors, info)
 
@@ -260,7 +265,7 @@ def _restore(
     tensors: Mapping[str, Tensor],
     parameters: Mapping[str, Tensor],
     best: dict[str, Tensor],
-    optimiser: torch.optim.Adam,
+    optimiser: Callable[[], torch.optim.Adam],
 ) -> None:
     with torch.no_grad():
         for key, value in parameters.items():
@@ -272,4 +277,4 @@ def _restore(
                 if f"adam.{part}.{key}" in tensors
             }
             if moments:
-                optimiser.state[value] = {part: tensor.to(value.device) for part, tensor in moments.items()}
+                optimiser().state[value] = {part: tensor.to(value.device) for part, tensor in moments.items()}

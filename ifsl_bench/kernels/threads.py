@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import pairwise
@@ -14,7 +16,8 @@ from . import store
 from .compiling import FOLDER
 
 PIECES = 8  # for each thread: episodes take longer or shorter, and nobody should wait long for the last
-ALONE = 16  # episodes of a piece on one thread: between two pieces Ctrl-C is heard
+ALONE = 16  # episodes of the first piece on one thread: between two pieces Ctrl-C is heard
+QUICK = 0.05  # seconds; a piece on one thread that takes less is followed by one of twice as many episodes
 _known: dict[Any, int] = {}  # kernel -> for how many kinds of arguments it is there
 
 
@@ -40,10 +43,19 @@ def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
             _record(kernel)
     if threads > 1 and len(todo) > 1:
         list(_pool(threads).map(call, todo))
-    else:
-        for piece in todo:
-            call(piece)
+    elif todo:
+        _one_after_the_other(call, todo[0][0], count)
     _record(kernel)
+
+
+def _one_after_the_other(call: Callable[[tuple[int, int]], None], begin: int, count: int) -> None:
+    """call((begin, end)) for all up to `count`, in pieces that are short enough to be interrupted between them."""
+    size = ALONE
+    while begin < count:
+        start, end = time.perf_counter(), min(begin + size, count)
+        call((begin, end))
+        begin = end
+        size *= 1 + (time.perf_counter() - start < QUICK)
 
 
 def _record(kernel: Any) -> None:
