@@ -110,10 +110,19 @@ def test_an_unfinished_training_of_an_older_version_goes_on(here, monkeypatch):
     assert "checksum" in json.loads(path.read_text()), "the next save has the new form"
 
 
-def finished(here, home):
+@pytest.fixture(scope="session")
+def trained(clusters_source, tmp_path_factory):
+    """The folder of :func:`clusters`, with a meta-training of 40 steps in its home; and its result."""
+    root = tmp_path_factory.mktemp("trained") / "clusters"
+    shutil.copytree(clusters_source, root)
+    return root, result(root, Home.locate(root / "home"))
+
+
+def finished(trained, here):
     """A meta-training of 40 steps, and what it says, as an older version would have left it."""
-    made = result(here, home)
-    (path,) = home.trained.glob("*/checkpoint.json")
+    root, made = trained
+    shutil.copytree(root / "home", here / "home", dirs_exist_ok=True)
+    (path,) = Home.locate(here / "home").trained.glob("*/checkpoint.json")
     edit(path, lambda value: None, older=True)
     return made, path
 
@@ -132,9 +141,9 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_a_finished_training_of_an_older_version_cannot_have_said_is_set_aside(here, lie):
+def test_what_a_finished_training_of_an_older_version_cannot_have_said_is_set_aside(trained, here, lie):
     home = Home.locate(here / "home")
-    made, path = finished(here, home)
+    made, path = finished(trained, here)
     edit(path, LIES[lie], older=True)
     shutil.rmtree(home.results)
     told = Told()
@@ -144,9 +153,9 @@ def test_what_a_finished_training_of_an_older_version_cannot_have_said_is_set_as
     assert list(home.trained.glob("*.corrupt-0"))
 
 
-def test_an_honest_finished_training_of_an_older_version_is_used(here):
+def test_an_honest_finished_training_of_an_older_version_is_used(trained, here):
     home = Home.locate(here / "home")
-    made, path = finished(here, home)
+    made, path = finished(trained, here)
     shutil.rmtree(home.results)
     told = Told()
     assert result(here, home, told).training == made.training
