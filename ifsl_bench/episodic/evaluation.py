@@ -218,7 +218,7 @@ def _answers(
     several, copies = len(found), SimpleQueue[tuple[Method, Room]]()
     if several == 1:  # in this thread, where Ctrl-C ends anybody's code
         with threads(1, share()) if cpu else nullcontext():
-            room = Room()
+            room = Room() if method.may_run_in_threads() else None  # anybody else's may keep what it was given
             for start, count in blocks:
                 yield answered(method, start, loader.batch(start, count, room))
         return
