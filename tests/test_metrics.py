@@ -72,7 +72,7 @@ class _Loader:
         self.sampler = type("S", (), {"shape": spec, "shots": 1})()
         self.novel = type("P", (), {"features": self.logits[0]})()
 
-    def batch(self, start: int, count: int) -> Batch:
+    def batch(self, start: int, count: int, room: object = None) -> Batch:
         at = slice(start, start + count)
         support = Support(
             torch.ones(count, self.ways, 2), torch.zeros(count, self.ways), self.hidden[at], torch.zeros(0)

@@ -27,7 +27,7 @@ from .network_space import (
     stacked,
 )
 from .softmax import pull_fixed, rows_of
-from .vectors import add
+from .vectors import add, put
 
 
 @compiled
@@ -58,7 +58,7 @@ def solve(
         rows = rows_of(x[e])
         hidden, skip, inverse_2, inverse_3 = kernels(rows, precisions, units, ways)
         gram = np.dot(rows, rows.T) - 1.0
-        centre[:] = centres[e if centres.shape[0] > 1 else 0]
+        put(centres[e if centres.shape[0] > 1 else 0], centre)
         stacked(centre, units, ways, matrix)
         np.dot(matrix, rows.T, start)
         space = (
@@ -68,7 +68,7 @@ def solve(
         if starts.shape[0] == 0:
             begin_at(rows, planes, draws, spread, hidden, skip, z)
         else:
-            z[:] = starts[e]
+            put(starts[e], z)
         good, taken, size_there, value, goal = search(
             space, z, -1.0, tolerance[e], gap, max_steps, max_trials, aside, pairs, room
         )
@@ -89,7 +89,7 @@ def solve(
         for i in range(outer):
             centre[i] += z[rank + i]
         add_stacked(matrix, units, ways, centre)
-        v[e] = centre
+        put(centre, v[e])
 
 
 @inlined
@@ -203,7 +203,7 @@ def inverse(
         metric(net, b, b_image)
         _, steps[e], indefinite[e] = solve_definite(net, b, b_image, tolerance, most, True, z, z_image, room[4:7])
         if indefinite[e]:
-            b[:] = first
+            put(first, b)
             metric(net, b, b_image)
             steps[e] += solve_indefinite(net, b, b_image, tolerance, most, z)
         np.dot(z[:rank].reshape(units + ways, size), rows, matrix)
@@ -254,11 +254,11 @@ def descend(
     """`steps` gradient steps of size rate [E] from v [E, P]."""
     path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
     for e in range(begin, end):
-        here[:] = centres[e if centres.shape[0] > 1 else 0]
+        put(centres[e if centres.shape[0] > 1 else 0], here)
         data = opened(x[e], rest[e], labels[e], here, precisions, ways, units)
-        path[0] = v[e]
+        put(v[e], path[0])
         _descend(data, rate[e], path, gradient)
-        found[e] = path[steps]
+        put(path[steps], found[e])
 
 
 @compiled
@@ -269,8 +269,8 @@ def ascend(
     """What `descend` did to cotangents slope [E, P] of where it ended, in grads [E, 3, max(P, S)]; see `ascent`."""
     path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
     for e in range(begin, end):
-        here[:] = centres[e if centres.shape[0] > 1 else 0]
+        put(centres[e if centres.shape[0] > 1 else 0], here)
         data = opened(x[e], rest[e], labels[e], here, precisions, ways, units)
-        path[0] = v[e]
+        put(v[e], path[0])
         _descend(data, rate[e], path, room[0])
         _ascend(data, rate[e], path, slope[e].copy(), here, precisions, grads[e], room)

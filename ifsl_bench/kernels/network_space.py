@@ -15,7 +15,7 @@ from .compiling import TINY, Array, inlined
 from .krylov import conjugate_gradient, minres
 from .lbfgs import lbfgs
 from .softmax import cross_entropy, misfit, scaled, softmax, weigh
-from .vectors import add, inner, tanh
+from .vectors import add, inner, put, tanh
 
 LENGTHS = (4.0, 1.0, 0.25, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-10, 2.0**-12)  # as in `ifsl_bench.solve.escape`
 PRODUCTS = 200
@@ -265,7 +265,7 @@ def below(space: tuple, net: tuple, z: Array, value: float, draw: Array, room: A
     image(space, z, z_image)
     evaluate(space, z, z_image, b)
     split(space[17], space[13], space[14])  # W, where `evaluate` has left something else
-    b[:] = draw
+    put(draw, b)
     metric(net, b, b_image)
     _, _, down = solve_definite(net, b, b_image, 1e-3, PRODUCTS, True, x, x_image, room[6:9])
     if not down:

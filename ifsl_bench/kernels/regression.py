@@ -19,7 +19,7 @@ from .compiling import EPS, TINY, Array, compiled, inlined
 from .krylov import conjugate_gradient
 from .large import ascent, descent, neumann, power_iteration
 from .softmax import cross_entropy, misfit, pull_fixed, rows_of, scaled, softmax, weigh
-from .vectors import add, inner, largest, total
+from .vectors import add, inner, largest, put, total
 
 NEAR = 1e-6  # a tenth of how far a support score may be from its value at the minimum
 
@@ -123,7 +123,9 @@ def newton(
     )  # fmt: skip
     minus, minus_image = np.empty(ways * size), np.empty(ways * size)
     system = (k, p, spare[0])
-    f[:], a[:] = start, 0.0
+    for i in range(ways):
+        put(start[i], f[i])
+    duals[:] = 0.0
     softmax(f, rest, p, spare[0])
     misfit(p, labels, r, spare[0])
     np.dot(r, k, r_image)
@@ -148,7 +150,8 @@ def newton(
             system, minus, minus_image, force, inner_steps if steps else 1, False, step, step_image, cg
         )
         t = search(f, rest, labels, a, s, s_image, inner(flat, step_image), p, moved, gains, spare)
-        f[:] = moved
+        for i in range(ways):
+            put(moved[i], f[i])
         add(duals, t, step)
         misfit(p, labels, r, spare[0])
         add(flat, 1.0, duals)
@@ -366,11 +369,11 @@ def descend(
     """`steps` gradient steps of size rate [E] from v [E, P]."""
     path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
     for e in range(begin, end):
-        here[:] = centres[e if centres.shape[0] > 1 else 0]
+        put(centres[e if centres.shape[0] > 1 else 0], here)
         data = opened(x[e], rest[e], labels[e], here, precisions, ways)
-        path[0] = v[e]
+        put(v[e], path[0])
         _descend(data, rate[e], path, gradient)
-        found[e] = path[steps]
+        put(path[steps], found[e])
 
 
 @compiled
@@ -381,8 +384,8 @@ def ascend(
     """What `descend` did to cotangents slope [E, P] of where it ended, in grads [E, 3, max(P, S)]; see `ascent`."""
     path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
     for e in range(begin, end):
-        here[:] = centres[e if centres.shape[0] > 1 else 0]
+        put(centres[e if centres.shape[0] > 1 else 0], here)
         data = opened(x[e], rest[e], labels[e], here, precisions, ways)
-        path[0] = v[e]
+        put(v[e], path[0])
         _descend(data, rate[e], path, room[0])
         _ascend(data, rate[e], path, slope[e].copy(), here, precisions, grads[e], room)

@@ -10,6 +10,14 @@ LN2_HIGH, LN2_LOW = 6.93145751953125e-1, 1.42860682030941723212e-6
 
 
 @inlined
+def put(x: Array, out: Array) -> None:
+    """x into out, both flat. `out[:] = x` would do the same, and have Numba compile the text of an error for arrays of
+    different shapes, which takes it four seconds."""
+    for i in range(x.shape[0]):
+        out[i] = x[i]
+
+
+@inlined
 def exponential(x: float) -> float:
     """e^x, to two units in the last place; below -708 it stays at e^-708, above 709 at e^709.
 
