@@ -325,7 +325,7 @@ def glyph_features_source(glyphs_source: Path, made_once: Callable[..., Path]) -
     def fill(root: Path) -> None:
         home = _copy_home(glyphs_source, root).rename(root / "home")
         bench = PreparedTask(find(f"{root / 'few.toml'}:few-1shot")[0], "linear", 0, workspace(home, device="cpu"))
-        for pool in ("base/train", "base/val", "base/test", "novel/test"):
+        for pool in ("base/val", "base/test", "novel/test"):
             bench.pool(pool)
 
     return made_once("glyph-features", fill)

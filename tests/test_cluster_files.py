@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,18 @@ def test_what_is_no_file_is_refused(tmp_path, written):
     assert "cannot read" in refusal(str(tmp_path / "folder.toml"))
     (tmp_path / "latin.toml").write_bytes(b'class = "\xe9"')
     assert "not UTF-8" in refusal(str(tmp_path / "latin.toml"))
+
+
+def test_ctrl_c_means_what_it_did_before_the_clusters_of_queueing_systems_were_loaded(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dask_jobqueue"]:
+        monkeypatch.delitem(sys.modules, name)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        cluster_file.dask("dask_jobqueue")
+        assert "dask_jobqueue.runner" in sys.modules
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("missing", ["distributed", "dask_jobqueue"])

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
+import signal
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -71,12 +73,18 @@ class ClusterSpec:
 
 def dask(module: str = "distributed") -> ModuleType:
     """A module of the extra; raises :class:`UserError` where it is not installed."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return import_module(module)
     except ImportError as error:
         raise UserError(
             f"--cluster needs {module}, which cannot be imported ({error}); to install it: {INSTALL}"
         ) from error
+    finally:  # dask_jobqueue has the whole process exit, with status 0, at Ctrl-C
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if handler is not None and signal.getsignal(number) is not handler:
+                    signal.signal(number, handler)
 
 
 def read_cluster(said: str) -> ClusterSpec:

@@ -17,7 +17,7 @@ from tests.fuzz.rounds import batches, divided, outcomes, rounds
 from tests.fuzz.runner import Failure, Outcome, run
 
 CI = "FUZZ_SECONDS" in os.environ
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "6"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "4"))
 CHOSEN = formats() if CI else formats(MODULES)  # whole runs need half a minute to begin
 
 
