@@ -23,7 +23,9 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocol.task import Task
 
 HeadKind = Literal["linear", "cosine"]
-RECIPE = 1  # raise it when the code below starts to give other weights from equal settings
+# Raised when the code below starts to give other weights from equal settings. Since 2, finished weights are rounded to
+# half precision; results of older versions name pretrainings of 1.
+RECIPE = 2
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,9 @@ class Pretrained:
         key: identity of everything that made it.
         network: images [B, C, H, W] -> features [B, D], in evaluation mode.
         head: the base classifier.
-        info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, and how many processes
-            it was, one number after the other where a resumed one had others; in one of an older version, one process.
+        info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, what the weights were
+            rounded to, and how many processes it was, one number after the other where a resumed one had others; in
+            one of an older version, one process.
     """
 
     key: str
@@ -52,21 +55,22 @@ class Pretrained:
     def entry(self) -> dict[str, Any]:
         """What a result says of the pretraining; accuracies in percent."""
         accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
-        said = {name: self.info[name] for name in ("precision", "device")}
+        said = {name: self.info[name] for name in ("precision", "device", "rounded") if name in self.info}
         if (processes := self.info.get("processes", [1])) != [1]:
             said["processes"] = processes
         return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **said}
 
 
-def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
+def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int, recipe: int = RECIPE) -> str:
     """What a pretraining is called on disk: readable, and different whenever the weights could differ.
 
     Args:
         seed: of training; a task may have one pretraining for all of them.
+        recipe: of this version or an older one, which results on disk may be of.
     """
     seed = task.pretraining_seed(seed)
     made_of = {
-        "recipe": RECIPE,
+        "recipe": recipe,
         "data": fingerprint,
         "images": [task.dataset.mean, task.dataset.std],
         "pretraining": task.pretraining.definition(),
@@ -78,6 +82,11 @@ def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> 
         made_of["base_classes"] = task.base_classes
         data += f"+base-classes={task.base_classes}"
     return f"{data}-{task.pretraining.backbone}-{head}-seed{seed}-{sha256_json(made_of)[:12]}"
+
+
+def known_keys(task: Task, fingerprint: str, head: HeadKind, seed: int) -> list[str]:
+    """What a result on disk may call its pretraining: its key now, then those that older versions gave it."""
+    return [pretraining_key(task, fingerprint, head, seed, recipe) for recipe in range(RECIPE, 0, -1)]
 
 
 def pretrained_sha256(home: Home, key: str) -> str | None:
