@@ -255,7 +255,7 @@ class Trainer:
         Before accuracy and features are taken, so that weights that were stored and read again give the same ones.
         """
         for part, module in (("backbone", self.network), ("base classifier", self.head)):
-            for name, value in module.named_parameters():
+            for _, value in module.named_parameters():
                 value.copy_(value.to(ROUNDED))
             broken = [name for name, value in module.state_dict().items() if not bool(torch.isfinite(value).all())]
             if broken:
