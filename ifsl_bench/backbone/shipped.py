@@ -1,0 +1,102 @@
+"""The weights that come with the package, and how a home comes to use them.
+
+The folder ``weights`` beside this file has one file for each, ``KEY.safetensors``, as ``ifsl-bench weights export``
+writes them. A home that has nothing of a pretraining takes these, once; from then on they are its own, and everything
+that is kept in the cache is found as if they had been trained there. Whoever wants to train them says so, and a note in
+the folder of the pretraining keeps it so.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from ifsl_bench.backbone.weights_file import Weights, read_facts, read_weights
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.files import Home, set_aside
+from ifsl_bench.common.locks import locked
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.sealed import write_sealed
+
+FOLDER = Path(__file__).parent / "weights"
+NOTE = "trained-here.json"
+HERE = "'run --pretrain' or 'pretrain --anew'"
+
+
+def shipped_file(key: str) -> Path | None:
+    """The file of a pretraining that comes with the package; None where none does."""
+    path = FOLDER / f"{key}.safetensors"
+    return path if path.is_file() else None
+
+
+def shipped() -> dict[str, Weights]:
+    """What comes with the package, by key; a damaged file is left out."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.safetensors")):
+        try:
+            found[path.stem] = read_facts(path)
+        except CorruptFile:
+            continue
+    return found
+
+
+def is_offered(home: Home, key: str) -> bool:
+    """Whether the package has weights that the home would take: it has nothing of this pretraining."""
+    return shipped_file(key) is not None and not _is_begun(home.pretrained / key)
+
+
+def _is_begun(folder: Path) -> bool:
+    return os.path.lexists(folder / "checkpoint.json") or (folder / NOTE).exists()
+
+
+def adopt(home: Home, key: str, reporter: Reporter) -> None:
+    """Puts the weights that come with the package into a home which has nothing of this pretraining, and says so.
+
+    The caller holds the lock of the pretraining's folder.
+
+    Raises:
+        CorruptFile: the package's file is damaged; says what to do.
+        UserError: a file may not be read or written.
+    """
+    path = shipped_file(key)
+    if path is None or not is_offered(home, key):
+        return
+    try:
+        found, content = read_weights(path)
+        if found.key != key:
+            raise CorruptFile(f"{path} holds the weights of {found.key}")
+    except CorruptFile as error:
+        raise CorruptFile(f"{error}; install ifsl_bench again, or train them here: {HERE}") from error
+    put(home, found, content)
+    shown = ", ".join(f"{pool} {100 * value:.2f}%" for pool, value in found.info["accuracy"].items())
+    reporter.say(f"backbone and base classifier come with the package: {key}, {shown} ({HERE} trains them here)")
+
+
+def put(home: Home, weights: Weights, content: bytes) -> dict[str, Any]:
+    """Writes weights into a home; the caller holds the lock of their folder."""
+    info = {name: value for name, value in weights.info.items() if name != "tensors"}
+    return CheckpointFolder(home.pretrained / weights.key).put(content, info)
+
+
+def train_here(home: Home, key: str, reporter: Reporter) -> None:
+    """Has a home train what it would take from the package; what it has trained so already stays.
+
+    Weights that it has taken are kept under another name. An interrupted training goes on.
+
+    Raises:
+        UserError: a file may not be read or written.
+    """
+    path, folder = shipped_file(key), home.pretrained / key
+    if path is None or (folder / NOTE).exists():
+        return
+    with locked(folder, reporter.warn):
+        store = CheckpointFolder(folder)
+        try:
+            info = store.info()
+        except CorruptFile:
+            info = None
+        if info is not None and info["tensors"]["sha256"] == read_facts(path).sha256:
+            reporter.say(f"{key}: the weights from the package are kept as {set_aside(folder, 'replaced')}")
+        write_sealed(folder / NOTE, {"key": key})
