@@ -14,7 +14,6 @@ from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead
 from ifsl_bench.backbone.processes import ALONE, World
 from ifsl_bench.backbone.shipped import adopt
 from ifsl_bench.backbone.trainer import Trainer
-from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home, set_aside, sha256_json
 from ifsl_bench.common.locks import locked
@@ -95,15 +94,6 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int, recipe: 
 def known_keys(task: Task, fingerprint: str, head: HeadKind, seed: int) -> list[str]:
     """What a result on disk may call its pretraining: its key now, then those that older versions gave it."""
     return [pretraining_key(task, fingerprint, head, seed, recipe) for recipe in range(RECIPE, 0, -1)]
-
-
-def pretrained_sha256(home: Home, key: str) -> str | None:
-    """The checksum of a finished pretraining in the cache, None where there is none (a damaged one counts as none)."""
-    try:
-        info = CheckpointFolder(home.pretrained / key).info()
-    except CorruptFile:
-        return None
-    return str(info["tensors"]["sha256"]) if info and info.get("finished") is True else None
 
 
 def pretrain(

@@ -51,6 +51,31 @@ def _is_begun(folder: Path) -> bool:
     return os.path.lexists(folder / "checkpoint.json") or (folder / NOTE).exists()
 
 
+def weights_to_use(home: Home, key: str) -> str | None:
+    """The checksum of the weights that a run in this home begins with: those in the home, else those of the package.
+
+    None where they have to be trained first; "" where they come with the package and are to be trained all the same.
+    """
+    if (there := pretrained_sha256(home, key)) is not None:
+        return there
+    path = shipped_file(key)
+    if path is None or not is_offered(home, key):
+        return "" if path else None
+    try:
+        return read_facts(path).sha256
+    except CorruptFile:
+        return None
+
+
+def pretrained_sha256(home: Home, key: str) -> str | None:
+    """The checksum of a finished pretraining in the cache, None where there is none (a damaged one counts as none)."""
+    try:
+        info = CheckpointFolder(home.pretrained / key).info()
+    except CorruptFile:
+        return None
+    return str(info["tensors"]["sha256"]) if info and info.get("finished") is True else None
+
+
 def adopt(home: Home, key: str, reporter: Reporter) -> None:
     """Puts the weights that come with the package into a home which has nothing of this pretraining, and says so.
 

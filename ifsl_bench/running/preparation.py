@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from ifsl_bench.backbone.features import bank_folder, is_computed
 from ifsl_bench.backbone.placement import Place
-from ifsl_bench.backbone.pretrain import HeadKind, pretrained_sha256, pretraining_key
+from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
-from ifsl_bench.backbone.shipped import is_offered, train_here
+from ifsl_bench.backbone.shipped import is_offered, pretrained_sha256, train_here
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores, threads
 from ifsl_bench.data.preparing.outline import Outline, fingerprint_of

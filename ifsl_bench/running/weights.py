@@ -10,7 +10,7 @@ from ifsl_bench.backbone.shipped import put, shipped, shipped_file
 from ifsl_bench.backbone.weights_file import KEY, Weights, read_weights, write_weights
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home, open_file, read_errors, set_aside
+from ifsl_bench.common.files import Home, open_file, read_errors, set_aside, write_bytes
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.outline import fingerprint_of
@@ -20,7 +20,7 @@ from ifsl_bench.running.pretraining import head_kind, one_task
 
 
 def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None = None) -> tuple[Path, Weights]:
-    """Writes the weights that runs on a task begin with into one file.
+    """Writes the weights that runs on a task begin with into one file; those of the package where the home has none.
 
     Args:
         task, head, seed: as of :func:`ifsl_bench.running.pretraining.pretrain_for`.
@@ -44,9 +44,11 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
         raise UserError(f"{target} is there already; remove it or choose another name with --to FILE")
     store = CheckpointFolder(home.pretrained / key)
     info = store.info()
+    if info is None and (path := shipped_file(key)) is not None:
+        said, _ = read_weights(path)
+        write_bytes(target, path.read_bytes())
+        return target, said
     if info is None or info["finished"] is not True:
-        if (path := shipped_file(key)) is not None:
-            raise UserError(f"the weights of {key} come with the package, as a file of this form: {path}")
         begun = "is not finished" if info else "is not here"
         raise UserError(f"{key} {begun} in {home.pretrained}; first: ifsl-bench pretrain --task {task} --head {head} "
                         f"--seed {seed}")  # fmt: skip
