@@ -18,6 +18,7 @@ from ifsl_bench.backbone.features import (
     computed_at,
     feature_pool,
 )
+from ifsl_bench.backbone.moments import class_moments
 from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -116,7 +117,12 @@ class PreparedTask:
     @cached_property
     def base(self) -> Base:
         """The base classifier, on the CPU."""
-        return base_classifier(self.pretrained, self.features("base/train"), self.dataset.pool("base/train"))
+        name = "base/train"
+        folder = bank_folder(self.work.home, self.pretrained.key, name, self.task)
+        starts = self.dataset.pool(name).starts
+        with threads(host_threads(HOST)):
+            moments = class_moments(folder, self.features(name), starts, self.work.reporter)
+        return base_classifier(self.pretrained, moments)
 
     def pool(self, name: str, views: int = 1, device: torch.device = HOST) -> FeaturePool:
         """The features of a pool, copied to the device once."""
