@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +75,9 @@ class Trainer:
         self.normalise = make_normalise(task.dataset, dataset.shape, device)
         if self._batch[0] < world.size:
             raise UserError(f"a batch of {self._batch[0]} images is too small for {world.size} processes; start fewer")
-        decayed: list[nn.Parameter] = []
-        free: list[nn.Parameter] = []
-        for module in (self.network, self.head):
-            for parameter in module.parameters():
-                (decayed if parameter.dim() >= 2 else free).append(parameter)
-        groups = [{"params": decayed, "weight_decay": spec.weight_decay}, {"params": free, "weight_decay": 0.0}]
-        fused = True if device.type == "cuda" else None
-        self.optimiser = torch.optim.SGD([g for g in groups if g["params"]], 0.0, spec.momentum, fused=fused)
-        self.parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
+        every = [*self.network.parameters(), *self.head.parameters()]
+        self.decayed = [parameter for parameter in every if parameter.dim() >= 2]
+        self.parameters = [*self.decayed, *(parameter for parameter in every if parameter.dim() < 2)]
         precision = choose_precision(device)
         self.info: dict[str, Any] = {
             "key": folder.name,
@@ -96,6 +91,14 @@ class Trainer:
             "device": describe_device(device),
             "processes": [],
         }
+
+    @cached_property
+    def optimiser(self) -> torch.optim.Optimizer:
+        """Made when it is needed: a finished training needs none, and PyTorch takes a second to import its own."""
+        spec, free = self.task.pretraining, self.parameters[len(self.decayed) :]
+        groups = [{"params": self.decayed, "weight_decay": spec.weight_decay}, {"params": free, "weight_decay": 0.0}]
+        fused = True if self.device.type == "cuda" else None
+        return torch.optim.SGD([g for g in groups if g["params"]], 0.0, spec.momentum, fused=fused)
 
     def restore(self) -> None:
         """Goes on from the state on disk, if there is one.
