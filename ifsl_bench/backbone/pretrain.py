@@ -14,12 +14,12 @@ from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead
 from ifsl_bench.backbone.processes import ALONE, World
 from ifsl_bench.backbone.shipped import adopt
 from ifsl_bench.backbone.trainer import Trainer
-from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task import INCLUDED, Task
 
 HeadKind = Literal["linear", "cosine"]
 # Raised when the code below starts to give other weights from equal settings. Since 2, finished weights are rounded to
@@ -130,6 +130,11 @@ def pretrain(
         trainer = _restored(new, home, key, held, reporter) if world.first else new()
         trainer.agree()
         if not trainer.info["finished"]:
+            if task.pretraining.backbone == INCLUDED:
+                raise UserError(
+                    f"the base classifiers of data set {dataset.name!r} come with its features, as they are: there is "
+                    f"none for task {task.name}, and there are no images to train one on"
+                )
             trainer.train(reporter, compiled)
     trainer.network.eval().requires_grad_(False)
     trainer.head.requires_grad_(False)

@@ -14,11 +14,12 @@ from typing import Any
 
 from ifsl_bench.backbone.weights_file import Weights, read_facts, read_weights
 from ifsl_bench.common.checkpoint import CheckpointFolder
-from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import write_sealed
+from ifsl_bench.protocol.task import INCLUDED
 
 FOLDER = Path(__file__).parent / "weights"
 NOTE = "trained-here.json"
@@ -111,9 +112,11 @@ def train_here(home: Home, key: str, reporter: Reporter) -> None:
     Weights that it has taken are kept under another name. An interrupted training goes on.
 
     Raises:
-        UserError: a file may not be read or written.
+        UserError: they are those of embedded features, which nobody can train; or a file may not be read or written.
     """
     path, folder = shipped_file(key), home.pretrained / key
+    if path is not None and read_facts(path).definition["pretraining"]["backbone"] == INCLUDED:
+        raise UserError(f"{key} cannot be trained here: its features come without the images they are of")
     if path is None or (folder / NOTE).exists():
         return
     with locked(folder, reporter.warn):

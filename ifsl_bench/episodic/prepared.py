@@ -18,7 +18,8 @@ from ifsl_bench.backbone.features import (
     computed_at,
     feature_pool,
 )
-from ifsl_bench.backbone.moments import class_moments
+from ifsl_bench.backbone.moments import Moments, class_moments
+from ifsl_bench.backbone.networks import Included
 from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -118,6 +119,9 @@ class PreparedTask:
     def base(self) -> Base:
         """The base classifier, on the CPU."""
         name = "base/train"
+        if isinstance(network := self.pretrained.network, Included):  # base/train has but the means
+            known = {part: getattr(network, part).cpu().numpy() for part in network.MOMENTS}
+            return base_classifier(self.pretrained, Moments(**known))
         folder = bank_folder(self.work.home, self.pretrained.key, name, self.task)
         starts = self.dataset.pool(name).starts
         with threads(host_threads(HOST)):
