@@ -85,6 +85,8 @@ def test_wheel_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
             relative = path.relative_to(ROOT)
             inside = relative if package == "ifsl_bench" else Path("ifsl_bench") / relative
             assert str(inside) in names, f"{relative} is not packaged"
+    for path in (ROOT / "ifsl_bench").rglob("*.safetensors"):
+        assert str(path.relative_to(ROOT)) in names
     assert not [n for n in names if "__pycache__" in n or n.endswith(".npz")]
     assert sum(n.endswith(".seed-0.json") for n in names) == len(list((ROOT / "results").glob("*/*.seed-0.json")))
 

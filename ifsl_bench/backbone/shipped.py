@@ -97,7 +97,13 @@ def adopt(home: Home, key: str, reporter: Reporter) -> None:
         raise CorruptFile(f"{error}; install ifsl_bench again, or train them here: {HERE}") from error
     put(home, found, content)
     shown = ", ".join(f"{pool} {100 * value:.2f}%" for pool, value in found.info["accuracy"].items())
-    reporter.say(f"backbone and base classifier come with the package: {key}, {shown} ({HERE} trains them here)")
+    other = "" if _is_of_features(found) else f" ({HERE} trains them here)"
+    reporter.say(f"backbone and base classifier come with the package: {key}, {shown}{other}")
+
+
+def _is_of_features(weights: Weights) -> bool:
+    """Whether they are those of embedded features, which nobody can train."""
+    return bool(weights.definition["pretraining"]["backbone"] == INCLUDED)
 
 
 def put(home: Home, weights: Weights, content: bytes) -> dict[str, Any]:
@@ -115,7 +121,7 @@ def train_here(home: Home, key: str, reporter: Reporter) -> None:
         UserError: they are those of embedded features, which nobody can train; or a file may not be read or written.
     """
     path, folder = shipped_file(key), home.pretrained / key
-    if path is not None and read_facts(path).definition["pretraining"]["backbone"] == INCLUDED:
+    if path is not None and _is_of_features(read_facts(path)):
         raise UserError(f"{key} cannot be trained here: its features come without the images they are of")
     if path is None or (folder / NOTE).exists():
         return
