@@ -12,6 +12,8 @@ import torch
 
 from ifsl_bench.board import result_file
 from ifsl_bench.board.measured import rows_of
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.plugin import probe as probing
 from ifsl_bench.plugin import probe_cache, registry
 from ifsl_bench.plugin.behaviour import Numbers, Probe, bounded, comparable, differs, malformed
@@ -19,7 +21,6 @@ from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.plugin.probe import probe
 from ifsl_bench.protocol.task import MetaTraining
-from ifsl_bench.running import api
 
 
 class Means(Method):
@@ -267,7 +268,7 @@ def test_new_code_on_an_old_checkpoint_is_said(strange, clusters, recorded):
 
 @pytest.fixture
 def recorded():
-    class Recorded(api.Reporter):
+    class Recorded(Reporter):
         def __init__(self):
             super().__init__()
             self.said, self.warned = [], []

@@ -14,6 +14,7 @@ import torch
 
 from ifsl_bench.backbone import shipped
 from ifsl_bench.backbone.pretrain import pretrain, pretraining_key
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
@@ -23,7 +24,6 @@ from ifsl_bench.data.sets import embedded
 from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running import api
 from ifsl_bench.running.embedding import _Named, embed, quantised
 
 NOTICE = "features of letters, for tests"
