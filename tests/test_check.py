@@ -114,6 +114,7 @@ def shorten(value: dict) -> None:
         (lambda v: v.update(tuned={"normalise": {}}), "tuned: normalise is no option that method lwof tunes"),
         (lambda v: v["pretraining"].update(accuracy="lots"), "pretraining.accuracy: 'lots', where accuracies"),
         (lambda v: v["pretraining"].update(processes=[2, 0]), "pretraining.processes: [2, 0], where numbers of"),
+        (lambda v: v["pretraining"].update(rounded="int4"), "pretraining.rounded: 'int4', where float16 was"),
         (lambda v: v["pretraining"].update(processes=2), "pretraining.processes: 2, where numbers of"),
         (lambda v: v["pretraining"].update(accuracy=[1]), "pretraining.accuracy: [1], where accuracies"),
         (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: x is True, no accuracy"),

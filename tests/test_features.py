@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from ifsl_bench.backbone.features import base_classifier, compute_features, feature_pool
+from ifsl_bench.backbone.moments import Moments, class_moments
 from ifsl_bench.backbone.pretrain import pretrain
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
+from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.protocol.episodes import Sampler
@@ -89,18 +91,47 @@ def test_base_prototypes_are_class_means(few):
     home, task, dataset, pretrained = few
     bank = compute_features(home, task, dataset, pretrained, "base/train", CPU, Reporter())
     pool = dataset.pool("base/train")
-    base = base_classifier(pretrained, bank, pool)
+    base = base_classifier(pretrained, Moments.of(bank, pool.starts))
     for k in (0, 50, 99):
         np.testing.assert_allclose(base.prototypes[k], bank[pool.labels == k].mean(0), rtol=1e-4, atol=1e-5)
     assert torch.equal(base.weight, pretrained.head.weight)
     assert base.scale == 1.0
 
 
+def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(few):
+    home, task, dataset, pretrained = few
+    bank = compute_features(home, task, dataset, pretrained, "base/train", CPU, Reporter())
+    pool, folder, log = dataset.pool("base/train"), home.features / pretrained.key / "base-train", io.StringIO()
+    (folder / "moments.json").unlink(missing_ok=True)
+    first = class_moments(folder, bank, pool.starts, LogReporter(log))
+    labels = np.asarray(pool.labels)
+    apart = np.concatenate([bank[labels == k] - bank[labels == k].mean(0, dtype=np.float64) for k in range(100)])
+    np.testing.assert_allclose(first.covariance, np.cov(apart, rowvar=False, bias=True), rtol=1e-9, atol=1e-12)
+    np.testing.assert_array_equal(first.counts, np.bincount(labels))
+    base = base_classifier(pretrained, first)
+    assert base.covariance.dtype == torch.float32
+    assert base.to(dtype=torch.float64).covariance.dtype == torch.float64
+    # What is kept is not computed again, bit by bit the same, and not taken for another bank's.
+    again = class_moments(folder, np.zeros_like(bank), pool.starts, LogReporter(log))
+    assert all(np.array_equal(x, vars(again)[name]) for name, x in vars(first).items())
+    assert log.getvalue() == ""
+    kept = (folder / "moments.json").read_text()
+    for other in (kept[:-300], kept.replace('"covariance": "f8 ', '"covariance": "f8 1')):
+        (folder / "moments.json").write_text(other)
+        repaired = class_moments(folder, bank, pool.starts, LogReporter(log))
+        assert np.array_equal(repaired.covariance, first.covariance)
+        assert "computed again" in log.getvalue()
+        log.truncate(0)
+    write_sealed(folder / "moments.json", {**read_sealed(folder / "moments.json"), "features_sha256": "another"})
+    class_moments(folder, bank, pool.starts, LogReporter(log))
+    assert "the moments of other features" in log.getvalue()
+
+
 def test_loader_gathers_the_right_rows_and_logits(few):
     home, task, dataset, pretrained = few
     names = ("base/train", "novel/test", "base/test")
     banks = {n: compute_features(home, task, dataset, pretrained, n, CPU, Reporter()) for n in names}
-    base = base_classifier(pretrained, banks["base/train"], dataset.pool("base/train"))
+    base = base_classifier(pretrained, Moments.of(banks["base/train"], dataset.pool("base/train").starts))
     novel, queries = (feature_pool(banks[n], dataset.pool(n), base, CPU) for n in names[1:])
     sampler = Sampler(("x", "test", 0), task.episode, 5, novel.starts, queries.starts)
     batch, drawn = EpisodeLoader(sampler, novel, queries).batch(3, 6), sampler.sample(3, 6)
@@ -122,7 +153,7 @@ def test_views_in_episodes_stay_with_their_image(few):
     home, task, dataset, pretrained = few
     bank = compute_features(home, task, dataset, pretrained, "base/train", CPU, Reporter())
     pool = dataset.pool("base/train")
-    base = base_classifier(pretrained, bank, pool)
+    base = base_classifier(pretrained, Moments.of(bank, pool.starts))
     numbered = np.repeat(np.arange(len(pool), dtype=np.float32)[:, None], 256, 1)
     stacked = np.concatenate([numbered, numbered, numbered])
     stacked[:, 1] = np.repeat([0, 1, 2], len(pool))

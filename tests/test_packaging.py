@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -43,12 +44,28 @@ def test_package_data_patterns_match_files_and_every_data_file_is_matched():
     assert data == set().union(*matched.values())
 
 
+def test_the_page_of_licences_names_every_file_of_data_and_no_other():
+    named = re.findall(r"^\| `([^`]+)` \|", (ROOT / "DATA_LICENSES.md").read_text(), re.M)
+    matched = {pattern: set(ROOT.glob(pattern)) for pattern in named}
+    shipped = {
+        path
+        for package, patterns in SETUPTOOLS["package-data"].items()
+        for pattern in patterns
+        for path in folder_of(package).glob(pattern)
+        if path.suffix not in (".typed", ".toml")
+    }
+    shipped |= set((ROOT / "tests").rglob("*.npz"))
+    assert not shipped - set().union(*matched.values())
+    of_weights = {path.name.split("-resnet")[0] for path in shipped if path.suffix == ".safetensors"}
+    assert all(any(f"/{name}" in pattern for pattern in named) for name in of_weights)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """A wheel built from the files that git would ship."""
     out = tmp_path_factory.mktemp("wheel")
     source = out / "source"
-    names = ["README.md", "LICENSE", "pyproject.toml", "ifsl_bench", "methods", "tasks", "results"]
+    names = ["README.md", "LICENSE", "DATA_LICENSES.md", "pyproject.toml", "ifsl_bench", "methods", "tasks", "results"]
     source.mkdir()
     subprocess.run(["cp", "-r", *(str(ROOT / n) for n in names), str(source)], check=True)
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(out), str(source)]
@@ -68,6 +85,8 @@ def test_wheel_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
             relative = path.relative_to(ROOT)
             inside = relative if package == "ifsl_bench" else Path("ifsl_bench") / relative
             assert str(inside) in names, f"{relative} is not packaged"
+    for path in (ROOT / "ifsl_bench").rglob("*.safetensors"):
+        assert str(path.relative_to(ROOT)) in names
     assert not [n for n in names if "__pycache__" in n or n.endswith(".npz")]
     assert sum(n.endswith(".seed-0.json") for n in names) == len(list((ROOT / "results").glob("*/*.seed-0.json")))
 

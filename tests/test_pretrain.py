@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench.backbone.pretrain import pretrain, pretraining_key
+from ifsl_bench.backbone.pretrain import known_keys, pretrain, pretraining_key
 from ifsl_bench.backbone.trainer import Trainer
+from ifsl_bench.board.result_file import packaged_root
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -142,8 +143,72 @@ def test_first_step_is_plain_sgd_with_weight_decay_on_matrices(frozen, tmp_path)
     x, y = torch.from_numpy(np.array(pool.images)).double(), torch.from_numpy(pool.labels)
     probability = F.softmax(x @ weight.T + bias, -1) - F.one_hot(y, len(pool.classes))
     expected = weight - 0.05 * (probability.T @ x / len(y) + 0.1 * weight)
-    torch.testing.assert_close(trainer.head.weight.double(), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(trainer.head.bias.double(), bias - 0.05 * probability.mean(0), atol=1e-6, rtol=1e-5)
+    half = 2.0**-11  # of a value, by which rounding moves it at most
+    torch.testing.assert_close(trainer.head.weight.double(), expected, atol=1e-5, rtol=half)
+    torch.testing.assert_close(trainer.head.bias.double(), bias - 0.05 * probability.mean(0), atol=1e-6, rtol=half)
+
+
+def test_finished_weights_are_half_precision_and_accuracy_is_theirs(few):
+    """In memory as on disk; the statistics of batch norm stay whole, and so do weights on the way."""
+    home, task, dataset = few
+    task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=5))
+    made = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+    parameters = dict(made.network.named_parameters()) | dict(made.head.named_parameters())
+    for name, value in parameters.items():
+        assert torch.equal(value, value.half().float()), name
+    whole = {k: v for k, v in made.network.state_dict().items() if "running" in k}
+    assert any(not torch.equal(value, value.half().float()) for value in whole.values())
+    stored = CheckpointFolder(home.pretrained / made.key).load().tensors
+    kinds = {k: str(v.dtype) for k, v in stored.items()}
+    assert {kind for k, kind in kinds.items() if "running" in k} == {"torch.float32"}
+    assert {kind for k, kind in kinds.items() if "running" not in k and "tracked" not in k} == {"torch.float16"}
+    assert made.entry()["rounded"] == "float16"
+    for pool in ("base/val", "base/test"):
+        images = torch.from_numpy(np.array(dataset.pool(pool).images))
+        with torch.inference_mode():
+            hits = made.head(made.network(made.normalise(images))).argmax(1).numpy() == dataset.pool(pool).labels
+        assert made.info["accuracy"][pool] == pytest.approx(hits.mean(), abs=2 / len(hits))
+
+
+def test_weights_on_the_way_are_whole(frozen, monkeypatch):
+    home, task, dataset = frozen
+    original, steps = Trainer._step, iter(range(1000))
+
+    def step(self, *arguments):
+        if next(steps) == 40:
+            raise KeyboardInterrupt
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(home, task, dataset, "cosine", 3, CPU, Reporter())
+    (folder,) = (path for path in home.pretrained.glob("*cosine-seed3*") if path.is_dir())
+    weight = CheckpointFolder(folder).load().tensors["head.weight"]
+    assert not torch.equal(weight, weight.half().float())
+
+
+def test_weights_beyond_half_precision_are_refused(frozen, monkeypatch):
+    home, task, dataset = frozen
+    original = Trainer._step
+
+    def step(self, *arguments):
+        found = original(self, *arguments)
+        with torch.no_grad():
+            self.head.bias[0] = 70_000.0
+        return found
+
+    monkeypatch.setattr(Trainer, "_step", step)
+    with pytest.raises(UserError, match="bias is not finite in half precision, whose largest number is 65504;"):
+        pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+
+
+def test_keys_of_older_recipes_are_known(few):
+    """A result that version 0.1.0 stored names the key of the first recipe."""
+    stored = json.loads((packaged_root() / "glyphs-1shot" / "anil.seed-0.json").read_text())
+    (task,) = find("glyphs-1shot")
+    now, *older = known_keys(task, stored["fingerprint"], "linear", 0)
+    assert now == pretraining_key(task, stored["fingerprint"], "linear", 0)
+    assert older == [stored["pretraining"]["key"]]
 
 
 def test_features_are_learned(frozen):

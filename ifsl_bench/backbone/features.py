@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ifsl_bench.backbone.device import whole_float32
 from ifsl_bench.backbone.images import batches, crop_and_flip
+from ifsl_bench.backbone.moments import Moments
 from ifsl_bench.backbone.pretrain import Pretrained
 from ifsl_bench.common.arrays import create_array, open_array
 from ifsl_bench.common.building import building, whole
@@ -190,22 +191,19 @@ def _opened(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarra
     return array
 
 
-def base_classifier(pretrained: Pretrained, features: np.ndarray, pool: Pool) -> Base:
-    """The frozen classifier and the base prototypes, on the CPU.
+def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
+    """The frozen classifier and what is known of the base classes' features, on the CPU, in single precision.
 
     Args:
-        features: [n, D] of base/train.
-        pool: base/train.
+        moments: of base/train.
     """
-    sums = np.stack(
-        [features[a:b].sum(0, dtype=np.float64) for a, b in zip(pool.starts, pool.starts[1:], strict=False)]
-    )
-    prototypes = torch.from_numpy(sums / np.diff(pool.starts)[:, None]).float()  # [K, D]
     head = pretrained.head
     weight = head.weight.detach().float().cpu()
     bias = head.bias.detach().float().cpu() if head.scale is None else torch.zeros(len(weight))
     scale = 1.0 if head.scale is None else float(head.scale)
-    return Base(weight, bias, prototypes, scale)
+    known = (moments.means, moments.counts, moments.covariance)
+    means, counts, covariance = (torch.from_numpy(x).float() for x in known)
+    return Base(weight, bias, means, scale, counts, covariance)
 
 
 def feature_pool(features: np.ndarray, pool: Pool, base: Base, device: torch.device) -> FeaturePool:

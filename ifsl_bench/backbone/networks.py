@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from ifsl_bench.common.cosine import unit
 from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.protocol.task import NO_BACKBONE
+from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
 
 
 class _Block10(nn.Module):
@@ -200,6 +201,43 @@ class Identity(Backbone):
         return x
 
 
+class Included(Backbone):
+    """Embedded features, bytes [B, 1, 2, D] / 255, to what they stand for under one of two backbones.
+
+    Nothing in it is trained. Beside scale and offset it has what is known of base/train, whose images are not there:
+    mean and number of the images of each class, and the covariance within the classes.
+    """
+
+    MOMENTS = ("means", "counts", "covariance")
+    row: Tensor
+    scale: Tensor
+    offset: Tensor
+    means: Tensor
+    counts: Tensor
+    covariance: Tensor
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+        self.register_buffer("row", torch.zeros((), dtype=torch.int64))  # of the two backbones
+        self.register_buffer("scale", torch.ones(features))
+        self.register_buffer("offset", torch.zeros(features))
+        self.register_buffer("means", torch.zeros(0, features))  # [K, D]
+        self.register_buffer("counts", torch.zeros(0, dtype=torch.int64))  # [K]
+        self.register_buffer("covariance", torch.zeros(features, features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = torch.round(x[:, 0].index_select(1, self.row.reshape(1))[:, 0] * 255)  # the bytes, exactly
+        return levels * self.scale + self.offset
+
+    def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *others: Any) -> None:
+        for name in ("means", "counts"):  # how many classes there are is with the values
+            value = state_dict.get(prefix + name)
+            if value is not None and value.shape[1:] == getattr(self, name).shape[1:]:
+                setattr(self, name, torch.empty_like(value, device=self.scale.device))
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
+
 def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1) -> Backbone:
     """A backbone with fresh weights; its ``features`` attribute is D.
 
@@ -211,8 +249,12 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
     Raises:
         UserError: no such backbone, or one that does not suit the data.
     """
-    if name not in (*BACKBONES, NO_BACKBONE):
+    if name not in (*BACKBONES, NO_BACKBONE, INCLUDED):
         raise unknown("backbone", name, [*BACKBONES, NO_BACKBONE])
+    if name == INCLUDED:
+        if len(shape) != 3 or shape[0] != 2 or shape[2] != 1:
+            raise UserError(f"pretraining.backbone {name!r} is for features that come with the package")
+        return Included(shape[1])
     if (name == NO_BACKBONE) != (len(shape) == 1):
         holds = "features" if len(shape) == 1 else "images"
         raise UserError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -13,17 +12,19 @@ import torch
 from ifsl_bench.backbone.images import Normalise
 from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead
 from ifsl_bench.backbone.processes import ALONE, World
+from ifsl_bench.backbone.shipped import adopt
 from ifsl_bench.backbone.trainer import Trainer
-from ifsl_bench.common.checkpoint import CheckpointFolder
-from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task import INCLUDED, Task
 
 HeadKind = Literal["linear", "cosine"]
-RECIPE = 1  # raise it when the code below starts to give other weights from equal settings
+# Raised when the code below starts to give other weights from equal settings. Since 2, finished weights are rounded to
+# half precision; results of older versions name pretrainings of 1.
+RECIPE = 2
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,9 @@ class Pretrained:
         key: identity of everything that made it.
         network: images [B, C, H, W] -> features [B, D], in evaluation mode.
         head: the base classifier.
-        info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, and how many processes
-            it was, one number after the other where a resumed one had others; in one of an older version, one process.
+        info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, what the weights were
+            rounded to, and how many processes it was, one number after the other where a resumed one had others; in
+            one of an older version, one process.
     """
 
     key: str
@@ -52,41 +54,46 @@ class Pretrained:
     def entry(self) -> dict[str, Any]:
         """What a result says of the pretraining; accuracies in percent."""
         accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
-        said = {name: self.info[name] for name in ("precision", "device")}
+        said: dict[str, Any] = {
+            name: self.info[name] for name in ("precision", "device", "rounded") if name in self.info
+        }
         if (processes := self.info.get("processes", [1])) != [1]:
             said["processes"] = processes
         return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **said}
 
 
-def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
+def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int, recipe: int = RECIPE) -> str:
     """What a pretraining is called on disk: readable, and different whenever the weights could differ.
 
     Args:
         seed: of training; a task may have one pretraining for all of them.
+        recipe: of this version or an older one, which results on disk may be of.
     """
-    seed = task.pretraining_seed(seed)
-    made_of = {
-        "recipe": RECIPE,
+    made_of = definition(task, fingerprint, head, seed, recipe)
+    data = task.dataset.name
+    if task.base_classes is not None:
+        data += f"+base-classes={task.base_classes}"
+    return f"{data}-{task.pretraining.backbone}-{head}-seed{made_of['seed']}-{sha256_json(made_of)[:12]}"
+
+
+def definition(task: Task, fingerprint: str, head: HeadKind, seed: int, recipe: int = RECIPE) -> dict[str, Any]:
+    """Everything that makes the weights, as JSON has it; arguments as of :func:`pretraining_key`."""
+    made_of: dict[str, Any] = {
+        "recipe": recipe,
         "data": fingerprint,
         "images": [task.dataset.mean, task.dataset.std],
         "pretraining": task.pretraining.definition(),
         "head": head,
-        "seed": seed,
+        "seed": task.pretraining_seed(seed),
     }
-    data = task.dataset.name
     if task.base_classes is not None:
         made_of["base_classes"] = task.base_classes
-        data += f"+base-classes={task.base_classes}"
-    return f"{data}-{task.pretraining.backbone}-{head}-seed{seed}-{sha256_json(made_of)[:12]}"
+    return made_of
 
 
-def pretrained_sha256(home: Home, key: str) -> str | None:
-    """The checksum of a finished pretraining in the cache, None where there is none (a damaged one counts as none)."""
-    try:
-        info = CheckpointFolder(home.pretrained / key).info()
-    except CorruptFile:
-        return None
-    return str(info["tensors"]["sha256"]) if info and info.get("finished") is True else None
+def known_keys(task: Task, fingerprint: str, head: HeadKind, seed: int) -> list[str]:
+    """What a result on disk may call its pretraining: its key now, then those that older versions gave it."""
+    return [pretraining_key(task, fingerprint, head, seed, recipe) for recipe in range(RECIPE, 0, -1)]
 
 
 def pretrain(
@@ -100,7 +107,7 @@ def pretrain(
     world: World = ALONE,
     compiled: bool = False,
 ) -> Pretrained:
-    """Loads the pretraining from the cache, resumes it, or starts it.
+    """Loads the pretraining from the cache, takes it from the package where that has it, resumes it, or starts it.
 
     One that is damaged, or is another's, is set aside with a warning, and starts anew.
 
@@ -120,23 +127,29 @@ def pretrain(
         return Trainer(folder, task, dataset, head, task.pretraining_seed(seed), device, world)
 
     with ExitStack() as held:
-        trainer = _restored(new, folder, held, reporter) if world.first else new()
+        trainer = _restored(new, home, key, held, reporter) if world.first else new()
         trainer.agree()
         if not trainer.info["finished"]:
+            if task.pretraining.backbone == INCLUDED:
+                raise UserError(
+                    f"the base classifiers of data set {dataset.name!r} come with its features, as they are: there is "
+                    f"none for task {task.name}, and there are no images to train one on"
+                )
             trainer.train(reporter, compiled)
     trainer.network.eval().requires_grad_(False)
     trainer.head.requires_grad_(False)
     return Pretrained(key, trainer.network, trainer.head, trainer.normalise, trainer.info)
 
 
-def _restored(new: Callable[[], Trainer], folder: Path, held: ExitStack, reporter: Reporter) -> Trainer:
+def _restored(new: Callable[[], Trainer], home: Home, key: str, held: ExitStack, reporter: Reporter) -> Trainer:
     """The training as far as it has come; one that is not finished, with its folder's lock, which ``held`` keeps."""
-    trainer = new()
+    trainer, folder = new(), home.pretrained / key
     with suppress(CorruptFile):  # before the lock, which a read-only folder does not grant
         trainer.restore()
         if trainer.info["finished"]:
             return trainer
     held.enter_context(locked(folder, reporter.warn))
+    adopt(home, key, reporter)
     trainer = new()
     try:
         trainer.restore()

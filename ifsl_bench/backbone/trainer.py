@@ -26,6 +26,7 @@ from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
 from ifsl_bench.protocol.task import Task
 
+ROUNDED = torch.float16  # what the weights of a finished pretraining are rounded to, and stored as
 LOOK = 10  # steps from one look at the loss to the next, since a look waits for the device
 
 
@@ -170,7 +171,11 @@ class Trainer:
     def _tensors(self) -> dict[str, Tensor]:
         tensors = {f"network.{k}": v for k, v in self.network.state_dict().items()}
         tensors |= {f"head.{k}": v for k, v in self.head.state_dict().items()}
-        if not self.info["finished"]:
+        if self.info["finished"]:
+            for part, module in (("network", self.network), ("head", self.head)):
+                for name, value in module.named_parameters():
+                    tensors[f"{part}.{name}"] = value.detach().to(ROUNDED)  # exact: they were rounded before
+        else:
             for i, parameter in enumerate(self.parameters):
                 if (buffer := self.optimiser.state[parameter].get("momentum_buffer")) is not None:
                     tensors[f"momentum.{i}"] = buffer
@@ -237,12 +242,31 @@ class Trainer:
                     reporter.say(f"{title}: another process has finished it, and its weights are used")
                     return
         self.network.eval()
+        self._round()
         accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self._held_out}
         shown = ", ".join(f"{name} {100 * value:.2f}%" for name, value in accuracy.items())
         reporter.say(f"{title}: {shown}")
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
+        self.info["rounded"] = str(ROUNDED).removeprefix("torch.")
         if not self._save():
             self.info = world.told(self.info)  # with the checksum of what the first one wrote
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        """Rounds the parameters to half precision; the statistics of batch norm, which are no parameters, stay whole.
+
+        Before accuracy and features are taken, so that weights that were stored and read again give the same ones.
+        """
+        for part, module in (("backbone", self.network), ("base classifier", self.head)):
+            for _, value in module.named_parameters():
+                value.copy_(value.to(ROUNDED))
+            broken = [name for name, value in module.state_dict().items() if not bool(torch.isfinite(value).all())]
+            if broken:
+                raise UserError(
+                    f"pretraining diverged: the {part}'s {broken[0]} is not finite in half precision, whose largest "
+                    f"number is {torch.finfo(ROUNDED).max:g}; lower pretraining.schedule.rate "
+                    f"(now {self.task.pretraining.schedule.rate}) in the task file"
+                )
 
     def _model(self, compiled: bool) -> nn.Module:
         """What a step calls: the network and its head, compiled or not, as one of the processes has them."""

@@ -78,6 +78,8 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         if left.pretraining.get("key") == right.pretraining.get("key")
         and left.pretraining.get("sha256") != right.pretraining.get("sha256")
     ]
+    if any(left.pretraining.get("rounded") != right.pretraining.get("rounded") for left, right in pairs):
+        notes.append("the backbone of one is rounded to half precision, that of the other, of an older version, is not")
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:
         notes.append("all seeds start from one pretraining: the intervals over seeds hold the backbone fixed")
     by_class = _over_classes(a, b, np.stack([ours[name] - theirs[name] for name in ours], 1))

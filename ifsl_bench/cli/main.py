@@ -26,6 +26,7 @@ from ifsl_bench.cli.options import (
 from ifsl_bench.cli.pretraining import pretrain
 from ifsl_bench.cli.results import check, compare, reproduce, show, table
 from ifsl_bench.cli.running import run
+from ifsl_bench.cli.weights import weights
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Unheard
 
@@ -123,7 +124,7 @@ def _guarded(call: Callable[[], Any]) -> int:
     return status if isinstance(status, int) else 0
 
 
-for command in (plan, status, run, pretrain, table, compare, show, check, reproduce, data, cache):
+for command in (plan, status, run, pretrain, table, compare, show, check, reproduce, data, cache, weights):
     cli.add_command(command)
 
 

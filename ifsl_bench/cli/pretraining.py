@@ -16,12 +16,21 @@ from ifsl_bench.protocol.limits import LARGEST_SEED
               help="Of the base classifier: linear or cosine; 'ifsl-bench methods' has each method's.")  # fmt: skip
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, LARGEST_SEED), help="Of training.")
 @click.option("--compile", "compiled", is_flag=True, help="Use torch.compile; for accelerators.")
+@click.option("--anew", is_flag=True, help="Train them here even if they come with the package.")
 @device_option
 @home_option
 @quiet_option
 @verbose_option
 def pretrain(
-    task: str | None, head: str, seed: int, compiled: bool, device: str, home: str | None, quiet: bool, verbose: bool
+    task: str | None,
+    head: str,
+    seed: int,
+    compiled: bool,
+    anew: bool,
+    device: str,
+    home: str | None,
+    quiet: bool,
+    verbose: bool,
 ) -> None:
     """Pretrain the backbone of a task, which later runs find done; alone, or with torchrun on several accelerators."""
     if not task:
@@ -44,6 +53,7 @@ def pretrain(
         reporter=reporter_for(quiet, verbose),
         compiled=compiled,
         launched=launched,
+        anew=anew,
     )
     if launched is None or launched.rank == 0:
         shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in made.entry()["accuracy"].items())

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Say what would be done, what is cached, and a rough time.")
 @click.option("--rerun", is_flag=True, help="Evaluate again even if the result is stored.")
 @click.option("--retrain", is_flag=True, help="Train again too; the old model is kept under another name.")
+@click.option("--pretrain", "own_weights", is_flag=True,
+              help="Train the backbone here even if its weights come with the package.")  # fmt: skip
 @click.option("--full", is_flag=True, help="Tables with the joint and alone accuracies too.")
 @click.option("--jobs", type=click.IntRange(1, MOST_WORKERS), metavar="N",
               help="Worker processes that share the stages [1, or one for each of --devices].")  # fmt: skip
@@ -62,6 +64,7 @@ def run(
     dry_run: bool,
     rerun: bool,
     retrain: bool,
+    own_weights: bool,
     full: bool,
     jobs: int | None,
     devices: str | None,
@@ -101,15 +104,16 @@ def run(
     from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.campaigns.run import run_campaign, workers_for
     from ifsl_bench.campaigns.watching import watching
+    from ifsl_bench.running.preparation import train_backbones
 
     keep_freed_memory()
     reporter = reporter_for(quiet, verbose)
     work = api.workspace(home, results_dir or wanted.results, "cpu" if cluster else device, reporter)
     command = _typed(sys.argv[1:])
     if checkpoint:
-        if campaign or dry_run or rerun or retrain or data:
+        if campaign or dry_run or rerun or retrain or own_weights or data:
             raise UserError("--checkpoint evaluates a model and stores nothing: leave out a campaign, --dry-run, "
-                            "--rerun, --retrain and --data")  # fmt: skip
+                            "--rerun, --retrain, --pretrain and --data")  # fmt: skip
         if len(said.tasks) != 1 or said.of_jobs() or said.train.keys() - {"select"}:
             raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself "
                             "(of --train it takes select=best)")  # fmt: skip
@@ -134,6 +138,8 @@ def run(
     else:
         hands = workers_for(made, work, device, jobs, devices)  # which start with their first stage
     if dry_run:
+        if own_weights:
+            raise UserError("--dry-run changes nothing, and --pretrain puts weights aside: leave one of them out")
         count = hands.count if hands else 1
         found = plan_of(made, work, rerun, retrain, lacking=bool(files), workers=count, data=files)
         if cluster:
@@ -142,6 +148,8 @@ def run(
         show_plan(found, style)
         return 0
     prepare_from(files, work)
+    if own_weights:
+        train_backbones(made, work)
     if cluster:
         hands, work = cluster_workers(cluster, made, work, device)
     with watching(reporter, hands.count) if hands else nullcontext() as watch:

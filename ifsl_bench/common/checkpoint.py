@@ -53,7 +53,10 @@ class CheckpointFolder:
         """Replaces the state; returns the JSON part as :meth:`info` would."""
         from safetensors.torch import save
 
-        content = save(_on_host(tensors))
+        return self.put(save(_on_host(tensors)), info)
+
+    def put(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
+        """The same, of tensors as the content of a safetensors file."""
         checksum = hashlib.sha256(content).hexdigest()
         with disk_errors(self.folder):
             for _ in range(TRIES):

@@ -256,6 +256,16 @@ def _content(path: Path, most: int) -> bytes:
     raise AssertionError("the last try returns or raises")
 
 
+def strict_json(text: bytes) -> Any:
+    """The value of a JSON text in UTF-8.
+
+    Raises:
+        ValueError: it is none, or holds a number that is not finite, or an object with a name that is there twice.
+        RecursionError: it is nested deeper than Python's parser goes.
+    """
+    return json.loads(text.decode(), parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
+
+
 def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None) -> Any:
     """Reads a JSON object; raises :class:`CorruptFile` if it is not one, and what :func:`open_file` does.
 
@@ -270,7 +280,7 @@ def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None)
             most.check(len(content), str(path), CorruptFile)
         if marks:
             marks.check(sum(map(content.count, (b"[", b"{", b'"'))), str(path), CorruptFile)
-        value = json.loads(content.decode(), parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
+        value = strict_json(content)
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):

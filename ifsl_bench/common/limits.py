@@ -136,6 +136,16 @@ RESULT_DEPTH = Limit(
     "is nested more than {most} deep; a result is 5 deep, is it the right file?",
     "What prints a value goes down as deep as it, and Python ends that at 1,000.",
 )
+WEIGHTS_FILE = Limit(
+    1 << 30,
+    "has {value} bytes, more than {most}; the weights of a backbone have 2 to 50 million, is it the right file?",
+    "It is read whole, twice as large in memory. In half precision that is 500 million parameters.",
+)
+WEIGHTS_HEADER = Limit(
+    1 << 22,
+    "has a header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
+    "A tensor takes 100 bytes there, a backbone has a few hundred. It is parsed whole, in Python.",
+)
 ARRAY_HEADER = Limit(
     10_000,
     "has a header of {value} bytes, more than {most}; it is damaged, get it again",

@@ -18,6 +18,8 @@ from ifsl_bench.backbone.features import (
     computed_at,
     feature_pool,
 )
+from ifsl_bench.backbone.moments import Moments, class_moments
+from ifsl_bench.backbone.networks import Included
 from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -131,7 +133,15 @@ class PreparedTask:
     @cached_property
     def base(self) -> Base:
         """The base classifier, on the CPU."""
-        return base_classifier(self.pretrained, self.features("base/train"), self.dataset.pool("base/train"))
+        name = "base/train"
+        if isinstance(network := self.pretrained.network, Included):  # base/train has but the means
+            known = {part: getattr(network, part).cpu().numpy() for part in network.MOMENTS}
+            return base_classifier(self.pretrained, Moments(**known))
+        folder = bank_folder(self.work.home, self.pretrained.key, name, self.task)
+        starts = self.dataset.pool(name).starts
+        with threads(host_threads(HOST)):
+            moments = class_moments(folder, self.features(name), starts, self.work.reporter)
+        return base_classifier(self.pretrained, moments)
 
     def pool(self, name: str, views: int = 1, device: torch.device = HOST) -> FeaturePool:
         """The features of a pool, copied to the device once."""

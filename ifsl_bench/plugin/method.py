@@ -21,25 +21,31 @@ from ifsl_bench.solve.linear import AdjointReport
 
 @dataclass(frozen=True)
 class Base:
-    """The frozen base classifier.
+    """The frozen base classifier, and what is known of the features of base/train.
 
     Attributes:
         weight: [K, D], W_a.
         bias: [K], b_a; zeros for a cosine head.
         prototypes: [K, D], mean feature of every base/train image of each class.
         scale: the pretrained temperature of a cosine head, 1 for a linear one.
+        counts: [K], base/train images of each class.
+        covariance: [D, D], of the features within the classes: the mean over all base/train images of (x - m)(x - m)^T,
+            m being the prototype of the image's class. It is pooled over all base classes, those that an episode hides
+            included. A run always gives both; a base that is made by hand may lack them.
     """
 
     weight: Tensor
     bias: Tensor
     prototypes: Tensor
     scale: float = 1.0
+    counts: Tensor | None = None
+    covariance: Tensor | None = None
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Base:
-        def move(x: Tensor) -> Tensor:
-            return x.to(device=device, dtype=dtype)
-
-        return Base(move(self.weight), move(self.bias), move(self.prototypes), self.scale)
+        return Base(**{
+            name: value.to(device=device, dtype=dtype) if isinstance(value, Tensor) else value
+            for name, value in vars(self).items()
+        })  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ifsl_bench.common.files import sha256_json
 
 Side = Literal["train", "val", "test"]
 NO_BACKBONE = "none"  # the backbone of data that are features already
+INCLUDED = "included"  # the backbone of embedded features, which come with their base classifiers
 
 
 class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -24,7 +24,7 @@ PROVENANCE = (
     "distribution",
     "checkpoint",
 )
-PRETRAINING = ("key", "sha256", "accuracy", "precision", "device", "processes")
+PRETRAINING = ("key", "sha256", "accuracy", "precision", "device", "processes", "rounded")
 HELD_OUT = ("base/val", "base/test")
 TRAINING = ("validation", "kept_step", "solves")
 SOLVES = (

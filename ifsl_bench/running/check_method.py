@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from typing import get_args
 
-from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
+from ifsl_bench.backbone.pretrain import HeadKind, known_keys
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -101,9 +102,9 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
-    key = pretraining_key(task, result.fingerprint, job.method.head, result.seed)
-    if result.pretraining.get("key") not in (None, key):
-        yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {key!r}"
+    keys = known_keys(task, result.fingerprint, job.method.head, result.seed)
+    if result.pretraining.get("key") not in (None, *keys):
+        yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {keys[0]!r}"
 
 
 def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
@@ -211,9 +212,9 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
                 yield f"label: {name!r} is method {owner}, the file is of method {result.method}"
     if not re.fullmatch(METHOD, result.method):
         yield f"method: {result.method!r} is no name of a method"
-    keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
-    if (key := result.pretraining.get("key")) not in (None, *keys):
-        yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
+    keys = [known_keys(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
+    if (key := result.pretraining.get("key")) not in (None, *itertools.chain(*keys)):
+        yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(repr(one[0]) for one in keys)}"
 
 
 CHECKS = (_method, _package, _search, _probe)

@@ -79,6 +79,8 @@ def _pretraining(found: dict[str, Any]) -> Iterator[str]:
         yield from _hex("pretraining.sha256", found["sha256"], 64)
     if found.get("accuracy"):
         yield from _percent("pretraining.accuracy", found["accuracy"])
+    if found.get("rounded", "float16") != "float16":
+        yield f"pretraining.rounded: {reprlib.repr(found['rounded'])}, where float16 was expected"
     counts = found.get("processes", [1])
     if not isinstance(counts, list) or not counts or not all(type(n) is int and 0 < n < 1 << 31 for n in counts):
         yield f"pretraining.processes: {reprlib.repr(counts)}, where numbers of processes were expected"

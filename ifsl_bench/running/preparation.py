@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 from ifsl_bench.backbone.features import bank_folder, is_computed
 from ifsl_bench.backbone.placement import Place
-from ifsl_bench.backbone.pretrain import HeadKind, pretrained_sha256, pretraining_key
+from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
+from ifsl_bench.backbone.shipped import is_offered, pretrained_sha256, train_here
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores, threads
 from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
@@ -21,6 +22,7 @@ from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace, host_threads
 from ifsl_bench.protocol.episodes import task_sampler
 from ifsl_bench.protocol.task import Side, Task
+from ifsl_bench.running.job import Job
 
 
 class Stage(ABC):
@@ -167,6 +169,8 @@ class Pretrain(Stage):
         return cores()
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
+        if is_offered(work.home, self.key(work.home)):
+            return 0.1  # the weights come with the package
         held_out = data.images("base/val") + data.images("base/test")
         size = (data.shape, data.base_classes, data.images("base/train"), held_out)
         device = self.place(work).device
@@ -178,6 +182,13 @@ class Pretrain(Stage):
 
     def run(self, work: Workspace) -> None:
         _ = self.prepared(work).pretrained
+
+
+def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
+    """Has the backbones of jobs trained in this home, also those whose weights come with the package."""
+    stages = dict.fromkeys(Pretrain(job.task, job.method.head, job.task.pretraining_seed(job.seed)) for job in jobs)
+    for stage in stages:
+        train_here(work.home, stage.key(work.home), work.reporter)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import get_args
 
 from ifsl_bench.backbone.device import choose_device
-from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
+from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain, pretraining_key
 from ifsl_bench.backbone.processes import device_name, together
+from ifsl_bench.backbone.shipped import train_here
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
@@ -27,8 +28,9 @@ def pretrain_for(
     reporter: Reporter | None = None,
     compiled: bool = False,
     launched: Launch | None = None,
+    anew: bool = False,
 ) -> Pretrained:
-    """The backbone and base classifier that runs on a task begin with, from the cache, resumed, or made now.
+    """The backbone and base classifier that runs on a task begin with: from the cache or the package, resumed, or new.
 
     Args:
         task: a task's name or file, as for ``run``; a file's tasks must have one pretraining.
@@ -37,27 +39,36 @@ def pretrain_for(
         device: "auto", "cpu", "cuda" or "cuda:N"; with several processes each takes its own accelerator.
         compiled: let torch.compile make the network's kernels; for accelerators.
         launched: this process among several, all of which call this: the first one writes and reports.
+        anew: train them here even if they come with the package.
 
     Raises:
         UserError: whatever is wrong, in one line.
         SystemExit: in a process of several, where another one has said what is wrong.
     """
-    if head not in get_args(HeadKind):
-        raise unknown("head", head, get_args(HeadKind))
+    head_kind(head)
     home = home or Home.locate()
     with together(launched) as world:
-        chosen = _only(find(task, home=home), task)
+        chosen = one_task(find(task, home=home), task)
         where = choose_device(device_name(device, launched))
         if compiled and where.type == "cpu":
             raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
-        kind: HeadKind = "cosine" if head == "cosine" else "linear"
+        kind = head_kind(head)
         said = (reporter or Reporter()) if world.first else Mute()
         prepared = Workspace(home, where, said).prepared(chosen, kind, seed)
         if world.first:
-            _ = prepared.dataset  # may have to be made, by one
+            made = prepared.dataset  # may have to be made, by one
+            if anew:
+                train_here(home, pretraining_key(chosen, made.fingerprint, kind, seed), said)
         world.wait()
         how = where, said, world.on(where), compiled
         return pretrain(home, chosen, prepared.dataset, kind, seed, *how)
+
+
+def head_kind(head: str) -> HeadKind:
+    """A kind of base classifier; raises :class:`UserError` for what is none."""
+    if head not in get_args(HeadKind):
+        raise unknown("head", head, get_args(HeadKind))
+    return "cosine" if head == "cosine" else "linear"
 
 
 def weights_file(home: Home, pretrained: Pretrained) -> Path:
@@ -65,7 +76,7 @@ def weights_file(home: Home, pretrained: Pretrained) -> Path:
     return home.pretrained / pretrained.key / str(pretrained.info["tensors"]["file"])
 
 
-def _only(tasks: list[Task], said: str) -> Task:
+def one_task(tasks: list[Task], said: str) -> Task:
     """The first of tasks that all start from one pretraining."""
     made_of = {(task.dataset.name, str(task.pretraining), task.base_classes) for task in tasks}
     if len(made_of) > 1:

@@ -118,6 +118,10 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
         reasons.append("stored under an older rule for checkpoints and grids")
     if stored.probe and found.probe and comparable(stored.probe, found.probe):
         reasons += [f"the method differs in {other}"] if (other := differs(stored.probe, found.probe)) else []
+    if stored.pretraining.get("key") != found.pretraining["key"]:
+        reasons.append("a backbone of another recipe")
+    elif stored.pretraining.get("sha256") != found.pretraining["sha256"]:
+        reasons.append("other weights of the backbone")
     for name in ("device", "libraries"):
         if stored.provenance.get(name) != found.provenance.get(name):
             reasons.append(f"other {name}")

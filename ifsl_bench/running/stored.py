@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ifsl_bench.backbone.pretrain import pretrained_sha256
+from ifsl_bench.backbone.shipped import weights_to_use
 from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -52,7 +52,7 @@ def kept_of(job: Job, home: Home) -> Kept:
         return Kept(None, str(error), True)
     fingerprint = fingerprint_of(job.task, home)
     key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
-    weights = pretrained_sha256(home, key)
+    weights = weights_to_use(home, key)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
     to_try = {spelled(point) for point, _ in job.candidates()} if searched else set()
     wanted = {
@@ -66,7 +66,10 @@ def kept_of(job: Job, home: Home) -> Kept:
         "seed": (result.seed, job.seed),
         "number of episodes": (len(result.episodes), job.episodes),
         "backbone": (result.pretraining.get("key"), key),
-        "backbone's weights": (result.pretraining.get("sha256"), weights or result.pretraining.get("sha256")),
+        "backbone's weights": (
+            result.pretraining.get("sha256"),
+            result.pretraining.get("sha256") if weights is None else weights,
+        ),
     }
     changed = [name for name, (stored, now) in wanted.items() if stored != now]
     made_by = {"method_source": result.provenance.get("method_source"), "probe": result.probe}

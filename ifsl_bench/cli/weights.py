@@ -1,0 +1,61 @@
+"""``ifsl-bench weights``: weights of backbones as files to hand on, and a list of those that are here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ifsl_bench.cli.options import Group, folders_of, home_option, reporter_for, style_option
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.protocol.limits import LARGEST_SEED
+
+
+@click.group(cls=Group)
+def weights() -> None:
+    """Hand on the weights of a backbone as one file, take such a file, or list what is here."""
+
+
+@weights.command("export")
+@click.option("--task", help="A task, or a TOML file of your own.")
+@click.option("--head", default="linear", show_default=True, help="Of the base classifier: linear or cosine.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, LARGEST_SEED), help="Of training.")
+@click.option("--to", metavar="FILE", help="The file to write [KEY.safetensors in the current folder].")
+@home_option
+def export(task: str | None, head: str, seed: int, to: str | None, home: str | None) -> None:
+    """Write the backbone and base classifier of a task into one file, with what made them."""
+    if not task:
+        raise UserError("say the weights of which task, e.g.: ifsl-bench weights export --task tiered-5shot")
+    from ifsl_bench.running.weights import export_weights
+
+    path, said = export_weights(task, head, seed, folders_of(home), Path(to).expanduser() if to else None)
+    click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, weights {said.sha256}")
+
+
+@weights.command("import")
+@click.argument("files", metavar="FILE...", nargs=-1)
+@click.option("--force", is_flag=True, help="Put other weights of the same pretraining aside.")
+@home_option
+def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
+    """Take files of 'weights export': runs on their tasks begin with these weights then."""
+    if not files:
+        raise UserError("say which file, e.g.: ifsl-bench weights import tiered.safetensors")
+    from ifsl_bench.running.weights import import_weights
+
+    for name in files:
+        said, new = import_weights(Path(name).expanduser(), folders_of(home), reporter_for(False), force)
+        shown = ", ".join(f"{pool} {100 * value:.2f}%" for pool, value in said.info["accuracy"].items())
+        click.echo(f"{said.key}: {shown}, trained on {said.info['device']}" + ("" if new else "; there already"))
+        click.echo(f"weights: {said.sha256}")
+
+
+@weights.command("list")
+@home_option
+@style_option
+def list_(home: str | None, style: str) -> None:
+    """List the pretrainings that are finished in the home folder, and those that come with the package."""
+    from ifsl_bench.board.render import render
+    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.running.weights import weights_listing
+
+    click.echo(render([plain_table(weights_listing(folders_of(home)))], style))

@@ -1,0 +1,140 @@
+"""Makes an embedded data set of a task's features; see :mod:`ifsl_bench.data.sets.embedded`.
+
+``python -m ifsl_bench.running.embedding --of TASK --task TASK --notice TEXT`` writes the file of features into the
+package, and beside the other weights the two base classifiers, in half precision as they are, with scale, offset and
+the moments of base/train. It prints the fingerprint that the task file is to pin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from ifsl_bench.backbone import shipped
+from ifsl_bench.backbone.features import bank_folder
+from ifsl_bench.backbone.moments import class_moments
+from ifsl_bench.backbone.pretrain import HeadKind, definition, pretraining_key
+from ifsl_bench.backbone.weights_file import write_weights
+from ifsl_bench.common.files import Home
+from ifsl_bench.data.preparing.importing import run
+from ifsl_bench.data.sets.embedded import HEADS, EmbeddedFeatures, write_embedded
+from ifsl_bench.data.source import Import
+from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.protocol.task import INCLUDED, Task
+from ifsl_bench.protocol.task_files import find
+
+LEVELS = 255
+KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
+assert KINDS == HEADS
+
+
+def quantised(features: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """Features [n, D] of each pool as bytes [n, D], with float32 [D] scale and offset: x is near byte * scale + offset.
+
+    The levels of a dimension are even between its smallest and its largest value over all pools.
+    """
+    least = np.min([rows.min(0) for rows in features.values()], 0).astype(np.float32)
+    most = np.max([rows.max(0) for rows in features.values()], 0).astype(np.float32)
+    scale = np.where(most > least, (most - least) / LEVELS, 1).astype(np.float32)
+    found = {}
+    for pool, rows in features.items():
+        found[pool] = np.clip(np.rint((rows - least) / scale), 0, LEVELS).astype(np.uint8)
+    return found, scale, least
+
+
+def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
+    """Writes features and base classifiers of ``of``, whose pretrainings are in the home, as those of ``task``.
+
+    Args:
+        task: with the backbone of embedded features; its data set is written.
+        notice: the terms on the images, in one line.
+
+    Returns:
+        The fingerprint of the data set.
+
+    Raises:
+        UserError: data or pretrainings are not there, or a file may not be written.
+    """
+    assert task.pretraining.backbone == INCLUDED, task.pretraining.backbone
+    sides = {head: _side(work.prepared(of, head, of.pretraining.seed or 0)) for head in KINDS}
+    dataset = work.prepared(of, "linear", of.pretraining.seed or 0).dataset
+    pools = list(sides["linear"][0])
+    rows = {pool: np.stack([sides[head][0][pool] for head in KINDS], 1)[..., None] for pool in pools}
+    counts = {pool: np.diff(dataset.pool(pool).starts).tolist() for pool in pools}
+    counts["base/train"] = [1] * len(rows["base/train"])
+    made_by = {head: {"key": sides[head][2]["key"], "sha256": sides[head][2]["sha256"]} for head in KINDS}
+    source = _Named(task.dataset.name)
+    classes = {pool: dataset.pool(pool).classes for pool in pools}
+    about = {"data": {"name": dataset.name, "fingerprint": dataset.fingerprint}, "pretrainings": made_by}
+    write_embedded(source.file, rows, classes, counts, notice, about)
+    with tempfile.TemporaryDirectory() as folder:
+        made = run(Path(folder) / "data", source, Import(None, work.reporter), None, source.build)
+        fingerprint = made.fingerprint
+        labels = {pool: made.pool(pool).labels for pool in ("base/val", "base/test")}
+    for head in KINDS:
+        found, tensors, info = sides[head]
+        key = pretraining_key(task, fingerprint, head, 0)
+        values = {name: tensors[f"network.{name}"].numpy() for name in ("scale", "offset")}
+        weight = tensors["head.weight"].float()
+        accuracy = {}
+        for pool, right in labels.items():
+            hidden = torch.from_numpy(found[pool] * values["scale"] + values["offset"])
+            logits = torch.nn.functional.linear(hidden, weight, tensors["head.bias"].float()) if head == "linear" else (
+                torch.nn.functional.normalize(hidden) @ torch.nn.functional.normalize(weight).T
+            )  # fmt: skip
+            accuracy[pool] = float((logits.argmax(1).numpy() == right).mean())
+        recorded = info["recorded"] | {"key": key, "accuracy": accuracy, "seed": 0}
+        made_of = definition(task, fingerprint, head, 0)
+        write_weights(shipped.FOLDER / f"{key}.safetensors", save(tensors), made_of, recorded)
+    return fingerprint
+
+
+class _Named(EmbeddedFeatures):
+    """The data set of a name, registered or not."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def _side(prepared: PreparedTask) -> tuple[dict[str, np.ndarray], dict[str, torch.Tensor], dict[str, Any]]:
+    """One backbone's bytes [n, D] of each pool, the tensors of its weights, and what was recorded of it."""
+    dataset, pretrained = prepared.dataset, prepared.pretrained
+    starts, base = dataset.pool("base/train").starts, prepared.features("base/train")
+    folder = bank_folder(prepared.work.home, pretrained.key, "base/train", prepared.task)
+    moments = class_moments(folder, base, starts, prepared.work.reporter)
+    features = {pool: np.asarray(prepared.features(pool)) for pool in dataset.manifest["pools"] if pool != "base/train"}
+    bytes_, scale, offset = quantised({"base/train": moments.means.astype(np.float32), **features})
+    head = {f"head.{name}": value.detach().half() for name, value in pretrained.head.named_parameters()}
+    tensors = {
+        "network.row": torch.tensor(HEADS.index(prepared.head)),
+        "network.scale": torch.from_numpy(scale),
+        "network.offset": torch.from_numpy(offset),
+        "network.means": torch.from_numpy(moments.means).float(),
+        "network.counts": torch.from_numpy(moments.counts),
+        "network.covariance": torch.from_numpy(moments.covariance).float(),
+        **head,
+    }
+    info = {"key": pretrained.key, "sha256": pretrained.sha256, "recorded": {"processes": [1], **pretrained.info}}
+    return bytes_, tensors, info
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--of", required=True, help="task whose features these are; its pretrainings are in the home")
+    parser.add_argument("--task", required=True, help="task on the embedded features")
+    parser.add_argument("--notice", required=True, help="the terms on the images, in one line")
+    parser.add_argument("--home")
+    given = parser.parse_args()
+    home = Home.locate(given.home)
+    print(embed(find(given.of, home=home)[0], find(given.task, home=home)[0], given.notice, Workspace(home)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""Features that come with the package: bytes that stand for features, with their base classifiers and moments."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from ifsl_bench.backbone import shipped
+from ifsl_bench.backbone.pretrain import pretrain, pretraining_key
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import LogReporter, Reporter
+from ifsl_bench.data import registered
+from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.sets import embedded
+from ifsl_bench.episodic.prepared import PreparedTask
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running.embedding import _Named, embed, quantised
+
+NOTICE = "features of letters, for tests"
+TASKS = """
+[dataset]
+name = "embedded"
+mean = [0.0]
+std = [1.0]
+[pretraining]
+backbone = "included"
+steps = 0
+seed = 0
+[pretraining.schedule]
+rate = 0.1
+[meta_training]
+steps = 40
+validate_every = 10
+[meta_training.schedule]
+rate = 1e-3
+[evaluation]
+episodes = 40
+validation_episodes = 10
+[tasks.embedded-1shot]
+shots = 1
+[tasks.embedded-shared-1shot]
+shots = 1
+protocol = "shared"
+"""
+
+
+def test_every_feature_is_within_half_a_level_of_its_byte():
+    rng = np.random.default_rng(0)
+    features = {name: rng.normal(size=(n, 7)).astype(np.float32) for name, n in (("a", 300), ("b", 20))}
+    for rows in features.values():
+        rows[:, 3] = -2.5  # of one value
+        rows[:, 4] *= 1e4
+    found, scale, offset = quantised(features)
+    for name, rows in features.items():
+        assert found[name].dtype == np.uint8
+        apart = np.abs(found[name] * scale.astype(np.float64) + offset - rows)
+        assert (apart <= scale * 0.5001 + 1e-6 * np.abs(offset)).all()
+    whole = np.concatenate(list(found.values()))
+    assert (np.delete(whole.min(0), 3) == 0).all()
+    assert (np.delete(whole.max(0), 3) == 255).all()
+
+
+@pytest.fixture(scope="module")
+def made(clusters_source, tmp_path_factory):
+    """(folder with the features, the weights and a task file; the home they were made in)."""
+    root = tmp_path_factory.mktemp("embedded")
+    (root / "embedded.toml").write_text(TASKS)
+    shutil.copy(clusters_source / "clusters.toml", root)
+    with pytest.MonkeyPatch.context() as patch:
+        for module, folder in ((embedded, root / "features"), (shipped, root / "weights")):
+            folder.mkdir()
+            patch.setattr(module, "FOLDER", folder)
+        home = Home.locate(shutil.copytree(clusters_source / "home", root / "home"))
+        (of,) = find(f"{clusters_source / 'clusters.toml'}:clusters-1shot")
+        of = msgspec.structs.replace(of, pretraining=msgspec.structs.replace(of.pretraining, seed=0))
+        (task,) = find(f"{root / 'embedded.toml'}:embedded-1shot")
+        fingerprint = embed(of, task, NOTICE, api.workspace(home.cache, device="cpu", reporter=Reporter()))
+    return root, home, of, task, fingerprint
+
+
+@pytest.fixture
+def used(made, tmp_path, monkeypatch):
+    """A stranger's home, where the features come with the package; and what :func:`made` gives."""
+    root, *others = made
+    monkeypatch.setattr(embedded, "FOLDER", root / "features")
+    monkeypatch.setattr(shipped, "FOLDER", root / "weights")
+    names, source = registry.names, registered.dataset_source
+    monkeypatch.setattr(
+        registry, "names", lambda group: [*names(group), *(["embedded"] if group == registry.DATASETS else [])]
+    )
+    monkeypatch.setattr(registered, "dataset_source", lambda name: _Named(name) if name == "embedded" else source(name))
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(root)
+    return Home.locate(tmp_path / "home"), *others
+
+
+def test_features_moments_and_classifier_are_those_of_the_backbones(used):
+    home, theirs, of, task, fingerprint = used
+    for head in ("linear", "cosine"):
+        log = io.StringIO()
+        mine = PreparedTask(task, head, 0, api.workspace(home.cache, device="cpu", reporter=LogReporter(log)))
+        true = PreparedTask(of, head, 0, api.workspace(theirs.cache, device="cpu", reporter=Reporter()))
+        assert mine.dataset.fingerprint == fingerprint
+        network = mine.pretrained.network
+        for pool in ("novel/test", "base/test", "novel/train"):
+            apart = np.abs(mine.features(pool) - true.features(pool))
+            assert (apart <= network.scale.numpy() * 0.501 + 1e-5).all(), "half a level at most"
+            assert apart.max() > 0
+        torch.testing.assert_close(mine.base.prototypes, true.base.prototypes, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(mine.base.covariance, true.base.covariance, rtol=1e-6, atol=1e-6)
+        assert mine.base.counts.tolist() == true.base.counts.tolist()
+        assert torch.equal(mine.base.weight, true.base.weight)
+        assert mine.base.scale == true.base.scale
+        for pool, value in true.pretrained.info["accuracy"].items():
+            assert mine.pretrained.info["accuracy"][pool] == pytest.approx(value, abs=0.01)
+        assert len(mine.dataset.pool("base/train")) == len(mine.base.weight), "a row a class"
+
+
+def test_terms_are_said_at_first_use_and_rows_are_near_those_on_images(used, call):
+    home, theirs, _, task, _ = used
+    arguments = ["run", "--method", "imprint,protonet", "--task", "embedded.toml:embedded-1shot", "--device", "cpu"]
+    status, _, err = call(*arguments)
+    assert status == 0, err
+    assert err.count(NOTICE) == 1
+    stored = {path.name.split(".")[0]: json.loads(path.read_text()) for path in home.results.rglob("*.json")}
+    assert {result["task"] for result in stored.values()} == {"embedded-1shot"}
+    keys = {name: result["pretraining"]["key"] for name, result in stored.items()}
+    assert keys["imprint"] == pretraining_key(task, used[-1], "cosine", 0)
+    status, _, err = call(*arguments, "--rerun")
+    assert (status, NOTICE in err) == (0, False)
+    work = api.workspace(theirs.cache, device="cpu", reporter=Reporter())
+    file = theirs.cache.parent / "clusters.toml"
+    for method in ("imprint", "protonet"):
+        true = api.run(method, f"{file}:clusters-1shot", work=work)
+        assert stored[method]["summary"]["acc"]["mean"] == pytest.approx(true.summary["acc"]["mean"], abs=1.0)
+
+
+def test_what_needs_images_is_refused(used, call):
+    for arguments, said in (
+        (["embedded.toml:embedded-1shot", "--train", "views=4"], "has no augmentation to make views with"),
+        (["embedded.toml:embedded-1shot", "--base-classes", "6"], "there are no images to train one on"),
+        (["embedded.toml:embedded-1shot", "--pretrain"], "its features come without the images they are of"),
+        (["embedded.toml:embedded-shared-1shot"], "base/train"),
+    ):
+        status, _, err = call("run", "--method", "lwof", "--device", "cpu", "--task", *arguments)
+        assert status == 2, (arguments, err)
+        assert said in err
+
+
+def test_a_damaged_file_is_named(used, made, tmp_path, monkeypatch):
+    home = used[0]
+    (path,) = (made[0] / "features").iterdir()
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    (tmp_path / path.name).write_bytes(content)
+    monkeypatch.setattr(embedded, "FOLDER", tmp_path)
+    with pytest.raises(CorruptFile, match="its checksum differs; install ifsl_bench again"):
+        ensure(home, used[3].dataset, Reporter())
+    (tmp_path / path.name).write_bytes(content[:100])
+    with pytest.raises(CorruptFile, match="damaged or missing"):
+        ensure(home, used[3].dataset, Reporter())
+
+
+def test_weights_of_other_features_do_not_fit(used):
+    """A task with another fingerprint has another key, for which nothing comes with the package."""
+    home, _, _, task, _ = used
+    other = msgspec.structs.replace(task, dataset=msgspec.structs.replace(task.dataset, mean=(0.1,)))
+    with pytest.raises(UserError, match="come with its features, as they are"):
+        pretrain(home, other, ensure(home, task.dataset, Reporter()), "linear", 0, torch.device("cpu"), Reporter())
+
+
+def test_files_are_small(made):
+    for path in Path(made[0]).rglob("*.safetensors"):
+        assert path.stat().st_size < 40e6

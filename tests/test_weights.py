@@ -1,0 +1,316 @@
+"""Weights as files: handed on, shipped with the package, refused when damaged or made up."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load, load_file, save
+
+from ifsl_bench.backbone import shipped as shipping
+from ifsl_bench.backbone.pretrain import pretrain
+from ifsl_bench.backbone.shipped import NOTE, shipped, shipped_file
+from ifsl_bench.backbone.weights_file import OURS, read_weights, write_weights
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import Home, sha256_json
+from ifsl_bench.common.progress import LogReporter, Reporter
+from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running.weights import export_weights, import_weights
+
+CPU = torch.device("cpu")
+TASK = "clusters.toml:clusters-1shot"
+
+
+def made(home: Home, log: io.StringIO | None = None, seed: int = 0):
+    """The pretraining of the clusters in a home, and what was said."""
+    (task,) = find(TASK)
+    dataset = ensure(home, task.dataset, Reporter())
+    return pretrain(home, task, dataset, "linear", seed, CPU, LogReporter(log or io.StringIO()))
+
+
+@pytest.fixture
+def exported(here, tmp_path) -> tuple[Home, Path]:
+    """A home with a finished pretraining, and its file."""
+    home = Home.locate(here / "home")
+    made(home)
+    return home, export_weights(TASK, "linear", 0, home, tmp_path / "out.safetensors")[0]
+
+
+@pytest.fixture
+def other(here, tmp_path) -> Home:
+    """A home with the same data and nothing else."""
+    home = Home.locate(tmp_path / "other")
+    home.cache.mkdir()
+    (home.cache / "data").symlink_to(here / "home" / "data")
+    return home
+
+
+@pytest.fixture
+def packaged(exported, tmp_path, monkeypatch) -> Path:
+    """The same weights as if they came with the package."""
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    weights, _ = read_weights(exported[1])
+    exported[1].rename(folder / f"{weights.key}.safetensors")
+    monkeypatch.setattr(shipping, "FOLDER", folder)
+    return folder / f"{weights.key}.safetensors"
+
+
+def altered(path: Path, change) -> None:
+    """Changes what a file says of its pretraining, with the checksum that fits."""
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    said = json.loads(header["__metadata__"][OURS])
+    del said["checksum"]
+    change(said)
+    header["__metadata__"][OURS] = json.dumps(said | {"checksum": sha256_json(said)})
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+
+
+def test_an_exported_file_holds_the_weights_that_results_name_and_any_tool_reads_them(exported):
+    home, path = exported
+    weights, content = read_weights(path)
+    (folder,) = (one for one in home.pretrained.iterdir() if one.is_dir())
+    (state,) = folder.glob("*.safetensors")
+    assert content == state.read_bytes()
+    assert hashlib.sha256(content).hexdigest() == weights.sha256 == made(home).sha256
+    theirs, ours = load_file(path), load(content)
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    with safe_open(path, "np") as file:
+        assert "accuracy" in file.metadata()[OURS]
+
+
+def test_imported_weights_are_those_that_were_trained(exported, other):
+    home, path = exported
+    first = made(home)
+    found, new = import_weights(path, other, Reporter())
+    assert (found.key, found.sha256, new) == (first.key, first.sha256, True)
+    log = io.StringIO()
+    again = made(other, log)
+    assert log.getvalue() == "", "nothing is trained"
+    assert again.sha256 == first.sha256
+    assert again.entry() == first.entry()
+    assert torch.equal(again.head.weight, first.head.weight)
+    assert not import_weights(path, other, Reporter())[1], "there already"
+    assert export_weights(TASK, "linear", 0, other, other.cache / "x.safetensors")[1] == found
+
+
+def test_other_weights_that_are_there_stay_unless_forced(exported, other):
+    home, path = exported
+    theirs = made(home)
+    state = CheckpointFolder(home.pretrained / theirs.key).load()
+    tensors = state.tensors | {"head.bias": state.tensors["head.bias"] + 1}
+    CheckpointFolder(other.pretrained / theirs.key).save(tensors, state.info)
+    before = made(other)
+    assert before.sha256 != theirs.sha256
+    with pytest.raises(UserError, match="holds weights of this pretraining already; --force puts them aside"):
+        import_weights(path, other, Reporter())
+    assert made(other).sha256 == before.sha256
+    import_weights(path, other, Reporter(), force=True)
+    assert made(other).sha256 == theirs.sha256
+    (aside,) = other.pretrained.glob("*.replaced-0")
+    assert CheckpointFolder(aside).info()["tensors"]["sha256"] == before.sha256
+
+
+def test_the_home_takes_what_comes_with_the_package_and_says_so(packaged, exported, other):
+    """Once; then it is the home's, also without the package's file."""
+    log = io.StringIO()
+    first = made(other, log)
+    assert "come with the package" in log.getvalue()
+    assert "step" not in log.getvalue()
+    assert first.sha256 == made(exported[0]).sha256
+    assert [one.sha256 for one in shipped().values()] == [first.sha256]
+    packaged.unlink()
+    log = io.StringIO()
+    assert made(other, log).sha256 == first.sha256
+    assert log.getvalue() == ""
+
+
+def test_a_run_uses_them_and_names_them_and_pretrain_trains_anew(packaged, exported, other, call):
+    arguments = ["run", "--method", "protonet", "--task", TASK, "--device", "cpu", "--home", str(other.cache)]
+    sha256 = read_weights(packaged)[0].sha256
+    status, _, err = call(*arguments)
+    assert status == 0, err
+    assert err.count("come with the package") == 1
+    assert "pretraining none" not in err
+    (stored,) = other.results.rglob("protonet.seed-0.json")
+    assert json.loads(stored.read_text())["pretraining"]["sha256"] == sha256
+    status, _, err = call(*arguments, "--pretrain", "--dry-run")
+    assert (status, "leave one of them out" in err) == (2, True)
+    status, _, err = call(*arguments, "--pretrain")
+    assert status == 0, err
+    assert "the weights from the package are kept as" in err
+    assert "pretraining none, linear head, seed 0: done" in err
+    (folder,) = (path.parent for path in other.pretrained.glob(f"*/{NOTE}"))
+    made_here = CheckpointFolder(folder).info()
+    status, _, err = call(*arguments, "--pretrain")
+    assert (status, "come with the package" in err) == (0, False)
+    assert CheckpointFolder(folder).info() == made_here, "trained once"
+
+
+def test_pretrain_takes_them_too_unless_told_otherwise(packaged, exported, other, call):
+    arguments = ["pretrain", "--task", TASK, "--device", "cpu", "--home", str(other.cache)]
+    status, out, err = call(*arguments)
+    assert status == 0, err
+    assert "come with the package" in err
+    status, again, err = call(*arguments, "--anew")
+    assert status == 0, err
+    assert "pretraining none, linear head, seed 0: done" in err
+    assert again.splitlines()[0] == out.splitlines()[0], "trained alike, on the same machine"
+
+
+def test_an_unfinished_training_goes_on(packaged, exported, other):
+    """Whoever began to train did so on purpose."""
+    key = packaged.stem
+    state = CheckpointFolder(exported[0].pretrained / key).load()
+    full = {name: value.float() for name, value in state.tensors.items()}
+    info = {name: value for name, value in state.info.items() if name not in ("accuracy", "rounded", "tensors")}
+    CheckpointFolder(other.pretrained / key).save(full, info | {"finished": False, "epoch": 1})
+    log = io.StringIO()
+    made(other, log)
+    assert "come with the package" not in log.getvalue()
+    assert "pretraining none" in log.getvalue()
+
+
+def test_a_damaged_file_of_the_package_is_refused_by_name(packaged, other):
+    content = bytearray(packaged.read_bytes())
+    content[-3] ^= 1
+    packaged.write_bytes(content)
+    with pytest.raises(CorruptFile, match=r"are not those that it names; get another copy; install ifsl_bench again"):
+        made(other)
+    assert not list(other.pretrained.glob("*/*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda v: v["definition"].update(recipe=9), "its definition does not make 'clusters-none-linear-seed0-"),
+        (lambda v: v["info"].update(key="../../x-0123456789ab"), "its definition does not make '../../x"),
+        (lambda v: v["info"]["tensors"].update(sha256="0" * 64), "its weights are not those that it names"),
+        (lambda v: v["info"].update(device="\x1b[2J"), "device cannot be printed"),
+        (lambda v: v["info"].update(device="x" * 301), "longer than 300 characters"),
+        (lambda v: v["info"].update(seed=True), "seed is True"),
+        (lambda v: v["info"].update(seed=7), "it says two seeds"),
+        (lambda v: v["info"].update(finished=False), "no finished pretraining"),
+        (lambda v: v["info"].update(rounded="int4"), "no finished pretraining"),
+        (lambda v: v["info"].update(seconds=1e300), "seconds is 1e"),
+        (lambda v: v["info"]["accuracy"].update({"base/val": 2}), "accuracy is"),
+        (lambda v: v["info"]["accuracy"].update({"x": 0.5}), "accuracy is"),
+        (lambda v: v["info"].update(processes=[0]), "processes is"),
+        (lambda v: v["info"].pop("precision"), "precision is None"),
+        (lambda v: v.update(info=[]), "lacks the definition"),
+        (lambda v: v.update(format=9), "in format 9"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_a_file_says_is_checked(exported, other, call, change, said):
+    altered(exported[1], change)
+    status, out, err = call("weights", "import", str(exported[1]), "--home", str(other.cache))
+    assert (status, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert not list(other.cache.rglob("*.safetensors"))
+
+
+def _tensors(name: str, value: torch.Tensor):
+    def change(path: Path) -> None:
+        """Other tensors, with all checksums right."""
+        weights, content = read_weights(path)
+        path.unlink()
+        write_weights(path, save(load(content) | {name: value}), weights.definition, weights.info)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: path.write_bytes(b""), "no safetensors file"),
+        (lambda path: path.write_bytes(b"\xff" * 100), "no safetensors file, or is cut short"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "not those that it names"),
+        (lambda path: path.write_bytes(path.read_bytes()[:200]), "cut short"),
+        (lambda path: path.write_bytes((9 << 20).to_bytes(8, "little") + b" " * (9 << 20)), "has a header of"),
+        (lambda path: path.write_bytes((90).to_bytes(8, "little") + b"[" * 90), "its header is no JSON"),
+        (lambda path: path.write_bytes((1 << 20).to_bytes(8, "little") + b"[" * (1 << 20)), "its header is no JSON"),
+        (lambda path: path.write_bytes(save({"x": torch.zeros(3)})), "does not say which pretraining"),
+        (_tensors("head.weight", torch.full((8, 16), float("nan"))), "'head.weight' is not finite"),
+        (_tensors("head.weight", torch.zeros(8)), "no base classifier"),
+        (_tensors("x", torch.zeros(8, dtype=torch.float64)), "tensors of type 'F64'"),
+        (lambda path: (path.unlink(), path.mkdir()), "is no file"),
+        (lambda path: path.unlink(), "there is no"),
+    ],
+)  # fmt: skip
+def test_hostile_files_are_refused_in_one_line(exported, other, call, change, said):
+    change(exported[1])
+    status, out, err = call("weights", "import", str(exported[1]), "--home", str(other.cache))
+    assert (status, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert not list(other.cache.rglob("*.safetensors"))
+
+
+def test_tensors_that_are_described_in_two_ways_are_refused(exported):
+    """Other tools would read other weights than we."""
+    path = exported[1]
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    begin, end = header["head.weight"]["data_offsets"]
+    header["head.weight"]["shape"] = [(end - begin) // 2]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
+    with pytest.raises(CorruptFile, match="describes its tensors in two ways"):
+        read_weights(path)
+
+
+def test_weights_of_another_network_are_refused_where_they_are_used(exported, other):
+    """The file is sound, and its network is not that of the key."""
+    _tensors("head.weight", torch.zeros(3, 3, dtype=torch.float16))(exported[1])
+    import_weights(exported[1], other, Reporter())
+    log = io.StringIO()
+    made(other, log)
+    assert "does not fit the network" in log.getvalue()
+
+
+def test_commands_export_list_and_import(exported, other, call, here, packaged):
+    status, out, err = call("weights", "export", "--task", TASK)
+    assert status == 0, err
+    (file,) = here.glob("clusters-none-linear-*.safetensors")
+    assert out.startswith(f"{file.name}: 0.0 MB, weights ")
+    status, _, err = call("weights", "export", "--task", TASK)
+    assert (status, "is there already" in err) == (2, True)
+    status, _, err = call("weights", "export", "--task", TASK, "--seed", "4")
+    assert (status, "first: ifsl-bench pretrain --task clusters.toml" in err) == (2, True)
+    status, _, err = call("weights", "export", "--task", TASK, "--home", str(other.cache), "--to", "copy.safetensors")
+    assert status == 0, err
+    assert Path("copy.safetensors").read_bytes() == packaged.read_bytes()
+    status, out, err = call("weights", "import", str(file), "--home", str(other.cache))
+    assert status == 0, err
+    assert out.splitlines()[0].startswith(f"{file.stem}: base/val ")
+    status, out, _ = call("weights", "import", str(file), "--home", str(other.cache))
+    assert "there already" in out
+    status, out, _ = call("weights", "list", "--home", str(other.cache), "--format", "json")
+    assert [(row["pretraining"], row["where"]) for row in json.loads(out)] == [(file.stem, "home, from the package")]
+    for arguments, said in ((["export"], "say the weights of which task"), (["import"], "say which file")):
+        status, _, err = call("weights", *arguments)
+        assert (status, said in err) == (2, True)
+
+
+@pytest.mark.parametrize("path", sorted(shipping.FOLDER.glob("*.safetensors")), ids=lambda path: path.stem)
+def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path):
+    weights, content = read_weights(path)
+    assert weights.key == path.stem
+    assert shipped_file(path.stem) == path
+    assert {str(value.dtype) for name, value in load(content).items() if "running" not in name} <= {
+        "torch.float16", "torch.int64",
+    }  # fmt: skip
