@@ -1,0 +1,150 @@
+"""Methods from after the paper against the numbers of their authors' code, and against formulas written out.
+
+The numbers in tests/oracle/{teen,slda,fecam,subspace,castle,acastle}_s5.npz were computed with the released code of each
+paper, run in double precision on the CPU (calls for a GPU and casts to single precision taken out), on one episode of 5
+novel and 12 base classes with 16 normal random features, which is in the files too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.stats import multivariate_normal
+from sklearn.covariance import OAS
+
+from ifsl_bench.backbone.moments import Moments
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Base, Query, Support
+
+K, N = 12, 5
+
+
+def method(name: str, base: Base, **options):
+    torch.manual_seed(0)
+    return registry.method(name)(base, N, **options).double().eval()
+
+
+def base_of(z, weight=None, bias=None, scale: float = 1.0) -> Base:
+    starts = np.searchsorted(z["in/y_base"].numpy(), np.arange(K + 1))
+    moments = Moments.of(z["in/x_base"].numpy(), starts)
+    means, counts, covariance = (torch.from_numpy(x) for x in (moments.means, moments.counts, moments.covariance))
+    weight = means if weight is None else weight
+    bias = torch.zeros(K, dtype=torch.float64) if bias is None else bias
+    return Base(weight, bias, means, scale, counts, covariance)
+
+
+def episode(z, base: Base, hide: tuple[int, ...] = ()) -> tuple[Support, Query]:
+    x, q = z["in/x_support"][None], z["in/x_query"][None]
+    hidden = torch.zeros(1, K, dtype=torch.bool)
+    hidden[0, list(hide)] = True
+    support = Support(x, (z["in/y_support"] - K)[None].long(), hidden, F.linear(x, base.weight, base.bias))
+    return support, Query(q, F.linear(q, base.weight, base.bias))
+
+
+def without(base: Base, classes: tuple[int, ...]) -> Base:
+    """The same without some base classes; the covariance is that of all."""
+    keep = [k for k in range(len(base.weight)) if k not in classes]
+    return Base(
+        base.weight[keep], base.bias[keep], base.prototypes[keep], base.scale, base.counts[keep], base.covariance
+    )
+
+
+def close(found, expected, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
+
+
+def check_hiding_is_removing(name: str, z, base: Base, **options) -> None:
+    hide = (2, 7, 8)
+    support, query = episode(z, base, hide)
+    logits = method(name, base, **options)(support, query).logits[0]
+    few = without(base, hide)
+    keep = [k for k in range(K) if k not in hide]
+    none = torch.zeros(1, len(keep), dtype=torch.bool)
+    small = Support(support.features, support.labels, none, support.base_logits[..., keep])
+    expected = method(name, few, **options)(small, Query(query.features, query.base_logits[..., keep])).logits[0]
+    close(logits[:, [*keep, *range(K, K + N)]], expected, 1e-8)
+
+
+@pytest.mark.parametrize("run", ["a", "b"])
+def test_teen(oracle, run):
+    z = oracle("teen_s5")
+    made = method(
+        "teen", base_of(z, scale=16.0), alpha=float(z[f"{run}/shift_weight"]), tau=float(z[f"{run}/softmax_t"])
+    )
+    close(made(*episode(z, made.base)).logits[0], z[f"{run}/logits"])
+
+
+def test_teen_without_a_share_of_base_classes_is_the_nearest_mean_by_angle(oracle):
+    z = oracle("teen_s5")
+    base = base_of(z)
+    means = torch.cat([base.prototypes, z["in/x_support"].view(N, -1, 16).mean(1)])
+    expected = F.cosine_similarity(z["in/x_query"][:, None], means[None], dim=-1)
+    close(method("teen", base, alpha=0.0)(*episode(z, base)).logits[0], expected)
+
+
+def test_teen_with_hidden_classes_is_teen_without_them(oracle):
+    z = oracle("teen_s5")
+    check_hiding_is_removing("teen", z, base_of(z))
+
+
+@pytest.mark.parametrize("run", ["a", "b"])
+def test_lda_in_the_form_of_deep_slda(oracle, run):
+    z = oracle("slda_s5")
+    made = method("lda", base_of(z), shrinkage=float(z[f"{run}/shrinkage"]))
+    found = made(*episode(z, made.base)).logits[0]
+    expected = z[f"{run}/scores"]  # the same up to a number for each query
+    close(found - found[:, :1], expected - expected[:, :1], 1e-8)
+
+
+@pytest.mark.parametrize("run", ["a", "b"])
+def test_lda_in_the_form_of_fecam(oracle, run):
+    z = oracle("fecam_s5")
+    base = base_of(z)
+    close(base.covariance, z["covariance"])
+    made = method("lda", base, form="fecam", shrinkage=float(z[f"{run}/alpha"]))
+    found = made(*episode(z, base)).logits[0]
+    expected = -z[f"{run}/distances"] / 2
+    close(found - found[:, :1], expected - expected[:, :1], 1e-7)  # their unit vectors are off by 1e-8
+
+
+def test_lda_is_the_logarithm_of_normal_densities_of_one_covariance(oracle):
+    z = oracle("slda_s5")
+    base = base_of(z)
+    apart = (z["in/x_base"] - base.prototypes[z["in/y_base"].long()]).numpy()
+    covariance = 0.9 * OAS(assume_centered=True).fit(apart).covariance_ + 0.1 * np.eye(16)
+    means = torch.cat([base.prototypes, z["in/x_support"].view(N, -1, 16).mean(1)]).numpy()
+    expected = np.stack([multivariate_normal(m, covariance).logpdf(z["in/x_query"]) for m in means], 1)
+    found = method("lda", base, shrinkage=0.1)(*episode(z, base)).logits[0]
+    close(found - found[:, :1], expected - expected[:, :1], 1e-9)
+
+
+@pytest.mark.parametrize("form", ["slda", "fecam"])
+def test_lda_with_hidden_classes_is_lda_without_them(oracle, form):
+    z = oracle("slda_s5")
+    base = base_of(z)
+    hide = (2, 7, 8)
+    support, query = episode(z, base, hide)
+    made, few = method("lda", base, form=form), without(base, hide)
+    few = replace(few, counts=base.counts)  # as many images behind the covariance
+    found, expected = made(support, query).logits[0], method("lda", few, form=form)(support, query).logits[0]
+    keep = [k for k in range(K + N) if k not in hide]
+    found = found[:, keep]
+    close(found - found[:, :1], expected - expected[:, :1], 1e-8)
+
+
+def test_lda_says_what_it_lacks(oracle):
+    z = oracle("slda_s5")
+    base = base_of(z)
+    with pytest.raises(UserError, match="without the covariance"):
+        method("lda", Base(base.weight, base.bias, base.prototypes))
+    with pytest.raises(UserError, match="between 0 and 1, not 1.5"):
+        method("lda", base, shrinkage=1.5)
+    still = Base(base.weight, base.bias, base.prototypes, 1.0, base.counts, torch.full_like(base.covariance, math.nan))
+    with pytest.raises(UserError, match="has no inverse"):
+        method("lda", still)
