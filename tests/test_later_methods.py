@@ -1,8 +1,8 @@
 """Methods from after the paper against the numbers of their authors' code, and against formulas written out.
 
-The numbers in tests/oracle/{teen,slda,fecam,subspace,castle,acastle}_s5.npz were computed with the released code of each
-paper, run in double precision on the CPU (calls for a GPU and casts to single precision taken out), on one episode of 5
-novel and 12 base classes with 16 normal random features, which is in the files too.
+The numbers in tests/oracle/{teen,slda,fecam,subspace,castle,acastle}_s5.npz were computed with the released code of
+each paper, run in double precision on the CPU (calls for a GPU and casts to single precision taken out), on one episode
+of 5 novel and 12 base classes with 16 normal random features, which is in the files too.
 """
 
 from __future__ import annotations
@@ -143,8 +143,57 @@ def test_lda_says_what_it_lacks(oracle):
     base = base_of(z)
     with pytest.raises(UserError, match="without the covariance"):
         method("lda", Base(base.weight, base.bias, base.prototypes))
-    with pytest.raises(UserError, match="between 0 and 1, not 1.5"):
+    with pytest.raises(UserError, match=r"between 0 and 1, not 1\.5"):
         method("lda", base, shrinkage=1.5)
     still = Base(base.weight, base.bias, base.prototypes, 1.0, base.counts, torch.full_like(base.covariance, math.nan))
     with pytest.raises(UserError, match="has no inverse"):
         method("lda", still)
+
+
+def fixed_base(z) -> Base:
+    return base_of(z, weight=z["in/w_base"], bias=z["in/b_base"])
+
+
+@pytest.mark.parametrize("run", ["a", "b"])
+def test_subspace_finds_the_minimum_of_the_released_objective(oracle, run):
+    """Theirs was minimised with PyTorch's L-BFGS to a gradient of 1e-8."""
+    z = oracle("subspace_s5")
+    base = fixed_base(z)
+    options = {"gamma": float(z[f"{run}/gamma"]), "weight_decay": float(z[f"{run}/decay"])}
+    prediction = method("subspace", base, **options)(*episode(z, base))
+    close(prediction.logits[0], z[f"{run}/logits"], 1e-5)
+    assert not prediction.statistics["solver_unconverged"].any()
+
+
+def test_subspace_pulls_at_what_is_outside_the_span_alone(oracle):
+    """With a strong pull, novel weights lie in the span; and there the minimum is that of LR in its coordinates."""
+    z = oracle("subspace_s5")
+    base = fixed_base(z)
+    support, query = episode(z, base)
+    out = torch.linalg.svd(base.weight).Vh[K:]  # [D - K, D], orthogonal to the span
+    moved = Query(query.features + 3 * out[0], query.base_logits)
+    for gamma, moves in ((1e6, False), (1e-3, True)):
+        made = method("subspace", base, gamma=gamma, weight_decay=1e-2)
+        found, other = made(support, query).logits[0, :, K:], made(support, moved).logits[0, :, K:]
+        assert bool((found - other).abs().max() > 1e-2) == moves
+    made = method("subspace", base, gamma=1e6, weight_decay=1e-2)
+    within = torch.linalg.qr(base.weight.T).Q  # [D, K]
+    small = Support(support.features @ within, support.labels, support.hidden, support.base_logits)
+    flat = Base(base.weight @ within, base.bias, base.prototypes @ within)
+    plain = method("ridge", flat, weight_decay=1e-2)(small, Query(query.features @ within, query.base_logits))
+    close(made(support, query).logits, plain.logits, 1e-4)
+
+
+def test_subspace_with_hidden_classes_is_subspace_without_them(oracle):
+    z = oracle("subspace_s5")
+    check_hiding_is_removing("subspace", z, fixed_base(z))
+
+
+def test_subspace_is_refused_where_the_base_weights_span_all_features(oracle):
+    z = oracle("subspace_s5")
+    weight = torch.randn(20, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    base = Base(weight, torch.zeros(20), weight)
+    with pytest.raises(UserError, match=r"20 base classes span all 16 features: nothing is left .*--method lr"):
+        method("subspace", base)
+    equal = torch.cat([fixed_base(z).weight] * 2)  # more classes than features, and a span of 12 dimensions
+    assert method("subspace", Base(equal, torch.zeros(24), equal)).span.shape == (16, 12)
