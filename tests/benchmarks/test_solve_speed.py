@@ -120,7 +120,7 @@ def test_lr_evaluation(benchmark, shots):
 def test_a_full_quadratic_form_costs_less_than_twice_a_diagonal_one(benchmark, shots):
     """Goal: `subspace`, whose penalty is LR's and one more on what lies outside the span of the base weights, takes at
     most twice the time of LR, query logits included. Both in turn, by the time of the processor."""
-    count = 1024 if benchmark.enabled else 16
+    count = 250 if benchmark.enabled else 16  # as an evaluation takes at once
     episodes = Episodes(count, shots)
     base, support, query = episodes.base(), episodes.support(), episodes.queries()
     methods = [registry.method(name)(base, N, weight_decay=1e-3) for name in ("subspace", "ridge")]
@@ -133,12 +133,12 @@ def test_a_full_quadratic_form_costs_less_than_twice_a_diagonal_one(benchmark, s
             assert not method(support, query).statistics["solver_unconverged"].any()
             times.append(time.process_time() - begin)
 
-    benchmark.pedantic(both, rounds=8 if benchmark.enabled else 1, warmup_rounds=1)
+    benchmark.pedantic(both, rounds=40 if benchmark.enabled else 1, warmup_rounds=1)
     if benchmark.enabled:
-        full, diagonal = (float(np.median(times[1:])) for times in seconds)
-        benchmark.extra_info.update(
-            episodes_per_second=round(count / full), ratio_to_diagonal=round(full / diagonal, 2)
-        )
+        full, diagonal = (min(times) for times in seconds)
+        benchmark.extra_info |= {
+            "episodes_per_second": round(count / full), "ratio_to_diagonal": round(full / diagonal, 2)
+        }  # fmt: skip
         assert full / diagonal < 2
 
 
