@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from scipy.stats import multivariate_normal
 from sklearn.covariance import OAS
+from torch import nn
 
 from ifsl_bench.backbone.moments import Moments
 from ifsl_bench.common.errors import UserError
@@ -197,3 +198,68 @@ def test_subspace_is_refused_where_the_base_weights_span_all_features(oracle):
         method("subspace", base)
     equal = torch.cat([fixed_base(z).weight] * 2)  # more classes than features, and a span of 12 dimensions
     assert method("subspace", Base(equal, torch.zeros(24), equal)).span.shape == (16, 12)
+
+
+CASTLE = {
+    "to_query": "slf_attn.w_qs.weight",
+    "to_key": "slf_attn.w_ks.weight",
+    "to_value": "slf_attn.w_vs.weight",
+    "to_output": "slf_attn.fc.weight",
+    "dictionary": "shared_key",
+}
+
+
+def castle(z, name: str):
+    weight = z["param/cls.weight"]
+    base = base_of(z, weight=weight)
+    made = method(name, base, temperature=float(z["temperature"]))
+    with torch.no_grad():
+        for ours, theirs in CASTLE.items():
+            getattr(made, ours).copy_(z[f"param/{theirs}"].view_as(getattr(made, ours)))
+    return made
+
+
+@pytest.mark.parametrize("name", ["castle", "acastle"])
+def test_castle_logits_and_gradients(oracle, name):
+    z = oracle(f"{name}_s5")
+    made = castle(z, name)
+    logits = made(*episode(z, made.base)).logits[0]
+    close(logits, z["logits"])
+    F.cross_entropy(logits, z["in/y_query"].long()).backward()
+    assert {key for key, _ in made.named_parameters()} == set(CASTLE)
+    for ours, theirs in CASTLE.items():
+        close(getattr(made, ours).grad.flatten(), z[f"grad/{theirs}"].flatten())
+
+
+def test_acastle_with_hidden_classes_is_acastle_without_them(oracle):
+    z = oracle("acastle_s5")
+    made = castle(z, "acastle")
+    hide = (2, 7, 8)
+    support, query = episode(z, made.base, hide)
+    few = castle(z, "acastle")
+    few.base = without(made.base, hide)
+    keep = [k for k in range(K) if k not in hide]
+    small = replace(support, hidden=support.hidden[:, keep], base_logits=support.base_logits[..., keep])
+    expected = few(small, Query(query.features, query.base_logits[..., keep])).logits
+    close(made(support, query).logits[..., [*keep, *range(K, K + N)]], expected)
+
+
+def test_castle_draws_initial_values_as_the_released_code():
+    """Normal, with deviations of PyTorch's Xavier rule, and of its Kaiming rule for a tensor [1, 2K, D]."""
+    weight = torch.randn(40, 128)
+    made = method("castle", Base(weight, torch.zeros(40), weight))
+    expected = [nn.init.xavier_normal_(torch.empty(128, 128)), nn.init.kaiming_normal_(torch.zeros(1, 80, 128))]
+    found = [made.to_output, made.dictionary]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.05)
+    assert method("castle", Base(weight, torch.zeros(40), weight)).to_key.std().item() == pytest.approx(
+        math.sqrt(2 / (128 + 128)), rel=0.05
+    )
+
+
+def test_castle_drops_in_training_alone(oracle):
+    z = oracle("castle_s5")
+    made = castle(z, "castle")
+    given = episode(z, made.base)
+    assert not torch.equal(made.train()(*given).logits, made(*given).logits)
+    assert torch.equal(made.eval()(*given).logits, made(*given).logits)

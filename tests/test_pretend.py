@@ -271,6 +271,7 @@ def test_every_method_gives_the_same_answers_and_gradients(name, options):
             answers.append(masked_logits(prediction, support.hidden.to(device)).cpu())
             assert prediction.logits.device == device
             if parameters := [p for p in method.parameters() if p.requires_grad]:
+                torch.manual_seed(0)  # of dropout
                 logits = method.train()(on(support, device), on(query, device)).logits
                 F.cross_entropy(logits[:, 0], torch.full((E,), K, device=device)).backward()
                 gradients.append(torch.cat([p.grad.flatten().cpu() for p in parameters]))
