@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,52 +23,63 @@ class LDA(Method):
 
         -1/2 (h - mu_k)^T L (h - mu_k) :    h . L mu_k - 1/2 mu_k . L mu_k
 
-    ``slda``: L = [(1 - epsilon) S' + epsilon 1]^-1, S' being S shrunk towards its mean variance by the oracle
+    ``slda``: L = [(1 - shrinkage) S' + shrinkage 1]^-1, S' being S shrunk towards its mean variance by the oracle
     approximating rule (OAS; Chen, Wiesel, Eldar & Hero 2010). Hayes & Kanan, Lifelong Machine Learning with Deep
     Streaming Linear Discriminant Analysis (CVPR workshops 2020), as its released code initialises it on base classes,
-    with the covariance fixed from there on. ``fecam``: h and mu_k are made unit vectors first, and L is the inverse of
-    the correlation matrix of
+    with the covariance fixed from there on.
 
-        S + gamma v 1 + gamma w (J - 1)
+    ``fecam``: h and mu_k are made unit vectors first, and L is the inverse of the correlation matrix of
 
-    v being the mean of S's diagonal, w that of its other entries which are not 0, and J all ones (two gammas in the
-    paper, with one value). Goswami, Liu,
+        S + shrinkage v 1 + shrinkage w (J - 1)
+
+    v being the mean of S's diagonal, w that of its other entries which are not 0, and J all ones. Goswami, Liu,
     Twardowski & van de Weijer, FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual
-    Learning (NeurIPS 2023), shrinkage, normalisation and distance of its released code. Differences: FeCAM has
-    covariances of single classes where there are images enough, here one serves all classes, and it is within classes,
-    while its common covariance is that of all images about their one mean; Tukey's transformation of features is left
-    out, since it would need the covariance of transformed images. A base class that an episode hides takes no part, but
-    its images are among those of S.
+    Learning (NeurIPS 2023), shrinkage, normalisation and distance of its released code, with its two gammas as one.
+    Differences: FeCAM has covariances of single classes where there are images enough, here one serves all classes, and
+    it is within classes, while its common covariance is that of all images about their one mean; Tukey's transformation
+    of features is left out, since it would need the covariance of transformed images.
+
+    ``corrected``, the default: as ``slda``, but class k's logit has 1/2 tr(L S) / n_k more, n_k being the images behind
+    mu_k. Without it the noise of a mean of few images lengthens all distances to it, by that much on average, and base
+    classes win; the more so the more features there are. Neither paper has it. It is the correction of Moran & Murphy, A Closer Look at Two Alternative Methods of Statistical Discrimination (Applied
+    Statistics 1979).
+
+    A base class that an episode hides takes no part, but its images are among those of S.
 
     Options:
-        form: ``slda`` or ``fecam``, see above.
-        shrinkage: epsilon of ``slda``, 1e-4 unless given, or both gammas of ``fecam``, 1 unless given; these are the
-            values of their code.
+        form: ``corrected``, ``slda`` or ``fecam``, see above.
+        shrinkage: 1e-4 in the code of ``slda``, 1 in that of ``fecam``; chosen from a grid on validation episodes
+            unless given.
     """
 
-    space: ClassVar[Space] = {"form": Choices(("slda", "fecam")), "shrinkage": Range(1e-4, 1.0, log=True)}
+    space: ClassVar[Space] = {"form": Choices(("corrected", "slda", "fecam")), "shrinkage": Range(1e-4, 1.0, log=True)}
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"shrinkage": (1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)}
 
     def __init__(
-        self, base: Base, ways: int, *, form: Literal["slda", "fecam"] = "slda", shrinkage: float | None = None
-    ) -> None:
+        self, base: Base, ways: int, *, form: Literal["corrected", "slda", "fecam"] = "corrected",
+        shrinkage: float = 0.1,
+    ) -> None:  # fmt: skip
         super().__init__(base, ways)
         self.form = form
-        amount = {"slda": 1e-4, "fecam": 1.0}[form] if shrinkage is None else shrinkage
-        most = 1.0 if form == "slda" else math.inf
-        if not 0 <= amount <= most:
-            raise UserError(f"shrinkage must be {'between 0 and 1' if most == 1 else 'at least 0'}, not {amount}")
+        most = math.inf if form == "fecam" else 1.0
+        if not 0 <= shrinkage <= most or shrinkage == math.inf:
+            raise UserError(f"shrinkage must be {'between 0 and 1' if most == 1 else '0 or positive, and finite'}, "
+                            f"not {shrinkage}")  # fmt: skip
         if base.covariance is None or base.counts is None:
             raise UserError("this base classifier comes without the covariance of its features and the counts of its "
                             "images, which lda needs: give Base both")  # fmt: skip
-        covariance, means = base.covariance.double(), self.placed(base.prototypes.double())
-        shrunk = slda(covariance, base.counts.double().sum(), amount) if form == "slda" else fecam(covariance, amount)
+        covariance, counts = base.covariance.double(), base.counts.double()
+        means = self.placed(base.prototypes.double())
+        shrunk = fecam(covariance, shrinkage) if form == "fecam" else slda(covariance, counts.sum(), shrinkage)
         if not bool(shrunk.isfinite().all()):
             raise UserError("the covariance of the base features has no inverse: some feature never varies, or is not "
                             "finite")  # fmt: skip
-        metric = torch.linalg.pinv(shrunk, hermitian=True)
+        metric = torch.linalg.pinv(shrunk, hermitian=True)  # L
+        excess = 0.5 * (metric * covariance).sum() if form == "corrected" else covariance.new_zeros(())
         centre = means.mean(0)  # taken off everywhere, which changes no distance and keeps digits
-        for name, value in zip(("metric", "centre", "seen", "offset"),
-                               (metric, centre, *discriminants(means - centre, metric)), strict=True):  # fmt: skip
+        seen, offset = discriminants(means - centre, metric)
+        kept = {"metric": metric, "centre": centre, "seen": seen, "offset": offset + excess / counts, "excess": excess}
+        for name, value in kept.items():
             self.register_buffer(name, value.to(base.weight.dtype), persistent=False)
 
     def placed(self, x: Tensor) -> Tensor:
@@ -77,6 +89,8 @@ class LDA(Method):
     def forward(self, support: Support, query: Query) -> Prediction:
         centre, metric = self.get_buffer("centre"), self.get_buffer("metric")
         novel, novel_offset = discriminants(self.placed(support.class_means(self.ways)) - centre, metric)  # [E, N, D]
+        images = F.one_hot(support.labels, self.ways).sum(1)  # [E, N]
+        novel_offset = novel_offset + self.get_buffer("excess") / images
         h = self.placed(query.features) - centre  # [E, Q, D]
         base = h @ self.get_buffer("seen").T + self.get_buffer("offset")  # [E, Q, K]
         return Prediction(torch.cat([base, h @ novel.mT + novel_offset.unsqueeze(-2)], -1))

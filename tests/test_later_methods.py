@@ -97,7 +97,7 @@ def test_teen_with_hidden_classes_is_teen_without_them(oracle):
 @pytest.mark.parametrize("run", ["a", "b"])
 def test_lda_in_the_form_of_deep_slda(oracle, run):
     z = oracle("slda_s5")
-    made = method("lda", base_of(z), shrinkage=float(z[f"{run}/shrinkage"]))
+    made = method("lda", base_of(z), form="slda", shrinkage=float(z[f"{run}/shrinkage"]))
     found = made(*episode(z, made.base)).logits[0]
     expected = z[f"{run}/scores"]  # the same up to a number for each query
     close(found - found[:, :1], expected - expected[:, :1], 1e-8)
@@ -121,22 +121,46 @@ def test_lda_is_the_logarithm_of_normal_densities_of_one_covariance(oracle):
     covariance = 0.9 * OAS(assume_centered=True).fit(apart).covariance_ + 0.1 * np.eye(16)
     means = torch.cat([base.prototypes, z["in/x_support"].view(N, -1, 16).mean(1)]).numpy()
     expected = np.stack([multivariate_normal(m, covariance).logpdf(z["in/x_query"]) for m in means], 1)
-    found = method("lda", base, shrinkage=0.1)(*episode(z, base)).logits[0]
+    found = method("lda", base, form="slda", shrinkage=0.1)(*episode(z, base)).logits[0]
     close(found - found[:, :1], expected - expected[:, :1], 1e-9)
 
 
-@pytest.mark.parametrize("form", ["slda", "fecam"])
-def test_lda_with_hidden_classes_is_lda_without_them(oracle, form):
+def test_the_correction_of_lda_is_what_noisy_means_add_to_a_distance_on_average():
+    """Means of n images drawn about the true ones: corrected logits are on average those of the true means."""
+    g = torch.Generator().manual_seed(0)
+    episodes, features, shots = 20_000, 6, 3
+    mix = torch.randn(features, features, generator=g, dtype=torch.float64)
+    means = torch.randn(K + N, features, generator=g, dtype=torch.float64)
+    many = torch.full((K,), 1e9, dtype=torch.float64)
+    base = Base(means[:K], torch.zeros(K, dtype=torch.float64), means[:K], 1.0, many, mix @ mix.T)
+    labels = torch.arange(N).repeat_interleave(shots)
+    noise = torch.randn(episodes, N * shots, features, generator=g, dtype=torch.float64) @ mix.T
+    hidden = torch.zeros(episodes, K, dtype=torch.bool)
+    support = Support(means[K + labels] + noise, labels.expand(episodes, -1), hidden, noise[..., :1].expand(-1, -1, K))
+    queries = torch.randn(1, 4, features, generator=g, dtype=torch.float64)
+    query = Query(queries.expand(episodes, -1, -1), queries[..., :1].expand(episodes, -1, K))
+    sure = Support(means[K + labels][None], labels[None], hidden[:1], support.base_logits[:1])
+    for form, apart in (("corrected", 0.0), ("slda", features / shots / 2)):
+        found = method("lda", base, form=form, shrinkage=0.0)(support, query).logits.mean(0)
+        true = method("lda", base, form="slda", shrinkage=0.0)(sure, Query(queries, query.base_logits[:1])).logits[0]
+        torch.testing.assert_close(true - found, F.pad(torch.full((4, N), apart).double(), (K, 0)), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("form", ["corrected", "slda", "fecam"])
+def test_lda_of_the_others_does_not_depend_on_where_hidden_classes_are(oracle, form):
     z = oracle("slda_s5")
     base = base_of(z)
     hide = (2, 7, 8)
-    support, query = episode(z, base, hide)
-    made, few = method("lda", base, form=form), without(base, hide)
-    few = replace(few, counts=base.counts)  # as many images behind the covariance
-    found, expected = made(support, query).logits[0], method("lda", few, form=form)(support, query).logits[0]
+    elsewhere = base.prototypes.clone()
+    elsewhere[list(hide)] += 5.0
+    given = episode(z, base, hide)
+    found, other = (
+        method("lda", replace(base, prototypes=means), form=form)(*given).logits[0]
+        for means in (base.prototypes, elsewhere)
+    )
     keep = [k for k in range(K + N) if k not in hide]
-    found = found[:, keep]
-    close(found - found[:, :1], expected - expected[:, :1], 1e-8)
+    found, other = found[:, keep], other[:, keep]
+    close(found - found[:, :1], other - other[:, :1], 1e-9)
 
 
 def test_lda_says_what_it_lacks(oracle):
