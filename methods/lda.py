@@ -41,8 +41,8 @@ class LDA(Method):
 
     ``corrected``, the default: as ``slda``, but class k's logit has 1/2 tr(L S) / n_k more, n_k being the images behind
     mu_k. Without it the noise of a mean of few images lengthens all distances to it, by that much on average, and base
-    classes win; the more so the more features there are. Neither paper has it. It is the correction of Moran & Murphy, A Closer Look at Two Alternative Methods of Statistical Discrimination (Applied
-    Statistics 1979).
+    classes win; the more so the more features there are. Neither paper has it. It is the correction of Moran & Murphy,
+    A Closer Look at Two Alternative Methods of Statistical Discrimination (Applied Statistics 1979).
 
     A base class that an episode hides takes no part, but its images are among those of S.
 
