@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ifsl_bench._version import __version__
 
 if TYPE_CHECKING:
+    from ifsl_bench.campaigns.api import evaluate_checkpoint as evaluate_checkpoint
+    from ifsl_bench.campaigns.api import run as run
+    from ifsl_bench.campaigns.api import workspace as workspace
     from ifsl_bench.common.errors import UserError as UserError
     from ifsl_bench.plugin.method import Base as Base
     from ifsl_bench.plugin.method import Method as Method
@@ -24,14 +27,11 @@ if TYPE_CHECKING:
     from ifsl_bench.protocol.task import MetaTraining as MetaTraining
     from ifsl_bench.protocol.task import Schedule as Schedule
     from ifsl_bench.protocol.task import Task as Task
-    from ifsl_bench.running.api import evaluate_checkpoint as evaluate_checkpoint
-    from ifsl_bench.running.api import run as run
-    from ifsl_bench.running.api import workspace as workspace
     from ifsl_bench.running.interop import from_learn2learn as from_learn2learn
     from ifsl_bench.running.interop import to_learn2learn as to_learn2learn
 
 _HOMES = {
-    "ifsl_bench.running.api": ("run", "evaluate_checkpoint", "workspace"),
+    "ifsl_bench.campaigns.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.common.errors": ("UserError",),
     "ifsl_bench.running.interop": ("from_learn2learn", "to_learn2learn"),
     "ifsl_bench.plugin.method": ("Base", "Method", "Prediction", "Query", "Support"),

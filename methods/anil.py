@@ -59,6 +59,7 @@ class ANIL(Method):
         first_order: whether meta-gradients take the steps as constants (FOMAML).
     """
 
+    parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {"inner_rate": Range(0.01, 10.0, log=True), RATE: Range(1e-4, 1e-2, log=True)}
     requires: ClassVar[Mapping[str, str]] = REQUIRES
 

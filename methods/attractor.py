@@ -37,6 +37,7 @@ class Attractor(AttractorMethod):
         dropout: on p_k, in training alone, drawn once an episode.
     """
 
+    parallel_copies: ClassVar[bool] = True
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"lr+a": {"learner": "lr"}, "mlp+a": {"learner": "mlp"}}
 
     def __init__(

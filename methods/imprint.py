@@ -14,6 +14,7 @@ class Imprint(Method):
     Logits are ``tau cos(h, w)`` with the pretrained temperature and no bias. Nothing is learned after pretraining.
     """
 
+    parallel_copies: ClassVar[bool] = True
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
 
     def forward(self, support: Support, query: Query) -> Prediction:

@@ -49,6 +49,7 @@ class LwoF(Method):
             phi_2 are 1, tau_q is 10.
     """
 
+    parallel_copies: ClassVar[bool] = True
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
     space: ClassVar[Space] = {RATE: Range(1e-4, 1e-2, log=True)}
     schedule: ClassVar[MetaTraining | None] = MetaTraining(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from ifsl_bench.plugin.method import Method, Prediction, Query, Support
@@ -13,6 +15,8 @@ class ProtoNet(Method):
     A base class's prototype c is the mean feature of all its base/train images, a novel class's that of its support
     images. Nothing is learned after pretraining (linear head).
     """
+
+    parallel_copies: ClassVar[bool] = True
 
     def forward(self, support: Support, query: Query) -> Prediction:
         novel = support.class_means(self.ways)  # [E, N, D]

@@ -34,6 +34,7 @@ class Ridge(Method):
             unless given.
     """
 
+    parallel_copies: ClassVar[bool] = True
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"lr": {"learner": "lr"}, "mlp": {"learner": "mlp"}}
     space: ClassVar[Space] = {"weight_decay": Range(1e-10, 1e-1, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}

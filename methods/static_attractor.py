@@ -25,6 +25,7 @@ class StaticAttractor(AttractorMethod):
     deviation 0.01 (mlp). Hidden base classes are left out of the softmax.
     """
 
+    parallel_copies: ClassVar[bool] = True
     shorthands: ClassVar[Mapping[str, Mapping[str, Any]]] = {"lr+s": {"learner": "lr"}, "mlp+s": {"learner": "mlp"}}
 
     def __init__(self, base: Base, ways: int, *, gamma: float = GAMMA, **shared: Any) -> None:

@@ -6,7 +6,7 @@ import os
 
 # Two busy threads for each of many small tests only get in each other's way. NumPy's libraries read this when they are
 # loaded; workers and commands that tests start inherit it.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or "1"  # an empty one says nothing
 # Every test has a home of its own, and they shall not all compile.
 os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(os.path.dirname(__file__), "..", ".pytest_cache", "kernels"))
 
@@ -15,16 +15,28 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from filelock import FileLock
 
+if TYPE_CHECKING:
+    from ifsl_bench.episodic.prepared import Workspace
+
 torch.set_num_threads(1)
 
 ORACLE = Path(__file__).parent / "oracle"
 MOST_SLOW = 50
+COMPILING = tuple(
+    f"tests/{name}"
+    for name in (
+        "benchmarks/test_solve", "learners/", "solve/", "test_attractors", "test_calibrate", "test_contract",
+        "test_example_method", "test_kernels", "test_many_episodes", "test_methods_", "test_one_episode",
+        "test_pretend", "test_probe", "test_regular", "test_reproduce", "test_stages", "test_tuning", "test_variants",
+    )
+)  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,6 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f'{item.nodeid}: say why it is slow: @pytest.mark.slow("why")')
     if len(slow) > MOST_SLOW:
         raise pytest.UsageError(f"{len(slow)} tests are marked slow, at most {MOST_SLOW} may be")
+    # Workers begin with stretches of this list. Those that compile kernels are one stretch: a worker beside it that
+    # needed the same ones would compile them too.
+    items.sort(key=lambda item: not item.nodeid.startswith(COMPILING))
 
 
 @pytest.fixture(autouse=True)
@@ -183,6 +198,20 @@ def here(clusters: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def task(clusters: Path) -> str:
+    """A task on the frozen features."""
+    return f"{clusters / 'clusters.toml'}:clusters-5shot"
+
+
+@pytest.fixture
+def work(clusters: Path) -> Workspace:
+    """A workspace in their home."""
+    from ifsl_bench.episodic.prepared import workspace
+
+    return workspace(clusters / "home", device="cpu")
+
+
+@pytest.fixture
 def minimal_task() -> str:
     """The shortest task file, with the task ``d-1shot`` at its end."""
     return """
@@ -288,9 +317,9 @@ def glyph_home(glyphs_source: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def glyph_features_source(glyphs_source: Path, made_once: Callable[..., Path]) -> Path:
     """The same with a pretraining of six steps and the features under it."""
+    from ifsl_bench.campaigns.api import workspace
     from ifsl_bench.episodic.prepared import PreparedTask
     from ifsl_bench.protocol.task_files import find
-    from ifsl_bench.running.api import workspace
 
     def fill(root: Path) -> None:
         home = _copy_home(glyphs_source, root).rename(root / "home")

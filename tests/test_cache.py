@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.files import Home, sha256_file
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.owners import partial_of
 from ifsl_bench.kernels.store import sources_folder
-from ifsl_bench.running import api, pruning
+from ifsl_bench.running import pruning
 from ifsl_bench.running.cache import listed
 from tests.fuzz.small import Told, run
 

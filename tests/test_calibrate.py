@@ -10,6 +10,7 @@ import pytest
 
 import ifsl_bench
 from ifsl_bench.board.result_file import read
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.episodic.evaluation import evaluate
@@ -19,7 +20,6 @@ from ifsl_bench.protocol.calibration import best_bias
 from ifsl_bench.protocol.metrics import BALANCE
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api
 from ifsl_bench.running.check import check_file
 from ifsl_bench.running.job import make_jobs
 
@@ -47,11 +47,6 @@ class Means(Method):
 @pytest.fixture
 def task(clusters):
     return f"{clusters / 'clusters.toml'}:clusters-1shot"
-
-
-@pytest.fixture
-def work(clusters):
-    return api.workspace(clusters / "home", device="cpu")
 
 
 def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, work):

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from ifsl_bench.board.result_file import Result, file_name, packaged_root, stored, summary_entry
+from ifsl_bench.campaigns import api
 from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running import api
 from ifsl_bench.running.check import check_file
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"

@@ -25,17 +25,17 @@ pytest.importorskip("distributed", reason='the extra is not installed: pip insta
 import distributed
 
 from ifsl_bench.campaigns import cluster as module
-from ifsl_bench.campaigns import dask_workers, worker_check
+from ifsl_bench.campaigns import dask_workers, on_dask, worker_check
+from ifsl_bench.campaigns.api import workspace
 from ifsl_bench.campaigns.cluster import opened
 from ifsl_bench.campaigns.cluster_file import ClusterSpec, read_cluster
 from ifsl_bench.campaigns.graph import Node, Wants
 from ifsl_bench.campaigns.run import run_campaign
-from ifsl_bench.campaigns.work import Setting
+from ifsl_bench.campaigns.work import Outcome, Setting
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running.api import workspace
 from ifsl_bench.running.job import make_jobs
 
 
@@ -337,6 +337,30 @@ def test_a_campaign_that_is_done_starts_no_cluster(here, tmp_path, monkeypatch):
     monkeypatch.setattr(dask_workers, "opened", None)
     ended, _ = on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
     assert ended.made == jobs
+
+
+def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home, monkeypatch):
+    inside, most = [], []
+
+    def run_node(node, *_):
+        inside.append(node)
+        most.append(len(inside))
+        time.sleep(0.3)
+        inside.remove(node)
+        return Outcome(node, "done")
+
+    monkeypatch.setattr(on_dask, "run_node", run_node)
+    how = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**how) as one:
+        clients = [distributed.Client(one, set_as_default=False) for _ in range(2)]
+        futures = [
+            client.submit(on_dask.run_on_worker, pickle.dumps(str(i)), str(i), Setting(home, "cpu", 2, str(i)), 2, "x")
+            for i, client in enumerate(clients)
+        ]
+        assert [future.result(timeout=30).key for future in futures] == ["0", "1"]
+        for client in clients:
+            client.close()
+    assert most == [1, 1]
 
 
 # -- a scheduler of somebody else's

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from ifsl_bench.methods.protonet import ProtoNet
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.contract import RULES, Asked, check_answers, check_contract, sees_one_query
+from ifsl_bench.plugin.contract import (
+    RULES,
+    Asked,
+    check_answers,
+    check_contract,
+    copies_do_not_meet,
+    made_up,
+    repeats,
+    sees_one_query,
+)
 from ifsl_bench.plugin.method import Base, Prediction, Query, Support
-from ifsl_bench.running import api
 
 START = """
 import torch
@@ -105,6 +116,27 @@ def test_every_answer_is_looked_at_not_only_the_first(run):
 
 def test_large_logits_that_differ_by_little_are_rounded_as_large_ones_are(run):
     assert run("logits = logits + 1e5").summary["acc"]["mean"] > 20
+
+
+def test_copies_that_meet_are_found_where_the_class_says_that_they_do_not():
+    class Draws(ProtoNet):
+        """Takes and gives back PyTorch's one generator."""
+
+        def forward(self, support, query):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                time.sleep(0.02)
+                return Prediction(super().forward(support, query).logits + torch.randn(self.base.weight.shape[0] + 5))
+
+    class Declares(Draws):
+        parallel_copies = True
+
+    given = {kind: made_up("x", kind, {}, 1, False, False) for kind in (Draws, Declares, ProtoNet)}
+    assert "several threads" in copies_do_not_meet(given[Declares])
+    assert not copies_do_not_meet(given[Draws]), "a subclass of a method that declares it does not"
+    assert not copies_do_not_meet(given[ProtoNet])
+    with torch.no_grad():
+        assert not repeats(given[Declares]), "one alone keeps the other rules"
 
 
 @pytest.mark.parametrize("name", sorted(registry.names(registry.METHODS)))

@@ -22,6 +22,7 @@ from ifsl_bench.backbone.features import _forward, compute_features
 from ifsl_bench.backbone.placement import FEW
 from ifsl_bench.backbone.pretrain import pretrain
 from ifsl_bench.board import result_file
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -32,7 +33,6 @@ from ifsl_bench.learners import compiled
 from ifsl_bench.plugin.contract import Asked, differs
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running import api
 from ifsl_bench.running.stages import MetaTrain
 from tests import test_pretend as pretend
 from tests.test_pretend import CPU, _job, _other_home, _prepared, episodes, made, on, variants

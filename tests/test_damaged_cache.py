@@ -12,12 +12,12 @@ import weakref
 
 import pytest
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, read_errors, read_json, sha256_file
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.episodic.choosing import Tried, read_trial, write_trial
-from ifsl_bench.running import api
 from ifsl_bench.running.stages import MetaTrain
 from tests.fuzz.cache import FINISHED, KILLED, Caches, make_caches, one_case
 from tests.fuzz.small import TASKS, Told, run

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ifsl_bench import Choices, Method, Range
+from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.plan import plan_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.evaluation import Evaluated
@@ -18,7 +19,6 @@ from ifsl_bench.plugin.options import check_method, space_of
 from ifsl_bench.plugin.settings import at_edge, points
 from ifsl_bench.protocol.metrics import Counts
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api
 from ifsl_bench.running.job import make_jobs
 
 START = """
@@ -100,7 +100,7 @@ def test_what_a_class_declares_wrongly_is_said_before_any_work(line, jobs):
 def test_an_answer_of_another_type_is_one_line(line, dry, jobs):
     made, work = jobs("pass", line)
     with pytest.raises(UserError, match=ANSWERED[line]) as caught:
-        (dry_run if dry else api.run_jobs)(made, work)
+        dry_run(made, work) if dry else api.run_job(made[0], work)
     assert "\n" not in str(caught.value)
 
 

@@ -122,7 +122,7 @@ def test_every_episode_is_solved_once():
 
 def test_nothing_that_solves_nothing_imports_numba():
     code = "\n".join([
-        "import sys, ifsl_bench, ifsl_bench.cli.main, ifsl_bench.running.api",
+        "import sys, ifsl_bench, ifsl_bench.cli.main, ifsl_bench.campaigns.api",
         "from ifsl_bench.methods import attractor, imprint, ridge",
         "assert 'numba' not in sys.modules",
     ])  # fmt: skip

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from ifsl_bench.board.result_file import Result, read
+from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.graph import graph_of
+from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic import evaluation
 from ifsl_bench.episodic.evaluated_file import evaluated_of, record_of
@@ -25,12 +27,14 @@ from ifsl_bench.plugin.options import make_method
 from ifsl_bench.protocol.calibration import find_bias
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api, ranges
+from ifsl_bench.running import ranges
 from ifsl_bench.running.check import check_file
 from ifsl_bench.running.evaluating import Evaluate, stages_of
 from ifsl_bench.running.job import make_jobs
 from ifsl_bench.running.ranges import Calibrate, EvaluateRange, ranges_of
 from ifsl_bench.running.reproduce import reproduce
+from ifsl_bench.running.stages import MetaTrain
+from ifsl_bench.running.unstored import run_unstored
 
 QUICK = ("protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a")
 OPTIONS = {"lr": {"weight_decay": 0.1}, "mlp": {"weight_decay": 0.1}}
@@ -39,11 +43,6 @@ OPTIONS = {"lr": {"weight_decay": 0.1}, "mlp": {"weight_decay": 0.1}}
 @pytest.fixture
 def task(clusters):
     return f"{clusters / 'clusters.toml'}:clusters-1shot"
-
-
-@pytest.fixture
-def work(clusters):
-    return api.workspace(clusters / "home", device="cpu")
 
 
 @pytest.fixture
@@ -175,19 +174,19 @@ def test_ranges_run_anywhere_in_any_order_and_a_run_that_was_stopped_goes_on(tas
     damaged, other = (node.stage.file(work.home) for node in nodes[:2])
     damaged.write_bytes(damaged.read_bytes().replace(b"u1", b"u2", 1))
     other.write_text(other.read_text()[:50])
-    (result,) = api.run_jobs([job], work)
+    result = api.run_job(job, work)
     assert sorted((r.start, r.stop) for r in asked) == sorted(
         (n.stage.start, n.stage.stop) for n in [*nodes[:2], *nodes[5:]]
     )
     monkeypatch.setattr(ranges, "RANGE", 10_000)
-    (once,) = api.run_jobs([job], work, rerun=True)
+    once = api.run_job(job, work, rerun=True)
     assert _plain(once) == _plain(result)
 
 
 def test_what_was_found_by_another_method_is_not_used(task, work, in_ranges, monkeypatch):
     job = job_of("lwof", task, work, 40, steps=True)
     *_, evaluation_ = stages_of(job)
-    api.run_job(job, work)
+    run_unstored(job, work)
     kept = [one for one in (Calibrate(job), *ranges_of(job)) if one.cached(work.home)]
     assert len(kept) == 4
     monkeypatch.setattr(ranges, "everything", lambda method: "other code")
@@ -258,3 +257,36 @@ def test_a_result_of_many_episodes_is_reproduced(task, work, in_ranges, monkeypa
     found = reproduce(path, work, task=task.rpartition(":")[0])
     assert found.identical, found.line
     assert not list((work.home.cache / "evaluated").glob("*"))
+
+
+def test_what_is_forgotten_goes_at_once_and_a_second_run_keeps_what_it_writes_meanwhile(
+    task, work, in_ranges, monkeypatch
+):
+    job = job_of("imprint", task, work, 40)
+    first, *_ = ranges_of(job)
+    first.run(work)
+    file, real = first.file(work.home), shutil.rmtree
+
+    def beside(folder, **how):
+        assert first.kept(work.home, None) is None, "there is nothing, and no half"
+        assert not file.parent.exists()
+        first.run(work)  # of the second run
+        real(folder, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", beside)
+    ranges.remove_evaluated(job, work.home)
+    assert file.exists()
+    assert [path.name for path in file.parent.parent.iterdir()] == [file.parent.name]
+
+
+def test_retrain_after_an_interrupted_run_of_many_episodes_trains_anew(task, work, in_ranges):
+    job = job_of("lwof", task, work, 40, steps=True)
+    for stage in stages_of(job)[:-1]:
+        stage.run(work)  # interrupted before the result: all ranges of the old model are there
+    old = MetaTrain(job).folder(work.home)
+    (old / "mark").touch()
+    assert all(one.cached(work.home) for one in ranges_of(job))
+    assert run_campaign([job], work, retrain=True).made == [job]
+    assert not (MetaTrain(job).folder(work.home) / "mark").exists()
+    (aside,) = [path.parent for path in work.home.trained.rglob("mark")]
+    assert "replaced" in aside.name

@@ -15,13 +15,13 @@ import filelock
 import pytest
 import torch
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.common import locks
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.common.files import Home, write_json
 from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.running import api
 from ifsl_bench.running.provenance import provenance
 
 posix = pytest.mark.skipif(os.name != "posix", reason="shells and locks of POSIX")

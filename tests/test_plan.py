@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import json
 import os
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 import pytest
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns import plan as planning
 from ifsl_bench.campaigns.campaign_file import Said, asked
 from ifsl_bench.campaigns.graph import graph_of
@@ -19,7 +21,6 @@ from ifsl_bench.campaigns.logs import log_path
 from ifsl_bench.campaigns.plan import Step, plan_of
 from ifsl_bench.campaigns.status import SILENT, read_log
 from ifsl_bench.kernels import store
-from ifsl_bench.running import api
 
 CAMPAIGN = """
 [[run]]
@@ -192,6 +193,26 @@ def test_a_log_that_is_no_log_says_nothing(tmp_path):
     found = read_log(tmp_path / "x.log")
     assert found.state == "running"
     assert "\x1b" not in found.last
+
+
+def test_a_log_is_held_against_the_clock_of_its_file_system_whatever_the_machines_say(tmp_path, monkeypatch):
+    ahead = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)  # on the machine that writes
+    stamp, early = (f"{ahead - datetime.timedelta(seconds=s):%Y-%m-%dT%H:%M:%SZ}" for s in (0, 600))
+    (tmp_path / "x.log").write_text(f"{early} begun by process 1 on node7: x\n{stamp} x: 1/2\n")
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)  # and on this one
+    found = read_log(tmp_path / "x.log")
+    assert found.silent < 60
+    since = datetime.datetime.strptime(f"{found.since[:-1]}+0000", "%Y-%m-%dT%H:%M:%S%z")
+    assert abs(since.timestamp() - (real() - 600)) < 30
+
+
+@pytest.mark.parametrize(
+    "last", ["interrupted", "interrupted: nobody listens", "stopped: BrokenPipeError: nobody listens"]
+)
+def test_what_lost_its_command_is_interrupted_and_has_not_failed(last, tmp_path):
+    (tmp_path / "x.log").write_text(f"2026-01-31T12:00:00Z begun by process 1 on h: x\n2026-01-31T12:00:01Z {last}\n")
+    assert read_log(tmp_path / "x.log").state == "interrupted"
 
 
 def test_a_plan_of_nothing_but_refusals_is_their_error(campaign):

@@ -19,6 +19,7 @@ from ifsl_bench.backbone.features import compute_features
 from ifsl_bench.backbone.placement import FEW
 from ifsl_bench.backbone.pretrain import pretrain
 from ifsl_bench.board import result_file
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -32,7 +33,6 @@ from ifsl_bench.plugin.method import Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import options_of
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api
 from ifsl_bench.running.evaluating import Evaluate, stages_of
 from ifsl_bench.running.job import make_jobs
 from ifsl_bench.running.stages import MetaTrain

@@ -12,6 +12,7 @@ import torch
 
 from ifsl_bench.board import result_file
 from ifsl_bench.board.measured import rows_of
+from ifsl_bench.campaigns import api
 from ifsl_bench.plugin import probe as probing
 from ifsl_bench.plugin import probe_cache, registry
 from ifsl_bench.plugin.behaviour import Numbers, Probe, bounded, comparable, differs, malformed
@@ -19,7 +20,6 @@ from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.plugin.probe import probe
 from ifsl_bench.protocol.task import MetaTraining
-from ifsl_bench.running import api
 
 
 class Means(Method):

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.cli import main as cli
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.running import api
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

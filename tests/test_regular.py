@@ -16,13 +16,13 @@ from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.render import FORMATS, PROGRAMS, render
 from ifsl_bench.board.result_file import read
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support, check_prediction, masked_logits
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running import api
 
 E, N, SHOTS, Q, D, K = 3, 5, 2, 6, 16, 7
 VARIANTS = """

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ifsl_bench.board import result_file
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.settings import short
 from ifsl_bench.protocol.task import MetaTraining
-from ifsl_bench.running import api
 from ifsl_bench.running.reproduce import job_of
 
 LEARNED = """

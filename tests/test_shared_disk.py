@@ -19,7 +19,7 @@ import torch
 from ifsl_bench.board import result_file
 from ifsl_bench.common import building as build_module
 from ifsl_bench.common import files, owners
-from ifsl_bench.common.building import building, publish, unfinished, whole
+from ifsl_bench.common.building import Swept, building, publish, unfinished, whole
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside, write_bytes, write_new
@@ -486,3 +486,17 @@ def test_data_that_two_processes_make_are_made_once(tmp_path):
     inode = (home.data / "tiny-images").stat().st_ino
     make_data(home)
     assert (home.data / "tiny-images").stat().st_ino == inode
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_that_another_machine_swept_while_it_was_filled_is_told_from_a_failure(resume, tmp_path):
+    def fill(folder):
+        shutil.rmtree(folder)
+        (folder / "more").write_text("x")  # the error of whoever fills it
+
+    with (
+        pytest.raises(Swept, match="was removed while it was being filled"),
+        building(tmp_path / "x", resume) as folder,
+    ):
+        fill(folder)
+    assert not list(tmp_path.iterdir())

@@ -10,6 +10,7 @@ import types
 import pytest
 
 import ifsl_bench
+from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.plan import plan_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
@@ -18,11 +19,12 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen, find_method
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api, provenance
+from ifsl_bench.running import provenance
 from ifsl_bench.running.evaluating import Evaluate, stages_of
 from ifsl_bench.running.job import make_jobs
 from ifsl_bench.running.preparation import Pretrain
 from ifsl_bench.running.stages import MetaTrain
+from ifsl_bench.running.unstored import run_unstored
 
 FILE = """
 import torch
@@ -57,16 +59,6 @@ def dry_run(jobs, work):
 
 
 @pytest.fixture
-def task(clusters):
-    return f"{clusters / 'clusters.toml'}:clusters-5shot"
-
-
-@pytest.fixture
-def work(clusters):
-    return api.workspace(clusters / "home", device="cpu")
-
-
-@pytest.fixture
 def file(tmp_path):
     path = tmp_path / "own.py"
     path.write_text(FILE)
@@ -83,11 +75,11 @@ def test_a_dry_run_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, 
     stages = stages_of(job)
     assert [row["stage"] for row in dry_run([job], work)] == [str(stage) for stage in stages]
     assert [stage.cached(work.home) for stage in stages] == [True] + [False] * (len(stages) - 1), "data are there"
-    api.run_job(job, work)
+    run_unstored(job, work)
     assert all(stage.cached(work.home) for stage in stages[:-1])
     rows = dry_run([job], work)
     assert [row["state"] for row in rows] == ["cached"] * (len(stages) - 1) + ["to do"]
-    api.run_jobs([job], work)
+    api.run_job(job, work)
     assert [row["state"] for row in dry_run([job], work)] == ["cached"], "the result is stored"
 
 
@@ -101,7 +93,7 @@ def test_every_stage_can_be_pickled_and_runs_in_another_process_to_the_same_arte
             assert again == stage
             assert again.key(work.home) == stage.key(work.home)
     script = (
-        "import pickle, sys\nfrom ifsl_bench.running import api\n"
+        "import pickle, sys\nfrom ifsl_bench.campaigns import api\n"
         "work = api.workspace(sys.argv[1], device='cpu')\n"
         "for stage in pickle.load(sys.stdin.buffer): made = stage.run(work)\n"
         "print(made.summary['acc']['mean'])"
@@ -112,7 +104,7 @@ def test_every_stage_can_be_pickled_and_runs_in_another_process_to_the_same_arte
         if not (clusters / "elsewhere" / "data").exists():
             (clusters / "elsewhere" / "data").symlink_to(work.home.data)
         done = subprocess.run(command, input=pickle.dumps(stages_of(one)), capture_output=True, timeout=300, check=True)
-        assert float(done.stdout) == api.run_job(one, work).summary["acc"]["mean"]
+        assert float(done.stdout) == run_unstored(one, work).summary["acc"]["mean"]
 
 
 def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_home, clusters):
@@ -298,6 +290,11 @@ BROKEN = {
 }
 
 
+def made_and_run(method, dry, task, work):
+    (made,) = jobs_of([method], task, work)
+    return dry_run([made], work) if dry else api.run_job(made, work)
+
+
 @pytest.mark.parametrize("dry", [False, True])
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_faulty_method_is_one_line_that_names_the_place(kind, dry, task, work, tmp_path):
@@ -307,7 +304,7 @@ def test_a_faulty_method_is_one_line_that_names_the_place(kind, dry, task, work,
         text += "\n    def forward(self, support, query):\n        return Prediction(query.base_logits)"
     (tmp_path / "own.py").write_text(body.replace("{}", text))
     with pytest.raises(UserError, match=message) as found:
-        (dry_run if dry else api.run_jobs)(jobs_of([f"{tmp_path / 'own.py'}:X"], task, work), work)
+        made_and_run(f"{tmp_path / 'own.py'}:X", dry, task, work)
     assert "\n" not in str(found.value)
 
 
@@ -353,5 +350,5 @@ def test_the_commit_is_that_of_the_checkout():
 def test_progress_names_the_job_and_not_the_class(task, work, file, capsys):
     (job,) = jobs_of([f"{file}:Means"], task, work)
     assert str(Evaluate(job)) == "evaluating Means on clusters-5shot, seed 0: 60 episodes"
-    api.run_job(job, api.workspace(work.home.cache, device="cpu", reporter=LogReporter()))
+    run_unstored(job, api.workspace(work.home.cache, device="cpu", reporter=LogReporter()))
     assert "evaluating Means on clusters-5shot" in capsys.readouterr().err

@@ -13,13 +13,14 @@ import pytest
 
 from ifsl_bench.board import fitting
 from ifsl_bench.board.result_file import packaged_root, parse, read, stored, write
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.plugin.behaviour import Numbers, Probe
 from ifsl_bench.protocol.metrics import COUNTS
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.task_files import parse as parse_tasks
-from ifsl_bench.running import api, check
+from ifsl_bench.running import check
 from ifsl_bench.running.check import check_file
 from tests.test_hostile_results import cut
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.plugin import registry
@@ -17,8 +18,9 @@ from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api, preparation, stages
+from ifsl_bench.running import preparation, stages
 from ifsl_bench.running.job import Job
+from ifsl_bench.running.unstored import run_unstored
 
 
 class Scale(Method):
@@ -153,8 +155,8 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     log = io.StringIO()
     place = work(clusters, LogReporter(log))
     with pytest.raises(KeyboardInterrupt):
-        api.run_job(made, place)
-    result = api.run_job(made, place)
+        run_unstored(made, place)
+    result = run_unstored(made, place)
     assert result.training["solves"] == {
         "episodes": 80, "unconverged": 0, "adjoint_episodes": 80, "adjoint_diverged": 80, "adjoint_failed": 0,
         "adjoint_indefinite": 0,
@@ -162,7 +164,7 @@ def test_how_the_solves_went_is_counted_across_an_interruption_and_said(clusters
     assert "seed 0: in 80 of 80 episodes of meta-training the Neumann series grew" in log.getvalue()
     exact = Job(Chosen("attractor", registry.method("attractor")), {"learner": "lr", "gradient": "implicit"}, task,
                 Training(), 0, 60)  # fmt: skip
-    solves = api.run_job(exact, place).training["solves"]
+    solves = run_unstored(exact, place).training["solves"]
     assert (solves["adjoint_episodes"], solves["adjoint_diverged"], solves["adjoint_failed"]) == (40, 0, 0)
 
 

@@ -12,9 +12,9 @@ from ifsl_bench.board.measured import Row
 from ifsl_bench.board.notes import notes_of, notes_of_ranks, standing
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.render import render
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running import api
 
 TOGETHER = """
 import torch

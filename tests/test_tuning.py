@@ -20,6 +20,7 @@ from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.entries import entries_of
 from ifsl_bench.board.measured import rows_of
 from ifsl_bench.board.result_file import file_name
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.choosing import Tried, best_of
@@ -28,7 +29,7 @@ from ifsl_bench.plugin.options import defaults
 from ifsl_bench.plugin.space import RATE, Choices, Range, halton
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api, ranges, stages
+from ifsl_bench.running import ranges, stages
 from ifsl_bench.running.check import check_file
 from ifsl_bench.running.job import make_jobs
 
@@ -47,16 +48,6 @@ class Scaled(Method):
         h, c = (torch.nn.functional.normalize(x, dim=-1) for x in (query.features, support.class_means(self.ways)))
         base = torch.nn.functional.normalize(query.base_logits, dim=-1)
         return Prediction(torch.cat([base, self.temperature * h @ c.mT + self.offset], -1))
-
-
-@pytest.fixture
-def task(clusters):
-    return f"{clusters / 'clusters.toml'}:clusters-5shot"
-
-
-@pytest.fixture
-def work(clusters):
-    return api.workspace(clusters / "home", device="cpu")
 
 
 def job_of(task, work, seed=0, trials=4, method=Scaled, **options):
@@ -132,7 +123,7 @@ def test_what_is_given_is_not_searched_and_moves_no_other_point(task, work):
 
 
 def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task, work):
-    first, second = (api.run_jobs([job_of(task, work, seed)], work)[0] for seed in (0, 1))
+    first, second = (api.run_job(job_of(task, work, seed), work) for seed in (0, 1))
     assert first.label == "Scaled@tuned-4.steps=20"
     assert (first.setting, first.trials, first.chosen) == ("tuned-4", 4, {"temperature", RATE})
     (tried,) = first.tuned.values()
@@ -163,18 +154,18 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
 def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):
     made, evaluate = [], stages.evaluate
 
-    def counted(method, name, loader, episodes, *more):
+    def counted(method, name, loader, episodes, *more, **how):
         if more:
             made.append(more[1])
             if len(made) == 3:
                 raise KeyboardInterrupt
-        return evaluate(method, name, loader, episodes, *more)
+        return evaluate(method, name, loader, episodes, *more, **how)
 
     for module in (stages, ranges):
         monkeypatch.setattr(module, "evaluate", counted)
     with pytest.raises(KeyboardInterrupt):
-        api.run_jobs([job_of(task, work)], work)
-    api.run_jobs([job_of(task, work)], work)
+        api.run_job(job_of(task, work), work)
+    api.run_job(job_of(task, work), work)
     assert len(made) == 3 + 2 + 2, "two trials that were done are kept; test episodes, and those that calibrate, follow"
     assert made[2] == made[3]
     assert [title.split()[0] for title in made[-2:]] == ["calibrating", "evaluating"]
@@ -190,7 +181,7 @@ def test_a_setting_that_diverges_is_passed_over(task, work):
             return Prediction(super().forward(support, query).logits * self.offset.square().exp())
 
     with pytest.warns(UserWarning, match=r"train.rate=\d.* is passed over: meta-training of 'Fragile' diverged"):
-        result = api.run_jobs([job_of(task, work, trials=3, method=Fragile)], work)[0]
+        result = api.run_job(job_of(task, work, trials=3, method=Fragile), work)
     (tried,) = result.tuned.values()
     assert result.passed_over
     assert all(tried[setting] == 0 for setting in result.passed_over)
@@ -224,14 +215,14 @@ def test_a_tuned_baseline_keeps_its_grid_as_published_and_searches_wider_with_a_
     wide = [point["weight_decay"] for point, _ in tuned.candidates()]
     assert len(wide) == 12
     assert min(wide) < 1e-8
-    result = api.run_jobs([paper], work)[0]
+    result = api.run_job(paper, work)
     assert set(next(iter(result.tuned.values()))) == {f"weight_decay={value:.15g}" for value in grid}
     assert (result.edge == ["weight_decay"]) == (result.options["weight_decay"] in (1e-6, 1e-1))
 
 
 def test_a_contributed_result_says_its_setting_as_it_is(task, work):
     (job,) = make_jobs(["lr"], [task], {}, Training(), [0], None, home=work.home, trials=3)
-    api.run_jobs([job], work)
+    api.run_job(job, work)
     path, own = job.result_path(work.home), {job.task.name: job.task}
     failures = check_file(path, own, work.home).failures
     assert all(failure.startswith("provenance") for failure in failures), "no command, perhaps changed files"
@@ -443,7 +434,7 @@ def test_a_learning_rate_that_is_given_is_trained_with_in_every_trial(task, work
     assert job.label == "Scaled@tuned-3.rate=0.05.steps=20"
     assert [point.keys() for point, _ in job.candidates()] == [{"temperature"}] * 3
     assert {one.schedule.schedule.rate for _, one in job.candidates()} == {0.05}
-    result = api.run_jobs([job], work)[0]
+    result = api.run_job(job, work)
     assert result.train == {"rate": 0.05, "steps": 20}
     assert result.given() == ({}, {"rate": 0.05, "steps": 20})
 
@@ -478,7 +469,7 @@ def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned
         return job, [stages.Trial(one) for _, one in job.candidates()]
 
     job, made = trials(OWN)
-    api.run_jobs([job], work)
+    api.run_job(job, work)
     assert all(trial.cached(work.home) for trial in made)
     assert made[1].kept(work.home, made[1].backbone.weights(work.home))
     assert not made[1].kept(work.home, "0" * 64)
@@ -491,7 +482,7 @@ def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned
 
 
 def test_seeds_of_a_tuned_row_share_their_choice(task, work):
-    first, second = (api.run_jobs([job_of(task, work, seed)], work)[0] for seed in (0, 1))
+    first, second = (api.run_job(job_of(task, work, seed), work) for seed in (0, 1))
     rows, remarks = rows_of([first, second], "yours")
     assert ([row.seeds for row in rows], remarks) == ([(0, 1)], [])
     other = msgspec.structs.replace(second, options={"temperature": 3.0})
@@ -506,7 +497,7 @@ def test_the_edge_of_a_space_is_noted(task, work):
 
         space: ClassVar = {"temperature": Range(0.001, 0.0201, log=True)}
 
-    result = api.run_jobs([job_of(task, work, trials=3, method=Edged)], work)[0]
+    result = api.run_job(job_of(task, work, trials=3, method=Edged), work)
     assert result.options["temperature"] == 0.02
     assert result.edge == ["temperature"]
 

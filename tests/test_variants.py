@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ifsl_bench.backbone.pretrain import pretraining_key
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -21,7 +22,6 @@ from ifsl_bench.data.subset import chosen_classes, some_base_classes
 from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.protocol.task_files import find, packaged, parse
 from ifsl_bench.protocol.variants import Change, changed, make_change, merged, split
-from ifsl_bench.running import api
 
 # Stored results name these; a field that a task gains later must not change them.
 HASHES = {

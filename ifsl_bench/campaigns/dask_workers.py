@@ -30,7 +30,7 @@ from ifsl_bench.campaigns.on_dask import SICK, run_on_worker
 from ifsl_bench.campaigns.schedule import Event
 from ifsl_bench.campaigns.served import print_to
 from ifsl_bench.campaigns.work import Outcome, Setting
-from ifsl_bench.campaigns.worker_check import Wanted, unfit, wanted, without_accelerator
+from ifsl_bench.campaigns.worker_check import MustHave, unfit, wanted, without_accelerator
 from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.progress import Reporter
@@ -42,12 +42,8 @@ LOOK = 1.0  # seconds between two looks at who is there
 SILENCE = 20.0  # seconds that work waits for a worker until somebody is told
 
 
-def cluster_workers(said: str, jobs: Sequence[Job], work: Workspace, device: str) -> tuple[DaskWorkers, Workspace]:
-    """The workers that ``--cluster`` asks for, and the workspace with the kind of device that they compute on.
-
-    Args:
-        said: what follows ``--cluster``.
-        device: what follows ``--device``; it is looked for on the workers, not here.
+def check_cluster(said: str, jobs: Sequence[Job], device: str) -> ClusterSpec:
+    """The cluster that is asked for, as far as it can be known before it is started or connected to.
 
     Raises:
         UserError: what :func:`read_cluster` says; no such device; a method that other processes cannot load.
@@ -59,6 +55,20 @@ def cluster_workers(said: str, jobs: Sequence[Job], work: Workspace, device: str
             choose_device(device)  # which says what there is
         raise UserError(f"--device {device}: which one of its devices a worker computes on is for the worker to say; "
                         "with --cluster it is auto, cpu or cuda")  # fmt: skip
+    return spec
+
+
+def cluster_workers(said: str, jobs: Sequence[Job], work: Workspace, device: str) -> tuple[DaskWorkers, Workspace]:
+    """The workers that ``--cluster`` asks for, and the workspace with the kind of device that they compute on.
+
+    Args:
+        said: what follows ``--cluster``.
+        device: what follows ``--device``; it is looked for on the workers, not here.
+
+    Raises:
+        UserError: what :func:`check_cluster` says; no worker has such a device.
+    """
+    spec = check_cluster(said, jobs, device)
     setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex)
     hands = DaskWorkers(spec, setting, jobs, work.reporter)
     found = device != "cpu" and hands.accelerators()
@@ -96,7 +106,7 @@ class DaskWorkers:
         self.methods = tuple({job.name: (job.name, pickle.dumps(job.chosen), job.source) for job in jobs}.values())
         self._stack = ExitStack()
         self._cluster: Cluster | None = None
-        self._needed: Wanted | None = None
+        self._needed: MustHave | None = None
         self._workers: dict[str, _Worker] = {}  # by address
         self._refused: set[str] = set()
         self._waiting: Node | None = None  # what no worker could take when it was last asked

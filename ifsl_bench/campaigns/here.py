@@ -40,6 +40,8 @@ class Here:
         self.next = None
         if error is not None:
             self.errors[outcome.key] = error
+        else:
+            self.errors.pop(outcome.key, None)  # it went better the second time
         return [outcome]
 
     def close(self, at_once: bool = False) -> None:

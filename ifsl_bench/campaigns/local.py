@@ -35,7 +35,7 @@ MEMORY = 0.9  # of the memory that is free at the beginning, for all workers tog
 
 
 @dataclass
-class _Worker:
+class _Place:
     """A place for a process, which may have to be started again.
 
     Attributes:
@@ -69,7 +69,7 @@ class LocalWorkers:
         self.setting, self.count = setting, count
         self.share = max(1, setting.cores // count)
         seen = [visible(device) for device in devices] if devices else [None]
-        self.workers = [_Worker(number, seen[number % len(seen)]) for number in range(count)]
+        self.workers = [_Place(number, seen[number % len(seen)]) for number in range(count)]
         self.memory = int(MEMORY * psutil.virtual_memory().available)
         self._context = multiprocessing.get_context("spawn")
         self._unready = 0  # starts that failed since one went well
@@ -139,7 +139,7 @@ class LocalWorkers:
             return self.count
         return min(self.count, -(-node.wants.threads // self.share))
 
-    def _free(self, node: Node) -> _Worker | None:
+    def _free(self, node: Node) -> _Place | None:
         """An idle worker, the one that has open what the node needs rather than another."""
         taken = (
             {w.device for w in self.workers if w.node and w.node.wants.accelerator} if node.wants.accelerator else ()
@@ -147,7 +147,7 @@ class LocalWorkers:
         idle = [worker for worker in self.workers if worker.node is None and worker.device not in taken]
         return min(idle, key=lambda w: (w.last not in node.needs, w.process is None), default=None)
 
-    def _start(self, worker: _Worker) -> None:
+    def _start(self, worker: _Place) -> None:
         if worker.process is not None and worker.process.is_alive():
             return
         self._forget(worker)
@@ -160,7 +160,7 @@ class LocalWorkers:
         worker.process = process
         theirs.close()  # so that the pipe ends where the worker does
 
-    def _heard(self, worker: _Worker) -> Iterator[Event | Outcome]:
+    def _heard(self, worker: _Place) -> Iterator[Event | Outcome]:
         assert worker.process is not None
         assert worker.pipe is not None
         dead = not worker.process.is_alive()  # asked first: what a dying worker has said is in the pipe by then
@@ -182,7 +182,7 @@ class LocalWorkers:
             if node is not None:
                 yield Outcome(node.key, "lost", f"its worker {_end(status)}")
 
-    def _forget(self, worker: _Worker) -> None:
+    def _forget(self, worker: _Place) -> None:
         if worker.pipe is not None:
             worker.pipe.close()
         worker.process, worker.pipe, worker.ready, worker.node, worker.last = None, None, False, None, ""

@@ -16,7 +16,7 @@ from typing import IO
 
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import LogReporter, Reporter, Stage
+from ifsl_bench.common.progress import LogReporter, Reporter, Stage, Unheard
 
 EVERY = 10.0  # seconds from one line of progress to the next
 
@@ -55,7 +55,8 @@ class Log(Reporter):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if self.lines:
             if kind is not None:
-                self.lines.line("interrupted" if kind is KeyboardInterrupt else f"stopped: {kind.__name__}: {error}")
+                plain = {KeyboardInterrupt: "interrupted", Unheard: f"interrupted: {error}"}
+                self.lines.line(plain.get(kind, f"stopped: {kind.__name__}: {error}"))
             with contextlib.suppress(OSError):
                 self.lines.out.close()
             self.lines = None
@@ -68,20 +69,35 @@ class Log(Reporter):
 
     def say(self, text: str) -> None:
         self.write(one_line(text))
-        self.to.say(text)
+        with _listened_to():
+            self.to.say(text)
 
     def warn(self, text: str) -> None:
         self.write(f"warning: {one_line(text)}")
-        self.to.warn(text)
+        with _listened_to():
+            self.to.warn(text)
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
         with contextlib.ExitStack() as held:
-            told = [held.enter_context(to.stage(title, total, done)) for to in (self.lines, self.to) if to]
+            with _listened_to():
+                told = [held.enter_context(to.stage(title, total, done)) for to in (self.lines, self.to) if to]
 
             class Both(Stage):
                 def advance(self, amount: int = 1, **figures: float) -> None:
-                    for stage in told:
-                        stage.advance(amount, **figures)
+                    with _listened_to():
+                        for stage in told:
+                            stage.advance(amount, **figures)
 
-            yield Both()
+            yield Both()  # what goes wrong here is the stage's own
+            with _listened_to():
+                held.close()
+
+
+@contextmanager
+def _listened_to() -> Iterator[None]:
+    """Turns the loss of the connection to who listens, and nothing else, into :class:`Unheard`."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise Unheard("nobody listens") from error

@@ -18,6 +18,7 @@ from ifsl_bench.campaigns.work import Outcome, Setting, plainly, run_node
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, write_bytes
 from ifsl_bench.common.owners import PARTIAL
+from ifsl_bench.common.progress import Unheard
 
 PROBE = 1 << 20  # bytes written to see whether a disk is full
 ALONE = threading.Lock()  # generators and threads are a process's: of several commands one has it at a time
@@ -31,10 +32,10 @@ class _Topic:
         self.worker, self.task, self.topic = worker, task, topic
 
     def check(self) -> None:
-        """Raises :class:`BrokenPipeError` where nobody wants the node any more, or the scheduler is gone."""
+        """Raises :class:`Unheard` where nobody wants the node any more, or the scheduler is gone."""
         state = self.worker.state.tasks.get(self.task)
         if state is None or state.state == "cancelled" or self.worker.status.name != "running":
-            raise BrokenPipeError("nobody listens")
+            raise Unheard("nobody listens")
 
     def send(self, event: Event) -> None:
         """Raises what :meth:`check` does."""
@@ -62,7 +63,7 @@ def run_on_worker(packed: bytes, key: str, setting: Setting, share: int, topic: 
             outcome = run_node(node, setting, share, Speaker(line, key, threading.Lock()))
         finally:
             ALONE.release()
-    except BrokenPipeError:
+    except Unheard:
         return Outcome(key, "lost", "nobody waits for it")
     if outcome.how == "failed" and (problem := cannot_write(setting.home)):
         return replace(outcome, how="lost", said=f"{SICK} {problem}")

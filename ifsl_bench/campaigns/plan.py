@@ -20,7 +20,7 @@ from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered
 from ifsl_bench.data.preparing.prepare import not_prepared
 from ifsl_bench.data.preparing.prepare import prepared as prepared_data
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.episodic.rough_times import forget
+from ifsl_bench.episodic.rough_times import allow_compiling
 from ifsl_bench.plugin import settings
 from ifsl_bench.protocol.task import NO_BACKBONE
 from ifsl_bench.running.evaluating import stages_of
@@ -127,7 +127,7 @@ def _plan_of(
     jobs: Sequence[Job], quiet: Workspace, rerun: bool, retrain: bool, lacking: bool, workers: int, timed: bool,
     data: Mapping[str, Path],
 ) -> Plan:  # fmt: skip
-    forget()
+    allow_compiling()
     graph = graph_of(jobs, quiet, rerun, retrain, lacking=lacking)
     if len(graph.refused) == len(jobs) and len({str(error) for error in graph.refused.values()}) == 1:
         raise graph.refused[0]

@@ -97,12 +97,15 @@ def workers_for(
         devices: numbers of accelerators, ``0-7`` or ``0,2``.
 
     Raises:
-        UserError: there are no such devices, or a method that other processes cannot load.
+        UserError: no such devices, or more of them than workers; a method that other processes cannot load.
     """
     numbers = numbers_in(devices) if devices else None
     if numbers and device not in ("auto", "cuda"):
         raise UserError(f"--devices says which accelerators there are, and --device {device} which one to use: "
                         f"leave one of them out")  # fmt: skip
+    if numbers and count and count < len(numbers):
+        raise UserError(f"--jobs {count} leaves some of --devices {devices} without a worker: leave --jobs out, for "
+                        "one worker each, or name fewer devices")  # fmt: skip
     if (count or 1) == 1 and not numbers:
         return None
     check_sendable(jobs)

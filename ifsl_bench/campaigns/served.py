@@ -21,7 +21,7 @@ import psutil
 from ifsl_bench.backbone.device import keep_freed_memory
 from ifsl_bench.campaigns.schedule import Event
 from ifsl_bench.campaigns.work import Outcome, Setting, plainly, run_node
-from ifsl_bench.common.progress import Reporter, Stage
+from ifsl_bench.common.progress import Reporter, Stage, Unheard
 
 EVERY = 0.25  # seconds from one word on a stage's progress to the next
 
@@ -33,7 +33,7 @@ def serve(pipe: Connection, setting: Setting, share: int, number: int) -> None:
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     print_to(setting, number)
     keep_freed_memory()
-    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt):
+    with contextlib.suppress(EOFError, OSError, KeyboardInterrupt, Unheard):
         pipe.send(None)
         lock = threading.Lock()
         while content := pipe.recv_bytes():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import platform
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import psutil
 from ifsl_bench.campaigns.graph import Node, graph_of
 from ifsl_bench.campaigns.logs import EVERY, log_path
 from ifsl_bench.common.errors import one_line
+from ifsl_bench.common.owners import now_at
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.data.preparing.outline import remembered
 from ifsl_bench.episodic.prepared import Workspace
@@ -23,10 +23,13 @@ from ifsl_bench.running.job import Job
 from ifsl_bench.running.stored import kept_of
 
 DONE, RUNNING, FAILED, OUTDATED, MISSING = "done", "running", "failed", "out of date", "missing"
+NOT_FAILED = ("interrupted", "stopped: BrokenPipeError")  # in logs of older versions
+OFF = 60.0  # seconds by which a machine's clock is off, from which times in its logs are corrected
+COPIED = 86400.0  # above which the log is a copy, and no clock is wrong
 SILENT = 12 * EVERY  # seconds without a line, after which what runs on another machine may have been killed
 MOST = 1 << 23  # bytes of a log that are read, from its end
 BEGUN = re.compile(r"^(\S+) begun by process (\d+) on (.*?): ")
-ENDED = re.compile(r"^\S+ (done in [\d.]+ s$|failed: |interrupted$|stopped: )")
+ENDED = re.compile(r"^\S+ (done in [\d.]+ s$|failed: |interrupted(: |$)|stopped: )")
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,8 @@ def _status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
     quiet = replace(work, reporter=Mute())
     graph = graph_of(jobs, quiet, lacking=True)
     stored = set(graph.stored)
-    logs = {key: found for key in graph.nodes if (found := read_log(log_path(work.home, key))) is not None}
+    now = now_at(work.home.logs)
+    logs = {key: found for key in graph.nodes if (found := read_log(log_path(work.home, key), now)) is not None}
     waited: dict[int, list[Node]] = {}
     for node in graph.nodes.values():
         for index in node.results:
@@ -107,8 +111,14 @@ def _state(job: Job, logs: Sequence[tuple[Node, LogState]], outdated: str, work:
     return JobState(job, MISSING)
 
 
-def read_log(path: Path) -> LogState | None:
-    """What a log says last; None where there is none, or nothing that begins."""
+def read_log(path: Path, now: float | None = None) -> LogState | None:
+    """What a log says last; None where there is none, or nothing that begins.
+
+    Machines' clocks may be an hour apart, so all is held against the file system's, by which the log was last written.
+
+    Args:
+        now: by that clock, in seconds, see :func:`now_at`; asked for, if not given.
+    """
     try:
         with open(path, "rb") as file:
             changed = path.stat()
@@ -124,15 +134,27 @@ def read_log(path: Path) -> LogState | None:
     last = lines[-1] if len(lines) > start + 1 else ""
     said = one_line(last.partition(" ")[2]).strip()
     ended = ENDED.match(last)
-    silent = max(0.0, time.time() - changed.st_mtime)
+    silent = max(0.0, (now_at(path.parent) if now is None else now) - changed.st_mtime)
+    since = _corrected(since, lines[-1].partition(" ")[0], changed.st_mtime)
     if ended is None:
         here = host == platform.node()
         state = RUNNING if not here or psutil.pid_exists(int(process[:9])) else "interrupted"
     elif ended[1].startswith("done"):
         state = "done"
     else:
-        state = "interrupted" if ended[1].startswith("interrupted") else FAILED
+        state = "interrupted" if last.partition(" ")[2].startswith(NOT_FAILED) else FAILED
     return LogState(state, host, since, said, silent)
+
+
+def _corrected(since: str, last: str, changed: float) -> str:
+    """A time in a log by the file system's clock, if the clock of the machine that wrote the last line is another."""
+    try:
+        began, wrote = (datetime.datetime.strptime(f"{one[:-1]}+0000", "%Y-%m-%dT%H:%M:%S%z") for one in (since, last))
+        off = datetime.timedelta(seconds=changed - wrote.timestamp())
+        is_wrong = OFF < abs(off.total_seconds()) < COPIED
+        return (began + off).strftime("%Y-%m-%dT%H:%M:%SZ") if is_wrong else since
+    except (ValueError, OverflowError):
+        return since
 
 
 def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:

@@ -11,15 +11,15 @@ from typing import Literal
 from ifsl_bench.campaigns.graph import Node
 from ifsl_bench.campaigns.logs import Log
 from ifsl_bench.common import processor
+from ifsl_bench.common.building import Swept
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Relay, Reporter
-from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.running.api import workspace
+from ifsl_bench.episodic.prepared import Workspace, workspace
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.stored import store
 
-Ended = Literal["done", "failed", "lost"]
+Ending = Literal["done", "failed", "lost"]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,14 @@ class Outcome:
 
     Attributes:
         key: of the node.
-        how: "done"; "failed", which the same node would do again; or "lost": its worker died.
+        how: "done"; "failed", which the same node would do again; or "lost": its worker died, or what it
+            had made was taken away.
         said: one line that says why it failed or was lost.
         seconds: that it took.
     """
 
     key: str
-    how: Ended
+    how: Ending
     said: str = ""
     seconds: float = 0.0
 
@@ -71,6 +72,9 @@ def run_node(node: Node, setting: Setting, share: int | None = None, reporter: R
 def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tuple[Outcome, Exception | None]:
     """Runs a node in a workspace, and stores a result; how it ended, and the error if it failed.
 
+    Raises:
+        Unheard: the reporter has nobody who listens.
+
     Args:
         relay: the workspace's reporter, which is led to the node's log and to ``reporter``.
     """
@@ -82,14 +86,13 @@ def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tu
                 made = node.stage.run(work)
             if node.last and isinstance(node.stage, Evaluate):
                 store(node.stage.job, work, made)
-        except BrokenPipeError:  # nobody listens any more
-            raise
         except Exception as error:
             said = plainly(error)
             if not isinstance(error, (UserError, OSError, MemoryError)):
                 log.write("".join(traceback.format_exception(error)))
             log.write(f"failed: {said}")
-            return Outcome(node.key, "failed", said, time.monotonic() - start), error
+            how: Ending = "lost" if isinstance(error, Swept) else "failed"  # which goes better the next time
+            return Outcome(node.key, how, said, time.monotonic() - start), error
         finally:
             relay.to = reporter
         seconds = time.monotonic() - start

@@ -22,7 +22,7 @@ DAEMON = "DASK_DISTRIBUTED__WORKER__DAEMON=False"  # what a shell exports before
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MustHave:
     """What every worker must have.
 
     Attributes:
@@ -38,7 +38,7 @@ class Wanted:
 
 
 @contextmanager
-def wanted(home: Home, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[Wanted]:
+def wanted(home: Home, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[MustHave]:
     """What the workers must have; while the block runs there are files in the folders for them to find."""
     tokens = {}
     try:
@@ -51,7 +51,7 @@ def wanted(home: Home, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterat
                 tokens[str(file)] = token
             except OSError:  # a read-only home that has all that is needed is a good one
                 tokens[str(folder)] = ""
-        yield Wanted(tokens, own_code(), tuple(methods))
+        yield MustHave(tokens, own_code(), tuple(methods))
     finally:
         for path, token in tokens.items():
             if token:
@@ -68,7 +68,7 @@ def own_code() -> str:
     return digest.hexdigest()
 
 
-def unfit(wanted: Wanted) -> str:
+def unfit(wanted: MustHave) -> str:
     """Why this process cannot work for a campaign, in one line; "" where it can."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command itself has it; read when torch is imported
     if multiprocessing.current_process().daemon:

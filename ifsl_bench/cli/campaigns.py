@@ -48,8 +48,8 @@ def _wanted(
 
     wanted, _ = with_tasks(asked(campaign, said), folders_of(home))
     from ifsl_bench.backbone.device import keep_freed_memory
+    from ifsl_bench.campaigns import api
     from ifsl_bench.common.progress import LogReporter
-    from ifsl_bench.running import api
 
     keep_freed_memory()
     reporter = LogReporter(verbose=False)

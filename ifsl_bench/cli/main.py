@@ -27,6 +27,7 @@ from ifsl_bench.cli.pretraining import pretrain
 from ifsl_bench.cli.results import check, compare, reproduce, show, table
 from ifsl_bench.cli.running import run
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import Unheard
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -109,7 +110,7 @@ def _guarded(call: Callable[[], Any]) -> int:
     except KeyboardInterrupt:
         click.echo("ifsl-bench: interrupted; the same command goes on from where it stopped", err=True)
         return 130
-    except BrokenPipeError:
+    except (BrokenPipeError, Unheard):
         sys.stderr.close()
         return 141
     except MemoryError:

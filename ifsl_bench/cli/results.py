@@ -205,7 +205,7 @@ def reproduce(
     if not 0 <= within <= 100:  # False for NaN too
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench.board.result_file import read
-    from ifsl_bench.running import api
+    from ifsl_bench.campaigns import api
     from ifsl_bench.running.reproduce import job_of, lend_data
     from ifsl_bench.running.reproduce import reproduce as run_again
 

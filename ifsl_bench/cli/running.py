@@ -77,6 +77,12 @@ def run(
     check_alone("ifsl-bench run")
     if campaign is None and (not said.tasks or (not said.methods and not checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
+    if cluster and not checkpoint:
+        if jobs or devices:
+            raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
+        from ifsl_bench.campaigns.cluster_file import read_cluster
+
+        read_cluster(cluster)
     from ifsl_bench.campaigns.campaign_file import asked
     from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
 
@@ -90,11 +96,11 @@ def run(
     from ifsl_bench.board.notes import standing
     from ifsl_bench.board.render import PROGRAMS, render
     from ifsl_bench.board.show import result_table
+    from ifsl_bench.campaigns import api
     from ifsl_bench.campaigns.data import check_data, prepare_from
     from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.campaigns.run import run_campaign, workers_for
     from ifsl_bench.campaigns.watching import watching
-    from ifsl_bench.running import api
 
     keep_freed_memory()
     reporter = reporter_for(quiet, verbose)
@@ -119,20 +125,25 @@ def run(
     made = jobs_of(wanted, work.home, reporter.warn, reporter.say)
     files = {**wanted.data, **{name: Path(path) for name, path in data.items()}}
     check_data(files, tasks, work.home)
+    hands: DaskWorkers | LocalWorkers | None
+    if cluster:
+        from ifsl_bench.campaigns.dask_workers import check_cluster, cluster_workers
+
+        check_cluster(cluster, made, device)
+        hands = None  # before there are data it is not connected to
+    else:
+        hands = workers_for(made, work, device, jobs, devices)  # which start with their first stage
     if dry_run:
-        found = plan_of(made, work, rerun, retrain, lacking=bool(files), workers=jobs or 1, data=files)
+        count = hands.count if hands else 1
+        found = plan_of(made, work, rerun, retrain, lacking=bool(files), workers=count, data=files)
+        if cluster:
+            reporter.say(f"devices and times are those of one process on this machine's processor; the workers of "
+                         f"{cluster} are not asked what they have")  # fmt: skip
         show_plan(found, style)
         return 0
     prepare_from(files, work)
-    hands: DaskWorkers | LocalWorkers | None
     if cluster:
-        if jobs or devices:
-            raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
-        from ifsl_bench.campaigns.dask_workers import cluster_workers
-
         hands, work = cluster_workers(cluster, made, work, device)
-    else:
-        hands = workers_for(made, work, device, jobs, devices)
     with watching(reporter, hands.count) if hands else nullcontext() as watch:
         ended = run_campaign(
             made, work, rerun=rerun, retrain=retrain, command=command, workers=hands, watch=watch

@@ -24,6 +24,14 @@ _IN_THE_WAY = {errno.ENOTEMPTY, errno.EEXIST}
 TRIES = 100  # of a rename, each after removing what is in the way, and of reading
 
 
+class Swept(UserError):
+    """A folder was removed while it was filled: another machine took its writer, silent for long, for dead. Whoever
+    starts again finds it made, or makes it."""
+
+    def __init__(self, partial: Path) -> None:
+        super().__init__(f"{partial} was removed while it was being filled; the same command starts it again")
+
+
 @contextlib.contextmanager
 def building(target: Path, resume: bool = False, same: Callable[[], bool] = lambda: False) -> Iterator[Path]:
     """A folder to fill, which becomes ``target`` when the block ends well and vanishes when it does not.
@@ -37,7 +45,8 @@ def building(target: Path, resume: bool = False, same: Callable[[], bool] = lamb
             read it already. Otherwise it is replaced.
 
     Raises:
-        UserError: the folder was removed by somebody, or the system refuses to write.
+        Swept: the folder was removed by somebody.
+        UserError: the system refuses to write.
     """
     partial = partial_of(target)
     with disk_errors(target):
@@ -49,7 +58,9 @@ def building(target: Path, resume: bool = False, same: Callable[[], bool] = lamb
         try:
             yield partial
             publish(partial, target, same)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception) and not os.path.lexists(partial):
+                raise Swept(partial) from error
             if resume:
                 _leave(partial, unfinished(target))
             else:
@@ -115,9 +126,7 @@ def publish(partial: Path, target: Path, same: Callable[[], bool] = lambda: Fals
             os.rename(partial, target)
             return
         except FileNotFoundError as error:
-            raise UserError(
-                f"{partial} was removed while it was being filled; the same command starts it again"
-            ) from error
+            raise Swept(partial) from error
         except OSError as error:
             if error.errno not in _IN_THE_WAY:
                 raise

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Event
 
 import torch
 
@@ -22,6 +23,7 @@ EVALUATION = 2  # threads of PyTorch around an evaluation
 _cores = torch.get_num_threads()
 _share = _cores
 _busy: ContextVar[int | None] = ContextVar("busy", default=None)
+_stop: ContextVar[Event | None] = ContextVar("stop", default=None)
 
 
 def cores() -> int:
@@ -68,3 +70,29 @@ def evaluating() -> Iterator[None]:
 def kernel_threads() -> int:
     """Threads on which compiled kernels solve episodes, one episode on one thread."""
     return _busy.get() or torch.get_num_threads()
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Work that threads have begun inside ends at its next :func:`check_wanted` once the block has ended, however.
+
+    For contexts copied inside. Ctrl-C is heard by the main thread alone, which would wait for all that others do.
+    """
+    stop = Event()
+    token = _stop.set(stop)
+    try:
+        yield
+    finally:
+        stop.set()
+        _stop.reset(token)
+
+
+def wanted() -> Event | None:
+    """What is set when nobody wants this thread's work any more; None where that cannot be."""
+    return _stop.get()
+
+
+def check_wanted(stop: Event | None) -> None:
+    """Raises :class:`KeyboardInterrupt` where the event of :func:`wanted` is set."""
+    if stop is not None and stop.is_set():
+        raise KeyboardInterrupt

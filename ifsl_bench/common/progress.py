@@ -12,6 +12,11 @@ from typing import IO
 from ifsl_bench.common.errors import one_line
 
 
+class Unheard(BaseException):
+    """Raised where progress is told and nobody listens any more, so that the work ends, as at Ctrl-C. An error of the
+    work itself, whatever it is, is never this one."""
+
+
 class Stage:
     """A running stage; ``advance`` it as work gets done."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from ifsl_bench.backbone.device import free_memory
-from ifsl_bench.common.processor import evaluating, share, threads
+from ifsl_bench.common.processor import evaluating, share, stoppable, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.hits import hits
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader
@@ -30,6 +30,7 @@ MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves
 BLOCKS = (2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)  # episodes at once
 CPU_BYTES = 1 << 25  # on the CPU, where more is no faster: features and logits
 MOST_ON_CPU = 1000  # episodes at once
+PEAK = 4  # times as much as that a method takes at its peak
 MOST_THREADS = 4  # that take a block each: Python's own part of the work is done by one at a time
 DEVICE_BYTES = 1 << 30  # on an accelerator, which many keep busy: features and logits
 SHARE = 1 / 8  # of an accelerator's free memory, if that is less; the methods' peaks are about twice as much
@@ -138,6 +139,7 @@ def evaluate(
     title: str = "",
     whole: int | None = None,
     bias: Bias | None = None,
+    at_once: bool = True,
 ) -> Evaluated:
     """Counts hits over these episodes of the loader's stream.
 
@@ -149,6 +151,8 @@ def evaluate(
         whole: the end of the stream, where the last block is cut; that of the episodes by default.
         bias: on the novel logits, to count the hits with it too, and to keep no margins: of many episodes these are
             most of what is kept.
+        at_once: take several blocks at once, where that is faster: not worth copies of the method and threads where few
+            episodes are looked at often.
     """
     method.eval()
     whole = episodes.stop if whole is None else whole
@@ -160,7 +164,7 @@ def evaluate(
 
     with (
         (reporter or Reporter()).stage(title, len(episodes)) as stage,
-        closing(_answers(method, loader, _blocks(loader, episodes, whole), answered)) as answers,
+        closing(_answers(method, loader, _blocks(loader, episodes, whole), answered, at_once)) as answers,
     ):
         for answer in answers:
             found.append(answer)
@@ -201,18 +205,22 @@ def _answers(
     loader: EpisodeLoader,
     blocks: list[tuple[int, int]],
     answered: Callable[[Method, int, Batch], Evaluated],
+    at_once: bool,
 ) -> Generator[Evaluated]:
     """What ``answered(method, start, batch)`` says of each block, in their order.
 
-    On the CPU threads take a block each, with a copy of the method: a block is a sequence of small calls, which threads
-    would share badly. Each computes alone, so that its digits do not depend on how many there are.
+    On the CPU threads take a block each, with a copy of the method where its class declares that copies may run at
+    once: a block is a sequence of small calls, which threads would share badly. Each computes alone, so that its digits
+    do not depend on how many there are.
     """
-    if loader.novel.features.device.type != "cpu":
-        for start, count in blocks:
-            yield answered(method, start, loader.batch(start, count))
-        return
-    found = _with_copies(method, max(1, min(share(), MOST_THREADS, len(blocks))) if _is_ours(method) else 1)
+    cpu = loader.novel.features.device.type == "cpu"
+    found = _with_copies(method, min(blocks_at_once(type(method)), len(blocks)) if cpu and at_once else 1)
     several, copies = len(found), SimpleQueue[Method]()
+    if several == 1:  # in this thread, where Ctrl-C ends anybody's code
+        with threads(1, share()) if cpu else nullcontext():
+            for start, count in blocks:
+                yield answered(method, start, loader.batch(start, count))
+        return
     for one in found:
         copies.put(one)
 
@@ -224,13 +232,18 @@ def _answers(
         finally:
             copies.put(mine)
 
-    with threads(1, max(1, share() // several)):
-        pool = ThreadPoolExecutor(several, thread_name_prefix="ifsl_bench evaluation")
+    with (
+        threads(1, max(1, share() // several)),
+        ThreadPoolExecutor(several, "ifsl_bench evaluation") as pool,
+        stoppable(),
+    ):
+        futures = [pool.submit(partial(copy_context().run, take, *block)) for block in blocks]
         try:
-            for future in [pool.submit(partial(copy_context().run, take, *block)) for block in blocks]:
+            for future in futures:
                 yield future.result()
         finally:
-            pool.shutdown(cancel_futures=True)
+            for future in futures:
+                future.cancel()
 
 
 def _with_copies(method: Method, count: int) -> list[Method]:
@@ -241,7 +254,11 @@ def _with_copies(method: Method, count: int) -> list[Method]:
         return [method]
 
 
-def _is_ours(method: Method) -> bool:
-    """Whether it comes with this package, and is known to share nothing between copies. Anybody else's may draw from
-    PyTorch's generator or keep what a hook saw, which threads would mix up."""
-    return type(method).__module__.startswith("ifsl_bench.methods.")
+def blocks_at_once(kind: type[Method]) -> int:
+    """How many blocks of a method's episodes a CPU computes at once, at most."""
+    return max(1, min(share(), MOST_THREADS)) if kind.may_run_in_threads() else 1
+
+
+def block_bytes(kind: type[Method]) -> int:
+    """Bytes, roughly, that blocks of a method's episodes take on a CPU while they are evaluated."""
+    return blocks_at_once(kind) * PEAK * CPU_BYTES

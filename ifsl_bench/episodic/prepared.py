@@ -72,6 +72,21 @@ class Workspace:
         return self._open[0]
 
 
+def workspace(
+    home: str | Path | None = None,
+    results: str | Path | None = None,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+) -> Workspace:
+    """Where things are kept and computed; see :meth:`ifsl_bench.common.files.Home.locate` for the defaults.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``cuda:1`` for everything; ``auto`` leaves it to a rule which stages an accelerator
+            gets, if there is one, see :mod:`ifsl_bench.backbone.placement`.
+    """
+    return Workspace(Home.locate(home, results), choose_device(device), reporter or Reporter(), device != "auto")
+
+
 class PreparedTask:
     """A task with one pretraining: features, episodes and the base classifier, each made when first needed.
 

@@ -139,6 +139,6 @@ def _compiled(call: Callable[..., float], *arguments: Any) -> float | None:
         return None
 
 
-def forget() -> None:
+def allow_compiling() -> None:
     """What was not compiled may be now."""
     _uncompiled.clear()

@@ -8,29 +8,41 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from ifsl_bench.common.processor import check_wanted, wanted
+
 from . import store
 from .compiling import FOLDER
 
 PIECES = 8  # for each thread: episodes take longer or shorter, and nobody should wait long for the last
-ALONE = 64  # episodes of a piece on one thread: between two pieces Ctrl-C is heard
+ALONE = 16  # episodes of a piece on one thread: between two pieces Ctrl-C is heard
 _known: dict[Any, int] = {}  # kernel -> for how many kinds of arguments it is there
 
 
 def each(kernel: Any, count: int, threads: int, *arguments: Any) -> None:
-    """kernel(begin, end, *arguments) for all of 0 to `count` - 1. What it finds does not depend on the threads."""
+    """kernel(begin, end, *arguments) for all of 0 to `count` - 1. What it finds does not depend on the threads.
+
+    Raises:
+        KeyboardInterrupt: nobody wants it any more, see :func:`ifsl_bench.common.processor.stoppable`.
+    """
     new = kernel not in _known
     pieces = min(count, PIECES * threads) if threads > 1 else -(-count // ALONE)
     bounds = [count * i // pieces for i in range(pieces + 1)] if pieces else []
     todo = list(pairwise(bounds))
+    stop = wanted()  # of this thread: others do not know
+
+    def call(piece: tuple[int, int]) -> None:
+        check_wanted(stop)
+        _call(kernel, piece, arguments)
+
     if new and todo:  # alone: the first call compiles, or loads what another process has compiled by then
         with store.alone(FOLDER):
             _call(kernel, todo.pop(0), arguments)
             _record(kernel)
     if threads > 1 and len(todo) > 1:
-        list(_pool(threads).map(lambda piece: _call(kernel, piece, arguments), todo))
+        list(_pool(threads).map(call, todo))
     else:
         for piece in todo:
-            _call(kernel, piece, arguments)
+            call(piece)
     _record(kernel)
 
 

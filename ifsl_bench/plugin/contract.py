@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ TOLERANCE = 1e-4
 # With a search that ends where its own tolerance says; and in some episodes it may find another minimum.
 SEARCHED = 0.05
 MOST_OTHERWISE = 0.5
+COPIES = 3  # that answer at once, and twice as many answers
 ROUNDINGS = 32  # and so many roundings of the largest logit, which may be far above their spread
 
 
@@ -179,6 +181,22 @@ def ignores_the_order_of_support(given: Asked) -> str:
     return broken if differs(given, given.logits(turned), given.logits()) else ""
 
 
+def copies_do_not_meet(given: Asked) -> str:
+    """Copies that answer at once, in threads, answer as one does; asked of a class with ``parallel_copies``."""
+    if not given.method.may_run_in_threads():
+        return ""
+    expected = given.logits()
+
+    @torch.no_grad()  # a thread has this setting for itself
+    def answer(mine: Method) -> list[Tensor]:
+        return [given.logits(method=mine) for _ in range(2)]
+
+    with ThreadPoolExecutor(COPIES) as pool:
+        found = pool.map(answer, [copy.deepcopy(given.method) for _ in range(COPIES)])
+        wrong = any(differs(given, one, expected) for answers in found for one in answers)
+    return "copies in several threads answer otherwise than one alone, against parallel_copies" if wrong else ""
+
+
 def learns(given: Asked) -> str:
     """Every parameter gets a finite gradient."""
     method = copy.deepcopy(given.method).train()
@@ -206,7 +224,7 @@ IN_EVERY_RUN: tuple[Callable[[Asked], str], ...] = (
     follows_the_queries,
     sees_one_query,
 )
-RULES = (*IN_EVERY_RUN, keeps_hidden_classes_out, ignores_the_order_of_support, learns)
+RULES = (*IN_EVERY_RUN, keeps_hidden_classes_out, ignores_the_order_of_support, copies_do_not_meet, learns)
 
 
 @torch.no_grad()

@@ -26,7 +26,9 @@ from ifsl_bench.plugin.method_source import executed, method_source
 from ifsl_bench.plugin.probe import probe
 
 IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+([A-Za-z_]\w*)|import[ \t]+([^\n#]+))", re.MULTILINE)
-APART = frozenset({"torch", "numpy", "ifsl_bench"})  # known by their versions, and the last one by all of its code
+# Of this package, what a method and its probe may run: all that is imported from there, and what the kernels compile.
+ROOMS = ("common", "kernels", "solve", "protocol", "plugin", "learners")
+APART = frozenset({"torch", "numpy", "ifsl_bench"})  # known by their versions, and the last one by its ROOMS
 
 
 def probe_of(folder: Path, name: str, method: type[Method], options: Mapping[str, Any], shots: int) -> Probe | None:
@@ -53,13 +55,13 @@ def probe_of(folder: Path, name: str, method: type[Method], options: Mapping[str
 
 @lru_cache(maxsize=256)  # of what was imported, so that a file which is edited during a run changes nothing
 def everything(method: type[Method]) -> str:
-    """A hash of all code that a method may run: this package's, and that of the modules which its own ones import.
+    """A hash of all code that a method may run: this package's ``ROOMS``, and the modules that its own ones import.
 
     Files of other packages that are installed beside it are known by size and time. What is imported under a name made
     at run time, or read from a file of data, is not seen.
     """
     sha = hashlib.sha256(method_source(method).encode())
-    for part in _own():
+    for part in own_code(*ROOMS):
         sha.update(part)
     todo = [kind.__module__.partition(".")[0] for kind in method.__mro__ if issubclass(kind, Method)]
     mine, seen = set(todo), set(APART | sys.stdlib_module_names)
@@ -83,11 +85,11 @@ def everything(method: type[Method]) -> str:
     return sha.hexdigest()
 
 
-@lru_cache(maxsize=1)
-def _own() -> list[bytes]:
+@lru_cache(maxsize=8)
+def own_code(*rooms: str) -> list[bytes]:
+    """The source files of some of this package's folders."""
     root = Path(__file__).parents[1]
-    return [path.read_bytes() for room in ("common", "protocol", "solve", "plugin", "learners")
-            for path in sorted((root / room).rglob("*.py"))]  # fmt: skip
+    return [path.read_bytes() for room in rooms for path in sorted((root / room).rglob("*.py"))]
 
 
 def _home(value: Any) -> Any:

@@ -15,12 +15,11 @@ from ifsl_bench.backbone.images import Normalise
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare_objects
-from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.episodic.prepared import PreparedTask, Workspace, workspace
 from ifsl_bench.plugin.learn2learn import load
 from ifsl_bench.protocol.task import Side
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.variants import make_change
-from ifsl_bench.running.api import workspace
 
 Order = Literal["interleaved", "support-first"]
 MOST_TASKS = (1 << 31) - 1  # learn2learn counts them in a C int

@@ -2,13 +2,14 @@
 
 :class:`Calibrate` holds the method against its contract and finds the bias on validation episodes, so that no range has
 to keep the margins of its queries. What calibration and ranges have found lies under ``evaluated`` in the home folder
-until the result is stored. :func:`forget` then removes it, so that a result which is asked for anew is measured anew,
-while a run that was stopped goes on with the ranges that are not done.
+until the result is stored. :func:`remove_evaluated` then removes it, so that a result which is asked for anew is
+measured anew, while a run that was stopped goes on with the ranges that are not done.
 """
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ import torch
 from ifsl_bench._version import __version__
 from ifsl_bench.backbone.device import describe_device
 from ifsl_bench.backbone.placement import Place
+from ifsl_bench.common.building import remove
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
@@ -34,7 +36,7 @@ from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.trained import Trained, load_trained
 from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.probe_cache import everything
+from ifsl_bench.plugin.probe_cache import everything, own_code
 from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
 from ifsl_bench.running.job import TUNING_SEED, Job
@@ -158,7 +160,8 @@ class OfEvaluation(OfJob):
             if info is None or info.get("finished") is not True or info.get("pretraining_sha256") != weights:
                 return None
             trained = info["tensors"]["sha256"]
-        code = [everything(job.method), __version__, torch.__version__]
+        how = hashlib.sha256(b"".join(own_code("episodic"))).hexdigest()  # episodes are drawn and counted
+        code = [everything(job.method), how, __version__, torch.__version__]
         return sha256_json([OfEvaluation.key(self, home), job.options, weights, trained, code])
 
 
@@ -293,9 +296,11 @@ def ranges_of(job: Job, model: Path | None = None) -> list[EvaluateRange]:
     return [EvaluateRange(job, model, start, min(start + RANGE, job.episodes)) for start in starts]
 
 
-def forget(job: Job, home: Home, model: Path | None = None) -> None:
-    """Removes what calibration and ranges of a job have left."""
-    shutil.rmtree(Calibrate(job, model).folder(home), ignore_errors=True)
+def remove_evaluated(job: Job, home: Home, model: Path | None = None) -> None:
+    """Removes what calibration and ranges of a job have left, all at once: another run of the same job finds all of it
+    or nothing, and keeps what it writes from then on."""
+    with contextlib.suppress(OSError):
+        remove(Calibrate(job, model).folder(home))
 
 
 def _read(file: Path, made_of: str | None) -> dict[str, Any] | None:

@@ -21,9 +21,9 @@ from ifsl_bench.plugin.settings import short
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running.api import run_job
 from ifsl_bench.running.job import Job, make_jobs
-from ifsl_bench.running.ranges import forget
+from ifsl_bench.running.ranges import remove_evaluated
+from ifsl_bench.running.unstored import run_unstored
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     """
     stored = result_file.read(path)
     job = job_of(stored, work.home, task, method)
-    found = run_job(job, work)
-    forget(job, work.home)
+    found = run_unstored(job, work)
+    remove_evaluated(job, work.home)
     reasons = []
     if stored.fingerprint != found.fingerprint:
         reasons.append("other data")

@@ -25,7 +25,7 @@ from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
-from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.episodic.evaluation import block_bytes, evaluate
 from ifsl_bench.episodic.meta_training import Diverged, meta_train, training_threads
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, sizes_of, step_seconds
@@ -83,9 +83,10 @@ class OfJob(Stage):
         return self._on(method, self.backbone.prepared(work).base, self.evaluation(work).device)
 
     def memory(self, data: Outline) -> int:
-        """Features and base logits of all pools, in single precision."""
+        """Features and base logits of all pools, in single precision, and the blocks of episodes of an evaluation."""
         width = math.prod(data.shape) if self.job.task.pretraining.backbone == NO_BACKBONE else WIDE
-        return 4 * (width + data.base_classes) * sum(data.images(pool) for pool in data.starts)
+        pools = 4 * (width + data.base_classes) * sum(data.images(pool) for pool in data.starts)
+        return pools + block_bytes(self.job.method)
 
     def training(self, work: Workspace) -> Place:
         """Where the method is meta-trained."""
@@ -160,7 +161,7 @@ class MetaTrain(OfJob):
         """Accuracy in percent on the validation episodes that checkpoints are chosen on, where it is trained."""
         _, episodes = self.job.task.evaluation.halves
         loader = self.backbone.prepared(work).loader("val", device=self.place(work).device)
-        return evaluate(method, self.job.name, loader, episodes).accuracy
+        return evaluate(method, self.job.name, loader, episodes, at_once=False).accuracy
 
     def run(self, work: Workspace) -> Model:
         job, place, prepared = self.job, self.place(work), self.backbone.prepared(work)

@@ -19,7 +19,7 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.settings import spelled
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import Pretrain
-from ifsl_bench.running.ranges import forget
+from ifsl_bench.running.ranges import remove_evaluated
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def store(job: Job, work: Workspace, result: Result) -> None:
         for kept in result_file.put(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
     _note_folder(work.home)
-    forget(job, work.home)
+    remove_evaluated(job, work.home)
     work.reporter.say(f"result: {job.result_path(work.home)}")
 
 

@@ -86,6 +86,7 @@ def stages(home: Path) -> list[float]:
 
 def a_stage_more(way: str, scratch: Path, home: Path, count: int) -> float:
     """Seconds between the ends of two stages that do next to nothing."""
+    from ifsl_bench.campaigns.api import workspace
     from ifsl_bench.campaigns.dask_workers import cluster_workers
     from ifsl_bench.campaigns.graph import Graph, Node, Wants
     from ifsl_bench.campaigns.here import Here
@@ -95,7 +96,6 @@ def a_stage_more(way: str, scratch: Path, home: Path, count: int) -> float:
     from ifsl_bench.common import processor
     from ifsl_bench.protocol.task_files import find
     from ifsl_bench.protocol.training import Training
-    from ifsl_bench.running.api import workspace
     from ifsl_bench.running.job import make_jobs
     from ifsl_bench.running.preparation import CheckEpisodes
 

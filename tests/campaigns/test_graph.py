@@ -6,12 +6,12 @@ import pickle
 
 import pytest
 
+from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.graph import Graph, graph_of, key_of
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import make_jobs
 from ifsl_bench.running.preparation import Stage

@@ -16,15 +16,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ifsl_bench.campaigns.graph import Node, Wants
+from ifsl_bench.campaigns import api
+from ifsl_bench.campaigns.graph import Node, Wants, graph_of
 from ifsl_bench.campaigns.local import LocalWorkers, check_sendable
+from ifsl_bench.campaigns.logs import Log
 from ifsl_bench.campaigns.run import numbers_in, run_campaign, workers_for
+from ifsl_bench.campaigns.status import read_log
+from ifsl_bench.campaigns.watching import Told
 from ifsl_bench.campaigns.work import Setting
+from ifsl_bench.common.building import Swept
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter, Unheard
+from ifsl_bench.episodic import prepared as prepared
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api
 from ifsl_bench.running.job import make_jobs
 
 # A method that learns one number. Its process is killed while it trains in a worker, as often as there are files that
@@ -215,6 +221,39 @@ def test_devices_that_are_not_there_are_refused(here, call):
     assert "leave out --jobs" in err
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["run", "dry"])
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--cluster", "tcp://127.0.0.1:9", "--jobs", "2"], "leave out --jobs and --devices"),
+        (["--cluster", "tcp://127.0.0.1:9", "--devices", "0"], "leave out --jobs and --devices"),
+        (["--cluster", "nowhere.toml"], "there is no file nowhere.toml"),
+        (["--cluster", "wrong.toml"], "wrong.toml"),
+        (["--cluster", "tcp://127.0.0.1:9", "--device", "cuda:1"], "with --cluster it is auto, cpu or cuda"),
+        (["--devices", "0-7", "--jobs", "1"], "leaves some of --devices 0-7 without a worker"),
+        (["--devices", "0-99"], "PyTorch sees"),
+    ],
+)
+def test_options_that_cannot_be_together_are_refused_before_anything_is_made(more, said, dry, here, call, monkeypatch):
+    if "--cluster" in more:
+        pytest.importorskip("distributed", reason="the extra is not installed")
+    Path("wrong.toml").write_text('class = "NoCluster"\n')
+    monkeypatch.setattr("ifsl_bench.campaigns.data.prepare_from", None)
+    monkeypatch.setattr("ifsl_bench.campaigns.plan.plan_of", None)
+    asked = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home"
+    status, out, err = call("run", *asked, *more, *dry)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_a_dry_run_for_a_cluster_says_what_its_times_are_of(here, call):
+    pytest.importorskip("distributed", reason="the extra is not installed")
+    asked = "--method", "protonet", "--task", "clusters.toml:clusters-1shot", "--home", "home", "--dry-run"
+    status, _, err = call("run", *asked, "--cluster", "tcp://127.0.0.1:9")
+    assert status == 0
+    assert "times are those of one process on this machine's processor" in err
+
+
 def test_workers_that_cannot_start_are_given_up(here, monkeypatch):
     """As where a library that they import is broken."""
     work = api.workspace(here / "home", device="cpu")
@@ -248,3 +287,59 @@ def test_cores_are_shared_and_whole_machines_are_not():
         workers.workers[0].node = node(1)
         assert workers.fits(node(1))
         assert workers.fits(node(cores)) == beside
+
+
+BREAKS = """
+from ifsl_bench.methods.imprint import Imprint
+
+class Breaks(Imprint):
+    def forward(self, support, query):
+        if len(query.features) > 30:
+            raise BrokenPipeError(32, "Broken pipe", "its own")
+        return super().forward(support, query)
+"""
+
+
+def test_a_broken_pipe_of_a_methods_own_is_its_failure_and_stops_nothing_else(here, call):
+    Path("breaks.py").write_text(BREAKS)
+    asked = "--method", "breaks.py:Breaks,imprint", "--task", "clusters.toml:clusters-5shot"
+    status, _, err = call("run", *asked, "--home", "home", "--device", "cpu")
+    assert status == 1
+    assert "Broken pipe" in err.splitlines()[-1]
+    assert "run again" not in err
+    assert len(list(Path("home/results").rglob("imprint*.json"))) == 1
+    assert "1 of 2 jobs done, 1 failed" in call("status", *asked, "--home", "home")[1]
+
+
+class Deaf(Reporter):
+    """Its listener is gone."""
+
+    def say(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_run_that_nobody_listens_to_any_more_ends_and_has_not_failed(here):
+    work = api.workspace(here / "home", device="cpu", reporter=Deaf())
+    jobs = make_jobs(["imprint"], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
+    node = next(iter(graph_of(jobs, work).nodes.values()))
+    with pytest.raises(Unheard), Log(work.home, node.key, "it", Deaf()) as log:
+        log.say("a word")
+    assert read_log(log.path).state == "interrupted"
+
+
+def test_a_stage_whose_unfinished_folder_another_machine_has_swept_is_run_again(here, monkeypatch):
+    real, swept = prepared.compute_features, []
+
+    def once(*arguments, **more):
+        if not swept:
+            swept.append(True)
+            raise Swept(Path("x"))
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(prepared, "compute_features", once)
+    work = api.workspace(here / "home", device="cpu")
+    jobs = make_jobs(["imprint"], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
+    with pytest.warns(UserWarning, match="was removed while it was being filled.*it is run again"):
+        ended = run_campaign(jobs, work, watch=Told(work.reporter))
+    assert swept
+    assert ended.made == jobs

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,15 +17,17 @@ import pytest
 import torch
 
 from ifsl_bench.backbone.trainer import Trainer
+from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.graph import graph_of
 from ifsl_bench.campaigns.work import Setting, run_node
 from ifsl_bench.common import processor
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic import evaluation, prepared
+from ifsl_bench.kernels import threads as kernel_threads
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import api
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import make_jobs
+from ifsl_bench.running.stages import MetaTrain
 from tests.campaigns.test_local import counts
 
 SEES = """
@@ -114,12 +119,12 @@ def test_blocks_that_threads_take_at_once_find_what_one_thread_finds(here, monke
     (job,) = make_jobs([name], ["clusters.toml:clusters-5shot"], {}, Training.parse({"steps": "2"}), [0], None)
     found, pools = [], []
     pool = evaluation.ThreadPoolExecutor
-    monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, **more: pools.append(n) or pool(n, **more))
+    monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, *more: pools.append(n) or pool(n, *more))
     for share in (1, 3):
         processor.limit(3, share)
         work = api.workspace(here / "home", device="cpu")
         found.append(Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "").found)
-    assert (pools[0], pools[-1]) == (1, 3)
+    assert set(pools) == {3}
     for side in ("base", "novel"):
         a, b = (getattr(one.margins, side) for one in found)
         np.testing.assert_array_equal(a, b)
@@ -141,6 +146,8 @@ import torch
 from ifsl_bench import Method, Prediction
 
 class Draws(Method):
+    parallel_copies = {}
+
     def forward(self, support, query):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -150,13 +157,69 @@ class Draws(Method):
 """
 
 
-def test_anybody_elses_method_is_asked_by_one_thread(here, monkeypatch):
+@pytest.mark.parametrize(("declared", "several"), [(False, 1), (True, 3)])
+def test_only_a_method_that_declares_it_is_asked_by_several_threads(here, monkeypatch, declared, several):
     monkeypatch.setattr(evaluation, "BLOCKS", (5,))
     pools, pool = [], evaluation.ThreadPoolExecutor
-    monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, **more: pools.append(n) or pool(n, **more))
-    (here / "draws.py").write_text(DRAWS)
+    monkeypatch.setattr(evaluation, "ThreadPoolExecutor", lambda n, *more: pools.append(n) or pool(n, *more))
+    (here / "draws.py").write_text(DRAWS.format(declared))
     processor.limit(3, 3)
     (job,) = make_jobs(["draws.py:Draws"], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
     ready = Evaluate(job).ready(api.workspace(here / "home", device="cpu"), Reporter())
     ready.part(range(60), None, Reporter(), "")
-    assert pools == [1]
+    assert pools == ([several] if several > 1 else [])
+
+
+def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monkeypatch):
+    monkeypatch.setattr(evaluation, "BLOCKS", (25,))
+    processor.limit(2, 2)
+    (job,) = make_jobs(["lr"], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
+    ready = Evaluate(job).ready(api.workspace(here / "home", device="cpu"), Reporter())
+    ready.part(range(25), None, Reporter(), "")  # compiles
+    call, begun = kernel_threads._call, threading.Event()
+
+    def slow(*arguments):
+        begun.set()
+        time.sleep(0.2)
+        call(*arguments)
+
+    monkeypatch.setattr(kernel_threads, "_call", slow)
+    monkeypatch.setattr(kernel_threads, "ALONE", 1)  # a block takes 25 times 0.2 s and more
+    pressed: list[float] = []
+
+    def press() -> None:
+        begun.wait(30)
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with pytest.raises(KeyboardInterrupt):
+        ready.part(range(60), None, Reporter(), "")
+    assert time.monotonic() - pressed[0] < 4
+
+
+def test_a_validation_makes_no_copies_of_the_method_and_an_evaluation_does(here, monkeypatch):
+    monkeypatch.setattr(evaluation, "BLOCKS", (5,))
+    processor.limit(3, 3)
+    counts, copies = [], evaluation._with_copies
+    monkeypatch.setattr(evaluation, "_with_copies", lambda one, count: counts.append(count) or copies(one, count))
+    train = Training.parse({"steps": "20"})
+    (job,) = make_jobs(["lwof"], ["clusters.toml:clusters-5shot"], {}, train, [0], None)
+    work = api.workspace(here / "home", device="cpu")
+    MetaTrain(job).run(work)
+    assert counts
+    assert set(counts) == {1}
+    Evaluate(job).ready(work, Reporter()).part(range(60), None, Reporter(), "")
+    assert counts[-1] == 3
+
+
+def test_a_stage_asks_for_the_memory_of_all_blocks_that_it_computes_at_once(here):
+    (here / "draws.py").write_text(DRAWS.format(False))
+    work, found = api.workspace(here / "home", device="cpu"), {}
+    for name, share in (("imprint", 1), ("imprint", 3), ("draws.py:Draws", 1), ("draws.py:Draws", 3)):
+        processor.limit(4, share)
+        (job,) = make_jobs([name], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
+        (last,) = (node for node in graph_of([job], work).nodes.values() if node.last)
+        found[name, share] = last.wants.memory
+    assert found["imprint", 3] - found["imprint", 1] >= 2 * evaluation.CPU_BYTES
+    assert found["draws.py:Draws", 3] == found["draws.py:Draws", 1] == found["imprint", 1]

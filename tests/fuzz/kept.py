@@ -14,13 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.fuzz.formats import Format, case
-from tests.fuzz.runner import Ended, Failure, tried
+from tests.fuzz.runner import Failure, Verdict, tried
 
 FOLDER = Path(__file__).parent / "kept"
 _PLAIN, _MOST = 4096, 1 << 16  # bytes up to which a case is kept as it is, or packed
 
 
-def ended(form: Format, contents: Sequence[bytes]) -> list[Ended]:
+def ended(form: Format, contents: Sequence[bytes]) -> list[Verdict]:
     """How each of these files of a format ends."""
     found = dict(tried(form, contents.__getitem__, range(len(contents))))
     return [found[i] for i in range(len(contents))]

@@ -27,7 +27,7 @@ PATIENCE = 10  # seconds after its time is up, until a process is killed that do
 _CHUNK = 200  # cases a process does before another takes over
 
 
-class Ended(NamedTuple):
+class Verdict(NamedTuple):
     """How a case ended: "good", "refused" or "failed"; and what was said of it, or what is wrong with how it ended."""
 
     how: str
@@ -79,28 +79,28 @@ def _stop(*_: object) -> None:
     raise _TooLong
 
 
-def judged(form: Format, path: Path) -> Ended:
+def judged(form: Format, path: Path) -> Verdict:
     """Reads a file, in this process."""
     signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, form.seconds)
     try:
         return _judged(form, path)
     except _TooLong:
-        return Ended("failed", f"it took more than {form.seconds:g} s")
+        return Verdict("failed", f"it took more than {form.seconds:g} s")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _judged(form: Format, path: Path) -> Ended:
+def _judged(form: Format, path: Path) -> Verdict:
     from ifsl_bench.common.errors import UserError
 
     try:
         end = form.read(path)
-        return Ended("good", end if isinstance(end, str) else "")
+        return Verdict("good", end if isinstance(end, str) else "")
     except UserError as error:
         told = str(error)
         plain = told.strip() and not {unicodedata.category(letter) for letter in told} & {"Cc", "Cs", "Zl", "Zp"}
-        return Ended("refused", told) if plain else Ended("failed", f"it is told badly: {told!r:.300}")
+        return Verdict("refused", told) if plain else Verdict("failed", f"it is told badly: {told!r:.300}")
     except _TooLong:
         raise
     except BaseException as error:
@@ -108,7 +108,7 @@ def _judged(form: Format, path: Path) -> Ended:
         place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}"
         way = " < ".join(frame.name for frame in frames[:-6:-1])
         most = 2000 if isinstance(error, AssertionError) else 150  # what one of the harness itself says
-        return Ended("failed", f"{type(error).__name__}: {str(error)[:most]!r} at {place} ({way})")
+        return Verdict("failed", f"{type(error).__name__}: {str(error)[:most]!r} at {place} ({way})")
 
 
 def peak() -> int:
@@ -132,7 +132,7 @@ def _work(form: Format, make: Callable[[int], bytes], numbers: range, folder: st
         before = peak()
         ended = judged(form, path)
         if before < peak() > base + BYTES:
-            ended = Ended("failed", f"it took {(peak() - base) / 1e9:.1f} GB")
+            ended = Verdict("failed", f"it took {(peak() - base) / 1e9:.1f} GB")
         line.send((number, ended))
         if peak() > base + BYTES:
             return  # the next one needs a process without this peak
@@ -141,7 +141,7 @@ def _work(form: Format, make: Callable[[int], bytes], numbers: range, folder: st
 
 def tried(
     form: Format, make: Callable[[int], bytes], numbers: range, until: float = float("inf")
-) -> Iterator[tuple[int, Ended]]:
+) -> Iterator[tuple[int, Verdict]]:
     """(number, how it ended) of cases of a format, in other processes.
 
     Args:
@@ -170,17 +170,17 @@ def tried(
                 if child.exitcode is None:
                     child.kill()
                     child.join()
-                    yield last, Ended("failed", f"it did not even hear the signal after {form.seconds:g} s")
+                    yield last, Verdict("failed", f"it did not even hear the signal after {form.seconds:g} s")
                     last += 1
             child.join()
             if last < stop and child.exitcode not in (0, -signal.SIGKILL):
-                yield last, Ended("failed", f"the process died ({child.exitcode})")
+                yield last, Verdict("failed", f"the process died ({child.exitcode})")
                 last += 1
             next_one = last
         theirs.close()
 
 
-def _heard(line: Connection, patience: float) -> Iterator[tuple[int, Ended | None]]:
+def _heard(line: Connection, patience: float) -> Iterator[tuple[int, Verdict | None]]:
     """What a process says, until it ends or is silent for too long."""
     while True:
         if not line.poll(patience):

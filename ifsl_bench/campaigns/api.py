@@ -6,39 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.backbone.device import choose_device
+from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
+from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import Home
-from ifsl_bench.common.processor import evaluating
-from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.preparing.outline import Outline, outline_of
 from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.episodic.prepared import workspace as workspace
 from ifsl_bench.episodic.trained import trained_facts
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
-from ifsl_bench.running.evaluating import Evaluate, stages_of
+from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import Job, make_jobs
 from ifsl_bench.running.preparation import PrepareData
-from ifsl_bench.running.ranges import forget
-from ifsl_bench.running.renewing import put_aside
-from ifsl_bench.running.stored import store, stored_result
-
-
-def workspace(
-    home: str | Path | None = None,
-    results: str | Path | None = None,
-    device: str = "auto",
-    reporter: Reporter | None = None,
-) -> Workspace:
-    """Where things are kept and computed; see :meth:`ifsl_bench.common.files.Home.locate` for the defaults.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:1`` for everything; ``auto`` leaves it to a rule which stages an accelerator
-            gets, if there is one, see :mod:`ifsl_bench.backbone.placement`.
-    """
-    return Workspace(Home.locate(home, results), choose_device(device), reporter or Reporter(), device != "auto")
+from ifsl_bench.running.ranges import remove_evaluated
 
 
 def run(
@@ -87,7 +68,7 @@ def run(
     )
     about = training, [seed], episodes, changes, work.home, tune, calibrate
     jobs = make_jobs([method], [task], options or {}, *about)
-    return run_jobs([_only(jobs)], work, rerun=rerun, retrain=retrain, command="ifsl_bench.run(...)")[0]
+    return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
 
 
 def _only(jobs: Sequence[Job]) -> Job:
@@ -96,50 +77,20 @@ def _only(jobs: Sequence[Job]) -> Job:
     return jobs[0]
 
 
-def run_jobs(
-    jobs: Sequence[Job], work: Workspace, *, rerun: bool = False, retrain: bool = False, command: str = ""
-) -> list[Result]:
-    """Runs jobs in their order, skipping what is stored already; each result is on disk before the next job starts.
+def run_job(
+    job: Job, work: Workspace, *, rerun: bool = False, retrain: bool = False, command: str = "ifsl_bench.run(...)"
+) -> Result:
+    """Runs a job as a campaign of its own, in this process; returns the result, which is on disk then.
 
     Args:
         rerun: evaluate again even if a result is stored.
         retrain: train again even if a model is stored, which is kept under another name; rerun follows.
-    """
-    made: list[Result] = []
-    renewed: set[Path] = set()  # what jobs share, as trials, is trained anew once
-    for job in jobs:
-        if retrain:
-            for stage in stages_of(job):
-                put_aside(stage, work, renewed)
-        result = None if rerun or retrain else stored_result(job, work)
-        if result is not None:
-            work.reporter.say(f"{job}: stored already (--rerun repeats it)")
-        else:
-            result = run_job(job, work, command)
-            store(job, work, result)
-        made.append(result)
-    return made
-
-
-def run_job(job: Job, work: Workspace, command: str = "") -> Result:
-    """Runs the stages of a job; nothing is written to the results folder.
 
     Raises:
         UserError: data that have to be obtained first, episodes that cannot be drawn, training that diverged.
     """
-    _outline(job, work)  # before anything is made, let alone trained
-    *stages, evaluation = stages_of(job, command)
-    with evaluating():
-        for stage in stages:
-            stage.run(work)
-        return evaluation.run(work)
-
-
-def _outline(job: Job, work: Workspace) -> Outline:
-    """What is known of the job's data; raises :class:`UserError` where its episodes cannot be drawn from them."""
-    outline = outline_of(job.task, work.home)
-    PrepareData(job.task, job.sides).check(outline)
-    return outline
+    run_campaign([job], work, rerun=rerun, retrain=retrain, command=command)
+    return result_file.read(job.result_path(work.home))
 
 
 def evaluate_checkpoint(
@@ -182,5 +133,5 @@ def evaluate_checkpoint(
         raise UserError(f"the backbone {key} that {folder.name} was trained on is not in {work.home.pretrained} "
                         f"or was trained again since; evaluate it with the --home it was trained in")  # fmt: skip
     result = evaluation.run(work)
-    forget(job, work.home, folder)
+    remove_evaluated(job, work.home, folder)
     return result
