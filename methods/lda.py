@@ -74,7 +74,7 @@ class LDA(Method):
         if not bool(shrunk.isfinite().all()):
             raise UserError("the covariance of the base features has no inverse: some feature never varies, or is not "
                             "finite")  # fmt: skip
-        metric = torch.linalg.pinv(shrunk, hermitian=True)  # L
+        metric = inverse(shrunk)  # L
         excess = 0.5 * (metric * covariance).sum() if form == "corrected" else covariance.new_zeros(())
         centre = means.mean(0)  # taken off everywhere, which changes no distance and keeps digits
         seen, offset = discriminants(means - centre, metric)
@@ -94,6 +94,16 @@ class LDA(Method):
         h = self.placed(query.features) - centre  # [E, Q, D]
         base = h @ self.get_buffer("seen").T + self.get_buffer("offset")  # [E, Q, K]
         return Prediction(torch.cat([base, h @ novel.mT + novel_offset.unsqueeze(-2)], -1))
+
+
+def inverse(shrunk: Tensor) -> Tensor:
+    """Of a covariance [D, D] in float64; the pseudo-inverse, as both papers' code has it, where rounding would be most
+    of an inverse."""
+    root, failed = torch.linalg.cholesky_ex(shrunk)
+    pivots = root.diagonal().square()
+    if bool(failed) or bool(pivots.min() <= len(shrunk) * torch.finfo(shrunk.dtype).eps * pivots.max()):
+        return torch.linalg.pinv(shrunk, hermitian=True)
+    return torch.cholesky_inverse(root)
 
 
 def discriminants(means: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:

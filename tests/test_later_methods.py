@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from ifsl_bench.methods.lda import inverse
 from scipy.stats import multivariate_normal
 from sklearn.covariance import OAS
 from torch import nn
 
 from ifsl_bench.backbone.moments import Moments
+from ifsl_bench.campaigns.names import method_names
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support
@@ -163,6 +165,13 @@ def test_lda_of_the_others_does_not_depend_on_where_hidden_classes_are(oracle, f
     close(found - found[:, :1], other - other[:, :1], 1e-9)
 
 
+@pytest.mark.parametrize("rank", [3, 8])
+def test_the_inverse_of_a_covariance_is_the_pseudo_inverse_where_there_is_none(rank):
+    x = np.random.default_rng(0).normal(size=(rank, 8))
+    found = inverse(torch.from_numpy(x.T @ x))
+    np.testing.assert_allclose(found, np.linalg.pinv(x.T @ x, rcond=1e-10, hermitian=True), rtol=1e-6, atol=1e-9)
+
+
 def test_lda_says_what_it_lacks(oracle):
     z = oracle("slda_s5")
     base = base_of(z)
@@ -173,6 +182,15 @@ def test_lda_says_what_it_lacks(oracle):
     still = Base(base.weight, base.bias, base.prototypes, 1.0, base.counts, torch.full_like(base.covariance, math.nan))
     with pytest.raises(UserError, match="has no inverse"):
         method("lda", still)
+
+
+def test_all_is_these_methods_too_and_the_paper_is_not():
+    def nobody(said: str) -> None:
+        assert "anil" in said
+
+    later = {"teen", "lda", "subspace", "castle", "acastle"}
+    assert later <= set(method_names(["all"], nobody))
+    assert not later & set(method_names(["paper"], nobody))
 
 
 def fixed_base(z) -> Base:
