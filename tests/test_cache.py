@@ -112,7 +112,7 @@ def test_what_a_stored_result_needs_stays_and_is_enough_for_it(prune, root):
     assert (status, err) == (0, "")
     assert "made again in seconds" in out
     left = paths(root)
-    assert whole - left == {path for path in whole if path.startswith("probes/")}
+    assert whole - left == {path for path in whole if path.startswith(("probes/", "logs/episodes/", "logs/trial/"))}
     shutil.rmtree(root / "home" / "results")
     before = {path: sha256_file(path) for path in (root / "home").glob("*/*/*.safetensors")}
     run(root)
@@ -141,7 +141,8 @@ def test_a_campaign_keeps_what_its_jobs_will_use(prune, root):
     campaign.write_text(text + "tune = 2\n")
     before = paths(root)
     assert prune("--yes", "--campaign", str(campaign))[0] == 0
-    assert before - paths(root) == {path for path in before if path.startswith("probes/")}
+    gone = before - paths(root)
+    assert gone == {path for path in before if path.startswith(("probes/", "logs/episodes/"))}
     campaign.write_text(text)  # as published: one of the two models, and no trial
     days_pass(root / "home")
     assert prune("--yes", "--campaign", str(campaign))[0] == 0
@@ -277,7 +278,7 @@ def test_compiled_code_of_other_versions_and_what_was_set_aside_goes(prune, root
     aside.mkdir()
     (aside / "checkpoint.json").write_text("{}")
     log = home / "logs" / "pretraining" / "gone-seed0-0123.log"
-    log.parent.mkdir(parents=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("done")
     (model,) = {path.name for path in (home / "pretrained").iterdir() if not path.name.startswith(".")}
     kept = log.with_name(f"{model}.log")

@@ -17,6 +17,7 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, read_errors, read_json, sha256_file
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.episodic import prepared
 from ifsl_bench.episodic.choosing import Tried, read_trial, write_trial
 from ifsl_bench.running.stages import MetaTrain
 from tests.fuzz.cache import FINISHED, KILLED, Caches, make_caches, one_case
@@ -369,18 +370,25 @@ def test_an_undamaged_cache_is_used_without_a_warning(whole, start):
     assert one_case(whole, {"start": start}) == "the same"
 
 
-def test_what_a_run_had_open_is_freed_with_its_workspace(cache):
+def test_what_a_run_had_open_is_freed_with_it(cache, monkeypatch):
     """By itself, not when Python next looks for circles: after a hundred runs that would be a hundred networks."""
     root, _ = cache
     (root / "tiny.toml").write_text(TASKS)
+    made = []
+
+    class Seen(prepared.PreparedTask):
+        def __init__(self, *of):
+            super().__init__(*of)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(prepared, "PreparedTask", Seen)
     work = api.workspace(root / "home", device="cpu", reporter=Told())
     gc.collect()
     gc.disable()
     try:
         api.run("lwof", f"{root / 'tiny.toml'}:tiny-images-1shot", train={"steps": 8}, tune=2, work=work)
-        (prepared,) = work._open
-        freed = weakref.ref(prepared)
-        del prepared, work
+        (freed,) = made
+        del work
         assert freed() is None
     finally:
         gc.enable()

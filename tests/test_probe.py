@@ -13,6 +13,7 @@ import torch
 from ifsl_bench.board import result_file
 from ifsl_bench.board.measured import rows_of
 from ifsl_bench.campaigns import api
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.plugin import probe as probing
 from ifsl_bench.plugin import probe_cache, registry
 from ifsl_bench.plugin.behaviour import Numbers, Probe, bounded, comparable, differs, malformed
@@ -267,7 +268,7 @@ def test_new_code_on_an_old_checkpoint_is_said(strange, clusters, recorded):
 
 @pytest.fixture
 def recorded():
-    class Recorded(api.Reporter):
+    class Recorded(Reporter):
         def __init__(self):
             super().__init__()
             self.said, self.warned = [], []

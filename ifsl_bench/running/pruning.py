@@ -69,7 +69,7 @@ class Needed:
         if item.kind == "evaluated" and not found:
             found = next((who for key, who in self._ranges.items() if path.name.startswith(key)), "")
         if item.kind == "logs":
-            found = self._stems.get(path.stem, "")
+            found = self._stems.get(path.stem) or self._features.get(path.parent.name, ("", False))[0]
         return found
 
     def add(self, path: Path, who: str) -> None:
