@@ -38,6 +38,7 @@ class Castle(Method):
         temperature: the logits are divided by it; 1 in their commands.
     """
 
+    parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {
         "dropout": Range(0.0, 0.8), "temperature": Range(0.1, 10.0, log=True), RATE: Range(1e-5, 1e-2, log=True)
     }  # fmt: skip
@@ -90,6 +91,8 @@ class ACastle(Castle):
         dropout: of what attention adds, in training alone; 0.5 in their commands.
         temperature: the logits are divided by it; 1 in their commands.
     """
+
+    parallel_copies: ClassVar[bool] = True
 
     def forward(self, support: Support, query: Query) -> Prediction:
         novel = support.class_means(self.ways)  # [E, N, D]

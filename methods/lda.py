@@ -52,6 +52,7 @@ class LDA(Method):
             unless given.
     """
 
+    parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {"form": Choices(("corrected", "slda", "fecam")), "shrinkage": Range(1e-4, 1.0, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"shrinkage": (1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)}
 

@@ -42,6 +42,7 @@ class Subspace(Method):
         weight_decay: of W and b; chosen from the grid of LR on validation episodes unless given.
     """
 
+    parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {"gamma": Range(1e-4, 10.0, log=True), "weight_decay": Range(1e-10, 1e-1, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}
 

@@ -37,6 +37,7 @@ class TEEN(Method):
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
+    parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {"alpha": Range(0.0, 1.0), "tau": Range(1.0, 100.0, log=True)}
 
     def __init__(self, base: Base, ways: int, *, alpha: float = 0.5, tau: float = 16.0) -> None:
