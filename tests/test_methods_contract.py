@@ -21,7 +21,9 @@ def make_base(dtype=torch.float64) -> Base:
     weight = torch.randn(K, D, generator=generator, dtype=torch.float64)
     bias = 0.1 * torch.randn(K, generator=generator, dtype=torch.float64)
     prototypes = torch.randn(K, D, generator=generator, dtype=torch.float64)
-    return Base(weight.to(dtype), bias.to(dtype), prototypes.to(dtype), 9.0)
+    within = torch.randn(3 * D, D, generator=generator, dtype=torch.float64)
+    known = torch.full((K,), 100.0), within.T @ within / len(within)
+    return Base(weight, bias, prototypes, 9.0, *known).to(dtype=dtype)
 
 
 def make_episodes(base: Base, hide: bool = False) -> tuple[Support, Query]:

@@ -38,7 +38,9 @@ regular = true
 def make_base(scale: float = 1.0) -> Base:
     generator = torch.Generator().manual_seed(1)
     weight, prototypes = torch.randn(2, K, D, generator=generator, dtype=torch.float64)
-    return Base(scale * weight, 0.1 * torch.randn(K, generator=generator, dtype=torch.float64), prototypes, 9.0)
+    bias, within = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((K,), (3 * D, D)))
+    known = torch.full((K,), 100.0, dtype=torch.float64), within.T @ within / len(within)
+    return Base(scale * weight, 0.1 * bias, prototypes, 9.0, *known)
 
 
 def episodes(base_logit: float = -torch.inf) -> tuple[Support, Query]:

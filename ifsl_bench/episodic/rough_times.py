@@ -102,7 +102,8 @@ def _episode_seconds(kind: type[Method], options: tuple[tuple[str, Any], ...], s
 def _random_method(kind: type[Method], options: tuple[tuple[str, Any], ...], sizes: Sizes) -> Method:
     """A method beside a random base classifier."""
     weight = torch.randn(sizes.classes, sizes.features) / sizes.features**0.5
-    base = Base(weight, torch.zeros(sizes.classes), torch.randn(sizes.classes, sizes.features).relu())
+    prototypes, counts = torch.randn(sizes.classes, sizes.features).relu(), torch.full((sizes.classes,), 100.0)
+    base = Base(weight, torch.zeros(sizes.classes), prototypes, counts=counts, covariance=torch.eye(sizes.features))
     return make_method(kind, base.to(sizes.device), sizes.shape.ways, dict(options)).to(sizes.device)
 
 

@@ -116,6 +116,8 @@ def leaves_its_input(given: Asked) -> str:
         "base.weight": given.method.base.weight,
         "base.prototypes": given.method.base.prototypes,
     }
+    more = {"base.counts": given.method.base.counts, "base.covariance": given.method.base.covariance}
+    parts |= {name: value for name, value in more.items() if value is not None}
     before = {name: value.detach().clone() for name, value in parts.items()}
     given.logits()
     changed = [name for name, value in parts.items() if not torch.equal(value, before[name])]
@@ -271,7 +273,9 @@ def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         weight, bias, prototypes = (torch.randn(K, *size, dtype=torch.float64) for size in ((D,), (), (D,)))
-        method = make_method(kind, Base(weight, 0.1 * bias, prototypes, 9.0), N, options).double().eval()
+        within = torch.randn(3 * D, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        known = torch.full((K,), 100.0, dtype=torch.float64), within.T @ within / len(within)
+        method = make_method(kind, Base(weight, 0.1 * bias, prototypes, 9.0, *known), N, options).double().eval()
         means, labels = torch.randn(E, N, D, dtype=torch.float64), torch.arange(N).repeat_interleave(shots)
         of = labels, torch.arange(Q) % N
         x, q = (means[:, each] + 0.7 * torch.randn(E, len(each), D, dtype=torch.float64) for each in of)

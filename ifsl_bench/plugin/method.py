@@ -42,10 +42,11 @@ class Base:
     covariance: Tensor | None = None
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Base:
-        return Base(**{
-            name: value.to(device=device, dtype=dtype) if isinstance(value, Tensor) else value
-            for name, value in vars(self).items()
-        })  # fmt: skip
+        def move(x: Tensor) -> Tensor:
+            return x.to(device=device, dtype=dtype)
+
+        known = (None if x is None else move(x) for x in (self.counts, self.covariance))
+        return Base(move(self.weight), move(self.bias), move(self.prototypes), self.scale, *known)
 
 
 @dataclass(frozen=True)

@@ -199,7 +199,8 @@ def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
     """Whether a method with these options has parameters, hence anything to meta-train."""
     small = torch.ones(6, 8)
     with torch.random.fork_rng(devices=[]):
-        made = make_method(method, Base(small, torch.zeros(6), small), 5, options)
+        base = Base(small, torch.zeros(6), small, counts=torch.ones(6), covariance=torch.eye(8))
+        made = make_method(method, base, 5, options)
     return any(parameter.requires_grad for parameter in made.parameters())
 
 

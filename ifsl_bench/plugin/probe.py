@@ -132,7 +132,12 @@ def _changed(rows: Tensor, dtype: torch.dtype, change: int) -> Tensor:
 def _fresh(method: type[Method], options: Mapping[str, Any], dtype: torch.dtype) -> Method:
     weight, bias = 0.3 * _noise("weight", K, D), 0.1 * _noise("bias", K)
     torch.manual_seed(0)
-    base = Base(weight, bias, _noise("prototypes", K, D), 1.0 if method.head == "linear" else 9.0)
+    prototypes, within, scale = (
+        _noise("prototypes", K, D),
+        _noise("within", 3 * D, D),
+        1.0 if method.head == "linear" else 9.0,
+    )
+    base = Base(weight, bias, prototypes, scale, torch.full((K,), 100.0), within.T @ within / len(within))
     return make_method(method, base.to(dtype=dtype), N, options).to(dtype)
 
 

@@ -1,0 +1,101 @@
+"""CASTLE and ACASTLE: classifiers synthesised with a learned dictionary (Ye, Hu and Zhan, IJCV 2021)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.space import RATE, Range, Space
+
+ATTENTION_DROPOUT = 0.1  # of single shares, as in the released code
+
+
+class Castle(Method):
+    """A novel class's weight is its support mean and what attention adds to it from a learned dictionary:
+
+        c_k = p_k + W_o sum_j a_kj W_v m_j,    a_kj = softmax_j(W_q p_k . W_k m_j / sqrt(D))
+        logits = h . [unit(W_a) ; unit(c)] / temperature
+
+    p_k are the support means of an episode's novel classes, and m_j all of these and 2K entries of the dictionary.
+    Learned: W_q, W_k, W_v, W_o and the dictionary, on the joint classification of base and novel classes. Ye, Hu &
+    Zhan, Learning Adaptive Classifiers Synthesis for Generalized Few-Shot Learning (International Journal of Computer
+    Vision, 2021); model, initial values and dropout are those of the released code with one head. There too the base
+    weights stay as pretrained, since its optimiser leaves them out.
+
+    A variant of theirs. They train the encoder too, from a pretrained one, with SGD at two rates; here the features
+    are frozen, and Adam trains the rest with the task's schedule. They make 256 tasks in a step out of 16 base classes
+    that play novel ones; here a step has the task's episodes, whose novel training classes are hidden base classes only
+    where the task says so.
+
+    Options:
+        dropout: of what attention adds, in training alone; 0.5 in their commands.
+        temperature: the logits are divided by it; 1 in their commands.
+    """
+
+    parallel_copies: ClassVar[bool] = True
+    space: ClassVar[Space] = {
+        "dropout": Range(0.0, 0.8), "temperature": Range(0.1, 10.0, log=True), RATE: Range(1e-5, 1e-2, log=True)
+    }  # fmt: skip
+
+    def __init__(self, base: Base, ways: int, *, dropout: float = 0.5, temperature: float = 1.0) -> None:
+        super().__init__(base, ways)
+        if not 0 <= dropout < 1:
+            raise UserError(f"dropout must be at least 0 and below 1, not {dropout}")
+        if not 0 < temperature < math.inf:
+            raise UserError(f"temperature must be positive and finite, not {temperature}")
+        self.dropout, self.temperature = dropout, temperature
+        classes, features = base.weight.shape
+
+        def normal(rows: int) -> nn.Parameter:
+            return nn.Parameter(torch.randn(rows, features, dtype=base.weight.dtype) / math.sqrt(features))
+
+        self.to_query, self.to_key, self.to_value, self.to_output = (normal(features) for _ in range(4))  # [D, D]
+        self.dictionary = nn.Parameter(normal(2 * classes).detach() / math.sqrt(classes))  # [2K, D]
+
+    def synthesised(self, weight: Tensor, out: Tensor | None) -> Tensor:
+        """Unit weights [E, M, D] from weights [E, M, D] that attend to each other and to the dictionary.
+
+        out: [E, M] bool, those that are attended to by nobody; None for none.
+        """
+        keys, values = ([weight @ m.T, self.dictionary @ m.T] for m in (self.to_key, self.to_value))
+        scores = torch.cat([weight @ self.to_query.T @ key.mT for key in keys], -1)  # [E, M, M + 2K]
+        if out is not None:
+            scores = scores.masked_fill(F.pad(out, (0, len(self.dictionary))).unsqueeze(1), -math.inf)
+        share = F.dropout((scores / math.sqrt(weight.shape[-1])).softmax(-1), ATTENTION_DROPOUT, self.training)
+        near, learned = share.split([weight.shape[1], len(self.dictionary)], -1)
+        added = (near @ values[0] + learned @ values[1]) @ self.to_output.T
+        return F.normalize(weight + F.dropout(added, self.dropout, self.training), dim=-1)
+
+    def forward(self, support: Support, query: Query) -> Prediction:
+        novel = support.class_means(self.ways)  # [E, N, D]
+        seen, novel = F.normalize(self.base.weight, dim=-1), self.synthesised(novel, None)
+        logits = torch.cat([query.features @ seen.T, query.features @ novel.mT], -1)
+        return Prediction(logits / self.temperature)
+
+
+class ACastle(Castle):
+    """The weights of all classes are synthesised in each episode, those of base classes too.
+
+    As `Castle`, whose formula, source and differences these are, but the base weights W_a, as they are, attend beside
+    the support means and are attended to: base classifiers depend on the episode. Hidden base classes are attended to
+    by nobody. In regular few-shot classification, with no base class in the softmax, novel classes attend to W_a still,
+    where the released code then leaves it out.
+
+    Options:
+        dropout: of what attention adds, in training alone; 0.5 in their commands.
+        temperature: the logits are divided by it; 1 in their commands.
+    """
+
+    parallel_copies: ClassVar[bool] = True
+
+    def forward(self, support: Support, query: Query) -> Prediction:
+        novel = support.class_means(self.ways)  # [E, N, D]
+        every = torch.cat([self.base.weight.expand(len(novel), -1, -1), novel], 1)  # [E, K + N, D]
+        every = self.synthesised(every, F.pad(support.hidden, (0, self.ways)))
+        return Prediction(query.features @ every.mT / self.temperature)

@@ -1,0 +1,131 @@
+"""Linear discriminants from class means and the base classes' covariance, after deep SLDA (2020) and FeCAM (2023)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.space import Choices, Range, Space
+
+
+class LDA(Method):
+    """The nearest class mean in the Mahalanobis distance of one covariance, that of the base classes. Closed form.
+
+    With S the covariance of base/train features within the base classes, mu_k the mean of class k (of all base/train
+    images of a base class, of the support images of a novel one) and L below, logits are, up to a term of the query's,
+
+        -1/2 (h - mu_k)^T L (h - mu_k) :    h . L mu_k - 1/2 mu_k . L mu_k
+
+    ``slda``: L = [(1 - shrinkage) S' + shrinkage 1]^-1, S' being S shrunk towards its mean variance by the oracle
+    approximating rule (OAS; Chen, Wiesel, Eldar & Hero 2010). Hayes & Kanan, Lifelong Machine Learning with Deep
+    Streaming Linear Discriminant Analysis (CVPR workshops 2020), as its released code initialises it on base classes,
+    with the covariance fixed from there on.
+
+    ``fecam``: h and mu_k are made unit vectors first, and L is the inverse of the correlation matrix of
+
+        S + shrinkage v 1 + shrinkage w (J - 1)
+
+    v being the mean of S's diagonal, w that of its other entries which are not 0, and J all ones. Goswami, Liu,
+    Twardowski & van de Weijer, FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual
+    Learning (NeurIPS 2023), shrinkage, normalisation and distance of its released code, with its two gammas as one.
+    Differences: FeCAM has covariances of single classes where there are images enough, here one serves all classes, and
+    it is within classes, while its common covariance is that of all images about their one mean; Tukey's transformation
+    of features is left out, since it would need the covariance of transformed images.
+
+    ``corrected``, the default: as ``slda``, but class k's logit has 1/2 tr(L S) / n_k more, n_k being the images behind
+    mu_k. Without it the noise of a mean of few images lengthens all distances to it, by that much on average, and base
+    classes win; the more so the more features there are. Neither paper has it. It is the correction of Moran & Murphy,
+    A Closer Look at Two Alternative Methods of Statistical Discrimination (Applied Statistics 1979).
+
+    A base class that an episode hides takes no part, but its images are among those of S.
+
+    Options:
+        form: ``corrected``, ``slda`` or ``fecam``, see above.
+        shrinkage: 1e-4 in the code of ``slda``, 1 in that of ``fecam``; chosen from a grid on validation episodes
+            unless given.
+    """
+
+    parallel_copies: ClassVar[bool] = True
+    space: ClassVar[Space] = {"form": Choices(("corrected", "slda", "fecam")), "shrinkage": Range(1e-4, 1.0, log=True)}
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"shrinkage": (1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)}
+
+    def __init__(
+        self, base: Base, ways: int, *, form: Literal["corrected", "slda", "fecam"] = "corrected",
+        shrinkage: float = 0.1,
+    ) -> None:  # fmt: skip
+        super().__init__(base, ways)
+        self.form = form
+        most = math.inf if form == "fecam" else 1.0
+        if not 0 <= shrinkage <= most or shrinkage == math.inf:
+            raise UserError(f"shrinkage must be {'between 0 and 1' if most == 1 else '0 or positive, and finite'}, "
+                            f"not {shrinkage}")  # fmt: skip
+        if base.covariance is None or base.counts is None:
+            raise UserError("this base classifier comes without the covariance of its features and the counts of its "
+                            "images, which lda needs: give Base both")  # fmt: skip
+        covariance, counts = base.covariance.double(), base.counts.double()
+        means = self.placed(base.prototypes.double())
+        shrunk = fecam(covariance, shrinkage) if form == "fecam" else slda(covariance, counts.sum(), shrinkage)
+        if not bool(shrunk.isfinite().all()):
+            raise UserError("the covariance of the base features has no inverse: some feature never varies, or is not "
+                            "finite")  # fmt: skip
+        metric = inverse(shrunk)  # L
+        excess = 0.5 * (metric * covariance).sum() if form == "corrected" else covariance.new_zeros(())
+        centre = means.mean(0)  # taken off everywhere, which changes no distance and keeps digits
+        seen, offset = discriminants(means - centre, metric)
+        kept = {"metric": metric, "centre": centre, "seen": seen, "offset": offset + excess / counts, "excess": excess}
+        for name, value in kept.items():
+            self.register_buffer(name, value.to(base.weight.dtype), persistent=False)
+
+    def placed(self, x: Tensor) -> Tensor:
+        """Features [..., D] as distances are taken between them."""
+        return F.normalize(x, dim=-1) if self.form == "fecam" else x
+
+    def forward(self, support: Support, query: Query) -> Prediction:
+        centre, metric = self.get_buffer("centre"), self.get_buffer("metric")
+        novel, novel_offset = discriminants(self.placed(support.class_means(self.ways)) - centre, metric)  # [E, N, D]
+        images = F.one_hot(support.labels, self.ways).sum(1)  # [E, N]
+        novel_offset = novel_offset + self.get_buffer("excess") / images
+        h = self.placed(query.features) - centre  # [E, Q, D]
+        base = h @ self.get_buffer("seen").T + self.get_buffer("offset")  # [E, Q, K]
+        return Prediction(torch.cat([base, h @ novel.mT + novel_offset.unsqueeze(-2)], -1))
+
+
+def inverse(shrunk: Tensor) -> Tensor:
+    """Of a covariance [D, D] in float64; the pseudo-inverse, as both papers' code has it, where rounding would be most
+    of an inverse."""
+    root, failed = torch.linalg.cholesky_ex(shrunk)
+    pivots = root.diagonal().square()
+    if bool(failed) or bool(pivots.min() <= len(shrunk) * torch.finfo(shrunk.dtype).eps * pivots.max()):
+        return torch.linalg.pinv(shrunk, hermitian=True)
+    return torch.cholesky_inverse(root)
+
+
+def discriminants(means: Tensor, metric: Tensor) -> tuple[Tensor, Tensor]:
+    """L mu [..., D] and -1/2 mu . L mu [...] of means [..., D]."""
+    weight = means @ metric
+    return weight, -0.5 * (weight * means).sum(-1)
+
+
+def slda(s: Tensor, images: Tensor, epsilon: float) -> Tensor:
+    """Shrunk by the rule of OAS, which needs the number of images, and by epsilon: [D, D]."""
+    size, variance, square = len(s), s.diagonal().mean(), s.square().mean()
+    share = ((square + variance**2) / ((images + 1) * (square - variance**2 / size)).clamp_min(1e-300)).clamp_max(1)
+    one = torch.eye(size, dtype=s.dtype, device=s.device)
+    return (1 - epsilon) * ((1 - share) * s + share * variance * one) + epsilon * one
+
+
+def fecam(s: Tensor, gamma: float) -> Tensor:
+    """The correlation matrix of the shrunk covariance: [D, D]."""
+    one = torch.eye(len(s), dtype=s.dtype, device=s.device)
+    others = s * (1 - one)
+    mean = others.sum() / (others != 0).sum().clamp_min(1)
+    shrunk = s + gamma * s.diagonal().mean() * one + gamma * mean * (1 - one)
+    deviation = shrunk.diagonal().sqrt()
+    return shrunk / (deviation[:, None] * deviation)

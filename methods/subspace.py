@@ -1,0 +1,88 @@
+"""LR under the subspace regulariser (Akyürek, Akyürek, Wijaya and Andreas, ICLR 2022), base weights fixed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.learners import WEIGHT_DECAYS, DualNewton, Regression, SoftmaxRegression, fixed_class, statistics
+from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.space import Range, Space
+from ifsl_bench.solve.minimise import minimise
+
+
+class Subspace(Method):
+    """Novel weights V = [W, b] that stay near the span of the base weights, from the support set alone:
+
+        L(V) = mean_i CE([W_a x_i + b_a ; W x_i + b], y_i) + gamma sum_k |w_k - P w_k|^2 + weight_decay/2 |V|^2
+
+    over all base and novel classes, P being the projection on the span of the base weights W_a that are in play. No
+    meta-training. Akyürek, Akyürek, Wijaya & Andreas, Subspace Regularizers for Few-Shot Class Incremental Learning
+    (ICLR 2022), projection and penalty as in the released code. A variant of theirs: base weights are fixed, so their
+    penalty on how far these move is not there; the objective is solved to its minimum, where they take steps of SGD
+    until the loss hardly changes; there are no images of base classes in memory, and all novel classes come at once;
+    novel classes have a bias, under weight decay alone.
+
+    It is convex. The quadratic form A, the same for every w_k, has the inverse
+
+        A^-1 = 1/s 1 + (1/weight_decay - 1/s) U U^T,    s = weight_decay + 2 gamma,
+
+    with an orthonormal basis U of the span. So with U^T x beside x for features, and a diagonal penalty on each, it is
+    LR: the minimum is at w = v_1 + U v_2, and the Newton method in dual numbers is LR's.
+
+    Where the base weights span all features nothing is left to regularise, and the method is refused: it would be LR.
+
+    Options:
+        gamma: of the distance from the span; 0.03 in their scripts for five shots.
+        weight_decay: of W and b; chosen from the grid of LR on validation episodes unless given.
+    """
+
+    parallel_copies: ClassVar[bool] = True
+    space: ClassVar[Space] = {"gamma": Range(1e-4, 10.0, log=True), "weight_decay": Range(1e-10, 1e-1, log=True)}
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}
+
+    def __init__(self, base: Base, ways: int, *, gamma: float = 0.03, weight_decay: float = 1e-3) -> None:
+        super().__init__(base, ways)
+        for name, value in (("gamma", gamma), ("weight_decay", weight_decay)):
+            if not 0 < value < math.inf:
+                raise UserError(f"{name} must be positive and finite, not {value}")
+        classes, features = base.weight.shape
+        span = basis(base.weight)  # [D, r], r at most the smaller of K and D
+        rank = int((span != 0).any(0).sum())
+        if rank == features:
+            raise UserError(f"the weights of {classes} base classes span all {features} features: nothing is left to "
+                            f"regularise, and this would be LR (--method lr)")  # fmt: skip
+        self.register_buffer("span", span[:, :rank].contiguous(), persistent=False)
+        strong = weight_decay + 2 * gamma
+        inside = weight_decay * strong / (2 * gamma)  # 1 / (1/weight_decay - 1/strong)
+        self.precisions = (strong, inside, weight_decay)  # of v_1, v_2 and b
+
+    def forward(self, support: Support, query: Query) -> Prediction:
+        x, span = support.features, self.get_buffer("span")
+        if bool(support.hidden.any()):  # a span for each episode
+            span = basis(self.base.weight.masked_fill(support.hidden.unsqueeze(-1), 0))  # [E, D, r]
+        features, rank = span.shape[-2:]
+        strong, inside, decay = self.precisions
+        precisions = torch.cat([
+            x.new_full((features,), strong), x.new_full((rank,), inside), x.new_full((1,), decay)
+        ])  # fmt: skip
+        rest = fixed_class(support.base_logits, support.hidden)
+        centres = x.new_zeros(self.ways, len(precisions))
+        args = Regression(torch.cat([x, x @ span], -1), support.labels, rest, centres, precisions)
+        solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
+        v_1, v_2, bias = solution.value.split([features, rank, 1], -1)  # [E, N, D], [E, N, r], [E, N, 1]
+        novel = torch.baddbmm(bias.mT, query.features, (v_1 + v_2 @ span.mT).mT)
+        return Prediction(torch.cat([query.base_logits, novel], -1), statistics(solution))
+
+
+def basis(weight: Tensor) -> Tensor:
+    """An orthonormal basis of the rows of weight [..., K, D]: columns of [..., D, min(K, D)], of which those beyond the
+    rank are 0."""
+    _, lengths, rows = torch.linalg.svd(weight.double(), full_matrices=False)
+    least = lengths[..., :1] * max(weight.shape[-2:]) * torch.finfo(weight.dtype).eps
+    return (rows * (lengths > least).unsqueeze(-1)).mT.to(weight.dtype)

@@ -1,0 +1,307 @@
+"""Methods from after the paper against the numbers of their authors' code, and against formulas written out.
+
+The numbers in tests/oracle/{teen,slda,fecam,subspace,castle,acastle}_s5.npz were computed with the released code of
+each paper, run in double precision on the CPU (calls for a GPU and casts to single precision taken out), on one episode
+of 5 novel and 12 base classes with 16 normal random features, which is in the files too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from ifsl_bench.methods.lda import inverse
+from scipy.stats import multivariate_normal
+from sklearn.covariance import OAS
+from torch import nn
+
+from ifsl_bench.backbone.moments import Moments
+from ifsl_bench.campaigns.names import method_names
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Base, Query, Support
+
+K, N = 12, 5
+
+
+def method(name: str, base: Base, **options):
+    torch.manual_seed(0)
+    return registry.method(name)(base, N, **options).double().eval()
+
+
+def base_of(z, weight=None, bias=None, scale: float = 1.0) -> Base:
+    starts = np.searchsorted(z["in/y_base"].numpy(), np.arange(K + 1))
+    moments = Moments.of(z["in/x_base"].numpy(), starts)
+    means, counts, covariance = (torch.from_numpy(x) for x in (moments.means, moments.counts, moments.covariance))
+    weight = means if weight is None else weight
+    bias = torch.zeros(K, dtype=torch.float64) if bias is None else bias
+    return Base(weight, bias, means, scale, counts, covariance)
+
+
+def episode(z, base: Base, hide: tuple[int, ...] = ()) -> tuple[Support, Query]:
+    x, q = z["in/x_support"][None], z["in/x_query"][None]
+    hidden = torch.zeros(1, K, dtype=torch.bool)
+    hidden[0, list(hide)] = True
+    support = Support(x, (z["in/y_support"] - K)[None].long(), hidden, F.linear(x, base.weight, base.bias))
+    return support, Query(q, F.linear(q, base.weight, base.bias))
+
+
+def without(base: Base, classes: tuple[int, ...]) -> Base:
+    """The same without some base classes; the covariance is that of all."""
+    keep = [k for k in range(len(base.weight)) if k not in classes]
+    return Base(
+        base.weight[keep], base.bias[keep], base.prototypes[keep], base.scale, base.counts[keep], base.covariance
+    )
+
+
+def close(found, expected, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
+
+
+def check_hiding_is_removing(name: str, z, base: Base, **options) -> None:
+    hide = (2, 7, 8)
+    support, query = episode(z, base, hide)
+    logits = method(name, base, **options)(support, query).logits[0]
+    few = without(base, hide)
+    keep = [k for k in range(K) if k not in hide]
+    none = torch.zeros(1, len(keep), dtype=torch.bool)
+    small = Support(support.features, support.labels, none, support.base_logits[..., keep])
+    expected = method(name, few, **options)(small, Query(query.features, query.base_logits[..., keep])).logits[0]
+    close(logits[:, [*keep, *range(K, K + N)]], expected, 1e-8)
+
+
+@pytest.mark.parametrize("run", ["a", "b"])
+def test_teen(oracle, run):
+    z = oracle("teen_s5")
+    made = method(
+        "teen", base_of(z, scale=16.0), alpha=float(z[f"{run}/shift_weight"]), tau=float(z[f"{run}/softmax_t"])
+    )
+    close(made(*episode(z, made.base)).logits[0], z[f"{run}/logits"])
+
+
+def test_teen_without_a_share_of_base_classes_is_the_nearest_mean_by_angle(oracle):
+    z = oracle("teen_s5")
+    base = base_of(z)
+    means = torch.cat([base.prototypes, z["in/x_support"].view(N, -1, 16).mean(1)])
+    expected = F.cosine_similarity(z["in/x_query"][:, None], means[None], dim=-1)
+    close(method("teen", base, alpha=0.0)(*episode(z, base)).logits[0], expected)
+
+
+def test_teen_with_hidden_classes_is_teen_without_them(oracle):
+    z = oracle("teen_s5")
+    check_hiding_is_removing("teen", z, base_of(z))
+
+
+@pytest.mark.parametrize("run", ["a", "b"])
+def test_lda_in_the_form_of_deep_slda(oracle, run):
+    z = oracle("slda_s5")
+    made = method("lda", base_of(z), form="slda", shrinkage=float(z[f"{run}/shrinkage"]))
+    found = made(*episode(z, made.base)).logits[0]
+    expected = z[f"{run}/scores"]  # the same up to a number for each query
+    close(found - found[:, :1], expected - expected[:, :1], 1e-8)
+
+
+@pytest.mark.parametrize("run", ["a", "b"])
+def test_lda_in_the_form_of_fecam(oracle, run):
+    z = oracle("fecam_s5")
+    base = base_of(z)
+    close(base.covariance, z["covariance"])
+    made = method("lda", base, form="fecam", shrinkage=float(z[f"{run}/alpha"]))
+    found = made(*episode(z, base)).logits[0]
+    expected = -z[f"{run}/distances"] / 2
+    close(found - found[:, :1], expected - expected[:, :1], 1e-7)  # their unit vectors are off by 1e-8
+
+
+def test_lda_is_the_logarithm_of_normal_densities_of_one_covariance(oracle):
+    z = oracle("slda_s5")
+    base = base_of(z)
+    apart = (z["in/x_base"] - base.prototypes[z["in/y_base"].long()]).numpy()
+    covariance = 0.9 * OAS(assume_centered=True).fit(apart).covariance_ + 0.1 * np.eye(16)
+    means = torch.cat([base.prototypes, z["in/x_support"].view(N, -1, 16).mean(1)]).numpy()
+    expected = np.stack([multivariate_normal(m, covariance).logpdf(z["in/x_query"]) for m in means], 1)
+    found = method("lda", base, form="slda", shrinkage=0.1)(*episode(z, base)).logits[0]
+    close(found - found[:, :1], expected - expected[:, :1], 1e-9)
+
+
+def test_the_correction_of_lda_is_what_noisy_means_add_to_a_distance_on_average():
+    """Means of n images drawn about the true ones: corrected logits are on average those of the true means."""
+    g = torch.Generator().manual_seed(0)
+    episodes, features, shots = 20_000, 6, 3
+    mix = torch.randn(features, features, generator=g, dtype=torch.float64)
+    means = torch.randn(K + N, features, generator=g, dtype=torch.float64)
+    many = torch.full((K,), 1e9, dtype=torch.float64)
+    base = Base(means[:K], torch.zeros(K, dtype=torch.float64), means[:K], 1.0, many, mix @ mix.T)
+    labels = torch.arange(N).repeat_interleave(shots)
+    noise = torch.randn(episodes, N * shots, features, generator=g, dtype=torch.float64) @ mix.T
+    hidden = torch.zeros(episodes, K, dtype=torch.bool)
+    support = Support(means[K + labels] + noise, labels.expand(episodes, -1), hidden, noise[..., :1].expand(-1, -1, K))
+    queries = torch.randn(1, 4, features, generator=g, dtype=torch.float64)
+    query = Query(queries.expand(episodes, -1, -1), queries[..., :1].expand(episodes, -1, K))
+    sure = Support(means[K + labels][None], labels[None], hidden[:1], support.base_logits[:1])
+    for form, apart in (("corrected", 0.0), ("slda", features / shots / 2)):
+        found = method("lda", base, form=form, shrinkage=0.0)(support, query).logits.mean(0)
+        true = method("lda", base, form="slda", shrinkage=0.0)(sure, Query(queries, query.base_logits[:1])).logits[0]
+        torch.testing.assert_close(true - found, F.pad(torch.full((4, N), apart).double(), (K, 0)), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("form", ["corrected", "slda", "fecam"])
+def test_lda_of_the_others_does_not_depend_on_where_hidden_classes_are(oracle, form):
+    z = oracle("slda_s5")
+    base = base_of(z)
+    hide = (2, 7, 8)
+    elsewhere = base.prototypes.clone()
+    elsewhere[list(hide)] += 5.0
+    given = episode(z, base, hide)
+    found, other = (
+        method("lda", replace(base, prototypes=means), form=form)(*given).logits[0]
+        for means in (base.prototypes, elsewhere)
+    )
+    keep = [k for k in range(K + N) if k not in hide]
+    found, other = found[:, keep], other[:, keep]
+    close(found - found[:, :1], other - other[:, :1], 1e-9)
+
+
+@pytest.mark.parametrize("rank", [3, 8])
+def test_the_inverse_of_a_covariance_is_the_pseudo_inverse_where_there_is_none(rank):
+    x = np.random.default_rng(0).normal(size=(rank, 8))
+    found = inverse(torch.from_numpy(x.T @ x))
+    np.testing.assert_allclose(found, np.linalg.pinv(x.T @ x, rcond=1e-10, hermitian=True), rtol=1e-6, atol=1e-9)
+
+
+def test_lda_says_what_it_lacks(oracle):
+    z = oracle("slda_s5")
+    base = base_of(z)
+    with pytest.raises(UserError, match="without the covariance"):
+        method("lda", Base(base.weight, base.bias, base.prototypes))
+    with pytest.raises(UserError, match=r"between 0 and 1, not 1\.5"):
+        method("lda", base, shrinkage=1.5)
+    still = Base(base.weight, base.bias, base.prototypes, 1.0, base.counts, torch.full_like(base.covariance, math.nan))
+    with pytest.raises(UserError, match="has no inverse"):
+        method("lda", still)
+
+
+def test_all_is_these_methods_too_and_the_paper_is_not():
+    def nobody(said: str) -> None:
+        assert "anil" in said
+
+    later = {"teen", "lda", "subspace", "castle", "acastle"}
+    assert later <= set(method_names(["all"], nobody))
+    assert not later & set(method_names(["paper"], nobody))
+
+
+def fixed_base(z) -> Base:
+    return base_of(z, weight=z["in/w_base"], bias=z["in/b_base"])
+
+
+@pytest.mark.parametrize("run", ["a", "b"])
+def test_subspace_finds_the_minimum_of_the_released_objective(oracle, run):
+    """Theirs was minimised with PyTorch's L-BFGS to a gradient of 1e-8."""
+    z = oracle("subspace_s5")
+    base = fixed_base(z)
+    options = {"gamma": float(z[f"{run}/gamma"]), "weight_decay": float(z[f"{run}/decay"])}
+    prediction = method("subspace", base, **options)(*episode(z, base))
+    close(prediction.logits[0], z[f"{run}/logits"], 1e-5)
+    assert not prediction.statistics["solver_unconverged"].any()
+
+
+def test_subspace_pulls_at_what_is_outside_the_span_alone(oracle):
+    """With a strong pull, novel weights lie in the span; and there the minimum is that of LR in its coordinates."""
+    z = oracle("subspace_s5")
+    base = fixed_base(z)
+    support, query = episode(z, base)
+    out = torch.linalg.svd(base.weight).Vh[K:]  # [D - K, D], orthogonal to the span
+    moved = Query(query.features + 3 * out[0], query.base_logits)
+    for gamma, moves in ((1e6, False), (1e-3, True)):
+        made = method("subspace", base, gamma=gamma, weight_decay=1e-2)
+        found, other = made(support, query).logits[0, :, K:], made(support, moved).logits[0, :, K:]
+        assert bool((found - other).abs().max() > 1e-2) == moves
+    made = method("subspace", base, gamma=1e6, weight_decay=1e-2)
+    within = torch.linalg.qr(base.weight.T).Q  # [D, K]
+    small = Support(support.features @ within, support.labels, support.hidden, support.base_logits)
+    flat = Base(base.weight @ within, base.bias, base.prototypes @ within)
+    plain = method("ridge", flat, weight_decay=1e-2)(small, Query(query.features @ within, query.base_logits))
+    close(made(support, query).logits, plain.logits, 1e-4)
+
+
+def test_subspace_with_hidden_classes_is_subspace_without_them(oracle):
+    z = oracle("subspace_s5")
+    check_hiding_is_removing("subspace", z, fixed_base(z))
+
+
+def test_subspace_is_refused_where_the_base_weights_span_all_features(oracle):
+    z = oracle("subspace_s5")
+    weight = torch.randn(20, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    base = Base(weight, torch.zeros(20), weight)
+    with pytest.raises(UserError, match=r"20 base classes span all 16 features: nothing is left .*--method lr"):
+        method("subspace", base)
+    equal = torch.cat([fixed_base(z).weight] * 2)  # more classes than features, and a span of 12 dimensions
+    assert method("subspace", Base(equal, torch.zeros(24), equal)).span.shape == (16, 12)
+
+
+CASTLE = {
+    "to_query": "slf_attn.w_qs.weight",
+    "to_key": "slf_attn.w_ks.weight",
+    "to_value": "slf_attn.w_vs.weight",
+    "to_output": "slf_attn.fc.weight",
+    "dictionary": "shared_key",
+}
+
+
+def castle(z, name: str):
+    weight = z["param/cls.weight"]
+    base = base_of(z, weight=weight)
+    made = method(name, base, temperature=float(z["temperature"]))
+    with torch.no_grad():
+        for ours, theirs in CASTLE.items():
+            getattr(made, ours).copy_(z[f"param/{theirs}"].view_as(getattr(made, ours)))
+    return made
+
+
+@pytest.mark.parametrize("name", ["castle", "acastle"])
+def test_castle_logits_and_gradients(oracle, name):
+    z = oracle(f"{name}_s5")
+    made = castle(z, name)
+    logits = made(*episode(z, made.base)).logits[0]
+    close(logits, z["logits"])
+    F.cross_entropy(logits, z["in/y_query"].long()).backward()
+    assert {key for key, _ in made.named_parameters()} == set(CASTLE)
+    for ours, theirs in CASTLE.items():
+        close(getattr(made, ours).grad.flatten(), z[f"grad/{theirs}"].flatten())
+
+
+def test_acastle_with_hidden_classes_is_acastle_without_them(oracle):
+    z = oracle("acastle_s5")
+    made = castle(z, "acastle")
+    hide = (2, 7, 8)
+    support, query = episode(z, made.base, hide)
+    few = castle(z, "acastle")
+    few.base = without(made.base, hide)
+    keep = [k for k in range(K) if k not in hide]
+    small = replace(support, hidden=support.hidden[:, keep], base_logits=support.base_logits[..., keep])
+    expected = few(small, Query(query.features, query.base_logits[..., keep])).logits
+    close(made(support, query).logits[..., [*keep, *range(K, K + N)]], expected)
+
+
+def test_castle_draws_initial_values_as_the_released_code():
+    """Normal, with deviations of PyTorch's Xavier rule, and of its Kaiming rule for a tensor [1, 2K, D]."""
+    weight = torch.randn(40, 128)
+    made = method("castle", Base(weight, torch.zeros(40), weight))
+    expected = [nn.init.xavier_normal_(torch.empty(128, 128)), nn.init.kaiming_normal_(torch.zeros(1, 80, 128))]
+    found = [made.to_output, made.dictionary]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.std().item() == pytest.approx(theirs.std().item(), rel=0.05)
+    assert method("castle", Base(weight, torch.zeros(40), weight)).to_key.std().item() == pytest.approx(
+        math.sqrt(2 / (128 + 128)), rel=0.05
+    )
+
+
+def test_castle_drops_in_training_alone(oracle):
+    z = oracle("castle_s5")
+    made = castle(z, "castle")
+    given = episode(z, made.base)
+    assert not torch.equal(made.train()(*given).logits, made(*given).logits)
+    assert torch.equal(made.eval()(*given).logits, made(*given).logits)
