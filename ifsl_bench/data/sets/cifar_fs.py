@@ -163,7 +163,7 @@ def _copy(to: Import, pools: Mapping[str, Mapping[str, Sequence[int]]], source: 
             if to.writer.has(pool):
                 stage.advance(sum(map(len, groups.values())))
             else:
-                copy_rows(to, pool, groups, source, stage.advance, shape=SHAPE, digests=True)
+                copy_rows(to, pool, groups, source, stage.advance, False, SHAPE, True)
 
 
 def _named(
