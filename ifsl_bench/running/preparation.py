@@ -17,8 +17,8 @@ from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores, threads
 from ifsl_bench.data.crossed import NOVEL, short
-from ifsl_bench.data.preparing.of_task import data_of, novel_fingerprint
-from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
+from ifsl_bench.data.preparing.of_task import data_of
+from ifsl_bench.data.preparing.outline import Outline, fingerprint_of, novel_fingerprint
 from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace, host_threads
 from ifsl_bench.protocol.episodes import task_sampler

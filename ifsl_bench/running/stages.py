@@ -23,8 +23,7 @@ from ifsl_bench.common.locks import locked
 from ifsl_bench.common.processor import share, threads
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.seeds import seed_of
-from ifsl_bench.data.preparing.of_task import novel_fingerprint
-from ifsl_bench.data.preparing.outline import Outline
+from ifsl_bench.data.preparing.outline import Outline, novel_fingerprint
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.meta_training import Diverged, meta_train, training_threads

@@ -14,8 +14,7 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.sealed import read_sealed, write_sealed
-from ifsl_bench.data.preparing.of_task import novel_fingerprint
-from ifsl_bench.data.preparing.outline import fingerprint_of
+from ifsl_bench.data.preparing.outline import fingerprint_of, novel_fingerprint
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.settings import spelled
 from ifsl_bench.running.job import Job

@@ -7,7 +7,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.crossed import crossed
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.prepare import ensure, is_prepared, prepared
+from ifsl_bench.data.preparing.prepare import ensure, is_prepared
 from ifsl_bench.data.subset import some_base_classes
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec, Task
@@ -23,8 +23,11 @@ def data_of(task: Task, home: Home) -> tuple[DataSpec, ...]:
     name = task.novel_from
     if name is None:
         return (task.dataset,)
-    specs = {other.dataset.name: other.dataset for other in [*own(home).values(), *packaged().values()]}
-    if name not in specs and name not in (known := registry.names(registry.DATASETS)) and not is_prepared(home, name):
+    specs = {other.dataset.name: other.dataset for other in packaged().values()}
+    if name not in specs:
+        specs |= {other.dataset.name: other.dataset for other in own(home).values()}
+    known = registry.names(registry.DATASETS)
+    if name not in specs and name not in known and not is_prepared(home, name):
         raise unknown("data set", name, {*known, *specs}, where=f"that {task.name!r} takes novel classes from")
     return task.dataset, specs.get(name, DataSpec(name=name))
 
@@ -39,13 +42,3 @@ def ensure_of(task: Task, home: Home, reporter: Reporter) -> Dataset:
     first, *other = (ensure(home, spec, reporter) for spec in data_of(task, home))
     kept = some_base_classes(first, task.base_classes) if task.base_classes else first
     return crossed(kept, *other) if other else kept
-
-
-def novel_fingerprint(task: Task, home: Home) -> str:
-    """Of the data set that novel classes come from: the prepared one, or the one that its tasks are pinned to; "" where
-    neither is known, and where it is the task's own.
-    """
-    for spec in data_of(task, home)[1:]:
-        found = prepared(home, spec.name)
-        return found.fingerprint if found else spec.fingerprint or ""
-    return ""

@@ -61,14 +61,23 @@ def remembered() -> Iterator[None]:
 
 def fingerprint_of(task: Task, home: Home) -> str | None:
     """Of the prepared data set, or the one that the task is pinned to."""
-    known, key = _known.get(), (home.data, task.dataset.name)
+    return _fingerprint(task.dataset, home)
+
+
+def novel_fingerprint(task: Task, home: Home) -> str:
+    """The same of the data set that novel classes come from; "" where that is the task's own, and where it is unknown."""
+    return next((_fingerprint(spec, home) or "" for spec in data_of(task, home)[1:]), "")
+
+
+def _fingerprint(spec: DataSpec, home: Home) -> str | None:
+    known, key = _known.get(), (home.data, spec.name)
     if known is None or key not in known:
-        dataset = prepared(home, task.dataset.name)
+        dataset = prepared(home, spec.name)
         found = dataset.fingerprint if dataset else None
         if known is None:
-            return found or task.dataset.fingerprint
+            return found or spec.fingerprint
         known[key] = found
-    return known[key] or task.dataset.fingerprint
+    return known[key] or spec.fingerprint
 
 
 def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
