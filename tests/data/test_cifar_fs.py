@@ -170,7 +170,7 @@ def changed(part: str, **changes) -> dict[str, dict]:
         (changed("train", data=None), r"train lacks data; it has filenames"),
         (changed("test", fine_labels=None), r"test lacks fine_labels"),
         (changed("meta", fine_label_names=None), r"meta lacks fine_label_names"),
-        (changed("train", data=np.zeros((900, 3, 32, 32), "u1")), r"uint8\[900, 3, 32, 32\], expected uint8\[n, 3072\]"),
+        (changed("train", data=np.zeros((9, 3, 32, 32), "u1")), r"uint8\[9, 3, 32, 32\], expected uint8\[n, 3072\]"),
         (changed("train", data=np.zeros((900, 3072), np.float32)), r"float32\[900, 3072\], expected uint8"),
         (changed("train", data=[1, 2]), r"'data' of .*train is a list, expected an array"),
         (changed("train", fine_labels=[0] * 899), r"900 images and 899 labels"),

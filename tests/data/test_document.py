@@ -93,6 +93,9 @@ def counts_in(title: str, column: int) -> dict[str, tuple[int, int]]:
         ("tiered-imagenet-2018", "## tiered-ImageNet", 3),
         ("tiny", "## Tiny-ImageNet", 2),
         ("tiny-pack", "## Tiny-ImageNet", 3),
+        ("cifar-fs", "## CIFAR-FS", 2),
+        ("cub", "## CUB-200-2011", 2),
+        ("cub-64", "## CUB-200-2011", 2),
     ],
 )
 def test_counts_are_those_that_imports_are_held_against(name, title, column):

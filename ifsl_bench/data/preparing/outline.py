@@ -65,7 +65,7 @@ def fingerprint_of(task: Task, home: Home) -> str | None:
 
 
 def novel_fingerprint(task: Task, home: Home) -> str:
-    """The same of the data set that novel classes come from; "" where that is the task's own, and where it is unknown."""
+    """The same of the data set that novel classes come from; "" where that is the task's own, or it is not known."""
     return next((_fingerprint(spec, home) or "" for spec in data_of(task, home)[1:]), "")
 
 
