@@ -55,9 +55,14 @@ class FeaturePool:
         return int(self.starts[-1])
 
 
-def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1) -> Path:
-    """Where the features of a pool under a pretraining are kept."""
-    name = pool.replace("/", "-")
+def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1, origin: str = "") -> Path:
+    """Where the features of a pool under a pretraining are kept.
+
+    Args:
+        origin: what tells the pool from the one of that name that the backbone's data set has, as
+            :meth:`ifsl_bench.data.pools.Dataset.origin` says.
+    """
+    name = pool.replace("/", "-") + (f"-from-{origin}" if origin else "")
     if views > 1:
         spec = task.pretraining
         augmented = sha256_json([views, spec.crop_padding, spec.flip])[:6]
@@ -102,7 +107,7 @@ def compute_features(
     if pool.images.ndim == 2:
         dataset.check_images(name)
         return pool.images
-    folder = bank_folder(home, pretrained.key, name, task, views)
+    folder = bank_folder(home, pretrained.key, name, task, views, dataset.origin(name))
     shape = (views * len(pool), pretrained.network.features)
     with suppress(CorruptFile, FileNotFoundError):  # before the lock, which a read-only folder does not grant
         return _open(folder, shape, pretrained.sha256)

@@ -196,6 +196,9 @@ def mismatch(a: Result, b: Result) -> str:
         return f"the task's definition differs (hash {a.task_hash} and {b.task_hash})"
     if a.fingerprint != b.fingerprint:
         return f"the data differ (fingerprint {a.fingerprint[:12]} and {b.fingerprint[:12]})"
+    if a.novel_fingerprint != b.novel_fingerprint:
+        sides = f"{a.novel_fingerprint[:12] or 'none'} and {b.novel_fingerprint[:12] or 'none'}"
+        return f"the data of novel classes differ (fingerprint {sides})"
     n, m = len(a.episodes), len(b.episodes)
     if a.digest != b.digest:
         count = f", {n} and {m} of them" if n != m else ""

@@ -78,6 +78,7 @@ class Result(_Part, frozen=True):
         pretraining: key, checksum and accuracy of the backbone.
         training: validation accuracy by step, the step kept, how solves went; empty where nothing was meta-trained.
         cost: seconds by stage, parameters, episodes a second.
+        novel_fingerprint: identity of the data that novel classes come from, where these are other data; else "".
         partial: whether the data set was made from less than its source should hold.
         transductive: whether the method looks at an episode's other queries.
         probe: what the method computes on a few made-up episodes; None in older files, and where that is unknown.
@@ -109,6 +110,7 @@ class Result(_Part, frozen=True):
     training: dict[str, Any]
     cost: dict[str, float]
     provenance: dict[str, Any]
+    novel_fingerprint: str = ""
     partial: bool = False
     setting: str = ""
     passed_over: list[str] = []

@@ -52,6 +52,7 @@ class _Run(_Table, frozen=True):
     shots: int | list[int] | None = None
     queries: int | list[int] | None = None
     pretraining_steps: int | list[int] | None = None
+    novel_from: str | list[str] | None = None
 
 
 class _File(_Table, frozen=True):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
+from ifsl_bench.data.preparing.of_task import data_of
 from ifsl_bench.data.preparing.prepare import is_prepared, prepare
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.protocol.task import Task
@@ -14,7 +15,7 @@ from ifsl_bench.protocol.task import Task
 
 def check_data(data: Mapping[str, Path], tasks: Iterable[Task], home: Home) -> None:
     """Raises :class:`UserError` for a data set that no task has, and for a path that is needed and not there."""
-    used = {task.dataset.name for task in tasks}
+    used = {spec.name for task in tasks for spec in data_of(task, home)}
     for name, path in data.items():
         if name not in used:
             raise unknown("data set", name, used, where="of these tasks")

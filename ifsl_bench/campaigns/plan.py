@@ -16,8 +16,9 @@ from ifsl_bench.campaigns.graph import Graph, Node, graph_of, key_of
 from ifsl_bench.common.processor import cores
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.common.timing import crowd, roughly
+from ifsl_bench.data.preparing.of_task import data_of
 from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered
-from ifsl_bench.data.preparing.prepare import not_prepared
+from ifsl_bench.data.preparing.prepare import not_prepared, rough_seconds
 from ifsl_bench.data.preparing.prepare import prepared as prepared_data
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.rough_times import allow_compiling
@@ -178,10 +179,13 @@ def _step(
         return Step(key, str(stage), stage.kind, CACHED, family=family)
     seconds = stage.estimate(data, work) if timed else None
     state, why = TO_DO, ""
-    if isinstance(stage, PrepareData) and prepared_data(work.home, job.task.dataset.name) is None and seconds is None:
-        state, why = MISSING, not_prepared(work.home, job.task.dataset)
-        if (path := made_from.get(job.task.dataset.name)) is not None:
-            state, why = TO_DO, f"made from {path} first"
+    if isinstance(stage, PrepareData) and seconds is None:
+        for spec in data_of(job.task, work.home):
+            lacking = prepared_data(work.home, spec.name) is None and not (timed and rough_seconds(spec.name))
+            if lacking and state == TO_DO:
+                state, why = MISSING, not_prepared(work.home, spec)
+                if (path := made_from.get(spec.name)) is not None:
+                    state, why = TO_DO, f"made from {path} first"
     place, wants = str(stage.place(work)), node.wants
     return Step(
         key, str(stage), stage.kind, state, why, seconds, place, wants.threads, node.needs, node.results,

@@ -70,6 +70,7 @@ def change_options(command: Any) -> Any:
         "shots": "Support images of each novel class.",
         "queries": "Query images of each novel class; those of base classes change in proportion.",
         "pretraining-steps": "Steps of the backbone's pretraining; a few try out a whole run.",
+        "novel-from": "Take the novel classes of validation and testing from another data set.",
     }
 
     @functools.wraps(command)
@@ -80,7 +81,8 @@ def change_options(command: Any) -> Any:
         return command(change=change, **given)
 
     for key, text in reversed(helps.items()):
-        with_change = click.option(f"--{key}", type=int, metavar="N", help=text)(with_change)
+        kind, what = (str, "DATASET") if key == "novel-from" else (int, "N")
+        with_change = click.option(f"--{key}", type=kind, metavar=what, help=text)(with_change)
     return with_change
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO, Protocol
@@ -24,7 +25,7 @@ SHAPE = (SIZE, SIZE, 3)
 
 
 class Images(Protocol):
-    """Images in one array, wherever it is: uint8 [n, 84, 84, 3] when read, in order."""
+    """Images in one array, wherever it is: uint8 [n, H, W, 3] when read, in order; 84x84 where nobody says else."""
 
     @property
     def nbytes(self) -> int: ...
@@ -134,17 +135,26 @@ def _targets(rows: np.ndarray, count: int) -> np.ndarray:
 
 
 def copy_rows(
-    to: Import, name: str, groups: Rows, source: Images, advance: Callable[[int], None], bgr: bool = False
+    to: Import,
+    name: str,
+    groups: Rows,
+    source: Images,
+    advance: Callable[[int], None],
+    bgr: bool = False,
+    shape: tuple[int, int, int] = SHAPE,
+    digests: bool = False,
 ) -> None:
     """Writes a pool of images that lie in an array, in one pass over it.
 
     Args:
         bgr: whether its channels are blue, green, red; they are turned round.
+        shape: of an image, [H, W, 3].
+        digests: keep a number for each image, for :func:`ifsl_bench.data.image_pools.note_duplicates`.
     """
     rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
     labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups.values()])
     target = _targets(rows, len(source))
-    with to.writer.pool(name, labels, tuple(groups), SHAPE) as images:
+    with to.writer.pool(name, labels, tuple(groups), shape) as images:
         start = written = 0
         for block in source.blocks(_BLOCK):
             at = target[start : start + len(block)]
@@ -155,7 +165,14 @@ def copy_rows(
                 release(images)
                 written = 0
             advance(int((at >= 0).sum()))
+        if digests:
+            np.save(to.writer.side_file(name), np.array([_digest(image) for image in images], np.uint64))
         to.bytes_read += source.nbytes
+
+
+def _digest(image: np.ndarray) -> int:
+    """Equal for images with equal pixels (and, by chance, for others in 2^64), as of images that are decoded."""
+    return int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:8], "little")
 
 
 def listed(where: str, groups: Rows) -> dict[str, list[ListItem]]:

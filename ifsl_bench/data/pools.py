@@ -69,6 +69,15 @@ class Dataset:
         return str(self.manifest["fingerprint"])
 
     @property
+    def novel_fingerprint(self) -> str:
+        """Of the data set that novel classes come from, where that is another one; see :mod:`.crossed`."""
+        return ""
+
+    def origin(self, pool: str) -> str:
+        """What tells a pool of another data set from this one's pool of that name: some of its fingerprint, or ""."""
+        return ""
+
+    @property
     def partial(self) -> bool:
         """Whether it was made from less than its source should hold."""
         return bool(self.manifest.get("about", {}).get("partial", False))

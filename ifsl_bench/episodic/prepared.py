@@ -28,8 +28,7 @@ from ifsl_bench.common.processor import cores, evaluating, share, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.prepare import ensure
-from ifsl_bench.data.subset import some_base_classes
+from ifsl_bench.data.preparing.of_task import ensure_of
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.kernels import store
 from ifsl_bench.plugin.method import Base
@@ -103,8 +102,7 @@ class PreparedTask:
 
     @cached_property
     def dataset(self) -> Dataset:
-        whole = ensure(self.work.home, self.task.dataset, self.work.reporter)
-        return some_base_classes(whole, self.task.base_classes) if self.task.base_classes else whole
+        return ensure_of(self.task, self.work.home, self.work.reporter)
 
     @cached_property
     def pretrained(self) -> Pretrained:
@@ -125,7 +123,7 @@ class PreparedTask:
         """Where the features that were opened were computed, as far as that is recorded: one entry, or one a pool."""
         found = {}
         for pool, views in self._features:
-            folder = bank_folder(self.work.home, self.pretrained.key, pool, self.task, views)
+            folder = bank_folder(self.work.home, self.pretrained.key, pool, self.task, views, self.dataset.origin(pool))
             if place := computed_at(folder):
                 found[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place
         return {"features": next(iter(found.values()))} if len(set(found.values())) == 1 else found
@@ -176,7 +174,8 @@ class PreparedTask:
         """
         task, count = self.task, self.task.evaluation.episodes
         digest = self.sampler("test").digest(count)
-        record = self.work.home.cache / "digests" / f"{task.name}-{task.hash}-{self.dataset.fingerprint[:12]}.json"
+        data = self.dataset.fingerprint[:12] + self.dataset.novel_fingerprint[:12]
+        record = self.work.home.cache / "digests" / f"{task.name}-{task.hash}-{data}.json"
         expected = task.digest or self._recorded(record)
         if expected is None:
             write_sealed(record, {"task": task.name, "task_hash": task.hash, "episodes": count, "digest": digest})

@@ -253,5 +253,5 @@ def task_sampler(
         hide=task.hides(side),
         parity=task.base_parity(side),
         device=device,
-        pools=(novel, base),
+        pools=(f"{novel} of {task.novel_from}" if task.novel_from and side != "train" else novel, base),
     )

@@ -52,6 +52,10 @@ def check_task(task: Task, where: str) -> None:
 
     need(bool(re.fullmatch(NAME, task.dataset.name)), f"dataset.name {task.dataset.name!r}: {RULE}")
 
+    need(
+        task.novel_from is None or bool(re.fullmatch(NAME, task.novel_from)), f"novel_from {task.novel_from!r}: {RULE}"
+    )
+
     def within(least: int, value: int | None, most: int, field: str) -> None:
         if value is not None:
             need(value >= least, f"{field} must be at least {least}" if least else f"{field} must not be negative")

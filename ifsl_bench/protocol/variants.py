@@ -1,5 +1,5 @@
-"""Tasks made from other tasks: other ways, shots, queries, numbers of base classes (or none of these in the softmax) or
-steps of pretraining.
+"""Tasks made from other tasks: other ways, shots, queries, numbers of base classes (or none of these in the softmax),
+steps of pretraining, or novel classes of another data set.
 
 A change is part of the task's name, ``glyphs-5shot+ways=10+shots=3``, and through the name and the definition part of
 its hash, its episodes, their digest and its folder of results. A name says only what differs from the task before the
@@ -8,12 +8,14 @@ first ``+``, in the order of :class:`Change`, so that one task has one name. Imp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.protocol.limits import NAME, RULE
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.task import Task
@@ -30,6 +32,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         queries: query images of each. Those of base classes change in proportion, so that the shares of base and novel
             queries stay what they were.
         pretraining_steps: of the backbone, whose schedule is stretched to them; a few try out a whole run.
+        novel_from: a data set whose classes are the novel ones of validation and testing, see
+            :mod:`ifsl_bench.data.crossed`; all training stays on the task's own.
     """
 
     base_classes: int | None = None
@@ -37,8 +41,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shots: int | None = None
     queries: int | None = None
     pretraining_steps: int | None = None
+    novel_from: str | None = None
 
-    def said(self) -> dict[str, int]:
+    def said(self) -> dict[str, int | str]:
         """What is not None, as it is spelled in names: ``{"base-classes": 50}``."""
         fields = msgspec.structs.fields(self)
         return {f.encode_name: value for f in fields if (value := getattr(self, f.name)) is not None}
@@ -54,23 +59,30 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shots: int | None = None
     queries: int | None = None
     pretraining_steps: int | None = None
+    novel_from: str | None = None
     digest: str | None = None
     title: str = ""
 
 
 MOST = 1_000_000  # of anything; no data set comes near
 KEYS = tuple(f.encode_name for f in msgspec.structs.fields(Change))
+NAMES = ("novel-from",)  # those whose value is the name of a data set
 
 
-def make_change(given: Mapping[str, int | None]) -> Change:
+def make_change(given: Mapping[str, int | str | None]) -> Change:
     """A change from names as they are spelled, values checked.
 
     Raises:
-        UserError: an unknown name, or a value that is no whole number from 1 to :data:`MOST`.
+        UserError: an unknown name, a value that is no whole number from 1 to :data:`MOST`, or no name where it should
+            be one.
     """
     for key, value in given.items():
         if key not in KEYS:
             raise unknown("change of a task", key, KEYS)
+        if key in NAMES:
+            if value is not None and not (isinstance(value, str) and re.fullmatch(NAME, value)):
+                raise UserError(f"{key} must be the name of a data set, not {value!r:.80}: {RULE}")
+            continue
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise UserError(f"{key} must be a whole number from 1, not {value!r}")
         if value is not None and value > MOST:
@@ -88,15 +100,20 @@ def split(name: str) -> tuple[str, Change]:
     plus = name.find("+", start)
     if plus < 0:
         return name, Change()
-    given: dict[str, int | None] = {}
+    given: dict[str, int | str | None] = {}
     for part in name[plus + 1 :].split("+"):
         key, separator, text = part.partition("=")
         if key not in KEYS:
             raise unknown("change of a task", key, KEYS, where=f"in {name!r}")
-        if not separator or not text.isdecimal():
+        if key in NAMES and not text:
+            raise UserError(f"in {name!r}: {key} takes the name of a data set, as in +{key}=NAME")
+        if key not in NAMES and (not separator or not text.isdecimal()):
             raise UserError(f"in {name!r}: {key} takes a whole number from 1, as in +{key}=10, not {text!r}")
         if key in given:
             raise UserError(f"in {name!r}: {key} is there twice")
+        if key in NAMES:
+            given[key] = text
+            continue
         given[key] = int(text) if len(text) < 100 else MOST + 1  # Python refuses to read thousands of digits
     return name[:plus], make_change(given)
 
@@ -117,7 +134,14 @@ def changed(task: Task, change: Change) -> Task:
     """The task with a change, under a name that tells it; the task itself where nothing differs.
 
     Episodes are drawn anew for each name, so a digest pinned for the original does not hold.
+
+    Raises:
+        UserError: novel classes of another data set are asked for, and the task is on that one.
     """
+    if change.novel_from == task.dataset.name:
+        raise UserError(
+            f"task {task.name!r} is on data set {change.novel_from!r} already; novel-from takes another data set"
+        )
     old = task.episode
     ways, queries = change.ways or old.ways, change.queries or old.novel_queries
     base_queries = old.base_queries * ways * queries / (old.ways * old.novel_queries)
@@ -125,14 +149,16 @@ def changed(task: Task, change: Change) -> Task:
         task,
         shots=change.shots or task.shots,
         base_classes=change.base_classes or task.base_classes,
+        novel_from=change.novel_from or task.novel_from,
         episode=msgspec.structs.replace(
             old, ways=ways, novel_queries=queries, base_queries=max(round(base_queries), min(1, old.base_queries))
         ),
         pretraining=task.pretraining.stretched(change.pretraining_steps or task.pretraining.steps),
     )
 
-    def said(of: Task) -> tuple[int | None, ...]:
-        return of.base_classes, of.episode.ways, of.shots, of.episode.novel_queries, of.pretraining.steps
+    def said(of: Task) -> tuple[int | str | None, ...]:
+        shape = of.episode
+        return of.base_classes, shape.ways, of.shots, shape.novel_queries, of.pretraining.steps, of.novel_from
 
     differs = [f"{key}={new}" for key, new, was in zip(KEYS, said(made), said(task), strict=True) if new != was]
     if not differs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ from ifsl_bench.running.check_keys import unknown_keys, unprintable
 from ifsl_bench.running.check_values import Unverified, odd_values
 
 if TYPE_CHECKING:
-    from ifsl_bench.data.pools import Dataset
     from ifsl_bench.protocol.episodes import Sampler
 
 MOST_LINES, MOST_LETTERS = 50, 500  # that are said of a file; one line is enough to refuse it
@@ -91,7 +91,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     else:
         from ifsl_bench.running.check_method import CHECKS
 
-        failures += [*_definition(result, task), *unfit(task, [result]).values()]
+        failures += [*_definition(result, task), *_novel_data(result, task), *unfit(task, [result]).values()]
         for check in (_digest, _classes, _partial, _calibration, *CHECKS):
             try:
                 failures += check(result, task, home)
@@ -150,6 +150,15 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
         yield f"fingerprint: {result.fingerprint[:16]}, task {task.name} is pinned to {pinned[:16]}: other data"
 
 
+def _novel_data(result: Result, task: Task) -> Iterator[str]:
+    """Whether it says which data novel classes come from, where these are other data, and nowhere else."""
+    said = result.novel_fingerprint
+    if task.novel_from is None and said:
+        yield f"novel_fingerprint: {said[:16]!r}, but the novel classes of {task.name} are of its own data set"
+    elif task.novel_from is not None and not re.fullmatch(r"[0-9a-f]{64}", said):
+        yield f"novel_fingerprint: {said[:80]!r}, where the 64 hexadecimal digits of {task.novel_from} were expected"
+
+
 def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The digest, against the pinned one or against the episodes drawn again from the data."""
     count = len(result.episodes)
@@ -190,30 +199,34 @@ def _sampler(result: Result, task: Task, home: Home) -> Sampler:
     return Workspace(home).prepared(task, "linear", result.seed).sampler("test")
 
 
-def _prepared(result: Result, task: Task, home: Home) -> Dataset:
-    """The very data that a result was measured on."""
+def _prepared(result: Result, task: Task, home: Home) -> bool:
+    """Whether the very data that a result was measured on, which have to be here, are partial."""
     from ifsl_bench.data.pools import open_dataset
+    from ifsl_bench.data.preparing.of_task import data_of
     from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 
-    name = task.dataset.name
-    if not is_prepared(home, name):
-        raise Unverified(f"data set {name} is not prepared here")
-    dataset = open_dataset(dataset_folder(home, name))
-    if dataset.fingerprint != result.fingerprint:
-        raise Unverified(f"data set {name} here has fingerprint {dataset.fingerprint[:16]}")
-    return dataset
+    partial = False
+    for spec, fingerprint in zip(data_of(task, home), (result.fingerprint, result.novel_fingerprint), strict=False):
+        if not is_prepared(home, spec.name):
+            raise Unverified(f"data set {spec.name} is not prepared here")
+        dataset = open_dataset(dataset_folder(home, spec.name))
+        if dataset.fingerprint != fingerprint:
+            raise Unverified(f"data set {spec.name} here has fingerprint {dataset.fingerprint[:16]}")
+        partial = partial or dataset.partial
+    return partial
 
 
 def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
     """Whether the data are partial, which is part of their fingerprint: against the pinned or the prepared data."""
     data = task.dataset
-    expected = data.partial if data.fingerprint == result.fingerprint else None
-    if expected is None and data.name in registry.names(registry.DATASETS):
+    crossed = task.novel_from is not None  # then either may be
+    expected = data.partial if data.fingerprint == result.fingerprint and not crossed else None
+    if expected is None and not crossed and data.name in registry.names(registry.DATASETS):
         plugin = registry.load(registry.DATASETS, data.name)
         expected = None if plugin.problem or plugin.value.needs_source else False  # what is made here is whole
     if expected is None:
         try:
-            expected = _prepared(result, task, home).partial
+            expected = _prepared(result, task, home)
         except (UserError, Unverified) as error:
             raise Unverified(f"partial, since {error}") from error
     if result.partial != expected:

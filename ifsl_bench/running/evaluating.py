@@ -120,6 +120,7 @@ class Evaluate(OfEvaluation):
                 "distribution": job.chosen.distribution,
                 "checkpoint": ready.folder,
             },
+            novel_fingerprint=prepared.dataset.novel_fingerprint,
             partial=prepared.dataset.partial,
             calibration=calibration_entry(calibrated, self.job.calibrated) if calibrated else None,
             transductive=job.method.transductive,

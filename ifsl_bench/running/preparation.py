@@ -17,7 +17,9 @@ from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
 from ifsl_bench.backbone.shipped import is_offered, pretrained_sha256, train_here
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores, threads
-from ifsl_bench.data.preparing.outline import Outline, fingerprint_of
+from ifsl_bench.data.crossed import NOVEL, short
+from ifsl_bench.data.preparing.of_task import data_of
+from ifsl_bench.data.preparing.outline import Outline, fingerprint_of, novel_fingerprint
 from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace, host_threads
 from ifsl_bench.protocol.episodes import task_sampler
@@ -76,13 +78,14 @@ class PrepareData(Stage):
     sides: tuple[Side, ...] = ()
 
     def __str__(self) -> str:
-        return f"data set {self.task.dataset.name}"
+        others = f" with novel classes of {self.task.novel_from}" if self.task.novel_from else ""
+        return f"data set {self.task.dataset.name}{others}"
 
     def key(self, home: Home) -> str:
-        return self.task.dataset.name
+        return "+".join(spec.name for spec in data_of(self.task, home))
 
     def cached(self, home: Home) -> bool:
-        return is_prepared(home, self.task.dataset.name)
+        return all(is_prepared(home, spec.name) for spec in data_of(self.task, home))
 
     def check(self, data: Outline) -> None:
         """Raises :class:`UserError` where episodes cannot be drawn, as far as that is known."""
@@ -96,7 +99,12 @@ class PrepareData(Stage):
         return cores()
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
-        return rough_seconds(self.task.dataset.name)
+        home = work.home
+        lacking = [spec.name for spec in data_of(self.task, home)[1:] if not is_prepared(home, spec.name)]
+        if not lacking or not is_prepared(home, self.task.dataset.name):
+            lacking.append(self.task.dataset.name)
+        each = [rough_seconds(name) for name in lacking]
+        return None if None in each else sum(filter(None, each))
 
     def run(self, work: Workspace) -> None:
         prepared = PreparedTask(self.task, "linear", 0, work)  # episodes depend on no backbone
@@ -204,7 +212,10 @@ class Features(Stage):
         return f"features of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
 
     def key(self, home: Home) -> str:
-        folder = bank_folder(home, self.backbone.key(home), self.pool, self.backbone.task, self.views)
+        task, origin = self.backbone.task, ""
+        if task.novel_from and self.pool in NOVEL:
+            origin = short(novel_fingerprint(task, home)) or "?"
+        folder = bank_folder(home, self.backbone.key(home), self.pool, task, self.views, origin)
         return folder.relative_to(home.features).as_posix()
 
     def needs(self) -> Sequence[Stage]:

@@ -21,6 +21,7 @@ from ifsl_bench.common.locks import is_locked, taken
 from ifsl_bench.common.owners import is_abandoned, now_at
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.data.preparing.of_task import data_of
 from ifsl_bench.data.preparing.outline import remembered
 from ifsl_bench.kernels.store import sources_folder
 from ifsl_bench.plugin import registry
@@ -125,7 +126,8 @@ class Needed:
     def _stage(self, stage: Stage, who: str) -> None:
         key = stage.key(self.home)
         if isinstance(stage, PrepareData):
-            self.add(self.home.data / key, who)
+            for spec in data_of(stage.task, self.home):
+                self.add(self.home.data / spec.name, who)
         elif isinstance(stage, Pretrain):
             self.add(self.home.pretrained / key, who)
         elif isinstance(stage, Features):
@@ -156,7 +158,8 @@ def verdicts(home: Home, results: Sequence[Path], jobs: Iterable[Job], warn: Cal
     with remembered():
         for path, result in _results(results):
             needed.result(result, path)
-            fingerprints.setdefault(result.fingerprint, f"{result.label} on {result.task}, seed {result.seed}")
+            for one in (result.fingerprint, result.novel_fingerprint):
+                fingerprints.setdefault(one, f"{result.label} on {result.task}, seed {result.seed}")
         for job in jobs:
             needed.job(job)
     busy = [item for item in items if _busy(item, now)]

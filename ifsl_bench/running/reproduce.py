@@ -14,6 +14,7 @@ from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.data.preparing.of_task import data_of
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.behaviour import comparable, differs
@@ -109,7 +110,7 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     found = run_unstored(job, work)
     remove_evaluated(job, work.home)
     reasons = []
-    if stored.fingerprint != found.fingerprint:
+    if (stored.fingerprint, stored.novel_fingerprint) != (found.fingerprint, found.novel_fingerprint):
         reasons.append("other data")
     if stored.digest != found.digest:
         reasons.append("other episodes")
@@ -164,9 +165,8 @@ def _other_counts(a: Result, b: Result) -> int:
 
 def lend_data(task: Task, lender: Home, scratch: Home) -> None:
     """Lets an empty home use a task's data set as it is prepared in another home, and the task files there."""
-    pairs = [(lender.tasks, scratch.tasks)]
-    if is_prepared(lender, task.dataset.name):
-        pairs.append((dataset_folder(lender, task.dataset.name), dataset_folder(scratch, task.dataset.name)))
+    here = [spec.name for spec in data_of(task, lender) if is_prepared(lender, spec.name)]
+    pairs = [(lender.tasks, scratch.tasks), *((dataset_folder(lender, n), dataset_folder(scratch, n)) for n in here)]
     for source, target in pairs:
         if source.exists() and not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)

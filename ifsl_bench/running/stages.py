@@ -23,7 +23,7 @@ from ifsl_bench.common.locks import locked
 from ifsl_bench.common.processor import share, threads
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.seeds import seed_of
-from ifsl_bench.data.preparing.outline import Outline
+from ifsl_bench.data.preparing.outline import Outline, novel_fingerprint
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
 from ifsl_bench.episodic.evaluation import block_bytes, evaluate
 from ifsl_bench.episodic.meta_training import Diverged, meta_train, training_threads
@@ -58,6 +58,8 @@ class OfJob(Stage):
         training = {k: v for k, v in job.training.changes().items() if k != "select"}  # every state holds both models
         plan, backbone = msgspec.to_builtins(job.schedule), self.backbone.key(home)
         made_of = [job.name, job.method.revision, job.options, training, plan, job.task.definition(), backbone]
+        if job.task.novel_from:
+            made_of.append(novel_fingerprint(job.task, home))
         return f"{job.task.name}-{quote(job.name)}-seed{job.seed}-{sha256_json(made_of)[:12]}"
 
     def fresh(self, work: Workspace, device: torch.device = HOST) -> Method:

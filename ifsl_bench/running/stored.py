@@ -14,7 +14,7 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.sealed import read_sealed, write_sealed
-from ifsl_bench.data.preparing.outline import fingerprint_of
+from ifsl_bench.data.preparing.outline import fingerprint_of, novel_fingerprint
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.settings import spelled
 from ifsl_bench.running.job import Job
@@ -58,6 +58,10 @@ def kept_of(job: Job, home: Home) -> Kept:
     wanted = {
         "task": (result.task_hash, job.task.hash),
         "data": (result.fingerprint, fingerprint or result.fingerprint),
+        "novel classes' data": (
+            result.novel_fingerprint,
+            novel_fingerprint(job.task, home) or result.novel_fingerprint,
+        ),
         "options": (result.given()[0], {k: v for k, v in job.options.items() if k not in searched}),
         "training": (result.given()[1], job.training.changes()),
         "choice of options or checkpoint": (result.setting, job.setting if result.setting else "every"),

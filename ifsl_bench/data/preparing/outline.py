@@ -13,18 +13,20 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data import registered
+from ifsl_bench.data.crossed import NOVEL, check_crossing
+from ifsl_bench.data.preparing.of_task import data_of
 from ifsl_bench.data.preparing.prepare import not_prepared, prepared
 from ifsl_bench.data.subset import BASE_POOLS, check_fewer, some_base_classes
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task import DataSpec, Task
 
 
 @dataclass(frozen=True)
 class Outline:
-    """A task's data set, as far as it is known.
+    """A task's data, as far as they are known.
 
     Attributes:
-        fingerprint: None where it is not prepared and not pinned.
+        fingerprint: of its data set; None where that is not prepared and not pinned.
         shape: of an image [H, W, C] or of features [D]; empty where nobody knows.
         starts: pool -> int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``. Of a data set that is not
             prepared, as if all classes of a pool had equally many; empty where nobody knows.
@@ -59,14 +61,23 @@ def remembered() -> Iterator[None]:
 
 def fingerprint_of(task: Task, home: Home) -> str | None:
     """Of the prepared data set, or the one that the task is pinned to."""
-    known, key = _known.get(), (home.data, task.dataset.name)
+    return _fingerprint(task.dataset, home)
+
+
+def novel_fingerprint(task: Task, home: Home) -> str:
+    """The same of the data set that novel classes come from; "" where that is the task's own, or it is not known."""
+    return next((_fingerprint(spec, home) or "" for spec in data_of(task, home)[1:]), "")
+
+
+def _fingerprint(spec: DataSpec, home: Home) -> str | None:
+    known, key = _known.get(), (home.data, spec.name)
     if known is None or key not in known:
-        dataset = prepared(home, task.dataset.name)
+        dataset = prepared(home, spec.name)
         found = dataset.fingerprint if dataset else None
         if known is None:
-            return found or task.dataset.fingerprint
+            return found or spec.fingerprint
         known[key] = found
-    return known[key] or task.dataset.fingerprint
+    return known[key] or spec.fingerprint
 
 
 def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
@@ -76,9 +87,23 @@ def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
         lacking: take published counts for those of data that have to be obtained first.
 
     Raises:
-        UserError: the data have to be obtained first, or have fewer base classes than the task wants.
+        UserError: the data have to be obtained first, have fewer base classes than the task wants, or its novel classes
+            come from a data set that does not fit.
     """
-    name, base_classes = task.dataset.name, task.base_classes
+    mine, *others = (
+        _outline(spec, None if i else task.base_classes, home, lacking) for i, spec in enumerate(data_of(task, home))
+    )
+    for other in others:
+        if not (mine.shape and other.shape):
+            return Outline(mine.fingerprint, mine.shape, {}, False)
+        check_crossing(task.dataset.name, mine.shape, str(task.novel_from), other.shape, other.starts)
+        starts = {**mine.starts, **{pool: other.starts[pool] for pool in NOVEL}}
+        return Outline(mine.fingerprint, mine.shape, starts, mine.prepared and other.prepared)
+    return mine
+
+
+def _outline(spec: DataSpec, base_classes: int | None, home: Home, lacking: bool) -> Outline:
+    name = spec.name
     if (dataset := prepared(home, name)) is not None:
         if base_classes is not None:
             dataset = some_base_classes(dataset, base_classes)
@@ -86,7 +111,7 @@ def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
         return Outline(dataset.fingerprint, dataset.shape, starts, True)
     source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or (source.needs_source and not (lacking and source.outline())):
-        raise UserError(not_prepared(home, task.dataset))
+        raise UserError(not_prepared(home, spec))
     shape, counts = source.outline() or ((), {})
     if counts and base_classes is not None:
         check_fewer(name, base_classes, counts["base/train"].classes)
@@ -94,4 +119,4 @@ def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
     for pool, count in counts.items():
         kept = base_classes if base_classes is not None and pool in BASE_POOLS else count.classes
         starts[pool] = np.arange(kept + 1, dtype=np.int64) * count.images // count.classes
-    return Outline(task.dataset.fingerprint, shape, starts, False)
+    return Outline(spec.fingerprint, shape, starts, False)

@@ -1,0 +1,201 @@
+"""CIFAR-FS (Bertinetto et al., ICLR 2019): CIFAR-100 as 64 base, 16 + 20 novel classes of 600 images, 32x32.
+
+The classes' sides are in ``tasks/cifar-fs.csv``. A class has the 500 images that CIFAR-100 calls training images and
+then its 100 test images, in the order of the files. The authors divide classes alone; which images of a base class
+are held out for base/val and base/test is drawn by a hash here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.counts import Count, Counts
+from ifsl_bench.data.image_pools import ListItem, note_duplicates
+from ifsl_bench.data.pickle_pools import copy_rows, integers, load_dict, opened, text
+from ifsl_bench.data.published_splits import check_pools, columns, digest, held_out
+from ifsl_bench.data.read.archive import Entry, FileTree, some
+from ifsl_bench.data.read.stored_array import StoredArray
+from ifsl_bench.data.source import DatasetSource, Form, Import
+
+CLASSES = "cifar-fs.csv"
+SHAPE = (32, 32, 3)
+COUNTS = {
+    "base/train": Count(64, 64 * 480),
+    "base/val": Count(64, 64 * 60),
+    "base/test": Count(64, 64 * 60),
+    "novel/val": Count(16, 16 * 600),
+    "novel/test": Count(20, 20 * 600),
+}
+PARTS, META = ("train", "test"), "meta"  # the files of images, and the one that names the classes
+_FOLDER = "cifar-100-python"
+_BYTES = 32 * 32 * 3
+_OTHERS = {  # a file of each relative that people take for it
+    "data_batch_1": "CIFAR-10",
+    "data_batch_1.bin": "CIFAR-10",
+    "train.mat": "CIFAR-100 for Matlab",
+    "train.bin": "CIFAR-100's binary version",
+}
+
+
+def sides() -> Mapping[str, str]:
+    """Class -> train, val or test."""
+    return columns(CLASSES, "class", "split")
+
+
+class _Parts:
+    """The images of both files as one array, uint8 [n, 32, 32, 3]; the files have the channels first, in flat rows."""
+
+    def __init__(self, arrays: Sequence[StoredArray]) -> None:
+        self.arrays, self.nbytes = arrays, sum(array.nbytes for array in arrays)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.arrays))
+
+    def blocks(self, rows: int) -> Iterator[np.ndarray]:
+        for array in self.arrays:
+            for block in array.blocks(rows):
+                yield block.reshape(-1, SHAPE[2], *SHAPE[:2]).transpose(0, 2, 3, 1)
+
+
+class Cifar100(Form):
+    title: ClassVar[str] = "the Python version of CIFAR-100 (cifar-100-python: train, test, meta)"
+
+    def recognises(self, tree: FileTree) -> bool:
+        return bool(_folders(tree))
+
+    def build(self, to: Import) -> None:
+        with ExitStack() as stack:
+            values: dict[str, tuple[dict[str, Any], str]] = {}
+            for name, entry in _entries(to.files).items():
+                where = to.files.where(entry)
+                keys = ("fine_label_names",) if name == META else ("data", "fine_labels")
+                values[name] = load_dict(stack.enter_context(opened(to.files, entry)), where, keys), where
+            names = _names(*values.pop(META))
+            arrays, labels = [], []
+            for value, where in values.values():
+                arrays.append(_images(value["data"], where))
+                labels.append(_labels(value["fine_labels"], len(arrays[-1]), len(names), where))
+            found = np.concatenate(labels)
+            pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
+            for label, name in enumerate(names):
+                rows = np.flatnonzero(found == label).tolist()
+                if sides()[name] == "train":
+                    for pool, part in held_out(rows, f"cifar-fs:{name}").items():
+                        pools[pool][name] = part
+                else:
+                    pools[f"novel/{sides()[name]}"][name] = rows
+            check_pools(to, "CIFAR-FS", COUNTS, pools)
+            _copy(to, pools, _Parts(arrays))
+        note_duplicates(to, _named(pools, len(arrays[0])))
+
+
+def _folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
+    """Folder -> name -> file, of folders that hold some of the three files under the archive's name, or its class
+    names and images under any."""
+    found: dict[str, dict[str, Entry]] = {}
+    for entry in tree.entries:
+        if entry.name in (*PARTS, META):
+            found.setdefault(entry.path[: -len(entry.name)], {})[entry.name] = entry
+    return {
+        folder: files
+        for folder, files in found.items()
+        if folder.rstrip("/").rpartition("/")[2] == _FOLDER or (META in files and len(files) > 1)
+    }
+
+
+def _entries(tree: FileTree) -> dict[str, Entry]:
+    """The three files, by name.
+
+    Raises:
+        UserError: one is missing, or there are several of each.
+    """
+    folders = _folders(tree)
+    if len(folders) > 1:
+        raise UserError(f"{tree.path} holds CIFAR-100 {len(folders)} times ({some(sorted(folders))}); give one of them")
+    (files,) = folders.values()
+    if missing := [name for name in (*PARTS, META) if name not in files]:
+        raise UserError(
+            f"{tree.path} lacks {' and '.join(missing)}, a part of {Cifar100.title}; get cifar-100-python.tar.gz again"
+        )
+    return {name: files[name] for name in (*PARTS, META)}
+
+
+def _names(value: Mapping[str, Any], where: str) -> list[str]:
+    """The class of each label."""
+    given = value["fine_label_names"]
+    if not isinstance(given, (list, tuple)):
+        raise UserError(f"'fine_label_names' of {where} is a {type(given).__name__}, expected a list of names")
+    names = [text(name) for name in given]
+    if strange := sorted(set(names) - sides().keys()):
+        raise UserError(f"{where} names a class {strange[0]!r}, which is none of CIFAR-100's")
+    if len(set(names)) < len(names):
+        raise UserError(f"{where} gives two labels one name")
+    return names
+
+
+def _images(value: object, where: str) -> StoredArray:
+    if not isinstance(value, StoredArray):
+        raise UserError(f"'data' of {where} is a {type(value).__name__}, expected an array uint8[n, {_BYTES}]")
+    if value.dtype != np.uint8 or value.shape[1:] != (_BYTES,):
+        raise UserError(f"'data' of {where} is {value.dtype}{list(value.shape)}, expected uint8[n, {_BYTES}]")
+    return value
+
+
+def _labels(value: object, count: int, classes: int, where: str) -> np.ndarray:
+    """The label of each image, int64 [count]."""
+    labels = integers(value, "'fine_labels'", where)
+    if len(labels) != count:
+        raise UserError(f"{where} has {count:,} images and {len(labels):,} labels")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise UserError(f"{where} has labels {labels.min()} to {labels.max()} and {classes:,} class names")
+    return labels
+
+
+def _copy(to: Import, pools: Mapping[str, Mapping[str, Sequence[int]]], source: _Parts) -> None:
+    total = sum(len(rows) for groups in pools.values() for rows in groups.values())
+    with to.reporter.stage(f"importing {total:,} images", total) as stage:
+        for pool, groups in pools.items():
+            if to.writer.has(pool):
+                stage.advance(sum(map(len, groups.values())))
+            else:
+                copy_rows(to, pool, groups, source, stage.advance, False, SHAPE, True)
+
+
+def _named(
+    pools: Mapping[str, Mapping[str, Sequence[int]]], train: int
+) -> dict[str, dict[str, list[ListItem]]]:  # fmt: skip
+    """The images as messages call them: the file, and the row there."""
+
+    def item(row: int) -> ListItem:
+        return ListItem(PARTS[0], row) if row < train else ListItem(PARTS[1], row - train)
+
+    return {pool: {name: list(map(item, rows)) for name, rows in groups.items()} for pool, groups in pools.items()}
+
+
+class CifarFS(DatasetSource):
+    """The classes of Bertinetto et al. (2019), with base images held out."""
+
+    name = "cifar-fs"
+    summary: ClassVar[str] = "CIFAR-FS, 64+16+20 classes, 32x32; from CIFAR-100's cifar-100-python.tar.gz"
+    forms = (Cifar100(),)
+
+    def recipe(self) -> str:
+        return f"cifar-fs, 1, {digest(CLASSES)}"
+
+    def outline(self) -> tuple[tuple[int, ...], Counts]:
+        return SHAPE, COUNTS
+
+    def build(self, to: Import) -> None:
+        if self.form(to.files) is None:
+            for entry in to.files.entries:
+                if (other := _OTHERS.get(entry.name)) is not None:
+                    raise UserError(
+                        f"{to.files.path} holds {entry.path}, which is {other}; CIFAR-FS is made from the Python "
+                        f"version of CIFAR-100, cifar-100-python.tar.gz"
+                    )
+        super().build(to)

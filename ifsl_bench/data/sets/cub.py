@@ -1,0 +1,112 @@
+"""CUB-200-2011 (Wah et al. 2011), 11,788 photographs of 200 kinds of birds, as 100 base, 50 + 50 novel classes.
+
+The classes' sides, in ``tasks/cub.csv``, are those of Chen et al. (A Closer Look at Few-shot Classification, ICLR
+2019): of the classes in the order of their numbers, the first and each second one from there are base classes, of the
+others by turns one is for validation and one for testing. Which images of a base class are held out for base/val and
+base/test is drawn by a hash here. Whole images are stretched to a square; bounding boxes are not used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import ClassVar
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.counts import Count, Counts
+from ifsl_bench.data.image_pools import import_images
+from ifsl_bench.data.published_splits import check_pools, columns, digest, held_out
+from ifsl_bench.data.read.archive import FileTree
+from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.source import DatasetSource, Form, Import
+
+CLASSES = "cub.csv"
+COUNTS = {  # of the images of each class that the list has
+    "base/train": Count(100, 4_700),
+    "base/val": Count(100, 565),
+    "base/test": Count(100, 620),
+    "novel/val": Count(50, 2_950),
+    "novel/test": Count(50, 2_953),
+}
+_IMAGE = re.compile(r"(?:.*/)?([0-9]{3}\.[A-Za-z_-]+)/([^/]+\.jpe?g)", re.IGNORECASE)
+
+
+@cache
+def sides() -> Mapping[str, str]:
+    """Class, "001.Black_footed_Albatross" -> train, val or test."""
+    return columns(CLASSES, "class", "split")
+
+
+def find_images(tree: FileTree) -> dict[str, dict[str, str]]:
+    """Class -> file name -> path, both in order.
+
+    Raises:
+        UserError: a class has two files of one name, or is none of CUB's.
+    """
+    found: dict[str, dict[str, str]] = {}
+    strange = set()
+    for entry in tree.entries:
+        if match := _IMAGE.fullmatch(entry.path):
+            if match[1] not in sides():
+                strange.add(match[1])
+                continue
+            images = found.setdefault(match[1], {})
+            if match[2] in images:
+                raise UserError(
+                    f"{tree.path} has {match[1]}/{match[2]} twice, {images[match[2]]} and {entry.path}; "
+                    f"give the folder of the photographs alone"
+                )
+            images[match[2]] = entry.path
+    if strange:
+        raise UserError(
+            f"{tree.path} has {len(strange)} classes that are not CUB-200-2011's ({', '.join(sorted(strange)[:3])})"
+        )
+    return {name: dict(sorted(found[name].items())) for name in sorted(found)}
+
+
+class Photographs(Form):
+    title: ClassVar[str] = "the photographs of CUB-200-2011 (images/001.Black_footed_Albatross/*.jpg, ...)"
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def recognises(self, tree: FileTree) -> bool:
+        return any((match := _IMAGE.fullmatch(entry.path)) and match[1] in sides() for entry in tree.entries)
+
+    def build(self, to: Import) -> None:
+        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
+        for name, images in find_images(to.files).items():
+            paths = list(images.values())
+            if sides()[name] == "train":
+                for pool, part in held_out(paths, f"cub:{name}").items():
+                    pools[pool][name] = part
+            else:
+                pools[f"novel/{sides()[name]}"][name] = paths
+        check_pools(to, "CUB-200-2011", COUNTS, pools)
+        import_images(to, pools, ImageSpec(self.size, fit="stretch"))
+
+
+class Cub(DatasetSource):
+    """The classes of Chen et al. (2019), with base images held out, 84x84."""
+
+    name = "cub"
+    summary: ClassVar[str] = "CUB-200-2011, 100+50+50 classes of birds, 84x84; from CUB_200_2011.tgz or its folder"
+    size: ClassVar[int] = 84
+
+    def __init__(self) -> None:
+        self.forms = (Photographs(self.size),)
+
+    def recipe(self) -> str:
+        return f"{self.name}, 1, {digest(CLASSES)}"
+
+    def outline(self) -> tuple[tuple[int, ...], Counts]:
+        return (self.size, self.size, 3), COUNTS
+
+
+class Cub64(Cub):
+    """The same classes and images, smaller: novel classes for tasks on images of that size."""
+
+    name = "cub-64"
+    summary: ClassVar[str] = "the same as cub, 64x64; for --novel-from, beside base classes of that size"
+    size: ClassVar[int] = 64

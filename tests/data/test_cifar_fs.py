@@ -1,0 +1,267 @@
+"""CIFAR-FS from CIFAR-100's own files, written small in their true layout."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import pickle
+import tarfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data import registered
+from ifsl_bench.data.counts import Count
+from ifsl_bench.data.pools import verify
+from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.sets import cifar_fs
+from ifsl_bench.protocol.task_files import packaged
+
+with open(Path(__file__).parents[2] / "tasks" / "cifar-fs.csv", newline="") as _file:
+    SIDES = {row["class"]: row["split"] for row in csv.DictReader(_file)}
+NAMES = sorted(SIDES)  # as CIFAR-100 numbers them
+PER = {"train": 9, "test": 3}  # images of a class in each of the two files
+COUNTS = {
+    "base/train": Count(64, 64 * 9), "base/val": Count(64, 64), "base/test": Count(64, 64 * 2),
+    "novel/val": Count(16, 16 * 12), "novel/test": Count(20, 20 * 12),
+}  # fmt: skip
+
+
+def values() -> dict[str, dict]:
+    """A copy of what the three files hold."""
+    return copy.deepcopy(_values())
+
+
+@cache
+def _values() -> dict[str, dict]:
+    """What the three files hold: rows in random order, channels first."""
+    found: dict[str, dict] = {}
+    for seed, (part, each) in enumerate(PER.items()):
+        random = np.random.default_rng(seed)
+        labels = random.permutation(np.repeat(np.arange(100), each))
+        found[part] = {
+            "filenames": [f"{NAMES[label]}_s_{i:06d}.png" for i, label in enumerate(labels)],
+            "batch_label": f"{part}ing batch 1 of 1",
+            "fine_labels": [int(v) for v in labels],
+            "coarse_labels": [0] * len(labels),
+            "data": random.integers(0, 256, (len(labels), 3072)).astype(np.uint8),
+        }
+    return found | {"meta": {"fine_label_names": list(NAMES), "coarse_label_names": ["fish"]}}
+
+
+def write(folder: Path, python2, content: dict[str, dict] | None = None) -> Path:
+    """The folder that the archive holds: pickled by Python 2, as CIFAR-100 is."""
+    folder.mkdir(parents=True)
+    for name, value in (content or values()).items():
+        (folder / name).write_bytes(python2(value))
+    (folder / "file.txt~").write_text("\n")
+    return folder
+
+
+def image(name: str, row: int) -> np.ndarray:
+    """A class's image by its place: first those of train, then those of test; [32, 32, 3], straight from the files."""
+    content = _values()
+    if (part := "train") and row >= PER["train"]:
+        part, row = "test", row - PER["train"]
+    place = np.flatnonzero(np.array(content[part]["fine_labels"]) == NAMES.index(name))[row]
+    flat = content[part]["data"][place]
+    return np.stack([flat[channel * 1024 : (channel + 1) * 1024].reshape(32, 32) for channel in range(3)], -1)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The counts of these small files take the place of the true ones."""
+    monkeypatch.setattr(cifar_fs, "COUNTS", COUNTS)
+
+
+def check(dataset) -> None:
+    images = {name: [image(name, row).tobytes() for row in range(12)] for name in (NAMES[0], "baby", "crab", "whale")}
+    for name, count in COUNTS.items():
+        pool = dataset.pool(name)
+        side = "train" if name.startswith("base") else name.removeprefix("novel/")
+        assert list(pool.classes) == [c for c in NAMES if SIDES[c] == side]
+        assert (len(pool.classes), len(pool)) == (count.classes, count.images)
+    found: dict[str, list[bytes]] = {}
+    for name in COUNTS:
+        pool = dataset.pool(name)
+        for c, cls in enumerate(pool.classes):
+            rows = [pool.images[i].tobytes() for i in range(pool.starts[c], pool.starts[c + 1])]
+            assert cls not in images or rows == [row for row in images[cls] if row in rows]  # in the files' order
+            found[cls] = found.get(cls, []) + rows
+    for cls, rows in images.items():
+        assert sorted(found[cls]) == sorted(rows)  # each once, over the pools
+
+
+def test_the_classes_are_divided_64_16_20_and_known_ones_lie_where_the_paper_has_them():
+    assert len(NAMES) == 100
+    assert {side: list(SIDES.values()).count(side) for side in ("train", "val", "test")} == {
+        "train": 64, "val": 16, "test": 20,
+    }  # fmt: skip
+    assert (SIDES["apple"], SIDES["crab"], SIDES["whale"]) == ("train", "val", "test")
+
+
+def test_the_official_files_make_the_pools(home, tmp_path, python2, small, messages):
+    dataset = prepare(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2), False, messages)
+    check(dataset)
+    verify(dataset)
+    assert dataset.shape == (32, 32, 3)
+    assert not dataset.partial
+    assert messages.warned == []
+    assert any("Python version of CIFAR-100" in line for line in messages.said)
+
+
+@pytest.mark.parametrize("kind", ["tar.gz", "tar", "zip"])
+def test_archives_give_what_the_folder_gives(kind, home, tmp_path, python2, small, packed):
+    folder = write(tmp_path / "cifar-100-python", python2)
+    plain = prepare(Home.locate(tmp_path / "plain"), "cifar-fs", folder, False, Reporter())
+    assert prepare(home, "cifar-fs", packed(folder, kind), False, Reporter()).fingerprint == plain.fingerprint
+
+
+def test_other_protocols_and_keys_give_the_same_data(home, tmp_path, python2, small):
+    content = values()
+    folder = write(tmp_path / "renamed", python2, content)  # the folder's name does not matter
+    for name, value in content.items():
+        (folder / name).write_bytes(pickle.dumps({key.encode(): v for key, v in value.items()}, 4))
+    other = prepare(Home.locate(tmp_path / "other"), "cifar-fs", write(tmp_path / "again", python2), False, Reporter())
+    assert prepare(home, "cifar-fs", folder, False, Reporter()).fingerprint == other.fingerprint
+
+
+def test_true_counts_are_asked_for_and_fewer_are_marked(home, tmp_path, python2):
+    assert {pool: (c.classes, c.images) for pool, c in cifar_fs.COUNTS.items()} == {
+        "base/train": (64, 30_720), "base/val": (64, 3_840), "base/test": (64, 3_840),
+        "novel/val": (16, 9_600), "novel/test": (20, 12_000),
+    }  # fmt: skip
+    folder = write(tmp_path / "cifar-100-python", python2)
+    with pytest.raises(UserError, match=r"base/train should have 64 classes with 30,720 images and has 64 classes wi"):
+        prepare(home, "cifar-fs", folder, False, Reporter())
+    assert prepare(home, "cifar-fs", folder, False, Reporter(), allow_partial=True).partial
+
+
+def test_images_that_repeat_another_are_named_by_file_and_row(home, tmp_path, python2, small, messages):
+    content = values()
+    labels = {part: content[part]["fine_labels"] for part in PER}
+    apple, baby = labels["train"].index(NAMES.index("apple")), labels["test"].index(NAMES.index("baby"))
+    content["test"]["data"][baby] = content["train"]["data"][apple]
+    dataset = prepare(home, "cifar-fs", write(tmp_path / "cifar-100-python", python2, content), False, messages)
+    assert dataset.manifest["about"]["duplicates"]["first"] == [[f"train[{apple}]", f"test[{baby}]"]]
+    assert "1 of them on another side" in messages.warned[0]
+
+
+class _Call:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+def changed(part: str, **changes) -> dict[str, dict]:
+    content = values()
+    content[part] |= changes
+    return {name: {k: v for k, v in value.items() if v is not None} for name, value in content.items()}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (changed("train", data=None), r"train lacks data; it has filenames"),
+        (changed("test", fine_labels=None), r"test lacks fine_labels"),
+        (changed("meta", fine_label_names=None), r"meta lacks fine_label_names"),
+        (changed("train", data=np.zeros((9, 3, 32, 32), "u1")), r"uint8\[9, 3, 32, 32\], expected uint8\[n, 3072\]"),
+        (changed("train", data=np.zeros((900, 3072), np.float32)), r"float32\[900, 3072\], expected uint8"),
+        (changed("train", data=[1, 2]), r"'data' of .*train is a list, expected an array"),
+        (changed("train", fine_labels=[0] * 899), r"900 images and 899 labels"),
+        (changed("train", fine_labels=[0] * 899 + [100]), r"labels 0 to 100 and 100 class names"),
+        (changed("train", fine_labels=[-1] * 900), r"labels -1 to -1"),
+        (changed("train", fine_labels=["a"] * 900), r"expected a list of whole numbers"),
+        (changed("meta", fine_label_names=[*NAMES[:99], "unicorn"]), r"class 'unicorn', which is none of CIFAR-100's"),
+        (changed("meta", fine_label_names=[*NAMES[:99], "apple"]), r"gives two labels one name"),
+        (changed("meta", fine_label_names=7), r"is a int, expected a list of names"),
+    ],
+)  # fmt: skip
+def test_files_that_are_not_as_they_should_be_are_named(content, said, home, tmp_path):
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for name, value in content.items():
+        (folder / name).write_bytes(pickle.dumps(value, 2))
+    with pytest.raises(UserError, match=said) as caught:
+        prepare(home, "cifar-fs", folder, False, Reporter())
+    assert "\n" not in str(caught.value)
+    assert not list(home.data.glob("cifar-fs"))
+
+
+def test_code_in_a_pickle_does_not_run(home, tmp_path, python2, capsys):
+    folder = write(tmp_path / "cifar-100-python", python2)
+    (folder / "meta").write_bytes(pickle.dumps({"fine_label_names": _Call()}, 2))
+    with pytest.raises(UserError, match="refused"):
+        prepare(home, "cifar-fs", folder, False, Reporter())
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.7, 0.999])
+def test_an_archive_that_is_cut_short_is_refused(kept, home, tmp_path, python2, packed):
+    archive = packed(write(tmp_path / "cifar-100-python", python2), "tar.gz")
+    archive.write_bytes(archive.read_bytes()[: int(kept * archive.stat().st_size)])
+    with pytest.raises(UserError, match=r"packed\.tar\.gz"):
+        prepare(home, "cifar-fs", archive, False, Reporter())
+
+
+def test_a_pickle_that_is_cut_short_is_refused(home, tmp_path, python2):
+    folder = write(tmp_path / "cifar-100-python", python2)
+    (folder / "train").write_bytes((folder / "train").read_bytes()[:-100_000])
+    with pytest.raises(UserError, match="cut short"):
+        prepare(home, "cifar-fs", folder, False, Reporter())
+
+
+def test_a_missing_file_and_two_copies_are_said(home, tmp_path, python2):
+    folder = write(tmp_path / "files" / "cifar-100-python", python2)
+    (folder / "test").rename(tmp_path / "aside")
+    with pytest.raises(UserError, match="lacks test, a part of the Python version of CIFAR-100"):
+        prepare(home, "cifar-fs", folder.parent, False, Reporter())
+    (tmp_path / "aside").rename(folder / "test")
+    write(tmp_path / "files" / "copy", python2)
+    with pytest.raises(UserError, match=r"holds CIFAR-100 2 times .*; give one of them"):
+        prepare(home, "cifar-fs", folder.parent, False, Reporter())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("data_batch_1", "which is CIFAR-10;"), ("train.bin", "binary version"), ("train.mat", "for Matlab")],
+)
+def test_relatives_of_the_files_are_called_what_they_are(name, said, home, tmp_path):
+    with tarfile.open(tmp_path / "cifar.tar.gz", "w:gz") as archive:
+        member = tarfile.TarInfo(f"cifar/{name}")
+        member.size = 4
+        archive.addfile(member, io.BytesIO(b"abcd"))
+    with pytest.raises(UserError, match=said):
+        prepare(home, "cifar-fs", tmp_path / "cifar.tar.gz", False, Reporter())
+
+
+def test_it_is_known_for_what_it_is_under_another_name(home, tmp_path, python2):
+    folder = write(tmp_path / "cifar-100-python", python2)
+    with pytest.raises(UserError, match=r"which makes data set 'cifar-fs' .*ifsl-bench data prepare cifar-fs --from"):
+        prepare(home, "tiny", folder, False, Reporter())
+
+
+def test_an_interrupted_import_goes_on(home, tmp_path, python2, small, interrupted, messages):
+    folder = write(tmp_path / "cifar-100-python", python2)
+    interrupted(cifar_fs, "copy_rows", 3)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(home, "cifar-fs", folder, False, Reporter())
+    again = prepare(home, "cifar-fs", folder, False, messages)
+    assert any("complete are base/train, base/val" in line for line in messages.said)
+    check(again)
+
+
+def test_packaged_tasks_are_those_of_mini_imagenet_in_shape():
+    for shots in (1, 5):
+        task, mini = packaged()[f"cifar-fs-{shots}shot"], packaged()[f"mini-{shots}shot"]
+        assert task.dataset.name == "cifar-fs"
+        assert (task.protocol, task.episode, task.shots) == (mini.protocol, mini.episode, shots)
+        assert task.meta_training == mini.meta_training
+        assert task.evaluation == mini.evaluation
+        assert task.variant_of == ""
+    assert registered.dataset_source("cifar-fs").outline() == ((32, 32, 3), cifar_fs.COUNTS)

@@ -1,0 +1,226 @@
+"""CUB-200-2011 from its archive, written small in its true layout."""
+
+from __future__ import annotations
+
+import csv
+import io
+import random
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data import image_pools, registered
+from ifsl_bench.data.counts import Count
+from ifsl_bench.data.pools import verify
+from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.sets import cub
+from ifsl_bench.protocol.task_files import packaged
+
+with open(Path(__file__).parents[2] / "tasks" / "cub.csv", newline="") as _file:
+    LISTED = list(csv.DictReader(_file))
+SIDES = {row["class"]: row["split"] for row in LISTED}
+EACH = 10
+COUNTS = {
+    "base/train": Count(100, 800), "base/val": Count(100, 100), "base/test": Count(100, 100),
+    "novel/val": Count(50, 500), "novel/test": Count(50, 500),
+}  # fmt: skip
+
+
+def colour(name: str, number: int) -> tuple[int, int, int]:
+    return (int(name[:3]), 20 * number, 37 * int(name[:3]) % 256)
+
+
+def photograph(name: str, number: int) -> bytes:
+    """One colour, and neither square nor of one shape, as in the download."""
+    out = io.BytesIO()
+    image = Image.new("RGB", (20 + number, 12), colour(name, number))
+    if number == 7:
+        image = image.convert("L")  # a few are greyscale
+    image.save(out, "JPEG", quality=95)
+    return out.getvalue()
+
+
+def members() -> dict[str, bytes]:
+    """What the archive holds, on the way to the photographs too."""
+    files = {
+        "attributes.txt": b"1 has_bill_shape::curved_(up_or_down)\n",
+        "CUB_200_2011/classes.txt": b"1 001.Black_footed_Albatross\n",
+        "CUB_200_2011/bounding_boxes.txt": b"1 60.0 27.0 325.0 304.0\n",
+        "CUB_200_2011/parts/parts.txt": b"1 back\n",
+    }
+    for name in SIDES:
+        bird = name[4:].title()
+        for number in range(EACH):
+            files[f"CUB_200_2011/images/{name}/{bird}_{number:04d}_{9000 - number}.jpg"] = photograph(name, number)
+    return files
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("cub") / "CUB_200_2011.tgz"
+    files = members()
+    with tarfile.open(path, "w:gz", compresslevel=1) as packed:
+        for name in random.Random(0).sample(sorted(files), len(files)):
+            member = tarfile.TarInfo(name)
+            member.size = len(files[name])
+            packed.addfile(member, io.BytesIO(files[name]))
+    return path
+
+
+@pytest.fixture(scope="module")
+def unpacked(archive, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    return folder / "CUB_200_2011"
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The counts of these small files take the place of the true ones."""
+    monkeypatch.setattr(cub, "COUNTS", COUNTS)
+
+
+def test_the_list_is_that_of_chen_et_al():
+    """Their rule, over the classes in order: base, validation, base, novel, and so on."""
+    assert [int(name[:3]) for name in SIDES] == list(range(1, 201))
+    for i, side in enumerate(SIDES.values()):
+        assert side == {0: "train", 1: "val", 2: "train", 3: "test"}[i % 4]
+
+
+def test_the_counts_follow_from_the_images_of_each_class():
+    images = {side: [int(row["images"]) for row in LISTED if row["split"] == side] for side in ("train", "val", "test")}
+    assert sum(map(sum, images.values())) == 11_788  # as published
+    train, val = sum(n * 8 // 10 for n in images["train"]), sum(n // 10 for n in images["train"])
+    assert {pool: (c.classes, c.images) for pool, c in cub.COUNTS.items()} == {
+        "base/train": (100, train), "base/val": (100, val), "base/test": (100, sum(images["train"]) - train - val),
+        "novel/val": (50, sum(images["val"])), "novel/test": (50, sum(images["test"])),
+    }  # fmt: skip
+
+
+def check(dataset, size: int) -> None:
+    assert dataset.shape == (size, size, 3)
+    seen: dict[str, list[int]] = {}
+    for name, count in COUNTS.items():
+        pool = dataset.pool(name)
+        side = "train" if name.startswith("base") else name.removeprefix("novel/")
+        assert list(pool.classes) == [c for c in SIDES if SIDES[c] == side]
+        assert (len(pool.classes), len(pool)) == (count.classes, count.images)
+        for c, cls in enumerate(pool.classes):
+            shown = pool.images[pool.starts[c] : pool.starts[c + 1]].astype(int).mean((1, 2))  # [n, 3]
+            wanted = np.array([colour(cls, number) for number in range(EACH)])
+            wanted[7] = wanted[7] @ [0.299, 0.587, 0.114]
+            distance = np.abs(shown[:, None] - wanted[None]).max(-1)  # [n, EACH]
+            assert (distance.min(1) < 4).all()
+            numbers = distance.argmin(1).tolist()
+            assert numbers == sorted(numbers)  # by name
+            seen.setdefault(cls, []).extend(numbers)
+    assert all(sorted(numbers) == list(range(EACH)) for numbers in seen.values())  # each once, over the pools
+
+
+@pytest.mark.parametrize(("name", "size"), [("cub", 84), ("cub-64", 64)])
+def test_the_archive_makes_the_pools(name, size, archive, home, small, messages):
+    dataset = prepare(home, name, archive, False, messages)
+    check(dataset, size)
+    verify(dataset)
+    assert not dataset.partial
+    assert any("photographs of CUB-200-2011" in line for line in messages.said)
+
+
+def test_the_folder_and_its_images_alone_give_what_the_archive_gives(archive, unpacked, tmp_path, small):
+    prints = {
+        prepare(Home.locate(tmp_path / str(i)), "cub", path, False, Reporter()).fingerprint
+        for i, path in enumerate((archive, unpacked, unpacked / "images"))
+    }
+    assert len(prints) == 1
+
+
+def test_whole_photographs_are_stretched(tmp_path, home, messages):
+    """The left quarter is black and the rest white; in a crop of the middle, all would be white."""
+    image = Image.new("RGB", (200, 50))
+    image.paste((255, 255, 255), (50, 0, 200, 50))
+    for name, count in zip(SIDES, (EACH, 1, 0, 1), strict=False):  # a base class, and one for each other pool
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(count):
+            image.save(tmp_path / "images" / name / f"a_{number}.jpg", quality=95)
+    dataset = prepare(home, "cub", tmp_path / "images", False, messages, allow_partial=True)
+    first = dataset.pool("base/train").images[0][:, :, 0].astype(int)
+    assert (first[:, :18] < 40).all()  # a quarter of 84 is 21
+    assert (first[:, 24:] > 215).all()
+
+
+def test_true_counts_are_asked_for_and_fewer_are_marked(archive, home):
+    with pytest.raises(UserError, match=r"base/train should have 100 classes with 4,700 images and has 100 classes wi"):
+        prepare(home, "cub", archive, False, Reporter())
+
+
+@pytest.mark.parametrize("kept", [0.4, 0.999])
+def test_an_archive_that_is_cut_short_is_refused(kept, archive, home, tmp_path):
+    path = tmp_path / "CUB_200_2011.tgz"
+    path.write_bytes(archive.read_bytes()[: int(kept * archive.stat().st_size)])
+    with pytest.raises(UserError, match=r"CUB_200_2011\.tgz"):
+        prepare(home, "cub", path, False, Reporter())
+
+
+def linked(unpacked: Path, folder: Path) -> Path:
+    """The images' folders as links, to add to."""
+    folder.mkdir()
+    for path in (unpacked / "images").iterdir():
+        (folder / path.name).symlink_to(path)
+    return folder
+
+
+def test_a_photograph_that_cannot_be_read_is_named(unpacked, home, tmp_path, small):
+    folder = linked(unpacked, tmp_path / "images")
+    (folder / "004.Groove_billed_Ani").unlink()
+    (folder / "004.Groove_billed_Ani").mkdir()
+    for i in range(EACH):
+        content = photograph("004.Groove_billed_Ani", i)
+        (folder / "004.Groove_billed_Ani" / f"Ani_{i:04d}_1.jpg").write_bytes(content if i else content[:300])
+    with pytest.raises(UserError, match=r"004\.Groove_billed_Ani/Ani_0000_1\.jpg"):
+        prepare(home, "cub", folder, False, Reporter())
+    dataset = prepare(home, "cub", folder, False, Reporter(), allow_partial=True)
+    assert dataset.partial
+    assert len(dataset.pool("novel/test")) == 499
+
+
+def test_wrong_folders_are_told(unpacked, home, tmp_path):
+    folder = linked(unpacked, tmp_path / "images")
+    (folder / "201.Dodo").mkdir()
+    (folder / "201.Dodo" / "dodo_0001_1.jpg").write_bytes(photograph("001.", 1))
+    with pytest.raises(UserError, match=r"1 classes that are not CUB-200-2011's \(201\.Dodo\)"):
+        prepare(home, "cub", folder, False, Reporter())
+    (folder / "201.Dodo" / "dodo_0001_1.jpg").unlink()
+    (folder / "cropped").symlink_to(unpacked / "images")
+    with pytest.raises(UserError, match=r"twice, .*give the folder of the photographs alone"):
+        prepare(home, "cub", folder, False, Reporter())
+    with pytest.raises(UserError, match="has none of the forms of data set 'cub'"):
+        prepare(home, "cub", unpacked / "parts", False, Reporter())
+    with pytest.raises(UserError, match=r"which makes data set 'cub' .* or 'cub-64'"):
+        prepare(home, "tiny", unpacked, False, Reporter())
+
+
+def test_an_interrupted_import_goes_on(archive, home, small, interrupted, messages):
+    interrupted(image_pools, "_import_pool", 3)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(home, "cub", archive, False, Reporter())
+    check(prepare(home, "cub", archive, False, messages), 84)
+    assert any("complete are base/train, base/val" in line for line in messages.said)
+
+
+def test_packaged_tasks_are_those_of_mini_imagenet_in_shape():
+    for shots in (1, 5):
+        task, mini = packaged()[f"cub-{shots}shot"], packaged()[f"mini-{shots}shot"]
+        assert task.dataset.name == "cub"
+        assert (task.protocol, task.episode, task.shots) == (mini.protocol, mini.episode, shots)
+        assert task.meta_training == mini.meta_training
+        assert task.evaluation == mini.evaluation
+        assert task.variant_of == ""
+    assert registered.dataset_source("cub").outline() == ((84, 84, 3), cub.COUNTS)
+    assert registered.dataset_source("cub-64").outline() == ((64, 64, 3), cub.COUNTS)
