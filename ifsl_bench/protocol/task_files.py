@@ -8,7 +8,7 @@ in ``glyphs-5shot+ways=10``; see :mod:`ifsl_bench.protocol.variants`. This modul
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -196,13 +196,13 @@ def _named(name: str, home: Home | None) -> list[Task]:
         return [packaged()[name]]
     known = {**packaged(), **own(home or Home.locate())}
     if name not in known:
-        if told := _forgotten(name, home or Home.locate()):
+        if told := _forgotten(name, home or Home.locate(), known.values()):
             raise UserError(f"unknown task {name!r}: {told}")
         raise unknown("task", name, known)
     return [known[name]]
 
 
-def _forgotten(name: str, home: Home) -> str:
+def _forgotten(name: str, home: Home, known: Iterable[Task]) -> str:
     """What to tell someone who names a task whose file or data set is there; empty where neither is."""
     for path in sorted(Path().glob("*.toml"))[:_LOOKED_AT]:
         try:
@@ -211,12 +211,11 @@ def _forgotten(name: str, home: Home) -> str:
             continue
         if any(task.name == name for task in tasks):
             return f"it is one of the file {path}; say {path}:{name}, or {path} for all of its tasks"
-    data = next((part for part in sorted(_beginnings(name), key=len, reverse=True)
-                 if (home.data / part / "manifest.json").exists()), "")  # fmt: skip
-    if data:
+    data = next((part for part in _beginnings(name) if (home.data / part / "manifest.json").exists()), "")
+    if data and all(task.dataset.name != data for task in known):
         return (
-            f"data set {data!r} is prepared, but no task file that is named or known has such a task on it; "
-            f"'ifsl-bench tasks new {data} --data {data}' writes one, which is then given by its path"
+            f"data set {data!r} is prepared and has no tasks here; give the path of your task file, as in {data}.toml, "
+            f"or write one: ifsl-bench tasks new {data} --data {data}"
         )
     return ""
 

@@ -1,7 +1,7 @@
 """Tensors of .pt and .safetensors files, read without torch and without running anything; they stay in the file.
 
-torch.load runs a machine of its own and takes sizes from the file's word, and the safetensors library reads a file whole
-or by its path. Here a file may lie in an archive, and come from anybody.
+torch.load takes sizes from the word of the file, and the safetensors library reads a file whole or by its path. Here a
+file may lie in an archive, and come from anybody.
 """
 
 from __future__ import annotations

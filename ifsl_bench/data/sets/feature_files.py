@@ -72,8 +72,8 @@ class FeatureFiles(Form):
         if (cosine := to.writer.pools["base/train"].get("mean_cosine", 0.0)) >= ALIKE:
             to.reporter.warn(
                 f"two features of base/train have a cosine of {cosine:.2f} on average: they are not centred, as those "
-                f"behind a ReLU are not. A method that puts class means beside cosine weights then takes nearly every "
-                f"base query for one of a novel class (Delta_a near -90); subtract the mean of base/train from all files"
+                "behind a ReLU are not. A method that puts class means beside cosine weights then takes nearly every "
+                "base query for one of a novel class (Delta_a near -90); subtract the mean of base/train from all files"
             )
 
 
@@ -193,14 +193,14 @@ def _labels(stored: Values | list[Any], where: str) -> np.ndarray:
         kinds = {type(value).__name__ for value in stored}
         if odd is not None or len(kinds) > 1 or any(abs(v) >= 1 << 62 for v in stored if type(v) is int):
             kind = described(odd) if odd is not None else " and ".join(sorted(kinds))
-            raise UserError(f"{where}: labels must be whole numbers or strings, found a list of {kind}")
+            raise UserError(f"{where}: labels must be integers or strings, found a list of {kind}")
         if longest := max((len(value) for value in stored if isinstance(value, str)), default=0):
             LABEL.check(longest, f"a label of {where}")
         labels, kind = np.array(stored), kinds.pop()
     else:
         kind = stored.name
         if stored.kind not in "iuUf":
-            raise UserError(f"{where}: labels must be whole numbers or strings, found {kind}")
+            raise UserError(f"{where}: labels must be integers or strings, found {kind}")
         labels = stored.read()
     if labels.dtype.kind == "f":
         whole = np.isfinite(labels) & (np.abs(labels) < _WHOLE)
@@ -208,7 +208,7 @@ def _labels(stored: Values | list[Any], where: str) -> np.ndarray:
         if not whole.all():
             row = int(np.flatnonzero(~whole)[0])
             raise UserError(
-                f"{where}: labels must be whole numbers or strings, found {kind} with {labels[row]} in row {row}"
+                f"{where}: labels must be integers or strings, found {kind} with {labels[row]} in row {row}"
             )
         labels = labels.astype(np.int64)
     if labels.dtype.kind == "U":
