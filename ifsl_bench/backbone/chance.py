@@ -32,8 +32,10 @@ def at_chance(accuracy: Mapping[str, float], dataset: Dataset) -> str:
         return ""
     shown = ", ".join(f"{name} {100 * share:.2f}%" for name, share in accuracy.items())
     classes = len(dataset.manifest["pools"]["base/train"]["classes"])
+    first = (
+        f"Look at the images ('ifsl-bench data show {dataset.name}'), then at" if len(dataset.shape) == 3 else "Look at"
+    )
     return (
-        f"the base classifier is at chance ({shown}, of {classes} classes): what backbone and classifier have learned "
-        f"does not hold for other images, and no method on them means anything. Look at the images ('ifsl-bench data "
-        f"show {dataset.name}'), then at steps and rate of [pretraining]"
+        f"the base classifier is at chance ({shown}, of {classes} classes): what it and its backbone have learned does "
+        f"not hold for other images, and no method on them means anything. {first} steps and rate of [pretraining]"
     )

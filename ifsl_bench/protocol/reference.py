@@ -175,8 +175,8 @@ Written by `ifsl-bench tasks reference`, from the code; a test compares them.
 
 A task file is TOML: one data set, how its backbone is trained, how episodes are drawn, and one or more tasks on them.
 It is given by its path wherever a task's name is (`--task mine.toml` for all of its tasks, or
-`--task mine.toml:mine-5shot` for one), or lies in `tasks/` below the home folder, where every command finds its tasks by
-name.
+`--task mine.toml:mine-5shot` for one), or lies in `tasks/` below the home folder, where every command finds its tasks
+by name.
 
     ifsl-bench tasks new mine --data DATASET
 

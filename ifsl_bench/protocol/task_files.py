@@ -204,7 +204,7 @@ def _named(name: str, home: Home | None) -> list[Task]:
 
 def _forgotten(name: str, home: Home, known: Iterable[Task]) -> str:
     """What to tell someone who names a task whose file or data set is there; empty where neither is."""
-    for path in sorted(Path().glob("*.toml"))[:_LOOKED_AT]:
+    for path in sorted(path for path in Path().glob("*.toml") if path.is_file())[:_LOOKED_AT]:
         try:
             tasks = parse(text_of(path, "task file", TASK_FILE), str(path))
         except UserError:  # another kind of file, most likely

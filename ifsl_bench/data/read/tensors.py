@@ -1,7 +1,7 @@
 """Tensors of .pt and .safetensors files, read without torch and without running anything; they stay in the file.
 
-torch.load takes sizes from the word of the file, and the safetensors library reads a file whole or by its path. Here a
-file may lie in an archive, and come from anybody.
+torch.load(..., weights_only=True) could be made to run code before torch 2.6 (CVE-2025-32434), and the safetensors
+library reads a file whole or by its path. Here a file may lie in an archive, be large, and come from anybody.
 """
 
 from __future__ import annotations

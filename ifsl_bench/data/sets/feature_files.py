@@ -16,7 +16,6 @@ from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.npz import Npz
 from ifsl_bench.data.read.tensors import Values, of_array, safetensors, torch_file
-from ifsl_bench.data.read.unpickle_machine import described
 from ifsl_bench.data.source import Form, Import
 
 ALIKE = 0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
@@ -189,14 +188,13 @@ def _labels(stored: Values | list[Any], where: str) -> np.ndarray:
         UserError: they are neither; whole numbers may be written as floats.
     """
     if isinstance(stored, list):
-        odd = next((value for value in stored if type(value) not in (int, str, float)), None)
-        kinds = {type(value).__name__ for value in stored}
-        if odd is not None or len(kinds) > 1 or any(abs(v) >= 1 << 62 for v in stored if type(v) is int):
-            kind = described(odd) if odd is not None else " and ".join(sorted(kinds))
-            raise UserError(f"{where}: labels must be integers or strings, found a list of {kind}")
+        kinds = {type(value) for value in stored}
+        if kinds not in ({int}, {str}, {float}) or (kinds == {int} and any(abs(v) >= 1 << 62 for v in stored)):
+            names = " and ".join(sorted(one.__name__.removeprefix("_") for one in kinds))
+            raise UserError(f"{where}: labels must be integers or strings, found a list of {names}")
         if longest := max((len(value) for value in stored if isinstance(value, str)), default=0):
             LABEL.check(longest, f"a label of {where}")
-        labels, kind = np.array(stored), kinds.pop()
+        labels, kind = np.array(stored), kinds.pop().__name__
     else:
         kind = stored.name
         if stored.kind not in "iuUf":
