@@ -226,6 +226,14 @@ def test_too_little_is_found_when_it_is_prepared(change, message, features_folde
     assert not home.tasks.exists()
 
 
+def test_less_is_taken_where_it_is_allowed(features_folder, home, messages):
+    keep(features_folder / "novel-val.npz", lambda y: y < 204)
+    with pytest.raises(UserError, match="for smaller episodes, of a task file of your own, add --allow-partial"):
+        prepare(home, "mine", features_folder, False, messages)
+    assert prepare(home, "mine", features_folder, False, messages, allow_partial=True).partial
+    assert any("novel/val has 4" in line for line in messages.warned)
+
+
 def keep(path: Path, chosen: Callable[[np.ndarray], np.ndarray]) -> None:
     """Leaves rows of a file out."""
     with np.load(path) as file:

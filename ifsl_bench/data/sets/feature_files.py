@@ -56,7 +56,14 @@ class FeatureFiles(Form):
 
     def build(self, to: Import) -> None:
         pools = _surveyed(to.files)
-        self.check({name: np.append(0, np.cumsum(np.bincount(pool.ids))) for name, pool in pools.items()})
+        try:
+            self.check({name: np.append(0, np.cumsum(np.bincount(pool.ids))) for name, pool in pools.items()})
+        except UserError as error:
+            if not to.allow_partial:
+                told = f"for smaller episodes, of a task file of your own, add {to.partial_option}"
+                raise UserError(f"{error}; {told}") from error
+            to.reporter.warn(str(error))
+            to.mark_partial(str(error))
         with to.reporter.stage(f"importing features from {to.files.path.name}", len(pools)) as stage:
             for name, pool in pools.items():
                 if not to.writer.has(name):
