@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -110,3 +112,20 @@ def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
         [sys.executable, "-c", code, str(site)], check=True, capture_output=True, text=True, cwd=tmp_path
     )
     assert "published: ren2019" in done.stdout
+
+
+@pytest.mark.slow("builds an archive of everything")
+def test_a_source_archive_holds_every_file_of_the_repository(tmp_path):
+    """With the tests and the documents; so whoever has it can run all tests."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+    names = {name for name in listed.decode().split("\0") if name and (ROOT / name).exists()} - {".gitignore"}
+    for name in names:
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "source" / name)
+    code = f"import setuptools.build_meta as build; build.build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "source", check=True, capture_output=True, timeout=300)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert not names - held

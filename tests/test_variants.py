@@ -321,7 +321,7 @@ def test_classes_of_unequal_size_keep_their_images(tmp_path):
         labels = np.repeat(np.arange(5) if pool.startswith("base") else np.arange(5) + 10 * len(pool), sizes)
         features = np.c_[labels, np.arange(len(labels))].astype(np.float32)  # says which class and image it is
         np.savez(folder / f"{pool}.npz", features=features, labels=labels)
-    whole = prepare(Home.locate(tmp_path / "home"), "uneven", folder, False, Reporter())
+    whole = prepare(Home.locate(tmp_path / "home"), "uneven", folder, False, Reporter(), allow_partial=True)
     kept = chosen_classes(3, 5)
     pool = some_base_classes(whole, 3).pool("base/test")
     assert [pool.images[a, 0] for a in pool.starts[:-1]] == kept.tolist()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import torch
 
+from ifsl_bench.backbone.chance import at_chance
 from ifsl_bench.backbone.images import Normalise
 from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead
 from ifsl_bench.backbone.processes import ALONE, World
@@ -138,6 +139,8 @@ def pretrain(
             trainer.train(reporter, compiled)
     trainer.network.eval().requires_grad_(False)
     trainer.head.requires_grad_(False)
+    if world.first and (told := at_chance(trainer.info["accuracy"], dataset)):
+        reporter.warn(told)
     return Pretrained(key, trainer.network, trainer.head, trainer.normalise, trainer.info)
 
 

@@ -42,6 +42,9 @@ def data_list(home: str | None, style: str) -> None:
 @click.option("--split", metavar="CSV", help="Images of your own: the side of each class, columns class and split.")
 @click.option("--split-seed", type=click.IntRange(min=0), help="Images of your own: divide the classes at random [0].")
 @click.option("--size", type=click.IntRange(min=16, max=512), help="Images of your own: height and width [84].")
+@click.option(
+    "--depth", type=click.IntRange(min=1, max=9), help="Images of your own: nested folders that name a class [1]."
+)
 @click.option("--force", is_flag=True, help="Build it again even if it is there.")
 @home_option
 @quiet_option
@@ -53,6 +56,7 @@ def data_prepare(
     split: str | None,
     split_seed: int | None,
     size: int | None,
+    depth: int | None,
     force: bool,
     home: str | None,
     quiet: bool,
@@ -60,19 +64,24 @@ def data_prepare(
 ) -> None:
     """Make a data set available: one of 'data list', or your own under a name of your choice.
 
-    Your own is a folder or archive of images, <root>/<class>/<image>, for which tasks NAME-1shot and NAME-5shot are
-    written too; or six .npz files of frozen features.
+    Your own is a folder or archive of images, <root>/<class>/<image> (or <root>/<side>/<class>/<image>, the sides
+    called train, val and test, or base, novel-train, novel-val and novel-test); or six files of frozen features, as
+    .npz, .safetensors or .pt. Tasks NAME-1shot and NAME-5shot are written too.
     """
+    from ifsl_bench.board.render import render
+    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.data.preparing.catalogue import pools_listing
     from ifsl_bench.data.preparing.prepare import prepare
     from ifsl_bench.data.sets.folder import OwnOptions
 
     if split and split_seed is not None:
         raise UserError("--split says which class is on which side, and so does --split-seed; leave one of them out")
-    own = OwnOptions(Path(split) if split else None, split_seed, size)
+    own = OwnOptions(Path(split) if split else None, split_seed, size, depth)
     path = Path(source) if source else None
     dataset = prepare(folders_of(home), name, path, force, reporter_for(quiet, verbose), allow_partial, own)
     mark = " (partial)" if dataset.partial else ""
-    click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}")
+    click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
+    click.echo(render([plain_table(pools_listing(dataset))]))
 
 
 @data.command("verify")

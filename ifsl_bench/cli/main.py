@@ -17,15 +17,11 @@ from ifsl_bench._version import __version__
 from ifsl_bench.cli.cache import cache
 from ifsl_bench.cli.campaigns import plan, status
 from ifsl_bench.cli.data import data
-from ifsl_bench.cli.options import (
-    Group,
-    folders_of,
-    home_option,
-    style_option,
-)
+from ifsl_bench.cli.options import Group, style_option
 from ifsl_bench.cli.pretraining import pretrain
 from ifsl_bench.cli.results import check, compare, reproduce, show, table
 from ifsl_bench.cli.running import run
+from ifsl_bench.cli.tasks import tasks
 from ifsl_bench.cli.weights import weights
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Unheard
@@ -83,18 +79,6 @@ def methods(checked: str | None, style: str) -> None:
     click.echo(render([plain_table(rows)], style))
 
 
-@cli.command()
-@home_option
-@style_option
-def tasks(home: str | None, style: str) -> None:
-    """List the tasks, and whether their data are there."""
-    from ifsl_bench.board.render import render
-    from ifsl_bench.board.table import plain_table
-    from ifsl_bench.data.preparing import catalogue as data_commands
-
-    click.echo(render([plain_table(data_commands.task_listing(folders_of(home)))], style))
-
-
 def _guarded(call: Callable[[], Any]) -> int:
     """Runs the program; every mistake of the user's is one line and status 2."""
     try:
@@ -124,7 +108,7 @@ def _guarded(call: Callable[[], Any]) -> int:
     return status if isinstance(status, int) else 0
 
 
-for command in (plan, status, run, pretrain, table, compare, show, check, reproduce, data, cache, weights):
+for command in (plan, status, run, pretrain, table, compare, show, check, reproduce, data, tasks, cache, weights):
     cli.add_command(command)
 
 

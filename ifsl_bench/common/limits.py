@@ -151,6 +151,16 @@ ARRAY_HEADER = Limit(
     "has a header of {value} bytes, more than {most}; it is damaged, get it again",
     "NumPy's own limit: type and shape take about 100 bytes, and Python's parser takes what is nested badly.",
 )
+LABEL = Limit(
+    1000,
+    "has {value} characters, more than {most}; a label is shorter, is it the right file?",
+    "NumPy gives every text of an array the room of the longest.",
+)
+TENSOR_HEADER = Limit(
+    1 << 20,
+    "has {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
+    "It is JSON, parsed whole; that of two tensors has about 200 bytes.",
+)
 PICKLE_STEPS = Limit(
     3_500_000,
     "makes more than {most} values, which no data set has; it is damaged or not to be trusted, get another copy",

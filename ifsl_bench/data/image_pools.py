@@ -59,13 +59,16 @@ def divide(classes: Mapping[str, Sequence[T]], sides: Mapping[str, str]) -> dict
     return {pool: pools[pool] for pool in POOLS if pool in pools}
 
 
-def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: Read | None = None) -> None:
+def import_images(
+    to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, read: Read | None = None, advice: str = ""
+) -> None:
     """Decodes the files of each pool and writes the pools.
 
     Args:
         pools: pool -> class -> paths in ``to.files``, or items of lists; classes and images come in the given order.
         read: how the images of a pool are read where they are items of lists; the row of one is its place there among
             those asked for.
+        advice: what follows the warning of images that were enlarged; ``{smallest}`` is the shortest side of one.
 
     Raises:
         UserError: images that cannot be used, where the user has not allowed less; a class without any image.
@@ -91,6 +94,7 @@ def import_images(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, 
         if skipped := to.writer.pools[name].get("skipped"):
             to.mark_partial(f"{name}: {skipped['images']:,} images that cannot be used were left out")
     note_duplicates(to, pools)
+    _note_enlarged(to, pools, spec, advice)
 
 
 def _files(to: Import) -> Read:
@@ -116,13 +120,14 @@ def _import_pool(
     """Writes a pool and returns the images that cannot be used, if the user has not allowed them to be left out."""
     paths = [path for group in files.values() for path in group]
     labels = np.repeat(np.arange(len(files)), [len(group) for group in files.values()])
-    shape = (spec.size, spec.size, 3)
+    shape, facts = (spec.size, spec.size, 3), dict[str, Any]()
     try:
-        with to.writer.pool(name, labels, tuple(files), shape) as images:
+        with to.writer.pool(name, labels, tuple(files), shape, facts=facts) as images:
             done = decode_into(images, read(name, paths), spec, advance, workers)
             to.bytes_read += done.bytes_read
             if done.bad:
                 raise _Bad(done)
+            facts |= _enlarged(done)
             np.save(to.writer.side_file(name), done.digests)
     except _Bad as found:
         done = found.done
@@ -135,12 +140,30 @@ def _import_pool(
     if lost := set(range(len(files))) - set(labels[good].tolist()):
         raise UserError(f"{name}: no image of class {list(files)[min(lost)]!r} can be used ({done.bad[0][2]})")
     listed = [[path, why] for _, path, why in done.bad[:LISTED]]
-    facts = {"skipped": {"images": len(done.bad), "first": listed}}
+    facts = {"skipped": {"images": len(done.bad), "first": listed}, **_enlarged(done)}
     # Once more without them: rare, and simpler than moving the rows that follow.
     with to.writer.pool(name, labels[good], tuple(files), shape, facts=facts) as images:
         decode_into(images, read(name, [paths[row] for row in good]), spec, None, workers)
         np.save(to.writer.side_file(name), done.digests)  # of all paths, zero where left out
     return []
+
+
+def _enlarged(done: Decoded) -> dict[str, Any]:
+    """What the manifest says of images that were smaller than they are now."""
+    return {"enlarged": {"images": done.enlarged, "smallest": done.smallest}} if done.enlarged else {}
+
+
+def _note_enlarged(to: Import, pools: Mapping[str, ImageFiles], spec: ImageSpec, advice: str) -> None:
+    """Warns of images that were smaller than they are now, in pools of an interrupted import too."""
+    found = [entry for name in pools if (entry := to.writer.pools[name].get("enlarged"))]
+    if not found:
+        return
+    total = sum(to.writer.pools[name]["shape"][0] for name in pools)
+    smallest = min(entry["smallest"] for entry in found)
+    to.reporter.warn(
+        f"{sum(entry['images'] for entry in found):,} of {total:,} images were enlarged to {spec.size} x {spec.size} "
+        f"pixels; the smallest had a side of {smallest}{advice.format(smallest=smallest)}"
+    )
 
 
 def note_duplicates(to: Import, pools: Mapping[str, ImageFiles]) -> None:

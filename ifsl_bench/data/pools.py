@@ -98,7 +98,10 @@ class Dataset:
             CorruptFile: the labels, or the size or header of the images, are not what was written.
         """
         if not self.has(name):
-            raise UserError(f"data set {self.name!r} has no pool {name}; it has {', '.join(self.manifest['pools'])}")
+            shared = '; a task without it needs protocol = "shared"' if name == "novel/train" else ""
+            raise UserError(
+                f"data set {self.name!r} has no pool {name}; it has {', '.join(self.manifest['pools'])}{shared}"
+            )
         entry = self.manifest["pools"][name]
         images = open_array(self.folder / entry["images"]["file"], tuple(entry["shape"]), entry["dtype"])
         labels = _labels(self.folder / entry["labels"]["file"], entry["labels"]["sha256"], entry["shape"][0])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ifsl_bench.common.errors import UserError, is_printable
@@ -29,6 +31,43 @@ LONG = 10_000  # entries of a list
 RULE = "a name is lower-case letters, digits, '.', '_', '-'"
 
 
+# Whole numbers of a task, by field: the least and the most. None, where a field may be that, is always allowed.
+WHOLE: dict[str, tuple[int, int]] = {
+    "base_classes": (2, NUMBER),
+    "shots": (1, DRAWN),
+    "episode.ways": (1, DRAWN),
+    "episode.novel_queries": (1, DRAWN),
+    "episode.base_queries": (0, 5 * DRAWN),
+    "evaluation.episodes": (2, EPISODES),
+    "evaluation.validation_episodes": (2, EPISODES),
+    "evaluation.seed": (0, NUMBER),
+    "pretraining.seed": (0, NUMBER),
+    "pretraining.steps": (0, STEPS),
+    "pretraining.batch": (2, EPISODES),
+    "pretraining.crop_padding": (0, DRAWN),
+    "pretraining.schedule.warmup": (0, STEPS),
+    "meta_training.steps": (1, STEPS),
+    "meta_training.validate_every": (1, STEPS),
+    "meta_training.schedule.warmup": (0, STEPS),
+}
+# And its other numbers: whether one is possible, and the rule in words.
+_POSITIVE: tuple[Callable[[float], bool], str] = (lambda value: 0 < value < math.inf, "must be positive")
+OTHER: dict[str, tuple[Callable[[float], bool], str]] = {
+    "pretraining.momentum": (lambda value: 0 <= value < 1, "must be in [0, 1)"),
+    "pretraining.weight_decay": (lambda value: 0 <= value < math.inf, "must not be negative"),
+    "pretraining.norm_momentum": (lambda value: 0 < value <= 1, "must be in (0, 1]"),
+    "pretraining.schedule.rate": _POSITIVE,
+    "meta_training.schedule.rate": _POSITIVE,
+}
+# And its lists.
+LISTS = {
+    "dataset.mean": "as many as the images have channels, or one for all",
+    "dataset.std": "the same, positive",
+    "pretraining.schedule.drops": "ascending",
+    "meta_training.schedule.drops": "ascending",
+}
+
+
 def most_episodes(shape: EpisodeSpec) -> int:
     """How many test episodes there may be: as many as a result file holds, packed, and a million at most."""
     base, novel = shape.base_queries, shape.ways * shape.novel_queries
@@ -51,50 +90,29 @@ def check_task(task: Task, where: str) -> None:
             raise UserError(f"{where}: task {task.name!r}: {message}")
 
     need(bool(re.fullmatch(NAME, task.dataset.name)), f"dataset.name {task.dataset.name!r}: {RULE}")
-
     need(
         task.novel_from is None or bool(re.fullmatch(NAME, task.novel_from)), f"novel_from {task.novel_from!r}: {RULE}"
     )
-
-    def within(least: int, value: int | None, most: int, field: str) -> None:
-        if value is not None:
+    need(is_printable(task.title), "title must be one line of text that can be printed")
+    for field, (least, most) in WHOLE.items():
+        if (value := attrgetter(field)(task)) is not None:
             need(value >= least, f"{field} must be at least {least}" if least else f"{field} must not be negative")
             need(value <= most, f"{field} must be at most {most:,}")
-
-    need(is_printable(task.title), "title must be one line of text that can be printed")
-    within(2, task.base_classes, NUMBER, "base_classes")
-    within(1, task.shots, DRAWN, "shots")
-    within(1, task.episode.ways, DRAWN, "episode.ways")
-    within(1, task.episode.novel_queries, DRAWN, "episode.novel_queries")
-    within(0, task.episode.base_queries, 5 * DRAWN, "episode.base_queries")
-    within(2, task.evaluation.episodes, EPISODES, "evaluation.episodes")
+    for field, (possible, rule) in OTHER.items():
+        need(possible(attrgetter(field)(task)), f"{field} {rule}")
     most = most_episodes(task.episode)
     need(
         task.evaluation.episodes <= most,
         f"evaluation.episodes is {task.evaluation.episodes:,}; of {task.episode.ways:,} classes a result file holds "
         f"{most:,} episodes at most",
     )
-    within(2, task.evaluation.validation_episodes, EPISODES, "evaluation.validation_episodes")
-    within(0, task.evaluation.seed, NUMBER, "evaluation.seed")
-    within(0, task.pretraining.seed, NUMBER, "pretraining.seed")
-    within(0, task.pretraining.steps, STEPS, "pretraining.steps")
-    within(2, task.pretraining.batch, EPISODES, "pretraining.batch")
-    need(0 <= task.pretraining.momentum < 1, "pretraining.momentum must be in [0, 1)")
-    need(0 <= task.pretraining.weight_decay < math.inf, "pretraining.weight_decay must not be negative")
-    need(0 < task.pretraining.norm_momentum <= 1, "pretraining.norm_momentum must be in (0, 1]")
-    within(0, task.pretraining.crop_padding, DRAWN, "pretraining.crop_padding")
-    within(1, task.meta_training.steps, STEPS, "meta_training.steps")
-    within(1, task.meta_training.validate_every, STEPS, "meta_training.validate_every")
     need(len(task.dataset.mean) == len(task.dataset.std), "dataset.mean and dataset.std must have equal lengths")
     need(len(task.dataset.mean) <= LONG, f"dataset.mean must have at most {LONG:,} entries")
     need(all(map(math.isfinite, task.dataset.mean)), "dataset.mean must be finite")
     need(all(0 < s < math.inf for s in task.dataset.std), "dataset.std must be positive")
     for label, schedule in (("pretraining", task.pretraining.schedule), ("meta_training", task.meta_training.schedule)):
-        need(0 < schedule.rate < math.inf, f"{label}.schedule.rate must be positive")
-        within(0, schedule.warmup, STEPS, f"{label}.schedule.warmup")
-        need(len(schedule.drops) <= LONG, f"{label}.schedule.drops must have at most {LONG:,} entries")
-        within(0, max(schedule.drops, default=0), STEPS, f"{label}.schedule.drops")
-        need(
-            list(schedule.drops) == sorted({d for d in schedule.drops if d > 0}), f"{label}.schedule.drops must ascend"
-        )
-        need(not (schedule.drops and schedule.shape == "cosine"), f"{label}.schedule.drops have no place in a cosine")
+        drops = schedule.drops
+        need(len(drops) <= LONG, f"{label}.schedule.drops must have at most {LONG:,} entries")
+        need(max(drops, default=0) <= STEPS, f"{label}.schedule.drops must be at most {STEPS:,}")
+        need(list(drops) == sorted({d for d in drops if d > 0}), f"{label}.schedule.drops must ascend")
+        need(not (drops and schedule.shape == "cosine"), f"{label}.schedule.drops have no place in a cosine")

@@ -8,7 +8,7 @@ in ``glyphs-5shot+ways=10``; see :mod:`ifsl_bench.protocol.variants`. This modul
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -24,6 +24,8 @@ from ifsl_bench.protocol.limits import NAME, check_name, check_task
 from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
 from ifsl_bench.protocol.variants import Change, Variant, changed, derived, merged
 
+_LOOKED_AT = 100  # files of the current folder, for a task whose file was not named
+
 
 class _TaskEntry(Strict, frozen=True):
     shots: int
@@ -37,7 +39,9 @@ class _VariantFile(Strict, frozen=True):
     variants: dict[str, Variant]
 
 
-class _TaskFile(Strict, frozen=True):
+class TaskFile(Strict, frozen=True):
+    """What a file with tasks holds."""
+
     dataset: DataSpec
     pretraining: Pretraining
     tasks: dict[str, _TaskEntry]
@@ -53,21 +57,21 @@ def _keys() -> set[str]:
     return {field.name for kind in kinds for field in msgspec.structs.fields(kind)}
 
 
-def _read(text: str, where: str) -> _TaskFile | _VariantFile:
+def _read(text: str, where: str) -> TaskFile | _VariantFile:
     """A file's content, held against the schema."""
     raw = parsed(text, where, TASK_FILE)
-    kind: type[_TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else _TaskFile
+    kind: type[TaskFile | _VariantFile] = _VariantFile if raw.keys() == {"variants"} else TaskFile
     file = held(raw, kind, where, _keys())
     if not file.variants and not getattr(file, "tasks", None):
         raise UserError(f"{where}: it defines no task; add a table such as [tasks.my-5shot] with shots = 5")
     return file
 
 
-def _tasks(file: _TaskFile | _VariantFile, where: str) -> dict[str, Task]:
+def _tasks(file: TaskFile | _VariantFile, where: str) -> dict[str, Task]:
     """The tasks that a file defines on its own data set."""
     if isinstance(file, _VariantFile):
         return {}
-    shared = {f.name: getattr(file, f.name) for f in msgspec.structs.fields(_TaskFile)}
+    shared = {f.name: getattr(file, f.name) for f in msgspec.structs.fields(TaskFile)}
     del shared["tasks"], shared["variants"]
     tasks = {name: Task(name=name, **msgspec.structs.asdict(entry), **shared) for name, entry in file.tasks.items()}
     for name, task in tasks.items():
@@ -76,7 +80,7 @@ def _tasks(file: _TaskFile | _VariantFile, where: str) -> dict[str, Task]:
     return tasks
 
 
-def _variants(file: _TaskFile | _VariantFile, where: str, known: Mapping[str, Task]) -> dict[str, Task]:
+def _variants(file: TaskFile | _VariantFile, where: str, known: Mapping[str, Task]) -> dict[str, Task]:
     """The tasks that a file derives from others."""
     tasks = {}
     for name, entry in file.variants.items():
@@ -192,5 +196,33 @@ def _named(name: str, home: Home | None) -> list[Task]:
         return [packaged()[name]]
     known = {**packaged(), **own(home or Home.locate())}
     if name not in known:
+        if told := _forgotten(name, home or Home.locate(), known.values()):
+            raise UserError(f"unknown task {name!r}: {told}")
         raise unknown("task", name, known)
     return [known[name]]
+
+
+def _forgotten(name: str, home: Home, known: Iterable[Task]) -> str:
+    """What to tell someone who names a task whose file or data set is there; empty where neither is."""
+    for path in sorted(path for path in Path().glob("*.toml") if path.is_file())[:_LOOKED_AT]:
+        try:
+            tasks = parse(text_of(path, "task file", TASK_FILE), str(path))
+        except UserError:  # another kind of file, most likely
+            continue
+        if any(task.name == name for task in tasks):
+            return f"it is one of the file {path}; say {path}:{name}, or {path} for all of its tasks"
+    data = next((part for part in _beginnings(name) if (home.data / part / "manifest.json").exists()), "")
+    if data and all(task.dataset.name != data for task in known):
+        return (
+            f"data set {data!r} is prepared and has no tasks here; give the path of your task file, as in {data}.toml, "
+            f"or write one: ifsl-bench tasks new {data} --data {data}"
+        )
+    return ""
+
+
+def _beginnings(name: str) -> Iterator[str]:
+    """ "my-data" and "my" of "my-data-5shot"."""
+    while "-" in name:
+        name = name.rpartition("-")[0]
+        if re.fullmatch(NAME, name):
+            yield name

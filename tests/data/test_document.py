@@ -54,13 +54,13 @@ def test_commands_are_ones_that_there_are(command):
     # Parsed as typed, but for the files, which are the reader's.
     given = ["." if before == "--from" else word for before, word in zip(["", *words], words, strict=False)]
     context = group.make_context(group.name, given)
-    own = re.search(r"data prepare (\w+) --from photos", DOCUMENT)
-    assert own
+    own = re.findall(r"data prepare ([\w-]+) --from (?:photos|features|digits/\w+)$", DOCUMENT, re.M)
+    assert own[0] == "birds"
     if group.name == "prepare":
-        assert context.params["name"] in {*OURS, own[1]}
+        assert context.params["name"] in {*OURS, *own}
     else:
         (task,) = context.params["tasks"]
-        assert task in {*packaged(), f"{own[1]}-1shot", f"{own[1]}-5shot"}
+        assert task in {*packaged(), *(f"{name}-{shots}shot" for name in own for shots in (1, 5))}
 
 
 def section(title: str) -> str:

@@ -116,7 +116,7 @@ def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, call):
     run = ("run", "--method", "imprint", "--task")
     for arguments, shown in (
         (("tasks",), "birds 9+5, 5 shots"),
-        (("data", "list"), "images of your own"),
+        (("data", "list"), "your own"),
         ((*run, "birds-5shot+ways=3", "--episodes", "50"), "imprint"),
         (("table", "birds-5shot+ways=3"), "yours"),
         (("data", "stats", "birds"), "N. Img"),
@@ -230,7 +230,7 @@ def into_train_and_val(root: Path) -> None:
         (lambda root: (root / "bird 3" / "image 0.jpg").write_bytes(b"<html>"),
          r"1 of 720 images cannot be used: .*bird 3/image 0\.jpg: it is no image but an HTML page"),
         (into_train_and_val,
-         "the folders in .* are train, val, which are no classes"),
+         "at least 5 classes on side novel/test; the folders train, val gives it 0 of 24"),
         (lambda root: [p.unlink() for n in BIRDS for p in (root / n).glob("image*")], "none of the forms of data set"),
     ],
     ids=["stray", "one class", "html", "train and val", "no images"],
@@ -254,13 +254,13 @@ def test_other_settings_do_not_replace_a_data_set_silently(tmp_path):
     with pytest.raises(UserError, match="with other settings; --force replaces it"):
         prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16, split_seed=1))
     task = home.tasks / "birds.toml"
-    task.write_text(task.read_text().replace("flip = true", "flip = false"))
+    task.write_text(task.read_text().replace("flip = false", "flip = true"))
     prepare(home, "birds", source, False, Reporter(), own=OwnOptions(size=16))
-    assert "flip = false" in task.read_text(), "what the user changed stays"
+    assert "flip = true" in task.read_text(), "what the user changed stays"
     log = io.StringIO()
     second = prepare(home, "birds", source, True, LogReporter(log), own=OwnOptions(size=16, split_seed=1))
     assert second.fingerprint != first.fingerprint
-    assert "flip = false" in (home.tasks / "birds.toml.old-0").read_text()
+    assert "flip = true" in (home.tasks / "birds.toml.old-0").read_text()
     assert find("birds-1shot", home=home)[0].dataset.fingerprint == second.fingerprint
 
 

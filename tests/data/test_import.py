@@ -526,7 +526,7 @@ print(made.fingerprint)
 
 def test_features_that_were_read_are_not_read_again(write_features, tmp_path, interrupted):
     home, files = Home.locate(tmp_path / "home"), write_features(tmp_path / "features")
-    asked = interrupted(feature_files, "_read_npz", 4)
+    asked = interrupted(feature_files, "_features", 4)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "mine", files, False, Reporter())
     dataset = prepare(home, "mine", files, False, Reporter())

@@ -16,7 +16,8 @@ from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.sets.folder import OwnOptions, find_classes, read_sides, seeded_sides, tell_ignored
+from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides, tell_ignored
+from ifsl_bench.data.sets.layout import find_layout
 from ifsl_bench.data.source import Import
 from ifsl_bench.protocol.task_files import find, own
 
@@ -48,7 +49,7 @@ def touched(root: Path, *names: str) -> Path:
 
 def classes_of(path: Path) -> dict[str, list[str]]:
     with open_tree(path) as tree:
-        return find_classes(tree)
+        return dict(find_layout(tree).classes)
 
 
 HIDDEN = [
@@ -87,11 +88,14 @@ def test_files_that_are_no_images_are_counted_and_named(tmp_path, messages):
     assert not to.about["partial"]
 
 
-def test_what_commonly_lies_beside_images_needs_no_word(tmp_path, messages):
+def test_files_beside_images_are_counted_whatever_they_are_but_for_the_split_that_is_used(tmp_path, messages):
     folder = touched(tmp_path / "x", *(f"a/1{end}" for end in (".png", ".TXT", ".csv", ".json", ".xml", ".md")))
     with open_tree(folder) as tree:
+        tell_ignored(Import(tree, messages), folder / "a" / "1.csv")
         tell_ignored(Import(tree, messages))
-    assert messages.warned == []
+    first, second = messages.warned
+    assert "ignored 4 files that are no images by their names: a/1.TXT, a/1.json, a/1.md and 1 more" in first
+    assert "ignored 5 files" in second
 
 
 def test_the_warning_is_given_by_the_command(photos, call):
@@ -217,14 +221,15 @@ def test_every_edited_task_file_is_kept(photos, home, messages):
         True
     ] * 2
     assert "batch = 7" in path.read_text()
-    assert [str(home.tasks / kept) in line for line, kept in zip(messages.warned, asides, strict=True)] == [True] * 2
+    kept_lines = [line for line in messages.warned if "are kept as" in line]
+    assert [str(home.tasks / kept) in line for line, kept in zip(kept_lines, asides, strict=True)] == [True] * 2
 
 
 def test_a_task_file_is_for_other_data_only_if_it_says_so(photos, home, messages):
     dataset = prepare(home, "mine", photos, False, messages, own=SMALL)
     path = home.tasks / "mine.toml"
     pin = f'fingerprint = "{dataset.fingerprint}"\n'
-    unpinned = path.read_text().replace(pin, "").replace("flip = true", "flip = false")
+    unpinned = path.read_text().replace(pin, "").replace("flip = false", "flip = true")
     assert unpinned != path.read_text()
     bare = "".join(line for line in unpinned.splitlines(keepends=True) if not line.startswith("#"))
     for text in (unpinned, bare):
@@ -257,7 +262,8 @@ def test_images_of_a_published_data_set_under_another_name_are_told(home, tmp_pa
         for image in list((ilsvrc / name).iterdir()):
             os.rename(image, ilsvrc / name / f"{name}_{image.stem}.JPEG")
     dataset = prepare(home, "imagenet", ilsvrc, False, messages, own=SMALL)
-    (told,) = messages.warned
+    told, *more = messages.warned
+    assert all("flip = false" in line for line in more)
     assert f"{ilsvrc} holds the training images of ILSVRC-2012 (<wnid>/<wnid>_<number>.JPEG), which makes" in told
     assert "'imagenet' it becomes a data set of your own, with classes divided at random" in told
     for name in ("mini-imagenet-ilsvrc", "tiered-imagenet"):

@@ -202,6 +202,9 @@ def save_header(path: Path, text: str) -> None:
         archive.writestr("features.npy", header)
 
 
+NEW = np.arange(60) % 5 + 1000  # labels of classes that no other pool has
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -220,12 +223,12 @@ def save_header(path: Path, text: str) -> None:
         (lambda f: (f / "base-val.npz").write_bytes(b"<html>"), "but an HTML page"),
         (lambda f: np.save(open(f / "base-val.npz", "wb"), np.zeros(3)), "no readable .npz"),  # noqa: SIM115
         (lambda f: (f / "base-val.npz").write_bytes((f / "base-test.npz").read_bytes()[:900]), "no readable .npz"),
-        (lambda f: np.savez(f / "novel-test.npz", features=np.full((3, 16), 1e300), labels=np.arange(3)), "infinity"),
+        (lambda f: np.savez(f / "novel-test.npz", features=np.full((60, 16), 1e300), labels=NEW), "infinity"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16))), "lacks 'labels'"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16)), labels=np.zeros(2)), "expected floating"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 9)), labels=np.arange(3)), "9 features a row"),
         (lambda f: np.savez(f / "base-val.npz", features=np.zeros((3, 16)), labels=np.arange(3)), "same classes"),
-        (lambda f: np.savez(f / "novel-test.npz", features=np.full((3, 16), np.nan), labels=np.arange(3)), "NaN"),
+        (lambda f: np.savez(f / "novel-test.npz", features=np.full((60, 16), np.nan), labels=NEW), "NaN"),
         (lambda f: np.savez(f / "base-val.npz", features=np.array([object()]), labels=np.zeros(1)), "no readable"),
     ],
 )

@@ -28,7 +28,7 @@ from ifsl_bench.data.read.npz import Npz
 from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.read.unpickle import items, load
 from ifsl_bench.data.sets import cifar_fs
-from ifsl_bench.data.sets.feature_files import _read_npz
+from ifsl_bench.data.sets.feature_files import _features, _labels, _read
 from tests.fuzz.archives import spoiled_zip
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import NUMBERS, once, spoiled
@@ -299,6 +299,18 @@ def npzs() -> Sequence[bytes]:
     return found
 
 
+def read_features(path: Path, suffix: str) -> None:
+    """A file of frozen features, as an import reads it."""
+    path = path.rename(path.with_suffix(suffix))
+    with open_tree(path.parent) as tree:
+        entry = tree.by_path[path.name]
+        with _read(tree, entry) as (_, stored):
+            labels = _labels(stored, path.name)
+        assert len(_features(tree, entry)) == len(labels)
+        for name in np.unique(labels):
+            codecs.encode(str(name), "utf-8")
+
+
 def read_npz(path: Path) -> None:
     with open_tree(path.parent) as tree:
         entry = tree.by_path[path.name]
@@ -309,11 +321,9 @@ def read_npz(path: Path) -> None:
                     pass
         except UserError as error:  # there may be none, and what is below is another reader
             refused = error
-        _, labels = _read_npz(tree, entry)
-        for name in np.unique(labels):
-            codecs.encode(str(name), "utf-8")
-        if refused:
-            raise refused
+    read_features(path, ".npz")
+    if refused:
+        raise refused
 
 
 # -- CIFAR-100: three pickles that belong together, of which one at a time is spoiled

@@ -10,7 +10,7 @@ from random import Random
 
 from tests.fuzz.mutation import spoiled
 
-MODULES = ("archives", "images", "arrays", "texts", "results")  # of this package; each has a list FORMATS
+MODULES = ("archives", "images", "arrays", "tensors", "texts", "results")  # of this package; each has a list FORMATS
 
 
 @dataclass(frozen=True)

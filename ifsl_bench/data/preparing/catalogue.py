@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +24,12 @@ from ifsl_bench.data.preparing.prepare import (
     prepare,
     prepared,
 )
+from ifsl_bench.data.read.file_tree import some
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec
 from ifsl_bench.protocol.task_files import own, packaged
+
+_NAME = 24  # letters of a class's name in a table
 
 
 def prepared_names(home: Home) -> list[str]:
@@ -68,7 +71,7 @@ def listing(home: Home) -> list[dict[str, str]]:
         elif name in used:
             row["what"] = used[name].obtain
         elif name in mine:
-            row["what"] = "images of your own"
+            row["what"] = "your own"
         if is_prepared(home, name):
             try:
                 dataset = open_dataset(dataset_folder(home, name))
@@ -163,6 +166,28 @@ def _bytes(dataset: Dataset) -> int:
     return sum(e[p]["bytes"] for e in dataset.manifest["pools"].values() for p in ("images", "labels"))
 
 
+def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
+    """Classes and images of each pool, and the first classes by name."""
+    rows = []
+    for pool in POOLS:
+        row = {"pool": pool, "classes": "", "images": "", "images a class": "= base/train", "first classes": ""}
+        if dataset.has(pool):
+            entry = dataset.manifest["pools"][pool]
+            counts, names = entry["statistics"], entry["classes"]
+            shown = some([name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in names])
+            row |= {"classes": f"{counts['classes']:,}", "images": f"{counts['images']:,}",
+                    "images a class": _each(counts), "first classes": shown}  # fmt: skip
+        elif pool != "novel/train":
+            row["images a class"] = "missing"
+        rows.append(row)
+    return rows
+
+
+def _each(counts: Mapping[str, int]) -> str:
+    fewest, most = counts["fewest"], counts["most"]
+    return f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
+
+
 def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, list[dict[str, object]]]]:
     """The paper's "Dataset Statistics" for any data set, and further tables of its plugin."""
     dataset = opened(home, name, reporter)
@@ -175,14 +200,13 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
                          "images a class": "= base/train" if shared else "missing", "mean": "", "std": ""})  # fmt: skip
             continue
         s = dataset.manifest["pools"][pool]["statistics"]
-        each = f"{s['fewest']:,}" if s["fewest"] == s["most"] else f"{s['fewest']:,} to {s['most']:,}"
         rows.append(
             {
                 "Classes": part,
                 "Purpose": side,
                 "N. Cls": f"{s['classes']:,}",
                 "N. Img": f"{s['images']:,}",
-                "images a class": each,
+                "images a class": _each(s),
                 "mean": ", ".join(f"{v:.2f}" for v in s["mean"]),
                 "std": ", ".join(f"{v:.2f}" for v in s["std"]),
             }

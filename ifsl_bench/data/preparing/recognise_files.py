@@ -26,7 +26,7 @@ def check_form(source: DatasetSource, tree: FileTree, reporter: Reporter) -> Non
     if not source.forms:
         return
     mine = source.form(tree)
-    at_random = isinstance(source, OwnData) and isinstance(mine, ImageFolder) and not source.options.division_given
+    at_random = isinstance(source, OwnData) and isinstance(mine, ImageFolder) and not mine.divided(tree)
     if mine is not None and not at_random:
         return
     others = list(_others(source, tree))

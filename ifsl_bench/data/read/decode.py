@@ -60,8 +60,14 @@ class ImageSpec:
 
 
 def decode(content: bytes, spec: ImageSpec, most: int | None = None) -> np.ndarray:
-    """An encoded image as RGB, uint8 [size, size, 3]. Greyscale, palette and CMYK images are converted; what is
-    transparent is laid on white.
+    """An encoded image as RGB, uint8 [size, size, 3]; see :func:`_decoded`."""
+    return _decoded(content, spec, most)[0]
+
+
+def _decoded(content: bytes, spec: ImageSpec, most: int | None = None) -> tuple[np.ndarray, int]:
+    """An encoded image as RGB, uint8 [size, size, 3], and the shorter side, in pixels, of what was decoded.
+
+    Greyscale, palette and CMYK images are converted; what is transparent is laid on white.
 
     Args:
         most: pixels that may be held at once; None for as many as all threads of a process together may hold.
@@ -91,7 +97,8 @@ def decode(content: bytes, spec: ImageSpec, most: int | None = None) -> np.ndarr
             with _pixels.of(held):
                 image.load()
                 turned = ImageOps.exif_transpose(image) if spec.upright else image
-                return _fitted(rgb(turned, image.format), spec)
+                # A JPEG that is decoded at a part of its size is at least twice as large as it will be.
+                return _fitted(rgb(turned, image.format), spec), min(image.width, image.height)
     except UnidentifiedImageError:
         raise BadImage(f"it is no image but {what_is(content[:512])}") from None
     except Image.DecompressionBombError:
@@ -179,11 +186,13 @@ class Batch:
             is no image.
         bad: index and reason of each image that could not be used.
         large: index of each image that has more pixels than were allowed.
+        small: the shorter side, in pixels, of each image that was enlarged.
     """
 
     digests: np.ndarray
     bad: list[tuple[int, str]] = field(default_factory=list)
     large: list[int] = field(default_factory=list)
+    small: list[int] = field(default_factory=list)
 
 
 def decode_rows(
@@ -194,7 +203,7 @@ def decode_rows(
     batch = Batch(np.zeros(len(contents), np.uint64))
     for i, (row, content) in enumerate(zip(rows, contents, strict=True)):
         try:
-            pixels = decode(content, spec, most)
+            pixels, side = _decoded(content, spec, most)
         except BadImage as error:
             batch.bad.append((i, str(error)))
         except Large:
@@ -202,4 +211,6 @@ def decode_rows(
         else:
             out[row] = pixels
             batch.digests[i] = int.from_bytes(hashlib.sha256(pixels.tobytes()).digest()[:8], "little")
+            if side < spec.size:
+                batch.small.append(side)
     return batch

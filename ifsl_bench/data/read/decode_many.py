@@ -49,6 +49,7 @@ class Unread:
 Content = bytes | Callable[[], bytes]
 Item = tuple[int, str, Content]  # row, how messages name the image, its encoded content or how to read it
 Bad = tuple[int, str, str]  # row, name, reason
+_Worked = tuple[int, int, list[Bad], list[int]]  # images, encoded bytes, unusable ones, shorter sides of enlarged ones
 
 
 @dataclass
@@ -59,11 +60,15 @@ class Decoded:
         digests: uint64 [n], equal for images with equal pixels (and, by chance, for others in 2^64).
         bad: row, name and reason of each image that could not be used; its row holds zeros.
         bytes_read: encoded bytes.
+        enlarged: how many images had a side shorter than it is now.
+        smallest: the shortest of these sides, in pixels; 0 where there is none.
     """
 
     digests: np.ndarray
     bad: list[Bad] = field(default_factory=list)
     bytes_read: int = 0
+    enlarged: int = 0
+    smallest: int = 0
 
 
 def decode_into(
@@ -92,19 +97,22 @@ def decode_into(
     threads = max(cores(), 4 * workers.count) if workers else cores()  # most of them wait for a process
     formats()
 
-    def work(chunk: list[Item]) -> tuple[int, int, list[Bad]]:
-        size, bad = 0, list[Bad]()
+    def work(chunk: list[Item]) -> _Worked:
+        size, bad, small = 0, list[Bad](), list[int]()
         for rows, names, contents in _batches(chunk, bad):
             batch = (workers.decode_rows if workers else decode_rows)(out, rows, contents, spec)
             result.digests[rows] = batch.digests
             bad += [(rows[i], names[i], reason) for i, reason in batch.bad]
+            small += batch.small
             size += sum(map(len, contents))
-        return len(chunk), size, bad
+        return len(chunk), size, bad, small
 
-    def collect(future: Future[tuple[int, int, list[Bad]]], held: int) -> None:
+    def collect(future: Future[_Worked], held: int) -> None:
         nonlocal written, queued
-        count, size, bad = future.result()
+        count, size, bad, small = future.result()
         queued -= held
+        result.enlarged += len(small)
+        result.smallest = min([*small, result.smallest or spec.size]) if small else result.smallest
         result.bytes_read += size
         result.bad += bad
         for row, _, _ in bad:
@@ -118,7 +126,7 @@ def decode_into(
 
     with warnings.catch_warnings(), ThreadPoolExecutor(threads) as pool:
         warnings.simplefilter("ignore")  # Pillow's remarks on odd metadata
-        running: deque[tuple[Future[tuple[int, int, list[Bad]]], int]] = deque()
+        running: deque[tuple[Future[_Worked], int]] = deque()
         try:
             for chunk, held in _chunks(items, image_bytes):
                 running.append((pool.submit(work, chunk), held))

@@ -63,6 +63,7 @@ class Workers:
             here = decode_rows(out, [rows[i] for i in left], [contents[i] for i in left], spec)
             batch.digests[left] = here.digests
             batch.bad += [(left[i], reason) for i, reason in here.bad]
+            batch.small += here.small
         return batch
 
     def end(self) -> None:

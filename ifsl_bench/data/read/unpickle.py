@@ -71,12 +71,13 @@ def _run(machine: Machine) -> Generator[None, None, Any]:
         raise UserError(f"{name} is damaged near byte {file.tell():,} ({type(error).__name__}: {error})") from error
 
 
-def load(file: BinaryIO, name: str) -> Any:
+def load(file: BinaryIO, name: str, kind: type[Machine] = Machine) -> Any:
     """What a pickle holds, with :class:`StoredArray` in the place of every array.
 
     Args:
         file: open for reading and able to seek; it stays open as long as the arrays are used.
         name: how errors call the file.
+        kind: of machine; one may know more than NumPy's arrays.
 
     Returns:
         Lists, tuples, dicts, sets, strings, numbers, None and stored arrays. NumPy's scalars become Python's.
@@ -84,7 +85,7 @@ def load(file: BinaryIO, name: str) -> Any:
     Raises:
         UserError: no pickle, a damaged one, or one that holds or calls anything else.
     """
-    run = _run(Machine(file, name, INLINE, skip=True))
+    run = _run(kind(file, name, INLINE, skip=True))
     while True:
         try:
             next(run)

@@ -223,6 +223,10 @@ class Machine:
         else:
             raise Refused(f"a call of {getattr(function, 'value', described(function))} with {len(args)} arguments")
 
+    def persistent(self) -> None:
+        """What a reference to something outside the pickle stands for."""
+        raise Refused("a reference to something outside the file")
+
     def build(self) -> None:
         state = self.stack.pop()
         target = self.stack[-1]

@@ -1,94 +1,224 @@
-"""Frozen features of the user's own: six .npz files."""
+"""Frozen features of the user's own: six files, .npz, .safetensors or .pt."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.limits import LABEL
 from ifsl_bench.data.pickle_pools import opened
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.npz import Npz
+from ifsl_bench.data.read.tensors import Values, of_array, safetensors, torch_file
 from ifsl_bench.data.source import Form, Import
+
+ALIKE = 0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
+_LOOKED_AT = 5000  # rows, at least, where there are so many
+_WHOLE = 2.0**53  # up to which float64 tells whole numbers apart
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """A pool as far as it is known before its features are read; ``ids`` [n] are places in ``classes``."""
+
+    entry: Entry
+    width: int
+    ids: np.ndarray
+    classes: tuple[str, ...]
 
 
 class FeatureFiles(Form):
-    """Six files ``base-train.npz`` ... ``novel-test.npz`` with ``features`` [n, D] and ``labels`` [n] each.
+    """Six files ``base-train.npz`` ... ``novel-test.npz`` with ``features`` [n, D] and ``labels`` [n] each, or the same
+    as ``.safetensors`` or ``.pt`` (a dict saved by torch.save).
 
-    Labels may be any integers or strings; a class is the same in two pools if its label is. novel-train may be missing
-    for tasks with the shared protocol, where it is base/train.
+    Labels may be any whole numbers or strings; a class is the same in two pools if its label is. novel-train may be
+    missing for tasks with the shared protocol, where it is base/train.
+
+    Args:
+        check: raises :class:`UserError` where episodes cannot be drawn, given int64 [C + 1] of each pool: images of
+            class c are ``starts[c]:starts[c + 1]``.
     """
 
-    title: ClassVar[str] = "frozen features (base-train.npz, ..., novel-test.npz)"
+    title: ClassVar[str] = "frozen features (base-train.npz, ..., novel-test.npz, or .safetensors or .pt)"
+
+    def __init__(self, check: Callable[[Mapping[str, np.ndarray]], None] = lambda starts: None) -> None:
+        self.check = check
 
     def recognises(self, tree: FileTree) -> bool:
-        return not {_file(pool) for pool in POOLS}.isdisjoint(entry.name for entry in tree.entries)
+        names = {f"{_stem(pool)}{suffix}" for pool in POOLS for suffix in READERS}
+        return not names.isdisjoint(entry.name for entry in tree.entries)
 
     def build(self, to: Import) -> None:
-        tree = to.files
-        width = None
-        base_classes: list[str] | None = None
-        with to.reporter.stage(f"importing features from {tree.path.name}", len(POOLS)) as stage:
-            for pool in POOLS:
-                entry = tree.named(_file(pool))
-                if entry is None:
-                    if pool == "novel/train":
-                        continue
-                    wanted = ", ".join(_file(p) for p in POOLS)
-                    raise UserError(
-                        f"{tree.where(_file(pool))} is missing; a data set of frozen features is six files: {wanted}"
-                    )
-                if to.writer.has(pool):
-                    ready = to.writer.pools[pool]
-                    width, base_classes = ready["shape"][1], base_classes or ready["classes"]
-                    stage.advance(1)
-                    continue
-                features, labels = _read_npz(tree, entry)
-                path = tree.where(entry)
-                to.bytes_read += entry.size
-                if width is not None and features.shape[1] != width:
-                    raise UserError(f"{path} has {features.shape[1]} features a row, the files before it have {width}")
-                width = features.shape[1]
-                names, ids = np.unique(labels, return_inverse=True)
-                classes = [str(n) for n in names]
-                if pool.startswith("base/"):
-                    if base_classes is not None and classes != base_classes:
-                        raise UserError(f"{path} does not have the same classes as base-train.npz")
-                    base_classes = classes
-                order = np.argsort(ids, kind="stable")
-                with to.writer.pool(pool, ids[order], tuple(classes), (width,), "float32") as out:
-                    out[:] = features[order]
+        pools = _surveyed(to.files)
+        try:
+            self.check({name: np.append(0, np.cumsum(np.bincount(pool.ids))) for name, pool in pools.items()})
+        except UserError as error:
+            if not to.allow_partial:
+                told = f"for smaller episodes, of a task file of your own, add {to.partial_option}"
+                raise UserError(f"{error}; {told}") from error
+            to.reporter.warn(str(error))
+            to.mark_partial(str(error))
+        with to.reporter.stage(f"importing features from {to.files.path.name}", len(pools)) as stage:
+            for name, pool in pools.items():
+                if not to.writer.has(name):
+                    features = _features(to.files, pool.entry)
+                    to.bytes_read += pool.entry.size
+                    order = np.argsort(pool.ids, kind="stable")
+                    facts = {"mean_cosine": mean_cosine(features)} if name == "base/train" else {}
+                    shape = (pool.width,)
+                    with to.writer.pool(name, pool.ids[order], pool.classes, shape, "float32", facts) as out:
+                        out[:] = features[order]
                 stage.advance(1)
+        if (cosine := to.writer.pools["base/train"].get("mean_cosine", 0.0)) >= ALIKE:
+            to.reporter.warn(
+                f"two features of base/train have a cosine of {cosine:.2f} on average: they are not centred, as those "
+                "behind a ReLU are not. A method that puts class means beside cosine weights then takes nearly every "
+                "base query for one of a novel class (Delta_a near -90); subtract the mean of base/train from all files"
+            )
 
 
-def _file(pool: str) -> str:
-    return f"{pool.replace('/', '-')}.npz"
+def mean_cosine(features: np.ndarray) -> float:
+    """The cosine of two different rows of features [n, D], on average over some of them; 0 for one row."""
+    some = features[:: max(1, len(features) // _LOOKED_AT)].astype(np.float64)
+    lengths = np.linalg.norm(some, axis=1, keepdims=True)
+    units = some / np.where(lengths > 0, lengths, 1.0)
+    count = len(units)
+    return round(float((np.square(units.sum(0)).sum() - np.square(units).sum()) / max(1, count * (count - 1))), 4)
 
 
-def _read_npz(tree: FileTree, entry: Entry) -> tuple[np.ndarray, np.ndarray]:
-    path = tree.where(entry)
+def _surveyed(tree: FileTree) -> dict[str, _Pool]:
+    """What the files say but for the features themselves.
+
+    Raises:
+        UserError: a file is missing, is there in two formats, or does not fit the others.
+    """
+    pools: dict[str, _Pool] = {}
+    for pool in POOLS:
+        entry = _file(tree, pool)
+        if entry is None:
+            continue
+        where = tree.where(entry)
+        with _read(tree, entry) as (features, labels):
+            names, ids = np.unique(_labels(labels, where), return_inverse=True)
+            pools[pool] = found = _Pool(entry, features.shape[1], ids, tuple(str(name) for name in names))
+        first = pools["base/train"]
+        if found.width != first.width:
+            raise UserError(f"{where} has {found.width} features a row, {first.entry.name} has {first.width}")
+        if pool.startswith("base/") and found.classes != first.classes:
+            raise UserError(f"{where} does not have the same classes as {first.entry.name}")
+        for other, earlier in pools.items():
+            both = set(found.classes) & set(earlier.classes)
+            if both and other != pool and not (pool.startswith("base/") and other.startswith("base/")):
+                raise UserError(f"class {min(both)!r} is in {earlier.entry.name} and in {found.entry.name}; novel "
+                                f"classes must be others than base classes, and others in each file")  # fmt: skip
+    return pools
+
+
+def _stem(pool: str) -> str:
+    return pool.replace("/", "-")
+
+
+def _file(tree: FileTree, pool: str) -> Entry | None:
+    """The file of a pool; None where novel/train has none."""
+    found = [entry for suffix in READERS if (entry := tree.named(f"{_stem(pool)}{suffix}"))]
+    if len(found) > 1:
+        raise UserError(f"{tree.path} holds {' and '.join(e.path for e in found)}; leave one of them there")
+    if not found and pool != "novel/train":
+        wanted = ", ".join(map(_stem, POOLS))
+        raise UserError(
+            f"{tree.where(f'{_stem(pool)}.npz')} is missing; a data set of frozen features is six files: {wanted}, "
+            f"each {' or '.join(READERS)} (without novel-train, base classes are hidden in turn)"
+        )
+    return found[0] if found else None
+
+
+# -- one file
+
+
+def _npz(file: BinaryIO, where: str) -> dict[str, Values]:
+    npz = Npz(file, where)
+    npz.need("features", "labels")
+    return {name: of_array(npz.array(name)) for name in ("features", "labels")}
+
+
+READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Values | list[Any]]]] = {
+    ".npz": _npz,
+    ".safetensors": safetensors,
+    ".pt": torch_file,
+}
+
+
+@contextmanager
+def _read(tree: FileTree, entry: Entry) -> Iterator[tuple[Values, Values | list[Any]]]:
+    """The features [n, D] and labels [n] of a file, which is open inside the block.
+
+    Raises:
+        UserError: it is damaged, or they are not of that form.
+    """
+    where = tree.where(entry)
     with opened(tree, entry) as raw:
-        file = Npz(raw, path)
-        file.need("features", "labels")
-        stored = {name: file.array(name) for name in ("features", "labels")}
-        found = ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in stored.items())
-        if len(stored["features"].shape) != 2 or stored["labels"].shape != stored["features"].shape[:1] or (
-            stored["features"].dtype.kind != "f" or not all(stored["features"].shape)
+        stored = READERS[f".{entry.name.rpartition('.')[2]}"](raw, where)
+        if missing := [repr(name) for name in ("features", "labels") if name not in stored]:
+            has = ", ".join(name[:40] for name in list(stored)[:6]) or "nothing"
+            raise UserError(f"{where} lacks {', '.join(missing)}; it has {has}")
+        features, labels = stored["features"], stored["labels"]
+        found = ", ".join(f"{n} {v if isinstance(v, Values) else f'list[{len(v)}]'}" for n, v in
+                          (("features", features), ("labels", labels)))  # fmt: skip
+        count = labels.shape if isinstance(labels, Values) else (len(labels),)
+        if not isinstance(features, Values) or len(features.shape) != 2 or count != features.shape[:1] or (
+            features.kind != "f" or not all(features.shape)
         ):  # fmt: skip
-            raise UserError(f"{path}: expected floating features [n, D] and labels [n], found {found}")
-        if (kind := stored["labels"].dtype).kind not in "iuU":
-            raise UserError(f"{path}: labels must be integers or strings, found {kind}")
-        features, labels = stored["features"].read(), stored["labels"].read()
-    if labels.dtype.kind == "U":
-        _check_text(labels, path)
-    with np.errstate(over="ignore"):
-        features = features.astype(np.float32)
+            raise UserError(f"{where}: expected floating features [n, D] and labels [n], found {found}")
+        yield features, labels
+
+
+def _features(tree: FileTree, entry: Entry) -> np.ndarray:
+    """Float32 [n, D]."""
+    with _read(tree, entry) as (stored, _), np.errstate(over="ignore"):
+        features = stored.read().astype(np.float32)
     if not np.isfinite(features).all():
         rows = int((~np.isfinite(features)).any(1).sum())
-        raise UserError(f"{path}: features contain NaN or infinity (as float32) in {rows} rows")
-    return features, labels
+        raise UserError(f"{tree.where(entry)}: features contain NaN or infinity (as float32) in {rows} rows")
+    return features
+
+
+def _labels(stored: Values | list[Any], where: str) -> np.ndarray:
+    """Labels [n] as whole numbers or text.
+
+    Raises:
+        UserError: they are neither; whole numbers may be written as floats.
+    """
+    if isinstance(stored, list):
+        kinds = {type(value) for value in stored}
+        if kinds not in ({int}, {str}, {float}) or (kinds == {int} and any(abs(v) >= 1 << 62 for v in stored)):
+            names = " and ".join(sorted(one.__name__.removeprefix("_") for one in kinds))
+            raise UserError(f"{where}: labels must be integers or strings, found a list of {names}")
+        if longest := max((len(value) for value in stored if isinstance(value, str)), default=0):
+            LABEL.check(longest, f"a label of {where}")
+        labels, kind = np.array(stored), kinds.pop().__name__
+    else:
+        kind = stored.name
+        if stored.kind not in "iuUf":
+            raise UserError(f"{where}: labels must be integers or strings, found {kind}")
+        labels = stored.read()
+    if labels.dtype.kind == "f":
+        whole = np.isfinite(labels) & (np.abs(labels) < _WHOLE)
+        whole[whole] = labels[whole] == np.round(labels[whole])
+        if not whole.all():
+            row = int(np.flatnonzero(~whole)[0])
+            raise UserError(
+                f"{where}: labels must be integers or strings, found {kind} with {labels[row]} in row {row}"
+            )
+        labels = labels.astype(np.int64)
+    if labels.dtype.kind == "U":
+        _check_text(labels, where)
+    return labels
 
 
 def _check_text(labels: np.ndarray, path: str) -> None:

@@ -1,7 +1,7 @@
 """Images of the user's own, ``<root>/<class>/<image>``: which class is on which side, which image in which pool.
 
-The classes are divided by a CSV file or by a seed. A base class's images are divided 80/10/10 in natural order of their
-names into train, val and test.
+The classes are divided by the folders above them, a CSV file or a seed. A base class's images are divided 80/10/10 in
+natural order of their names into train, val and test.
 """
 
 from __future__ import annotations
@@ -19,22 +19,13 @@ from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.limits import SPLIT_FILE, read_text
 from ifsl_bench.data.image_pools import T, divide, import_images
-from ifsl_bench.data.read.archive import Entry, FileTree, natural, nfc, some
+from ifsl_bench.data.read.archive import Entry, FileTree, nfc, some
 from ifsl_bench.data.read.decode import SUFFIXES, ImageSpec
+from ifsl_bench.data.sets.layout import SIDES, SPELLED, find_layout, is_image, nested
 from ifsl_bench.data.source import Form, Import
 
 SIZE = 84  # pixels, as on mini- and tiered-ImageNet
 WAYS, SHOTS, QUERIES, BASE_QUERIES = 5, 5, 5, 25  # of the tasks that are written for a data set of one's own
-SIDES = ("base", "novel/train", "novel/val", "novel/test")
-_SPELLED = {
-    **{side: side for side in SIDES},
-    **{side.replace("/", "-"): side for side in SIDES[1:]},
-    **{side.replace("/", "_"): side for side in SIDES[1:]},
-    "train": "base", "train_a": "base", "train-a": "base", "train_b": "novel/train", "train-b": "novel/train",
-    "val": "novel/val", "valid": "novel/val", "validation": "novel/val", "test": "novel/test",
-}  # fmt: skip
-# Endings of files that come with images, and are left alone without a word.
-_COMPANIONS = (".txt", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".md")
 _CLASS_COLUMNS, _SIDE_COLUMNS = ("class", "wnid", "folder", "label", "name"), ("split", "side")
 
 
@@ -47,15 +38,17 @@ class OwnOptions:
             and novel/test (test). Without novel/train the tasks have the shared protocol.
         split_seed: divides the classes 64/16/20 into base, val and test, where there is no such file.
         size: height and width that images are resized to; the middle of an image that is not square is taken.
+        depth: of how many nested folders a class is named; one unless said.
     """
 
     split: Path | None = None
     split_seed: int | None = None
     size: int | None = None
+    depth: int | None = None
 
     def given(self) -> list[str]:
         """The options that the user gave, as the command line spells them."""
-        options = {"--split": self.split, "--split-seed": self.split_seed, "--size": self.size}
+        options = {"--split": self.split, "--split-seed": self.split_seed, "--size": self.size, "--depth": self.depth}
         return [name for name, value in options.items() if value is not None]
 
     @property
@@ -65,10 +58,10 @@ class OwnOptions:
 
     def settings(self) -> dict[str, Any]:
         """What they come to, JSON-able; for the manifest, and to tell whether a data set was made with the same."""
-        size = self.size or SIZE
+        common = {"size": self.size or SIZE, **({"depth": self.depth} if self.depth not in (None, 1) else {})}
         if self.split is not None:
-            return {"split": sha256_json(read_sides(self.split))[:16], "size": size}
-        return {"split_seed": self.split_seed or 0, "size": size}
+            return {"split": sha256_json(read_sides(self.split))[:16], **common}
+        return {"split_seed": self.split_seed or 0, **common}
 
 
 class ImageFolder(Form):
@@ -80,46 +73,68 @@ class ImageFolder(Form):
         self.options = options
 
     def recognises(self, tree: FileTree) -> bool:
-        return any(_is_image(entry.path) for entry in tree.entries)
+        return any(is_image(entry.path) for entry in tree.entries)
+
+    def divided(self, tree: FileTree) -> bool:
+        """Whether the user has said how the classes are divided, by an option or by the names of folders."""
+        if self.options.division_given:
+            return True
+        try:
+            return bool(find_layout(tree, self.options.depth or 1).sides)
+        except UserError:  # which importing tells
+            return False
 
     def build(self, to: Import) -> None:
         options = self.options
-        tell_ignored(to)
-        classes = find_classes(to.files)
+        depth = options.depth or 1
+        tell_ignored(to, options.split)
+        layout = find_layout(to.files, depth)
+        if told := nested(layout, depth):
+            to.reporter.warn(told)
+        classes, where = layout.classes, "the seeded split"
+        sides: Mapping[str, str] | None = None
         if options.split is not None:
-            sides = _listed(to, classes, options.split)
-            classes = {name: classes[name] for name in sides}
-        classes = large_enough(to, classes)
-        if options.split is not None:
-            sides = {name: side for name, side in sides.items() if name in classes}
-        else:
+            sides, where = _listed(to, classes, options.split), str(options.split)
+        elif layout.sides and options.split_seed is None:
+            where = f"the folders {', '.join(layout.folders)}"
+            to.reporter.say(f"{where} divide the classes: {_said(layout.sides)}")
+            sides = layout.sides
+            to.about["division"] = where
+        elif layout.sides:
+            to.reporter.warn(f"--split-seed divides the classes, not the folders {', '.join(layout.folders)}")
+        classes = large_enough(to, {name: classes[name] for name in sides or classes})
+        if sides is None:
             sides = seeded_sides(list(classes), options.split_seed or 0)
-        where = str(options.split) if options.split else "the seeded split"
+        sides = {name: side for name, side in sides.items() if name in classes}
         check_sides(sides, classes, where)
-        pools = divide(classes, sides)
         spec = ImageSpec(options.size or SIZE, fit="crop", upright=True)
-        import_images(to, pools, spec)
+        import_images(to, divide(classes, sides), spec, advice="; --size sets another size")
 
 
-def _is_image(path: str) -> bool:
-    return path.lower().endswith(SUFFIXES)
+def _said(sides: Mapping[str, str]) -> str:
+    counts = Counter(sides.values())
+    return ", ".join(f"{counts[side]} on {side}" for side in SIDES if counts[side])
 
 
-def tell_ignored(to: Import) -> None:
-    """Warns of files that may be images, but do not have the name of one.
+def tell_ignored(to: Import, split: Path | None = None) -> None:
+    """Warns of files that do not have the name of an image.
+
+    Args:
+        split: a file that is used otherwise, wherever it lies.
 
     Raises:
         UserError: among them are links that cannot be followed, perhaps to whole classes, and the user has not allowed
             less. (Such a link by the name of an image is an image that cannot be read.)
     """
-    others = [e for e in to.files.entries if not _is_image(e.path) and not e.path.lower().endswith(_COMPANIONS)]
+    others = [entry for entry in to.files.entries if not is_image(entry.path)]
     if lost := [entry.path for entry in others if entry.lost]:
         told = f"{len(lost):,} links in {to.files.path} cannot be followed: {some(lost)}"
         if not to.allow_partial:
             raise UserError(f"{told}. Mend or remove them, or add {to.partial_option} to go on without them")
         to.reporter.warn(told)
         to.mark_partial(told)
-    if ignored := [entry for entry in others if not entry.lost]:
+    used = split.resolve() if split else None
+    if ignored := [e for e in others if not (e.lost or (used and (to.files.path / e.path).resolve() == used))]:
         endings = Counter(_ending(entry) for entry in ignored).most_common()
         to.reporter.warn(
             f"ignored {len(ignored):,} files that are no images by their names: {some([e.path for e in ignored])}; "
@@ -130,41 +145,6 @@ def tell_ignored(to: Import) -> None:
 
 def _ending(entry: Entry) -> str:
     return PurePosixPath(entry.name).suffix.lower() or "none"
-
-
-def find_classes(tree: FileTree) -> dict[str, list[str]]:
-    """Class -> paths of its images, both in natural order; names of classes in Unicode's NFC.
-
-    The class of an image is the folder below the root; the root is the deepest folder that all images share, so that
-    it does not matter whether a whole folder or its content was packed.
-
-    Raises:
-        UserError: images lie outside any class folder, or there is one folder only.
-    """
-    paths = [entry.path for entry in tree.entries if _is_image(entry.path)]
-    parts = [path.split("/")[:-1] for path in paths]
-    if paths and all(folders == parts[0] for folders in parts):
-        where = tree.where("/".join(parts[0])) if parts[0] else str(tree.path)
-        raise UserError(
-            f"all {len(paths):,} images are in one folder, {where}, which makes one class; give the folder that holds "
-            f"those of all classes, the layout is <root>/<class>/<image>"
-        )
-    depth = 0
-    while all(len(p) > depth for p in parts) and len({p[depth] for p in parts}) == 1:
-        depth += 1
-    classes: dict[str, list[str]] = {}
-    for path, folders in zip(paths, parts, strict=True):
-        if len(folders) <= depth:
-            raise UserError(
-                f"{tree.where(path)} lies beside the folders of the classes, not in one; "
-                f"the layout is <root>/<class>/<image>"
-            )
-        classes.setdefault(nfc(folders[depth]), []).append(path)
-    if {name.lower() for name in classes} <= {"train", "val", "valid", "validation", "test"}:
-        raise UserError(
-            f"the folders in {tree.path} are {', '.join(classes)}, which are no classes; give one of them with --from"
-        )
-    return {name: sorted(classes[name], key=natural) for name in sorted(classes, key=natural)}
 
 
 def read_sides(path: Path) -> dict[str, str]:
@@ -200,11 +180,11 @@ def read_sides(path: Path) -> dict[str, str]:
         where = f"{path}, line {line}"
         if not name:
             raise UserError(f"{where}: the class is missing")
-        if side.lower() not in _SPELLED:
+        if side.lower() not in SPELLED:
             raise unknown("side", side, SIDES, where=f"of class {name!r} in {where}")
         if name in sides:
             raise UserError(f"{where}: class {name!r} is there twice")
-        sides[name] = _SPELLED[side.lower()]
+        sides[name] = SPELLED[side.lower()]
     return sides
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, set_aside, sha256_json, write_bytes
@@ -12,39 +15,26 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.sets.feature_files import FeatureFiles
 from ifsl_bench.data.sets.folder import SHOTS, WAYS, ImageFolder, OwnOptions
 from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.protocol.reference import task_text
+from ifsl_bench.protocol.task import (
+    NO_BACKBONE,
+    DataSpec,
+    EpisodeSpec,
+    Evaluation,
+    MetaTraining,
+    Pretraining,
+    Schedule,
+    Side,
+    Task,
+)
 from ifsl_bench.protocol.task_files import packaged, parse
 
-TASK_FILE = """\
+HEAD = """\
 # Written when {name} was prepared, for you to change; a changed task is a new task. It is left as it is until there
 # are other data than {fingerprint}.
-
-[dataset]
-name = "{name}"
-fingerprint = "{fingerprint}"
-partial = {partial}
-mean = {mean}
-std = {std}
-
-[pretraining]
-backbone = "resnet10-stempool"
-steps = {steps}
-batch = {batch}
-crop_padding = {padding}
-flip = true
-
-[pretraining.schedule]
-rate = 0.1
-shape = "cosine"
-warmup = {warmup}
-{tasks}"""
-
-TASK = """
-[tasks."{name}-{shots}shot"]
-title = "{title}"
-shots = {shots}
-protocol = "{protocol}"
 """
-EPOCHS, BATCH = 30, 128
+EPOCHS, BATCH = 30, 128  # of pretraining on images
+STEPS, RATE = 2000, 0.1  # of a base classifier on features with a mean square of one
 
 
 class OwnData(DatasetSource):
@@ -54,15 +44,15 @@ class OwnData(DatasetSource):
 
     def __init__(self, name: str, options: OwnOptions) -> None:
         self.name, self.options = name, options
-        self.forms: tuple[Form, ...] = (FeatureFiles(), ImageFolder(options))
+        self.forms: tuple[Form, ...] = (FeatureFiles(self.check_episodes), ImageFolder(options))
 
     def recipe(self) -> str:
         return f"data of one's own, 1, {sha256_json(self.options.settings())[:16]}"
 
     def build(self, to: Import) -> None:
+        self.check_name()
         if isinstance(form := self.form(to.files), ImageFolder):
             to.about["settings"] = self.options.settings()
-            self.check_name()
         elif form is not None and (given := self.options.given()):
             raise UserError(f"{', '.join(given)}: for images; {to.files.path} holds {form.title}")
         super().build(to)
@@ -79,18 +69,41 @@ class OwnData(DatasetSource):
                     f"prepare {task.dataset.name}' makes; for a data set of your own choose another name"
                 )
 
+    def check_episodes(self, starts: Mapping[str, np.ndarray]) -> None:
+        """Raises :class:`UserError` where the tasks that are written cannot have episodes.
+
+        Args:
+            starts: int64 [C + 1] of each pool: images of class c are ``starts[c]:starts[c + 1]``.
+        """
+        from ifsl_bench.protocol.episodes import task_sampler  # with torch
+
+        task = Task(
+            name=self.task_names()[-1],
+            title="",
+            shots=SHOTS,
+            protocol="separate" if "novel/train" in starts else "shared",
+            dataset=DataSpec(name=self.name),
+            pretraining=Pretraining(backbone=NO_BACKBONE, steps=STEPS, schedule=Schedule(rate=RATE)),
+            episode=EpisodeSpec(),
+            meta_training=MetaTraining(),
+            evaluation=Evaluation(),
+        )
+        sides: tuple[Side, ...] = ("train", "val", "test")
+        for side in sides:
+            task_sampler(task, side, 0, starts.__getitem__)
+
     def made(self, dataset: Dataset) -> bool:
         """Whether a data set was made with the settings asked for."""
         settings = dataset.manifest["about"].get("settings")
         return settings == self.options.settings() if settings else not self.options.given()
 
     def has_tasks(self, home: Home, dataset: Dataset) -> bool:
-        """Whether the tasks of a data set are there, as far as it is one of images.
+        """Whether the tasks of a data set are there, or cannot be, since others have their names.
 
         The user may have changed them, and unpinned them from the data: they are for other data only where the file
         names other fingerprints and not this one.
         """
-        if len(dataset.shape) != 3:
+        if any(name in packaged() for name in self.task_names()):
             return True
         path = home.tasks / f"{self.name}.toml"
         if not path.exists():
@@ -99,7 +112,7 @@ class OwnData(DatasetSource):
         return not named or dataset.fingerprint in named
 
     def write_tasks(self, home: Home, dataset: Dataset, reporter: Reporter) -> None:
-        """Writes the tasks of a data set of images; a file for other data is kept aside."""
+        """Writes the tasks of a data set; a file for other data is kept aside."""
         path, text = home.tasks / f"{self.name}.toml", task_file(dataset)
         parse(text, str(path))  # one wrong file there would stop every command that lists tasks
         if path.exists():
@@ -110,6 +123,15 @@ class OwnData(DatasetSource):
         reporter.say(
             f"tasks {' and '.join(tasks)} are in {path}; try: ifsl-bench run --method imprint --task {tasks[-1]}"
         )
+        if not dataset.has("novel/train"):
+            reporter.say(
+                f'{self.name} has no novel/train: meta-training hides base classes in turn (protocol = "shared")'
+            )
+        if len(dataset.shape) == 3:
+            reporter.warn(
+                f"flip = false in {path}: no image is mirrored in pretraining. Where a mirror image is of the same "
+                f"class, as of animals and most things but not of letters, set flip = true"
+            )
 
 
 class OwnObjects(OwnData):
@@ -125,32 +147,48 @@ class OwnObjects(OwnData):
         return True
 
 
-def task_file(dataset: Dataset) -> str:
-    """TOML with a 1-shot and a 5-shot task on a data set of images."""
+def suggested(dataset: Dataset) -> dict[str, Any]:
+    """The tables of a task file on a data set, but for the tasks."""
     pools = dataset.manifest["pools"]
     train = pools["base/train"]["statistics"]
-    separate = dataset.has("novel/train")
-    batch = min(BATCH, train["images"])
+    data = {"name": dataset.name, "fingerprint": dataset.fingerprint, "partial": dataset.partial}
+    batch = max(2, min(BATCH, train["images"]))
+    if len(dataset.shape) != 3:
+        square = float(np.mean(np.square(train["mean"]) + np.square(train["std"])))  # of an entry
+        pretraining = {"backbone": NO_BACKBONE, "steps": STEPS, "batch": batch}
+        rate = float(f"{RATE / max(1.0, square):.1g}")  # with larger features the loss is steeper
+        return {"dataset": data, "pretraining": {**pretraining, "schedule": {"rate": rate, "drops": [STEPS // 2]}}}
     steps = max(1, EPOCHS * (train["images"] // batch))
-    tasks = "".join(
-        TASK.format(
-            name=dataset.name,
-            shots=shots,
-            title=f"{dataset.name} {train['classes'] - (0 if separate else WAYS)}+{WAYS}, "
-            f"{shots} shot{'s' if shots > 1 else ''}",
-            protocol="separate" if separate else "shared",
-        )
+    data |= {
+        "mean": [round(v / 255, 4) for v in train["mean"]],
+        "std": [round(max(v, 1.0) / 255, 4) for v in train["std"]],
+    }
+    pretraining = {
+        "backbone": "resnet10-stempool",
+        "steps": steps,
+        "batch": batch,
+        "crop_padding": dataset.shape[0] // 8,
+        "flip": False,
+        "schedule": {"rate": RATE, "shape": "cosine", "warmup": steps // EPOCHS},
+    }
+    return {"dataset": data, "pretraining": pretraining}
+
+
+def tasks_on(dataset: Dataset, name: str) -> dict[str, dict[str, Any]]:
+    """The tables of a 1-shot and a 5-shot task, which are called after ``name``."""
+    separate = dataset.has("novel/train")
+    classes = dataset.manifest["pools"]["base/train"]["statistics"]["classes"]
+    return {
+        f"{name}-{shots}shot": {
+            "title": f"{name} {classes - (0 if separate else WAYS)}+{WAYS}, {shots} shot{'s' if shots > 1 else ''}",
+            "shots": shots,
+            "protocol": "separate" if separate else "shared",
+        }
         for shots in (1, SHOTS)
-    )
-    return TASK_FILE.format(
-        name=dataset.name,
-        fingerprint=dataset.fingerprint,
-        partial=str(dataset.partial).lower(),
-        mean=[round(v / 255, 4) for v in train["mean"]],
-        std=[round(max(v, 1.0) / 255, 4) for v in train["std"]],
-        steps=steps,
-        batch=batch,
-        padding=dataset.shape[0] // 8,
-        warmup=steps // EPOCHS,
-        tasks=tasks,
-    )
+    }
+
+
+def task_file(dataset: Dataset) -> str:
+    """TOML with a 1-shot and a 5-shot task on a data set."""
+    content = {**suggested(dataset), "tasks": tasks_on(dataset, dataset.name)}
+    return task_text(content, HEAD.format(name=dataset.name, fingerprint=dataset.fingerprint))

@@ -1,0 +1,48 @@
+"""Writes a task file for a data set that is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home, disk_errors, write_bytes
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data.preparing.catalogue import opened
+from ifsl_bench.data.sets.own import suggested, tasks_on
+from ifsl_bench.protocol.limits import NAME, RULE
+from ifsl_bench.protocol.reference import task_text
+from ifsl_bench.protocol.task_files import own, packaged, parse
+
+
+def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:
+    """Writes tasks ``name-1shot`` and ``name-5shot`` with a word on each key, and returns their names.
+
+    Training is as in the first task that there is on the data set, or as it is for data of one's own.
+
+    Raises:
+        UserError: no such name or data set, the data are not prepared, the file or tasks of the name are there.
+    """
+    if not re.fullmatch(NAME, name):
+        raise UserError(f"{name!r} is no name for tasks: {RULE}")
+    if path.exists():
+        raise UserError(f"{path} is there already; choose another name, or another file with --out")
+    dataset = opened(home, data, reporter)
+    known = {**packaged(), **own(home)}
+    tasks = tasks_on(dataset, name)
+    if taken := [task for task in tasks if task in known]:
+        raise UserError(f"there is a task {taken[0]!r} already; choose another name")
+    content: dict[str, Any] = suggested(dataset)
+    like = next((task for task in known.values() if task.dataset.name == data and not task.regular), None)
+    if like is not None:
+        said = msgspec.to_builtins(like)
+        content = {table: said[table] for table in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
+        content["dataset"]["fingerprint"] = dataset.fingerprint
+    text = task_text({**content, "tasks": tasks}, f"# Tasks on the data set {data}.\n")
+    parse(text, str(path))
+    with disk_errors(path):
+        write_bytes(path, text.encode())
+    return list(tasks)

@@ -1,0 +1,284 @@
+"""The reference of task files, from their schema and its limits, and task files with a word on each key.
+
+What a key means stands here; names, types, defaults and ranges are read from the code. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ifsl_bench.protocol import limits, variants
+from ifsl_bench.protocol.task import MetaTraining
+from ifsl_bench.protocol.task_files import TaskFile
+
+# What each key means. A name of the user's own stands in brackets.
+MEANING = {
+    "dataset.name": "the data set, as in `ifsl-bench data list`",
+    "dataset.fingerprint": "the content that results are on; a run on other data is refused",
+    "dataset.mean": "images enter a network as (x / 255 - mean) / std, channel by channel",
+    "dataset.std": "see mean; features enter as they are",
+    "dataset.partial": "whether the data of this fingerprint are a part of their source",
+    "dataset.obtain": "what to tell someone who lacks the data",
+    "pretraining.backbone": "the network that makes features of images, or `none` where the data are features",
+    "pretraining.steps": "of SGD, on images of base/train; with `none`, of the base classifier alone",
+    "pretraining.schedule.rate": "the learning rate, at its highest",
+    "pretraining.schedule.drops": "steps after which the rate is a tenth of what it was",
+    "pretraining.schedule.shape": "by drops, or a cosine down to zero",
+    "pretraining.schedule.warmup": "steps in which the rate grows to its highest",
+    "pretraining.batch": "images a step",
+    "pretraining.momentum": "of SGD",
+    "pretraining.weight_decay": "of SGD",
+    "pretraining.crop_padding": "pixels of zero padding, before a random crop of the original size",
+    "pretraining.flip": "mirror half of the images, left to right; wrong where a mirror image is of another class, "
+    "as of letters",
+    "pretraining.norm_momentum": "of batch norms' running averages: the weight of the new batch",
+    "pretraining.seed": "one pretraining for all seeds of meta-training; where absent, each has its own",
+    "tasks.[name].shots": "support images of each novel class",
+    "tasks.[name].protocol": "meta-training samples classes of novel/train, or (shared) hides base classes in turn",
+    "tasks.[name].digest": "of the test episodes; a run on others is refused",
+    "tasks.[name].title": "what tables call it",
+    "tasks.[name].variant_of": "the task whose protocol it departs from; tables keep the two apart",
+    "episode.ways": "novel classes of an episode",
+    "episode.novel_queries": "query images of each novel class",
+    "episode.base_queries": "query images of base classes, in all; 0: regular few-shot learning, without base classes",
+    "meta_training.steps": "of Adam, on episodes, for methods that are meta-trained",
+    "meta_training.validate_every": "steps between two looks at validation episodes",
+    "meta_training.schedule.rate": "the learning rate, at its highest",
+    "meta_training.schedule.drops": "steps after which the rate is a tenth of what it was",
+    "meta_training.schedule.shape": "by drops, or a cosine down to zero",
+    "meta_training.schedule.warmup": "steps in which the rate grows to its highest",
+    "evaluation.episodes": "test episodes",
+    "evaluation.validation_episodes": "half of them choose options, the other half checkpoints",
+    "evaluation.seed": "of the test and validation episodes, which are the same for all methods and training seeds",
+    "variants.[name].of": "the task that this one is made from; it may come with the package",
+    "variants.[name].regular": "no base classes, in softmax or query",
+    "variants.[name].base_classes": "so many of the base classes",
+    "variants.[name].ways": "novel classes of an episode",
+    "variants.[name].shots": "support images of each",
+    "variants.[name].queries": "query images of each; those of base classes change in proportion",
+    "variants.[name].pretraining_steps": "of the backbone, with its schedule stretched to them",
+    "variants.[name].novel_from": "the data set of the novel classes, in validation and testing; not in training",
+    "variants.[name].digest": "of the test episodes; a run on others is refused",
+    "variants.[name].title": "what tables call it",
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a task file.
+
+    Attributes:
+        table: what stands in brackets above it.
+        kind: its type, in words.
+        default: as TOML; None where the key is required or nothing stands for it.
+        required: whether its table must have it.
+        range: what is possible, in words; empty where all of its type is.
+    """
+
+    table: str
+    name: str
+    kind: str
+    default: str | None
+    required: bool
+    range: str
+
+    @property
+    def path(self) -> str:
+        return f"{self.table}.{self.name}"
+
+    @property
+    def meaning(self) -> str:
+        return MEANING[self.path]
+
+
+def keys() -> list[Key]:
+    """Every key that a task file may have, table by table."""
+    return list(_keys(TaskFile, ""))
+
+
+def _keys(struct: type[msgspec.Struct], table: str) -> Iterator[Key]:
+    fields = msgspec.inspect.type_info(struct).fields  # type: ignore[attr-defined]
+    tables = []
+    for field in fields:
+        of = field.type
+        if isinstance(of, msgspec.inspect.DictType):
+            tables.append((of.value_type.cls, f"{field.name}.[name]"))  # type: ignore[attr-defined]
+        elif isinstance(of, msgspec.inspect.StructType):
+            tables.append((of.cls, f"{table}.{field.name}" if table else field.name))
+        else:
+            default = None if field.required or field.default is None else toml(field.default)
+            path = f"{table}.{field.name}"
+            yield Key(table, field.name, _kind(of), default, field.required, _range(path, of))
+    for inner, name in tables:
+        yield from _keys(inner, name)
+
+
+_KINDS: dict[Any, str] = {
+    msgspec.inspect.IntType: "whole number",
+    msgspec.inspect.FloatType: "number",
+    msgspec.inspect.StrType: "text",
+    msgspec.inspect.BoolType: "true or false",
+}
+
+
+def _kind(of: Any) -> str:
+    if isinstance(of, msgspec.inspect.UnionType):
+        (of,) = (part for part in of.types if not isinstance(part, msgspec.inspect.NoneType))
+    if isinstance(of, msgspec.inspect.VarTupleType):
+        return f"list of {_kind(of.item_type)}s"
+    return "text" if isinstance(of, msgspec.inspect.LiteralType) else _KINDS[type(of)]
+
+
+# What of a task a key of a variant changes.
+_OF_VARIANTS = {
+    "variants.[name].base_classes": "base_classes",
+    "variants.[name].ways": "episode.ways",
+    "variants.[name].shots": "shots",
+    "variants.[name].queries": "episode.novel_queries",
+    "variants.[name].pretraining_steps": "pretraining.steps",
+}
+
+
+def _range(path: str, of: Any) -> str:
+    """What a key may be, in words, from where it is checked."""
+    if isinstance(of, msgspec.inspect.LiteralType):
+        return " or ".join(toml(value) for value in sorted(of.values, key=str))
+    field = path.removeprefix("tasks.[name].")
+    if path in _OF_VARIANTS:
+        least, most = limits.WHOLE[_OF_VARIANTS[path]]
+        return f"{max(1, least)} to {min(variants.MOST, most):,}"
+    if field in limits.WHOLE:
+        least, most = limits.WHOLE[field]
+        return f"{least} or more" if most == limits.NUMBER else f"{least:,} to {most:,}"
+    if field in limits.OTHER:
+        return limits.OTHER[field][1].removeprefix("must be ").replace("must not be", "not")
+    return limits.LISTS.get(field, "")
+
+
+def toml(value: object) -> str:
+    """A value as TOML: a text, a truth value, a number, or a list of these."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(value) if isinstance(value, (str, bool)) else repr(value)
+
+
+# -- the page
+
+PAGE = """\
+# Task files
+
+Written by `ifsl-bench tasks reference`, from the code; a test compares them.
+
+A task file is TOML: one data set, how its backbone is trained, how episodes are drawn, and one or more tasks on them.
+It is given by its path wherever a task's name is (`--task mine.toml` for all of its tasks, or
+`--task mine.toml:mine-5shot` for one), or lies in `tasks/` below the home folder, where every command finds its tasks
+by name.
+
+    ifsl-bench tasks new mine --data DATASET
+
+writes one with a word on each key. A key that is not listed here is an error, and so is a value of another type. Keys
+without a default, in tables that are there, must be given; a table whose keys all have defaults may be left out. Every
+change but of `title`, `obtain`, `fingerprint`, `partial`, `digest` and `variant_of` makes another task: its results are
+not put beside those from before.
+
+Names of tasks and data sets are lower-case letters, digits, `.`, `_` and `-`. In the tables below [name] stands for a
+name of yours, in quotation marks where it has a dot.
+"""
+TABLES = {
+    "dataset": "The data, and how images enter a network.",
+    "pretraining": "Stage 1: backbone and base classifier, by cross-entropy on base/train; then both are frozen.",
+    "pretraining.schedule": "Its learning rate.",
+    "episode": "The shape of an episode.",
+    "meta_training": "Stage 2, for methods that are meta-trained; a method may bring a schedule of its own.",
+    "meta_training.schedule": "Its learning rate. Where the table is absent: rate {rate}, drops {drops}.",
+    "evaluation": "Stage 3.",
+    "tasks.[name]": "A task. Each of a file has a table of its own.",
+    "variants.[name]": "A task made from another one. A file may hold these alone.",
+}
+
+
+def page(backbones: Mapping[str, str]) -> str:
+    """The reference, in Markdown.
+
+    Args:
+        backbones: what ``pretraining.backbone`` may be -> what that is.
+    """
+    schedule = MetaTraining().schedule
+    parts = [PAGE]
+    for table, about in TABLES.items():
+        about = about.format(rate=toml(schedule.rate), drops=toml(schedule.drops))
+        rows = [
+            f"| `{key.name}` | {key.kind} | {_default(key)} | {key.range} | {key.meaning} |"
+            for key in keys()
+            if key.table == table
+        ]
+        head = ["| key | type | default | range | meaning |", "|---|---|---|---|---|"]
+        parts.append("\n".join([f"## [{table}]", "", about, "", *head, *rows, ""]))
+    listed = [f"| `{name}` | {what} |" for name, what in backbones.items()]
+    parts.append("\n".join(["## Backbones", "", "| `backbone` | what it is |", "|---|---|", *listed, ""]))
+    return "\n".join(parts)
+
+
+def _default(key: Key) -> str:
+    return f"`{key.default}`" if key.default is not None else "required" if key.required else "none"
+
+
+# -- a file
+
+HEAD = "# Above each key stands what it means. One with '#' in front of it is at its default. See docs/task-file.md.\n"
+
+
+def task_text(content: Mapping[str, Any], head: str = "") -> str:
+    """A task file with a word on each key.
+
+    Args:
+        content: what it says, as tables in tables; a key that is left out stands there as a comment, if it has a
+            default.
+        head: lines above it, each a comment.
+    """
+    known: dict[str, list[Key]] = {}
+    for key in keys():
+        known.setdefault(key.table, []).append(key)
+    lines = [head + HEAD]
+    explained: set[str] = set()
+    for table, own in _tables(content, known):
+        lines.append(f"[{table}]")
+        if (general := _general(table)) in explained:
+            lines += [f"{key.name} = {toml(own[key.name])}" for key in known[general] if own.get(key.name) is not None]
+            lines.append("")
+            continue
+        explained.add(general)
+        for key in known[general]:
+            lines.append(f"# {key.meaning}; {key.range}" if key.range else f"# {key.meaning}")
+            if own.get(key.name) is not None:
+                lines.append(f"{key.name} = {toml(own[key.name])}")
+            else:
+                lines.append(f"# {key.name} = {key.default or '...'}")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _general(table: str) -> str:
+    """``tasks.[name]`` of ``tasks."mine-5shot"``."""
+    first, _, rest = table.partition(".")
+    return f"{first}.[name]" if first in ("tasks", "variants") and rest else table
+
+
+def _tables(content: Mapping[str, Any], known: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """The tables of a file in the order of the reference, and what is said in each."""
+    for table in known:
+        first, _, rest = table.partition(".")
+        if rest == "[name]":
+            for name, own in content.get(first, {}).items():
+                yield f"{first}.{json.dumps(name)}", own
+        else:
+            own = content.get(first, {})
+            if not rest:
+                yield table, own
+            elif rest in own:
+                yield table, own[rest]

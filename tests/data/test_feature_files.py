@@ -1,0 +1,300 @@
+"""Frozen features as people write them: .npz, .pt and .safetensors files, in folders and archives."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data.preparing.prepare import dataset_folder, prepare
+from ifsl_bench.data.sets.feature_files import mean_cosine
+from ifsl_bench.protocol.task_files import find
+
+
+def saved_as(folder: Path, suffix: str, label: Callable[[np.ndarray], object]) -> Path:
+    """The same features in files of another kind, with labels as ``label`` makes them."""
+    target = folder.with_name(f"{folder.name}{suffix}")
+    target.mkdir()
+    for path in folder.glob("*.npz"):
+        with np.load(path) as file:
+            features, labels = file["features"], label(file["labels"])
+        if suffix == ".npz":
+            np.savez(target / path.name, features=features, labels=labels)
+            continue
+        tensor = labels if isinstance(labels, list) else torch.from_numpy(labels)
+        content = {"features": torch.from_numpy(features), "labels": tensor}
+        (save_file if suffix == ".safetensors" else torch.save)(content, target / f"{path.stem}{suffix}")
+    return target
+
+
+def numbers(kind: str) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda labels: labels.astype(kind)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "label"),
+    [
+        (".npz", numbers("f8")),
+        (".npz", numbers("f4")),
+        (".npz", numbers(">i2")),
+        (".pt", numbers("i8")),
+        (".pt", numbers("f4")),
+        (".pt", numbers("i2")),
+        (".pt", lambda labels: labels.tolist()),
+        (".pt", lambda labels: [float(value) for value in labels]),
+        (".safetensors", numbers("i4")),
+        (".safetensors", numbers("f8")),
+    ],
+)
+def test_every_way_to_write_them_makes_the_same_data_set(suffix, label, features_folder, home):
+    first = prepare(home, "first", features_folder, False, Reporter())
+    again = prepare(home, "again", saved_as(features_folder, suffix, label), False, Reporter())
+    assert again.fingerprint == first.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["zip", "stored.zip", "tar.gz"])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_archives_of_them_are_read_too(kind, suffix, features_folder, home, packed):
+    first = prepare(home, "first", features_folder, False, Reporter())
+    archive = packed(saved_as(features_folder, suffix, numbers("i8")), kind)
+    assert prepare(home, "again", archive, False, Reporter()).fingerprint == first.fingerprint
+
+
+KINDS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_numbers_of_every_width_are_those_that_torch_reads(kind, suffix, features_folder, home):
+    wide = torch.randn(60, 32, generator=torch.Generator().manual_seed(0)).to(kind)
+    content = {"features": wide[:, 1::2].contiguous(), "labels": (torch.arange(70) % 5 + 900)[10:]}
+    (features_folder / "novel-test.npz").unlink()
+    path = features_folder / f"novel-test{suffix}"
+    if suffix == ".pt":
+        torch.save({**content, "features": wide[:, 1::2]}, path)  # with the strides of a part
+    else:
+        save_file(content, path)
+    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
+    order = np.argsort(content["labels"].numpy(), kind="stable")
+    np.testing.assert_array_equal(pool.images, content["features"].float().numpy()[order])
+
+
+def test_a_transposed_tensor_is_read_as_it_was(features_folder, home):
+    columns = torch.randn(16, 60)
+    (features_folder / "novel-test.npz").unlink()
+    torch.save({"features": columns.T, "labels": torch.arange(60) // 12 + 900}, features_folder / "novel-test.pt")
+    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
+    np.testing.assert_array_equal(pool.images, columns.T.numpy())
+
+
+# -- files that are none
+
+
+def changed(path: Path, change: Callable[[str, bytes], bytes | None]) -> None:
+    """A zip archive whose members are changed; None leaves one out."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w") as new:
+        for info in old.infolist():
+            if (content := change(info.filename, old.read(info))) is not None:
+                new.writestr(info.filename, content)
+    path.write_bytes(out.getvalue())
+
+
+def replaced(old: bytes, new: bytes) -> Callable[[str, bytes], bytes]:
+    def change(name: str, content: bytes) -> bytes:
+        if name.endswith("data.pkl"):
+            assert old in content
+            return content.replace(old, new)
+        return content
+
+    return change
+
+
+def holding(features: object, labels: object) -> Callable[[Path], None]:
+    return lambda path: torch.save({"features": features, "labels": labels}, path)
+
+
+class Evil:
+    """Writes a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (open, ("owned", "w"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda p: p.write_bytes(b"<html>sorry</html>"), "no readable .pt file: it is an HTML page"),
+        (lambda p: p.write_bytes(b""), "it is an empty file"),
+        (lambda p: p.write_bytes(pickle.dumps({})), "a Python pickle; one saved before torch 1.6 has to be"),
+        (lambda p: p.write_bytes(p.read_bytes()[:300]), "no readable .pt file: it is damaged"),
+        (holding(Evil(), [1]), "is refused: it holds the name .*open"),
+        (lambda p: torch.save(torch.nn.Linear(2, 2), p), "is refused: it holds the name torch.nn"),
+        (lambda p: torch.save([1, 2], p), "holds a list, expected a dict of tensors"),
+        (lambda p: torch.save({"x": torch.zeros(2)}, p), "lacks 'features', 'labels'; it has x"),
+        (holding(torch.zeros(3), [1, 2, 3]), r"features float32\[3\], lab"),
+        (holding(torch.zeros(3, 16), [1, 2, None]), "list of NoneType and int"),
+        (holding(torch.zeros(3, 16), [1, 2, "c"]), "a list of int and str"),
+        (holding(torch.zeros(2, 16), ["a", "b" * 2000]), "2,000 characters"),
+        (holding(torch.zeros(2, 16), torch.tensor([1, 2.5])), "2.5 in row 1"),
+        (holding(torch.zeros(2, 16), torch.tensor([1, torch.nan])), "nan in row 1"),
+        (holding(torch.zeros(1).expand(2, 16), [1, 2]), r"\[2, 16\] in a storage of 1"),
+        # A storage that says more numbers than its file has.
+        (lambda p: changed(p, replaced(b"M\x90\x06", b"J\x00\x00\x00\x10")), "storage of 268,435,456 numbers that has"),
+        # A tensor that begins, or has strides, beyond its storage.
+        (lambda p: changed(p, replaced(b"QK\x00K", b"QK\x01K")), r"a tensor \[105, 16\] in a storage of 1,680"),
+        (lambda p: changed(p, lambda n, c: None if "/data/" in n else c), "it is damaged .KeyError"),
+        (lambda p: changed(p, lambda n, c: None if n.endswith("data.pkl") else c), "not what torch saves"),
+    ],
+)  # fmt: skip
+def test_a_pt_file_that_is_none_is_refused(damage, message, features_folder, home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = saved_as(features_folder, ".pt", numbers("i8"))
+    path = folder / "novel-val.pt"
+    content = torch.load(path)
+    torch.save({"features": torch.zeros(105, 16), "labels": content["labels"].repeat(2)[:105]}, path)
+    damage(path)
+    with pytest.raises(UserError, match=message):
+        prepare(home, "mine", folder, False, Reporter())
+    assert not dataset_folder(home, "mine").exists()
+    assert not Path("owned").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html>", "no readable .safetensors file: it is an HTML page"),
+        (b"", "an empty file"),
+        (b"\xff" * 8 + b"{}", "has 18,446,744,073,709,551,615 bytes, more than 1,048,576"),
+        (b"\x02" + b"\0" * 7 + b"{}", "lacks 'features', 'labels'; it has nothing"),
+        (b"\x05" + b"\0" * 7 + b"{'a'}", "it is damaged .JSONDecodeError"),
+        (b"\x07" + b"\0" * 7 + b'{"a":1}', "it is damaged .TypeError"),
+        (b"\xff\xff\x00" + b"\0" * 5 + b'{"a":' * 13107, "it is damaged"),
+    ],
+)
+def test_a_safetensors_file_that_is_none_is_refused(content, message, features_folder, home):
+    folder = saved_as(features_folder, ".safetensors", numbers("i8"))
+    (folder / "novel-val.safetensors").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        prepare(home, "mine", folder, False, Reporter())
+
+
+@pytest.mark.parametrize("places", ["[0, 99]", "[-8, 88]", "[96, 0]", "[0, 9600000]", "[0.0, 96]", "[0]"])
+def test_a_tensor_that_lies_elsewhere_is_refused(places, features_folder, home):
+    said = f'{{"features":{{"dtype":"F32","shape":[4,6],"data_offsets":{places}}},"labels":{{"dtype":"I64","shape":[4],'
+    header = (said + '"data_offsets":[96,128]}}').encode()
+    folder = saved_as(features_folder, ".safetensors", numbers("i8"))
+    (folder / "base-train.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(128))
+    with pytest.raises(UserError, match=r"base-train\.safetensors is no readable \.safetensors file: it is damaged"):
+        prepare(home, "mine", folder, False, Reporter())
+
+
+# -- what an import finds, rather than a run
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: (f / "base-test.npz").unlink(), "base-test.npz is missing; .* six files: .* each .npz or"),
+        (lambda f: shutil.copy(f / "base-val.npz", f / "base-val.pt"), "holds base-val.npz and base-val.pt; leave one"),
+        (lambda f: keep(f / "novel-val.npz", lambda y: y < 204), "5 novel classes, novel/val has 4"),
+        (lambda f: keep(f / "novel-train.npz", lambda y: y < 104), "5 novel classes, novel/train has 4"),
+        (lambda f: keep(f / "novel-test.npz", lambda y: (y != 301) | (np.cumsum(y == 301) < 8)), "need 10 images"),
+        (lambda f: [keep(f / f"base-{p}.npz", lambda y: np.arange(len(y)) % 3 > 0) for p in ("val", "test")], None),
+        (lambda f: keep(f / "base-val.npz", lambda y: first_of_each(y, 4)), "25 base queries, base/val has 16"),
+        (lambda f: shutil.copy(f / "novel-val.npz", f / "novel-test.npz"), "is in novel-val.npz and in novel-test"),
+    ],
+)  # fmt: skip
+def test_too_little_is_found_when_it_is_prepared(change, message, features_folder, home):
+    change(features_folder)
+    if message is None:
+        prepare(home, "mine", features_folder, False, Reporter())
+        return
+    with pytest.raises(UserError, match=message):
+        prepare(home, "mine", features_folder, False, Reporter())
+    assert not dataset_folder(home, "mine").exists()
+    assert not home.tasks.exists()
+
+
+def test_less_is_taken_where_it_is_allowed(features_folder, home, messages):
+    keep(features_folder / "novel-val.npz", lambda y: y < 204)
+    with pytest.raises(UserError, match="for smaller episodes, of a task file of your own, add --allow-partial"):
+        prepare(home, "mine", features_folder, False, messages)
+    assert prepare(home, "mine", features_folder, False, messages, allow_partial=True).partial
+    assert any("novel/val has 4" in line for line in messages.warned)
+
+
+def keep(path: Path, chosen: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Leaves rows of a file out."""
+    with np.load(path) as file:
+        rows = chosen(file["labels"])
+        content = {name: file[name][rows] for name in ("features", "labels")}
+    np.savez(path, **content)
+
+
+def first_of_each(labels: np.ndarray, count: int) -> np.ndarray:
+    """Whether each row is among the first ``count`` of its label, bool [n]."""
+    return np.array([(labels[:i] == label).sum() < count for i, label in enumerate(labels)])
+
+
+def test_a_data_set_of_features_has_tasks_and_they_run(features_folder, home, call, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(home.cache))
+    (features_folder / "novel-train.npz").unlink()
+    status, out, err = call("data", "prepare", "mine", "--from", str(features_folder))
+    assert status == 0, err
+    assert "try: ifsl-bench run --method imprint --task mine-5shot" in err
+    assert "mine has no novel/train: meta-training hides base classes in turn" in err
+    lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.startswith(("base/", "novel/"))}
+    assert lines["base/train"][:3] == ["8", "192", "24"]
+    assert lines["novel/train"] == ["=", "base/train"]
+    assert lines["novel/test"][:3] == ["7", "98", "14"]
+    assert "300, 301, 302 and 4 more" in out
+    (one, five) = find("mine-1shot")[0], find("mine-5shot")[0]
+    assert (one.shots, five.shots, five.protocol, five.pretraining.backbone) == (1, 5, "shared", "none")
+    status, out, err = call("run", "--method", "imprint", "--task", "mine-5shot", "--dry-run")
+    assert status == 0, err
+    assert "pretraining none" in out
+
+
+@pytest.mark.parametrize(("scale", "rate"), [(0.1, 0.1), (1, 0.05), (30, 0.0001)])
+def test_larger_features_have_a_smaller_rate(scale, rate, features_folder, home):
+    """Of clusters with a mean square of about two."""
+    for path in features_folder.glob("*.npz"):
+        with np.load(path) as file:
+            content = {"features": scale * file["features"], "labels": file["labels"]}
+        np.savez(path, **content)
+    prepare(home, "mine", features_folder, False, Reporter())
+    found = find("mine-5shot", home=home)[0].pretraining.schedule.rate
+    assert rate / 3 < found <= 3 * rate
+
+
+def test_features_on_one_side_of_the_origin_are_told(features_folder, home, messages):
+    prepare(home, "centred", features_folder, False, messages)
+    assert not messages.warned
+    for path in features_folder.glob("*.npz"):
+        with np.load(path) as file:
+            content = {"features": file["features"] + 3, "labels": file["labels"]}
+        np.savez(path, **content)
+    prepare(home, "aside", features_folder, False, messages)
+    (told,) = messages.warned
+    assert "not centred" in told
+    assert "Delta_a near -90" in told
+
+
+def test_the_mean_cosine_is_that_of_all_pairs():
+    rows = np.random.default_rng(0).normal(0.4, 1, (30, 5)).astype(np.float32)
+    rows[3] = 0
+    units = [row / max(np.linalg.norm(row), 1e-12) for row in rows]
+    pairs = [float(a @ b) for i, a in enumerate(units) for j, b in enumerate(units) if i != j]
+    assert mean_cosine(rows) == pytest.approx(np.mean(pairs), abs=1e-4)
+    assert mean_cosine(rows[:1]) == 0
