@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
-from ifsl_bench.backbone.images import Normalise
-from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead
+from ifsl_bench.backbone.contract import Backbone
+from ifsl_bench.backbone.networks import CosineHead, LinearHead
 from ifsl_bench.backbone.processes import ALONE, World
+from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.backbone.trainer import Trainer
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile
@@ -23,6 +25,7 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocol.task import Task
 
 HeadKind = Literal["linear", "cosine"]
+FROM_ELSEWHERE = ("backbone", "weights", "features", "pretrained_on", "seen")  # said of such backbones alone
 RECIPE = 1  # raise it when the code below starts to give other weights from equal settings
 
 
@@ -34,6 +37,7 @@ class Pretrained:
         key: identity of everything that made it.
         network: images [B, C, H, W] -> features [B, D], in evaluation mode.
         head: the base classifier.
+        normalise: images of a pool, uint8 [B, H, W, C], -> what the network takes.
         info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, and how many processes
             it was, one number after the other where a resumed one had others; in one of an older version, one process.
     """
@@ -41,7 +45,7 @@ class Pretrained:
     key: str
     network: Backbone
     head: LinearHead | CosineHead
-    normalise: Normalise
+    normalise: Callable[[Tensor], Tensor]
     info: dict[str, Any]
 
     @property
@@ -49,12 +53,23 @@ class Pretrained:
         """Checksum of the weights: a pretraining that is repeated elsewhere has the same key but other weights."""
         return str(self.info["tensors"]["sha256"])
 
+    @property
+    def features_key(self) -> str:
+        """What its features are called on disk; see :func:`features_key`."""
+        return str(self.info.get("features", self.key))
+
+    @property
+    def features_sha256(self) -> str:
+        """Checksum of what its features depend on: of a backbone from elsewhere that of its file alone."""
+        return str(self.info.get("weights", self.sha256))
+
     def entry(self) -> dict[str, Any]:
         """What a result says of the pretraining; accuracies in percent."""
         accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
         said = {name: self.info[name] for name in ("precision", "device")}
         if (processes := self.info.get("processes", [1])) != [1]:
             said["processes"] = processes
+        said |= {name: self.info[name] for name in FROM_ELSEWHERE if name in self.info}
         return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **said}
 
 
@@ -64,7 +79,7 @@ def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> 
     Args:
         seed: of training; a task may have one pretraining for all of them.
     """
-    seed = task.pretraining_seed(seed)
+    seed = 0 if frozen_backbone(task.pretraining.backbone) else task.pretraining_seed(seed)
     made_of = {
         "recipe": RECIPE,
         "data": fingerprint,
@@ -80,6 +95,16 @@ def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> 
     return f"{data}-{task.pretraining.backbone}-{head}-seed{seed}-{sha256_json(made_of)[:12]}"
 
 
+def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
+    """What the features under a pretraining are called on disk: a frozen backbone has the same for both heads."""
+    if frozen_backbone(task.pretraining.backbone) is None:
+        return pretraining_key(task, fingerprint, head, seed)
+    spec = task.pretraining
+    made_of = {"data": fingerprint, "backbone": spec.backbone, "weights": spec.weights, "of": task.base_classes}
+    data = task.dataset.name + (f"+base-classes={task.base_classes}" if task.base_classes is not None else "")
+    return f"{data}-{spec.backbone}-{sha256_json(made_of)[:12]}"
+
+
 def pretrained_sha256(home: Home, key: str) -> str | None:
     """The checksum of a finished pretraining in the cache, None where there is none (a damaged one counts as none)."""
     try:
@@ -87,6 +112,16 @@ def pretrained_sha256(home: Home, key: str) -> str | None:
     except CorruptFile:
         return None
     return str(info["tensors"]["sha256"]) if info and info.get("finished") is True else None
+
+
+def features_sha256(home: Home, key: str) -> str | None:
+    """The checksum of what the features of a finished pretraining depend on, as of :attr:`Pretrained.features_sha256`;
+    None where there is none."""
+    try:
+        info = CheckpointFolder(home.pretrained / key).info()
+    except CorruptFile:
+        return None
+    return str(info.get("weights", info["tensors"]["sha256"])) if info and info.get("finished") is True else None
 
 
 def pretrain(

@@ -52,6 +52,8 @@ class _Run(_Table, frozen=True):
     shots: int | list[int] | None = None
     queries: int | list[int] | None = None
     pretraining_steps: int | list[int] | None = None
+    backbone: str | list[str] | None = None
+    weights: str | list[str] | None = None
 
 
 class _File(_Table, frozen=True):

@@ -18,8 +18,10 @@ from ifsl_bench.backbone.features import (
     computed_at,
     feature_pool,
 )
+from ifsl_bench.backbone.frozen import pretrain_frozen
 from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
+from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside
 from ifsl_bench.common.processor import cores, evaluating, share, threads
@@ -93,6 +95,10 @@ class PreparedTask:
     def pretrained(self) -> Pretrained:
         work, device = self.work, self.work.place("pretraining").device
         with threads(host_threads(device)):
+            if frozen_backbone(self.task.pretraining.backbone):
+                place = work.place("features")
+                made_of = work.home, self.task, self.dataset, self.head
+                return pretrain_frozen(*made_of, place.device, work.reporter, str(place))
             return pretrain(work.home, self.task, self.dataset, self.head, self.seed, device, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
@@ -108,7 +114,7 @@ class PreparedTask:
         """Where the features that were opened were computed, as far as that is recorded: one entry, or one a pool."""
         found = {}
         for pool, views in self._features:
-            folder = bank_folder(self.work.home, self.pretrained.key, pool, self.task, views)
+            folder = bank_folder(self.work.home, self.pretrained.features_key, pool, self.task, views)
             if place := computed_at(folder):
                 found[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place
         return {"features": next(iter(found.values()))} if len(set(found.values())) == 1 else found

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from ifsl_bench.protocol.task import EpisodeSpec, Task
 
 NAME = r"[a-z0-9][a-z0-9._-]*"  # of a task or data set: it names folders
+BACKBONE = r"[A-Za-z0-9][A-Za-z0-9._-]*(:[A-Za-z0-9][A-Za-z0-9._-]*){0,2}"  # it is part of names of files
+WEIGHTS = r"[0-9a-f]{16}"
+WEIGHTS_RULE = "16 hexadecimal digits, the first of a file's SHA-256; --weights FILE finds them"
 MOST_SEEDS = 1000  # of a command: each is a training, and all are listed before the first begins
 MOST_WORKERS = 1_000  # processes on one machine
 MOST_TRIALS = 10_000  # of a method: the settings are drawn before the first is tried
@@ -72,6 +75,11 @@ def check_task(task: Task, where: str) -> None:
     )
     within(2, task.evaluation.validation_episodes, EPISODES, "evaluation.validation_episodes")
     within(0, task.evaluation.seed, NUMBER, "evaluation.seed")
+    backbone, weights = task.pretraining.backbone, task.pretraining.weights
+    need(bool(re.fullmatch(BACKBONE, backbone)), f"pretraining.backbone {backbone!r:.80} is no name of a backbone")
+    need(
+        weights is None or bool(re.fullmatch(WEIGHTS, weights)), f"pretraining.weights {weights!r:.80}: {WEIGHTS_RULE}"
+    )
     within(0, task.pretraining.seed, NUMBER, "pretraining.seed")
     within(0, task.pretraining.steps, STEPS, "pretraining.steps")
     within(2, task.pretraining.batch, EPISODES, "pretraining.batch")

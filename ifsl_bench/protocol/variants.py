@@ -1,5 +1,5 @@
-"""Tasks made from other tasks: other ways, shots, queries, numbers of base classes (or none of these in the softmax) or
-steps of pretraining.
+"""Tasks made from other tasks: other ways, shots, queries, numbers of base classes (or none of these in the softmax),
+steps of pretraining, or another backbone.
 
 A change is part of the task's name, ``glyphs-5shot+ways=10+shots=3``, and through the name and the definition part of
 its hash, its episodes, their digest and its folder of results. A name says only what differs from the task before the
@@ -8,15 +8,17 @@ first ``+``, in the order of :class:`Change`, so that one task has one name. Imp
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.protocol.limits import BACKBONE, WEIGHTS, WEIGHTS_RULE
 
 if TYPE_CHECKING:
-    from ifsl_bench.protocol.task import Task
+    from ifsl_bench.protocol.task import Pretraining, Task
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -30,6 +32,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         queries: query images of each. Those of base classes change in proportion, so that the shares of base and novel
             queries stay what they were.
         pretraining_steps: of the backbone, whose schedule is stretched to them; a few try out a whole run.
+        backbone: the name of another one.
+        weights: the first digits of the checksum of weights that the user gives it.
     """
 
     base_classes: int | None = None
@@ -37,8 +41,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shots: int | None = None
     queries: int | None = None
     pretraining_steps: int | None = None
+    backbone: str | None = None
+    weights: str | None = None
 
-    def said(self) -> dict[str, int]:
+    def said(self) -> dict[str, int | str]:
         """What is not None, as it is spelled in names: ``{"base-classes": 50}``."""
         fields = msgspec.structs.fields(self)
         return {f.encode_name: value for f in fields if (value := getattr(self, f.name)) is not None}
@@ -54,26 +60,35 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     shots: int | None = None
     queries: int | None = None
     pretraining_steps: int | None = None
+    backbone: str | None = None
+    weights: str | None = None
     digest: str | None = None
     title: str = ""
 
 
 MOST = 1_000_000  # of anything; no data set comes near
 KEYS = tuple(f.encode_name for f in msgspec.structs.fields(Change))
+TEXTS = {"backbone": (BACKBONE, "the name of a backbone"), "weights": (WEIGHTS, WEIGHTS_RULE)}
 
 
-def make_change(given: Mapping[str, int | None]) -> Change:
+def make_change(given: Mapping[str, int | str | None]) -> Change:
     """A change from names as they are spelled, values checked.
 
     Raises:
-        UserError: an unknown name, or a value that is no whole number from 1 to :data:`MOST`.
+        UserError: an unknown name, or a value that is no whole number from 1 to :data:`MOST`, or no name where one is
+            wanted.
     """
     for key, value in given.items():
         if key not in KEYS:
             raise unknown("change of a task", key, KEYS)
+        if key in TEXTS:
+            pattern, rule = TEXTS[key]
+            if value is not None and not (isinstance(value, str) and re.fullmatch(pattern, value)):
+                raise UserError(f"{key} is {rule}, not {value!r:.80}")
+            continue
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise UserError(f"{key} must be a whole number from 1, not {value!r}")
-        if value is not None and value > MOST:
+        if isinstance(value, int) and value > MOST:
             raise UserError(f"{key} must be {MOST:,} at most")
     return msgspec.convert(dict(given), Change)
 
@@ -88,16 +103,20 @@ def split(name: str) -> tuple[str, Change]:
     plus = name.find("+", start)
     if plus < 0:
         return name, Change()
-    given: dict[str, int | None] = {}
+    given: dict[str, int | str | None] = {}
     for part in name[plus + 1 :].split("+"):
         key, separator, text = part.partition("=")
         if key not in KEYS:
             raise unknown("change of a task", key, KEYS, where=f"in {name!r}")
-        if not separator or not text.isdecimal():
+        if key in TEXTS:
+            number: int | str = text
+        elif separator and text.isdecimal():
+            number = int(text) if len(text) < 100 else MOST + 1  # Python refuses to read thousands of digits
+        else:
             raise UserError(f"in {name!r}: {key} takes a whole number from 1, as in +{key}=10, not {text!r}")
         if key in given:
             raise UserError(f"in {name!r}: {key} is there twice")
-        given[key] = int(text) if len(text) < 100 else MOST + 1  # Python refuses to read thousands of digits
+        given[key] = number
     return name[:plus], make_change(given)
 
 
@@ -128,11 +147,17 @@ def changed(task: Task, change: Change) -> Task:
         episode=msgspec.structs.replace(
             old, ways=ways, novel_queries=queries, base_queries=max(round(base_queries), min(1, old.base_queries))
         ),
-        pretraining=task.pretraining.stretched(change.pretraining_steps or task.pretraining.steps),
+        pretraining=_with_backbone(
+            task.pretraining.stretched(change.pretraining_steps or task.pretraining.steps), change
+        ),
     )
 
-    def said(of: Task) -> tuple[int | None, ...]:
-        return of.base_classes, of.episode.ways, of.shots, of.episode.novel_queries, of.pretraining.steps
+    def said(of: Task) -> tuple[int | str | None, ...]:
+        spec = of.pretraining
+        return (
+            *(of.base_classes, of.episode.ways, of.shots, of.episode.novel_queries),
+            *(spec.steps, spec.backbone, spec.weights),
+        )
 
     differs = [f"{key}={new}" for key, new, was in zip(KEYS, said(made), said(task), strict=True) if new != was]
     if not differs:
@@ -144,6 +169,13 @@ def changed(task: Task, change: Change) -> Task:
         digest=None,
         variant_of=task.variant_of or task.name,
     )
+
+
+def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
+    """Another backbone, or other weights for it; weights are those of one backbone, and go with it."""
+    if change.backbone in (None, spec.backbone):
+        return msgspec.structs.replace(spec, weights=change.weights or spec.weights)
+    return msgspec.structs.replace(spec, backbone=change.backbone, weights=change.weights)
 
 
 def derived(task: Task, name: str, entry: Variant) -> Task:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from ifsl_bench.backbone.features import bank_folder, is_computed
 from ifsl_bench.backbone.placement import Place
-from ifsl_bench.backbone.pretrain import HeadKind, pretrained_sha256, pretraining_key
+from ifsl_bench.backbone.pretrain import HeadKind, features_key, features_sha256, pretrained_sha256, pretraining_key
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores, threads
@@ -150,6 +150,10 @@ class Pretrain(Stage):
         """On data of that fingerprint, where they are neither prepared nor pinned."""
         return pretraining_key(self.task, fingerprint_of(self.task, home) or fingerprint, self.head, self.seed)
 
+    def features_key(self, home: Home) -> str:
+        """What its features are called."""
+        return features_key(self.task, fingerprint_of(self.task, home) or "?", self.head, self.seed)
+
     def needs(self) -> Sequence[Stage]:
         return [PrepareData(self.task)]
 
@@ -193,14 +197,14 @@ class Features(Stage):
         return f"features of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
 
     def key(self, home: Home) -> str:
-        folder = bank_folder(home, self.backbone.key(home), self.pool, self.backbone.task, self.views)
+        folder = bank_folder(home, self.backbone.features_key(home), self.pool, self.backbone.task, self.views)
         return folder.relative_to(home.features).as_posix()
 
     def needs(self) -> Sequence[Stage]:
         return [self.backbone]
 
     def cached(self, home: Home) -> bool:
-        return is_computed(home.features / self.key(home), self.backbone.weights(home))
+        return is_computed(home.features / self.key(home), features_sha256(home, self.backbone.key(home)))
 
     def place(self, work: Workspace) -> Place:
         return work.place("features")
