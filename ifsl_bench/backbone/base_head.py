@@ -28,6 +28,8 @@ def fit_head(
     deviation, which moves no minimum and shortens the way. A cosine classifier does not change with the length of its
     weights, so it has no decay; its problem is not convex.
 
+    In double precision, since single precision ends the line search early.
+
     Args:
         kind: "linear" or "cosine".
         features: float32 [n, D].
@@ -39,7 +41,7 @@ def fit_head(
     from scipy.optimize import minimize
 
     width = features.shape[1]
-    rows, targets = torch.from_numpy(np.array(features)).to(device), torch.from_numpy(labels).to(device)
+    rows, targets = torch.from_numpy(features.astype(np.float64)).to(device), torch.from_numpy(labels).to(device)
     mean, spread = rows.mean(0), rows.std(0).clamp_min(1e-6 * float(rows.std()) + 1e-12)
     if kind == "linear":
         rows = (rows - mean) / spread
@@ -47,11 +49,11 @@ def fit_head(
         penalty = (decay / spread.double() ** 2).cpu().numpy()  # [D], on W in the solve's coordinates
     else:
         rows, penalty = unit(rows), np.zeros(width)
-        sums = torch.zeros(classes, width, device=device).index_add_(0, targets, rows)
+        sums = rows.new_zeros(classes, width).index_add_(0, targets, rows)
         start = np.append(unit(sums).double().cpu().numpy().ravel(), TEMPERATURE)
 
     def value(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        v = torch.from_numpy(flat).to(device, torch.float32).requires_grad_(True)
+        v = torch.from_numpy(flat).to(device).requires_grad_(True)
         total = 0.0
         for x, y in zip(rows.split(ROWS), targets.split(ROWS), strict=True):
             loss = F.cross_entropy(_logits(kind, v, x, classes), y, reduction="sum") / len(rows)

@@ -210,7 +210,8 @@ class FrozenNetwork(Backbone):
 def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1) -> Backbone:
     """A backbone with fresh weights; its ``features`` attribute is D.
 
-    A frozen one has the weights that its library begins with. Else weights are He-normal in convolutions (fan out) and linear layers (fan in), biases zero.
+    A frozen one has the weights that its library begins with. Else weights are He-normal in convolutions (fan out) and
+    linear layers (fan in), biases zero.
 
     Args:
         shape: (H, W, C) of an image, or (D,) of a frozen feature.

@@ -77,9 +77,8 @@ def check_task(task: Task, where: str) -> None:
     within(0, task.evaluation.seed, NUMBER, "evaluation.seed")
     backbone, weights = task.pretraining.backbone, task.pretraining.weights
     need(bool(re.fullmatch(BACKBONE, backbone)), f"pretraining.backbone {backbone!r:.80} is no name of a backbone")
-    need(
-        weights is None or bool(re.fullmatch(WEIGHTS, weights)), f"pretraining.weights {weights!r:.80}: {WEIGHTS_RULE}"
-    )
+    sound = weights is None or bool(re.fullmatch(WEIGHTS, weights))
+    need(sound, f"pretraining.weights {weights!r:.80}: {WEIGHTS_RULE}")
     within(0, task.pretraining.seed, NUMBER, "pretraining.seed")
     within(0, task.pretraining.steps, STEPS, "pretraining.steps")
     within(2, task.pretraining.batch, EPISODES, "pretraining.batch")

@@ -49,7 +49,7 @@ def run(
     train: Mapping[str, Any] | None = None,
     seed: int = 0,
     episodes: int | None = None,
-    change: Mapping[str, int] | None = None,
+    change: Mapping[str, int | str] | None = None,
     tune: int = 0,
     calibrate: bool = False,
     rerun: bool = False,
@@ -148,7 +148,7 @@ def evaluate_checkpoint(
     *,
     select: str | None = None,
     episodes: int | None = None,
-    change: Mapping[str, int] | None = None,
+    change: Mapping[str, int | str] | None = None,
     work: Workspace | None = None,
     command: str = "",
 ) -> Result:

@@ -87,7 +87,7 @@ def to_learn2learn(
     num_tasks: int | None = None,
     order: Order = "interleaved",
     transform: Callable[[Tensor], Tensor] | None = None,
-    change: Mapping[str, int] | None = None,
+    change: Mapping[str, int | str] | None = None,
     work: Workspace | None = None,
 ) -> Tasksets:
     """A task's episodes as learn2learn's task data sets, for code written for learn2learn::
