@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from ifsl_bench.backbone.contract import UNKNOWN, Card, Frozen
@@ -67,8 +68,16 @@ class Timm(Frozen):
 
         # timm renames the tensors of older files, and leaves out the classifier; both while it makes a network.
         given = {"state_dict": dict(weights), "hf_hub_id": None, "url": "", "custom_load": False}
-        filled = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=given)
-        network.load_state_dict(filled.state_dict())
+        # Tensors that the file lacks stay random without a word; so it is done twice, from other random numbers.
+        found = []
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            made = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=dict(given))
+            found.append(made.state_dict())
+        lacking = [name for name, value in found[0].items() if not torch.equal(value, found[1][name])]
+        if lacking:
+            raise ValueError(f"{len(lacking)} tensors are not in it, such as {lacking[0]}")
+        network.load_state_dict(found[0])
 
     def fetch(self, model: str, folder: Path) -> Path:
         from urllib.request import Request, urlopen
