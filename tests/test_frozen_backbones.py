@@ -231,7 +231,8 @@ def test_what_a_backbone_was_pretrained_on(name, corpora):
 
 
 @pytest.mark.parametrize(("corpora", "dataset", "verdict"), [
-    (None, "mini-imagenet", "no"), (("imagenet-1k",), "mini-imagenet", "yes"), (("lvd-142m",), "tiered-imagenet", "yes"),
+    (None, "mini-imagenet", "no"), (("imagenet-1k",), "mini-imagenet", "yes"),
+    (("lvd-142m",), "tiered-imagenet", "yes"),
     (("unknown",), "mini-imagenet", "may"), (("laion-2b",), "cub", "may"), (("imagenet-21k",), "cub", "yes"),
     (("imagenet-1k",), "glyphs", "no"), (("imagenet-1k", "unknown"), "glyphs", "may"), ((), "glyphs", "may"),
     (("imagenet-1k",), "photos-of-mine", "may"),
@@ -273,7 +274,7 @@ def test_weights_are_not_for_what_is_pretrained_here():
 
 @with_timm
 def test_a_frozen_network_must_say_which_weights():
-    with pytest.raises(UserError, match="does not say which weights, e.g. timm:resnet50"):
+    with pytest.raises(UserError, match=r"does not say which weights, e\.g\. timm:resnet50"):
         check_backbone(glyphs("timm:resnet50").pretraining)
     with pytest.raises(UserError, match="did you mean"):
         check_backbone(glyphs("timm:resnet50.a1_in2k").pretraining)
