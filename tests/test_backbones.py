@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from ifsl_bench.backbone.networks import BACKBONES, CosineHead, _same_padding, make_backbone
+from ifsl_bench.backbone.networks import CosineHead, _same_padding, make_backbone
 from ifsl_bench.common.cosine import unit
 from ifsl_bench.common.errors import UserError
 
@@ -19,7 +19,7 @@ def test_parameter_counts(name, count):
     assert network.features == 512
 
 
-@pytest.mark.parametrize("name", sorted(BACKBONES))
+@pytest.mark.parametrize("name", ["resnet10", "resnet10-stempool", "resnet18-gn", "resnet-small"])
 @pytest.mark.parametrize("shape", [(84, 84, 3), (64, 64, 3), (32, 32, 1)])
 def test_features_of_any_image_size(name, shape):
     network = make_backbone(name, shape).eval()

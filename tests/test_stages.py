@@ -335,7 +335,7 @@ def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypat
     (job,) = make_jobs(["protonet"], [f"{file}:few-1shot"], {}, Training(), [0], None, home=work.home)
     features = stages_of(job)[2]
     assert features.cached(work.home)
-    monkeypatch.setattr("ifsl_bench.running.preparation.pretrained_sha256", lambda home, key: "another")
+    monkeypatch.setattr("ifsl_bench.running.preparation.features_sha256", lambda home, key: "another")
     assert not features.cached(work.home)
 
 

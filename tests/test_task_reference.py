@@ -10,8 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ifsl_bench.backbone.registered import BACKBONES
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.reference import MEANING, TABLES, keys, task_text, toml
 from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Schedule
 from ifsl_bench.protocol.task_files import find, packaged, parse
@@ -40,10 +42,8 @@ def test_every_key_of_the_structures_has_a_meaning_and_a_row():
 
 
 def test_the_page_lists_each_backbone():
-    from ifsl_bench.backbone.networks import BACKBONES
-
     section = PAGE.read_text(encoding="utf-8").split("## Backbones")[1]
-    assert set(re.findall(r"^\| `([\w-]+)` \|", section, re.M)) - {"backbone"} == {*BACKBONES, "none"}
+    assert set(re.findall(r"^\| `([\w-]+)` \|", section, re.M)) - {"backbone"} == {*registry.names(BACKBONES), "none"}
 
 
 MINIMAL = {"dataset": {"name": "d"}, "pretraining": {"backbone": "none", "steps": 1, "schedule": {"rate": 0.1}},

@@ -59,6 +59,7 @@ def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1, ori
     """Where the features of a pool under a pretraining are kept.
 
     Args:
+        key: that of :func:`ifsl_bench.backbone.pretrain.features_key`.
         origin: what tells the pool from the one of that name that the backbone's data set has, as
             :meth:`ifsl_bench.data.pools.Dataset.origin` says.
     """
@@ -107,13 +108,13 @@ def compute_features(
     if pool.images.ndim == 2:
         dataset.check_images(name)
         return pool.images
-    folder = bank_folder(home, pretrained.key, name, task, views, dataset.origin(name))
+    folder = bank_folder(home, pretrained.features_key, name, task, views, dataset.origin(name))
     shape = (views * len(pool), pretrained.network.features)
     with suppress(CorruptFile, FileNotFoundError):  # before the lock, which a read-only folder does not grant
-        return _open(folder, shape, pretrained.sha256)
+        return _open(folder, shape, pretrained.features_sha256)
     with locked(folder, reporter.warn):
         try:
-            return _open(folder, shape, pretrained.sha256)
+            return _open(folder, shape, pretrained.features_sha256)
         except FileNotFoundError:
             if os.path.lexists(folder):
                 reporter.warn(f"{folder} lacks bank.json; it is computed again, the files are in {set_aside(folder)}")
@@ -122,7 +123,7 @@ def compute_features(
         except CorruptFile as error:
             reporter.warn(f"{error}; it is computed again, the damaged files are in {set_aside(folder)}")
         dataset.check_images(name)
-        with building(folder, same=lambda: is_computed(folder, pretrained.sha256)) as partial:
+        with building(folder, same=lambda: is_computed(folder, pretrained.features_sha256)) as partial:
             bank = create_array(partial / "features.npy", shape, "float32")
             title = f"features of {name}" + (f", {views} views" if views > 1 else "")
             with reporter.stage(title, shape[0]) as stage:
@@ -137,11 +138,11 @@ def compute_features(
                 "of": _place(folder),
                 "shape": list(shape),
                 "sha256": sha256_file(partial / "features.npy"),
-                "pretraining_sha256": pretrained.sha256,
+                "pretraining_sha256": pretrained.features_sha256,
                 "place": place,
             }
             write_sealed(partial / "bank.json", entry)
-        return _open(folder, shape, pretrained.sha256)
+        return _open(folder, shape, pretrained.features_sha256)
 
 
 def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.device, views: int) -> Iterator[np.ndarray]:

@@ -1,4 +1,4 @@
-"""The networks that turn images into features. Input [B, C, H, W], output [B, D].
+"""The networks that turn images into features, and the base classifiers on these. Input [B, C, H, W], output [B, D].
 
 ``resnet10`` and ``resnet18-gn`` follow the released code of Ren et al. (NeurIPS 2019): shortcuts, norms, pooling and
 the order of operations are theirs, not torchvision's.
@@ -9,14 +9,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ifsl_bench.backbone.contract import Backbone, Frozen
+from ifsl_bench.backbone.device import choose_precision
+from ifsl_bench.backbone.registered import backbone_plugin
 from ifsl_bench.common.cosine import unit
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
 
 
@@ -39,12 +43,6 @@ class _Block10(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.max_pool2d(self.body(x) + self.shortcut(x), 2, ceil_mode=True)
-
-
-class Backbone(nn.Module):
-    """Images [B, C, H, W] to features [B, D]; D is ``features``."""
-
-    features: int
 
 
 class ResNet10(Backbone):
@@ -182,14 +180,6 @@ class ResNetSmall(Backbone):
         return self.out(F.adaptive_avg_pool2d(x, 2).flatten(1))
 
 
-BACKBONES: dict[str, type[ResNet10] | type[ResNet18GN] | type[ResNetSmall]] = {
-    "resnet10": ResNet10,
-    "resnet10-stempool": ResNet10StemPool,
-    "resnet18-gn": ResNet18GN,
-    "resnet-small": ResNetSmall,
-}
-
-
 class Identity(Backbone):
     """Frozen features pass through."""
 
@@ -238,10 +228,28 @@ class Included(Backbone):
         super()._load_from_state_dict(state_dict, prefix, *others)
 
 
+class FrozenNetwork(Backbone):
+    """A network from elsewhere, in evaluation mode; float32 features, in bf16 on an accelerator that has it.
+
+    Args:
+        body: images [B, 3, H, W] to features [B, D].
+        features: D.
+    """
+
+    def __init__(self, body: nn.Module, features: int) -> None:
+        super().__init__()
+        self.body, self.features = body.eval().requires_grad_(False), features
+
+    def forward(self, x: Tensor) -> Tensor:
+        with choose_precision(x.device).autocast(x.device) if x.device.type != "cpu" else nullcontext():
+            return self.body(x).float()
+
+
 def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1) -> Backbone:
     """A backbone with fresh weights; its ``features`` attribute is D.
 
-    Weights are He-normal in convolutions (fan out) and linear layers (fan in), biases zero.
+    A frozen one has the weights that its library begins with. Else weights are He-normal in convolutions (fan out) and
+    linear layers (fan in), biases zero.
 
     Args:
         shape: (H, W, C) of an image, or (D,) of a frozen feature.
@@ -249,20 +257,21 @@ def make_backbone(name: str, shape: tuple[int, ...], norm_momentum: float = 0.1)
     Raises:
         UserError: no such backbone, or one that does not suit the data.
     """
-    if name not in (*BACKBONES, NO_BACKBONE, INCLUDED):
-        raise unknown("backbone", name, [*BACKBONES, NO_BACKBONE])
     if name == INCLUDED:
         if len(shape) != 3 or shape[0] != 2 or shape[2] != 1:
             raise UserError(f"pretraining.backbone {name!r} is for features that come with the package")
         return Included(shape[1])
+    kind, model = (None, "") if name == NO_BACKBONE else backbone_plugin(name)
     if (name == NO_BACKBONE) != (len(shape) == 1):
         holds = "features" if len(shape) == 1 else "images"
         raise UserError(
             f"the data are {holds}, and pretraining.backbone is {name!r}: 'none' is for features, and only it"
         )
-    if name == NO_BACKBONE:
+    if kind is None:
         return Identity(shape[0])
-    network = BACKBONES[name](channels=shape[-1], norm_momentum=norm_momentum)
+    if isinstance(kind, Frozen):
+        return FrozenNetwork(*kind.network(model))
+    network = kind(channels=shape[-1], norm_momentum=norm_momentum)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

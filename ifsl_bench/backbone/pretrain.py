@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from ifsl_bench.backbone.chance import at_chance
-from ifsl_bench.backbone.images import Normalise
-from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead
+from ifsl_bench.backbone.contract import Backbone
+from ifsl_bench.backbone.networks import CosineHead, LinearHead
 from ifsl_bench.backbone.processes import ALONE, World
+from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.backbone.shipped import adopt
 from ifsl_bench.backbone.trainer import Trainer
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -23,6 +25,7 @@ from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocol.task import INCLUDED, Task
 
 HeadKind = Literal["linear", "cosine"]
+FROM_ELSEWHERE = ("backbone", "weights", "features", "pretrained_on", "seen")  # said of such backbones alone
 # Raised when the code below starts to give other weights from equal settings. Since 2, finished weights are rounded to
 # half precision; results of older versions name pretrainings of 1.
 RECIPE = 2
@@ -36,6 +39,7 @@ class Pretrained:
         key: identity of everything that made it.
         network: images [B, C, H, W] -> features [B, D], in evaluation mode.
         head: the base classifier.
+        normalise: images of a pool, uint8 [B, H, W, C], -> what the network takes.
         info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, what the weights were
             rounded to, and how many processes it was, one number after the other where a resumed one had others; in
             one of an older version, one process.
@@ -44,13 +48,23 @@ class Pretrained:
     key: str
     network: Backbone
     head: LinearHead | CosineHead
-    normalise: Normalise
+    normalise: Callable[[Tensor], Tensor]
     info: dict[str, Any]
 
     @property
     def sha256(self) -> str:
         """Checksum of the weights: a pretraining that is repeated elsewhere has the same key but other weights."""
         return str(self.info["tensors"]["sha256"])
+
+    @property
+    def features_key(self) -> str:
+        """What its features are called on disk; see :func:`features_key`."""
+        return str(self.info.get("features", self.key))
+
+    @property
+    def features_sha256(self) -> str:
+        """Checksum of what its features depend on: of a backbone from elsewhere that of its file alone."""
+        return str(self.info.get("weights", self.sha256))
 
     def entry(self) -> dict[str, Any]:
         """What a result says of the pretraining; accuracies in percent."""
@@ -60,6 +74,7 @@ class Pretrained:
         }
         if (processes := self.info.get("processes", [1])) != [1]:
             said["processes"] = processes
+        said |= {name: self.info[name] for name in FROM_ELSEWHERE if name in self.info}
         return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **said}
 
 
@@ -85,7 +100,7 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int, recipe: 
         "images": [task.dataset.mean, task.dataset.std],
         "pretraining": task.pretraining.definition(),
         "head": head,
-        "seed": task.pretraining_seed(seed),
+        "seed": 0 if frozen_backbone(task.pretraining.backbone) else task.pretraining_seed(seed),
     }
     if task.base_classes is not None:
         made_of["base_classes"] = task.base_classes
@@ -95,6 +110,16 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int, recipe: 
 def known_keys(task: Task, fingerprint: str, head: HeadKind, seed: int) -> list[str]:
     """What a result on disk may call its pretraining: its key now, then those that older versions gave it."""
     return [pretraining_key(task, fingerprint, head, seed, recipe) for recipe in range(RECIPE, 0, -1)]
+
+
+def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
+    """What the features under a pretraining are called on disk: a frozen backbone has the same for both heads."""
+    if frozen_backbone(task.pretraining.backbone) is None:
+        return pretraining_key(task, fingerprint, head, seed)
+    spec = task.pretraining
+    made_of = {"data": fingerprint, "backbone": spec.backbone, "weights": spec.weights, "of": task.base_classes}
+    data = task.dataset.name + (f"+base-classes={task.base_classes}" if task.base_classes is not None else "")
+    return f"{data}-{spec.backbone}-{sha256_json(made_of)[:12]}"
 
 
 def pretrain(

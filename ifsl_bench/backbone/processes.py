@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from ifsl_bench.backbone.networks import Backbone
+from ifsl_bench.backbone.contract import Backbone
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import Launch
 

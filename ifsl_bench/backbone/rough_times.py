@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from ifsl_bench.backbone.device import choose_precision
 from ifsl_bench.backbone.images import cut, draw_crops
 from ifsl_bench.backbone.networks import channels_last, make_backbone, make_head
+from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.common.timing import seconds_of
 from ifsl_bench.protocol.task import Pretraining
 
@@ -28,6 +29,8 @@ def pretraining_seconds(
         images: in base/train.
         held_out: images of the pools that the accuracy is of.
     """
+    if frozen_backbone(spec.backbone):  # its features, of which the classifier costs a small part
+        return (images + held_out) * feature_seconds(spec.backbone, shape, device)
     batch = min(spec.batch, images)
     crops = (spec.crop_padding, spec.flip) if len(shape) == 3 and device.type == "cpu" else (0, False)
     each = _step_seconds(spec.backbone, shape, classes, batch, crops, device, torch.get_num_threads())
@@ -71,7 +74,11 @@ def feature_seconds(backbone: str, shape: tuple[int, ...], device: torch.device)
 @torch.no_grad()
 def _feature_seconds(backbone: str, shape: tuple[int, ...], device: torch.device, threads: int) -> float:
     network = channels_last(make_backbone(backbone, shape).eval(), device)
-    batch = _images(shape, _some(256, shape, device), device)
+    if found := frozen_backbone(backbone):
+        shape, some = (*found[0].card(found[1], own_weights=True).size, 3), 2 if device.type == "cpu" else 64
+    else:
+        some = _some(256, shape, device)
+    batch = _images(shape, some, device)
     return seconds_of(lambda: network(batch), device) / len(batch)
 
 

@@ -77,6 +77,18 @@ def pretrained_sha256(home: Home, key: str) -> str | None:
     return str(info["tensors"]["sha256"]) if info and info.get("finished") is True else None
 
 
+def features_sha256(home: Home, key: str) -> str | None:
+    """The checksum of what the features of a finished pretraining depend on; None where there is none.
+
+    It is that of the weights; of a backbone from elsewhere, that of its file alone.
+    """
+    try:
+        info = CheckpointFolder(home.pretrained / key).info()
+    except CorruptFile:
+        return None
+    return str(info.get("weights", info["tensors"]["sha256"])) if info and info.get("finished") is True else None
+
+
 def adopt(home: Home, key: str, reporter: Reporter) -> None:
     """Puts the weights that come with the package into a home which has nothing of this pretraining, and says so.
 

@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ifsl_bench.backbone.contract import Backbone
 from ifsl_bench.backbone.device import Precision, choose_precision, describe_device, whole_float32
 from ifsl_bench.backbone.feeding import draw_epoch, make_feed
 from ifsl_bench.backbone.images import batches, make_normalise
-from ifsl_bench.backbone.networks import Backbone, CosineHead, LinearHead, channels_last, make_backbone, make_head
+from ifsl_bench.backbone.networks import CosineHead, LinearHead, channels_last, make_backbone, make_head
 from ifsl_bench.backbone.processes import ALONE, World, share_norms
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ifsl_bench.board.entries import Entry
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.table import Column
+from ifsl_bench.protocol.contamination import MARKS
 from ifsl_bench.protocol.metrics import BALANCE, METRICS, REGULAR, Estimate, Paired
 from ifsl_bench.protocol.task import Task
 
@@ -75,6 +76,7 @@ def task_columns(
         _trials(full),
         _source(ranked),
         PARTIAL_DATA,
+        NOVEL_SEEN,
         *((TO_BEST_FIELDS, PRINTED) if ranked else ()),
     ]
 
@@ -117,6 +119,8 @@ def _source(ranked: bool) -> Column[Entry]:
 
     def text(entry: Entry) -> str:
         said = plain(entry) + (", transductive" if entry.measured and entry.measured.transductive else "")
+        if entry.measured and (mark := MARKS[entry.measured.novel_seen]):
+            said += f", {mark}"
         if entry.comparable or not (entry.measured or ranked):
             return said
         return f"{said}, {'not comparable' if entry.measured else 'other protocol'}"
@@ -138,6 +142,10 @@ def _trials(shown: bool) -> Column[Entry]:
         return {"setting": row.setting, "trials": row.trials, "edge": ", ".join(row.edge)}
 
     return Column("trials" if shown else None, text, fields)
+
+
+def _seen_fields(entry: Entry) -> dict[str, str | None]:
+    return {"novel_seen": entry.measured.novel_seen if entry.measured else None}
 
 
 def _to_best(entry: Entry) -> str:
@@ -186,5 +194,6 @@ SPREAD: Column[Entry] = Column(
     lambda entry: "" if math.isnan(entry.spread) else f"{entry.spread:.2f}",
     lambda entry: {"sd_of_seeds": rounded(entry.spread)},
 )
+NOVEL_SEEN: Column[Entry] = Column(fields=_seen_fields)  # readers see it in words, with the source
 PARTIAL_DATA: Column[Entry] = Column(fields=lambda entry: {"partial_data": entry.partial})
 PRINTED: Column[Entry] = Column(fields=_printed)

@@ -13,6 +13,7 @@ from ifsl_bench.board.measured import having
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.common.errors import one_line
+from ifsl_bench.protocol.contamination import MARKS
 from ifsl_bench.protocol.metrics import METRICS, REGULAR
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
@@ -137,6 +138,8 @@ def _block(entry: Entry) -> tuple[int, str]:
 
 def _label(entry: Entry, origins: bool) -> str:
     label = f"{entry.label} ({entry.source})" if origins and entry.kind == "measured" else entry.label
+    if entry.measured and (mark := MARKS[entry.measured.novel_seen]):
+        label += f", {mark}"
     return f"{label}, partial data" if entry.partial and not entry.comparable else label
 
 

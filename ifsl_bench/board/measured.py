@@ -11,6 +11,7 @@ import numpy as np
 
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.plugin.behaviour import comparable, differs
+from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, harmonic, summarise
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
@@ -46,6 +47,12 @@ class Row:
     def transductive(self) -> bool:
         """Whether the method looks at an episode's other queries, which others must not."""
         return any(r.transductive for r in self.results)
+
+    @property
+    def novel_seen(self) -> str:
+        """Whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN`."""
+        said = (str(r.pretraining.get("seen", SEEN[0])) for r in self.results)
+        return max((one if one in SEEN else "may" for one in said), key=SEEN.index)
 
     @property
     def one_pretraining(self) -> bool:

@@ -43,6 +43,12 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
         notes.append(f"{PARTIAL.capitalize()}.")
     if looking := [f"{row.label} ({row.origin})" for row in (*board.rows, *board.others) if row.transductive]:
         notes.append(f"Transductive, seeing an episode's queries all at once, and ranked apart: {', '.join(looking)}.")
+    for state, what in (("yes", "has seen"), ("may", "may have seen")):
+        if rows := [f"{row.label} ({row.origin})" for row in (*board.rows, *board.others) if row.novel_seen == state]:
+            notes.append(
+                f"On a backbone that {what} images of the novel classes when it was pretrained elsewhere, and ranked "
+                f"apart: {', '.join(rows)}."
+            )
     notes += [
         f"{row.label} ({row.origin}): in {row.at_saddles[0]:,} of {row.at_saddles[1]:,} episodes of meta-training the "
         f"solve stopped at a saddle, so that the gradient was not that of a minimum."

@@ -54,7 +54,8 @@ class Ranking:
     options of their own, or where there are none the user's. All are compared on the same seeds: those that all
     have, or if these are fewer than three those that most have. A user's row that has three of these seeds is
     ranked in the family plus itself alone, so that it moves nobody's rank. All other rows are provisional.
-    Transductive rows, beside others, are ranked by themselves and come last.
+    Transductive rows, beside others, are ranked by themselves and come later; so do, last, those whose backbone has
+    seen the novel classes elsewhere, or may have.
 
     Args:
         rows: comparable rows, all that there are; see :attr:`ifsl_bench.board.boards.Board.compared`.
@@ -67,9 +68,10 @@ class Ranking:
     """
 
     def __init__(self, rows: Sequence[Row], metric: str = "acc", setting: str = PAPER) -> None:
-        apart = [row for row in rows if row.transductive]
-        self.apart = Ranking(apart, metric, setting) if 0 < len(apart) < len(rows) else None
-        self.rows = tuple(row for row in rows if not (self.apart and row.transductive))
+        self.kind = min(map(_kind, rows), default=(False, False))
+        apart = [row for row in rows if _kind(row) != self.kind]
+        self.apart = Ranking(apart, metric, setting) if apart else None
+        self.rows = tuple(row for row in rows if _kind(row) == self.kind)
         self.metric, self.setting = metric, setting
         able = [row for row in self.rows if self._is_apt(row) and not (row.has_options or row.superseded)]
         able = [row for row in able if len(row.seeds) >= SEEDS]
@@ -127,8 +129,12 @@ class Ranking:
 
     def _is_guest(self, row: Row) -> bool:
         """Whether a row is ranked with the family without being of it: a user's where the family is of stored rows."""
-        inductive = self.apart is None or not row.transductive
-        return inductive and bool(self.family) and row.origin != self.family[0].origin and not self._reason(row)
+        return (
+            _kind(row) == self.kind
+            and bool(self.family)
+            and row.origin != self.family[0].origin
+            and not self._reason(row)
+        )
 
     def _is_apt(self, row: Row) -> bool:
         return row.setting in (self.setting, EVERY)
@@ -158,6 +164,11 @@ class Ranking:
 
     def _intervals(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[RankInterval]:
         return rank_intervals(_BySeed(rows, self.metric, seeds), _fixed(rows)) if rows else []
+
+
+def _kind(row: Row) -> tuple[bool, bool]:
+    """What is ranked apart: whether novel classes may have been seen before, and whether the row is transductive."""
+    return row.novel_seen != "no", row.transductive
 
 
 class _BySeed(Sequence[np.ndarray]):

@@ -53,6 +53,8 @@ class _Run(_Table, frozen=True):
     queries: int | list[int] | None = None
     pretraining_steps: int | list[int] | None = None
     novel_from: str | list[str] | None = None
+    backbone: str | list[str] | None = None
+    weights: str | list[str] | None = None
 
 
 class _File(_Table, frozen=True):

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,9 +78,19 @@ def change_options(command: Any) -> Any:
     def with_change(**given: Any) -> Any:
         from ifsl_bench.protocol.variants import make_change
 
-        change = make_change({key: given.pop(key.replace("-", "_")) for key in helps})
+        file, said = given.pop("weights"), {key: given.pop(key.replace("-", "_")) for key in (*helps, "backbone")}
+        if file is not None:
+            from ifsl_bench.backbone.given_weights import take_weights
+
+            said["weights"] = take_weights(folders_of(given.get("home")), Path(file).expanduser())
+        change = make_change(said)
         return command(change=change, **given)
 
+    with_change = click.option("--weights", metavar="FILE", help="Weights of a backbone that is not pretrained here; a "
+                               "copy stays in the home.")(with_change)  # fmt: skip
+    with_change = click.option("--backbone", metavar="NAME", help="Another backbone, such as timm:MODEL.TAG.")(
+        with_change
+    )
     for key, text in reversed(helps.items()):
         kind, what = (str, "DATASET") if key == "novel-from" else (int, "N")
         with_change = click.option(f"--{key}", type=kind, metavar=what, help=text)(with_change)

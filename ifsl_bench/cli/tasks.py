@@ -42,9 +42,9 @@ def tasks_new(name: str, data: str, out: str | None, home: str | None, quiet: bo
 @tasks.command("reference")
 def tasks_reference() -> None:
     """Print every key of a task file, with defaults and ranges, and the backbones; in Markdown."""
-    from ifsl_bench.backbone.networks import BACKBONES
+    from ifsl_bench.backbone.registered import described
     from ifsl_bench.protocol.reference import page
     from ifsl_bench.protocol.task import NO_BACKBONE
 
-    said = {name: (kind.__doc__ or "").strip().partition("\n")[0] for name, kind in BACKBONES.items()}
-    click.echo(page({**said, NO_BACKBONE: "The data are features: only the base classifier is trained."}), nl=False)
+    none = {NO_BACKBONE: "The data are features: only the base classifier is trained."}
+    click.echo(page({**described(), **none}), nl=False)

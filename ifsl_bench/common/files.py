@@ -69,6 +69,11 @@ class Home:
         return self.cache / "pretrained"
 
     @property
+    def weights(self) -> Path:
+        """Weights of backbones that were pretrained elsewhere."""
+        return self.cache / "weights"
+
+    @property
     def features(self) -> Path:
         return self.cache / "features"
 

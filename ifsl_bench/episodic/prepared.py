@@ -18,10 +18,12 @@ from ifsl_bench.backbone.features import (
     computed_at,
     feature_pool,
 )
+from ifsl_bench.backbone.frozen import pretrain_frozen
 from ifsl_bench.backbone.moments import Moments, class_moments
 from ifsl_bench.backbone.networks import Included
 from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
+from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside
 from ifsl_bench.common.processor import cores, evaluating, share, threads
@@ -108,6 +110,10 @@ class PreparedTask:
     def pretrained(self) -> Pretrained:
         work, device = self.work, self.work.place("pretraining").device
         with threads(host_threads(device)):
+            if frozen_backbone(self.task.pretraining.backbone):
+                place = work.place("features")
+                made_of = work.home, self.task, self.dataset, self.head
+                return pretrain_frozen(*made_of, place.device, work.reporter, str(place))
             return pretrain(work.home, self.task, self.dataset, self.head, self.seed, device, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
@@ -123,7 +129,8 @@ class PreparedTask:
         """Where the features that were opened were computed, as far as that is recorded: one entry, or one a pool."""
         found = {}
         for pool, views in self._features:
-            folder = bank_folder(self.work.home, self.pretrained.key, pool, self.task, views, self.dataset.origin(pool))
+            origin = self.dataset.origin(pool)
+            folder = bank_folder(self.work.home, self.pretrained.features_key, pool, self.task, views, origin)
             if place := computed_at(folder):
                 found[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place
         return {"features": next(iter(found.values()))} if len(set(found.values())) == 1 else found
@@ -135,7 +142,7 @@ class PreparedTask:
         if isinstance(network := self.pretrained.network, Included):  # base/train has but the means
             known = {part: getattr(network, part).cpu().numpy() for part in network.MOMENTS}
             return base_classifier(self.pretrained, Moments(**known))
-        folder = bank_folder(self.work.home, self.pretrained.key, name, self.task)
+        folder = bank_folder(self.work.home, self.pretrained.features_key, name, self.task)
         starts = self.dataset.pool(name).starts
         with threads(host_threads(HOST)):
             moments = class_moments(folder, self.features(name), starts, self.work.reporter)

@@ -37,6 +37,7 @@ MEANING = {
     "pretraining.flip": "mirror half of the images, left to right; wrong where a mirror image is of another class, "
     "as of letters",
     "pretraining.norm_momentum": "of batch norms' running averages: the weight of the new batch",
+    "pretraining.weights": "of a backbone that is not pretrained here: the checksum of the user's own file of weights",
     "pretraining.seed": "one pretraining for all seeds of meta-training; where absent, each has its own",
     "tasks.[name].shots": "support images of each novel class",
     "tasks.[name].protocol": "meta-training samples classes of novel/train, or (shared) hides base classes in turn",
@@ -63,6 +64,8 @@ MEANING = {
     "variants.[name].queries": "query images of each; those of base classes change in proportion",
     "variants.[name].pretraining_steps": "of the backbone, with its schedule stretched to them",
     "variants.[name].novel_from": "the data set of the novel classes, in validation and testing; not in training",
+    "variants.[name].backbone": "another one; see below",
+    "variants.[name].weights": "as of [pretraining]",
     "variants.[name].digest": "of the test episodes; a run on others is refused",
     "variants.[name].title": "what tables call it",
 }
@@ -146,6 +149,8 @@ _OF_VARIANTS = {
 
 def _range(path: str, of: Any) -> str:
     """What a key may be, in words, from where it is checked."""
+    if path in ("pretraining.weights", "variants.[name].weights"):
+        return limits.WEIGHTS_RULE
     if isinstance(of, msgspec.inspect.LiteralType):
         return " or ".join(toml(value) for value in sorted(of.values, key=str))
     field = path.removeprefix("tasks.[name].")

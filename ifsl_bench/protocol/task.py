@@ -13,6 +13,7 @@ import msgspec
 from ifsl_bench.common.files import sha256_json
 
 Side = Literal["train", "val", "test"]
+WEIGHTS_DIGITS = 16  # of the checksum of weights that a user gives, in the names of tasks and files
 NO_BACKBONE = "none"  # the backbone of data that are features already
 INCLUDED = "included"  # the backbone of embedded features, which come with their base classifiers
 
@@ -57,7 +58,11 @@ class Schedule(Strict, frozen=True):
 class Pretraining(Strict, frozen=True):
     """Stage 1: backbone and base classifier on base/train by cross-entropy, SGD with momentum.
 
-    ``seed`` is that of the one pretraining that every training seed starts from; None: each has its own.
+    A backbone with weights from elsewhere stays as it is; of the rest of this only ``weight_decay``, the penalty of the
+    base classifier, and the augmentation of views concern it, and it is the same for every seed.
+
+    ``seed`` is that of the one pretraining that every training seed starts from; None: each has its own. ``weights``
+    begins the checksum of a file of weights that the user gave for the backbone.
     """
 
     backbone: str
@@ -70,11 +75,14 @@ class Pretraining(Strict, frozen=True):
     flip: bool = False  # horizontal, with probability one half
     norm_momentum: float = 0.1  # PyTorch's convention: the weight of the new batch
     seed: int | None = None
+    weights: str | None = None
 
     def definition(self) -> dict[str, Any]:
         """Everything that changes the weights, beside the seed."""
         value = msgspec.to_builtins(self)
         del value["seed"]
+        if self.weights is None:  # younger than the first pretrainings
+            del value["weights"]
         return value
 
     def stretched(self, steps: int) -> Pretraining:
@@ -148,6 +156,11 @@ class Task(Strict, frozen=True):
         """Whether this is regular few-shot learning, with no base class in the softmax and none in the query."""
         return self.episode.base_queries == 0
 
+    @property
+    def novel_data(self) -> str:
+        """The data set that the novel classes of validation and testing are of."""
+        return self.novel_from or self.dataset.name
+
     def definition(self) -> dict[str, Any]:
         """Everything that changes a number, and nothing else."""
         value = msgspec.to_builtins(self)
@@ -160,6 +173,8 @@ class Task(Strict, frozen=True):
             del value["novel_from"]
         if self.pretraining.seed is None:
             del value["pretraining"]["seed"]
+        if self.pretraining.weights is None:
+            del value["pretraining"]["weights"]
         return value
 
     @property

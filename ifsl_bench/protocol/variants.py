@@ -1,5 +1,5 @@
 """Tasks made from other tasks: other ways, shots, queries, numbers of base classes (or none of these in the softmax),
-steps of pretraining, or novel classes of another data set.
+steps of pretraining, novel classes of another data set, or another backbone.
 
 A change is part of the task's name, ``glyphs-5shot+ways=10+shots=3``, and through the name and the definition part of
 its hash, its episodes, their digest and its folder of results. A name says only what differs from the task before the
@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.protocol.limits import NAME, RULE
-
-if TYPE_CHECKING:
-    from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.limits import BACKBONE, NAME, RULE, WEIGHTS, WEIGHTS_RULE
+from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE, Pretraining, Task
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -34,6 +31,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         pretraining_steps: of the backbone, whose schedule is stretched to them; a few try out a whole run.
         novel_from: a data set whose classes are the novel ones of validation and testing, see
             :mod:`ifsl_bench.data.crossed`; all training stays on the task's own.
+        backbone: the name of another one.
+        weights: the first digits of the checksum of weights that the user gives it.
     """
 
     base_classes: int | None = None
@@ -42,6 +41,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     queries: int | None = None
     pretraining_steps: int | None = None
     novel_from: str | None = None
+    backbone: str | None = None
+    weights: str | None = None
 
     def said(self) -> dict[str, int | str]:
         """What is not None, as it is spelled in names: ``{"base-classes": 50}``."""
@@ -60,32 +61,40 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     queries: int | None = None
     pretraining_steps: int | None = None
     novel_from: str | None = None
+    backbone: str | None = None
+    weights: str | None = None
     digest: str | None = None
     title: str = ""
 
 
 MOST = 1_000_000  # of anything; no data set comes near
 KEYS = tuple(f.encode_name for f in msgspec.structs.fields(Change))
-NAMES = ("novel-from",)  # those whose value is the name of a data set
+# Those whose value is a text: what it must look like, what it is, and the rule in words.
+TEXTS = {
+    "novel-from": (NAME, "the name of a data set", RULE),
+    "backbone": (BACKBONE, "the name of a backbone", "NAME or NAME:MODEL"),
+    "weights": (WEIGHTS, "part of a checksum", WEIGHTS_RULE),
+}
 
 
 def make_change(given: Mapping[str, int | str | None]) -> Change:
     """A change from names as they are spelled, values checked.
 
     Raises:
-        UserError: an unknown name, a value that is no whole number from 1 to :data:`MOST`, or no name where it should
-            be one.
+        UserError: an unknown name, a value that is no whole number from 1 to :data:`MOST`, or no text of its kind
+            where it should be one.
     """
     for key, value in given.items():
         if key not in KEYS:
             raise unknown("change of a task", key, KEYS)
-        if key in NAMES:
-            if value is not None and not (isinstance(value, str) and re.fullmatch(NAME, value)):
-                raise UserError(f"{key} must be the name of a data set, not {value!r:.80}: {RULE}")
+        if key in TEXTS:
+            pattern, what, rule = TEXTS[key]
+            if value is not None and not (isinstance(value, str) and re.fullmatch(pattern, value)):
+                raise UserError(f"{key} must be {what}, not {value!r:.80}: {rule}")
             continue
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise UserError(f"{key} must be a whole number from 1, not {value!r}")
-        if value is not None and value > MOST:
+        if isinstance(value, int) and value > MOST:
             raise UserError(f"{key} must be {MOST:,} at most")
     return msgspec.convert(dict(given), Change)
 
@@ -105,16 +114,18 @@ def split(name: str) -> tuple[str, Change]:
         key, separator, text = part.partition("=")
         if key not in KEYS:
             raise unknown("change of a task", key, KEYS, where=f"in {name!r}")
-        if key in NAMES and not text:
-            raise UserError(f"in {name!r}: {key} takes the name of a data set, as in +{key}=NAME")
-        if key not in NAMES and (not separator or not text.isdecimal()):
+        if key in TEXTS:
+            _, what, rule = TEXTS[key]
+            if not text:
+                raise UserError(f"in {name!r}: {key} takes {what}: {rule}")
+            number: int | str = text
+        elif separator and text.isdecimal():
+            number = int(text) if len(text) < 100 else MOST + 1  # Python refuses to read thousands of digits
+        else:
             raise UserError(f"in {name!r}: {key} takes a whole number from 1, as in +{key}=10, not {text!r}")
         if key in given:
             raise UserError(f"in {name!r}: {key} is there twice")
-        if key in NAMES:
-            given[key] = text
-            continue
-        given[key] = int(text) if len(text) < 100 else MOST + 1  # Python refuses to read thousands of digits
+        given[key] = number
     return name[:plus], make_change(given)
 
 
@@ -153,12 +164,15 @@ def changed(task: Task, change: Change) -> Task:
         episode=msgspec.structs.replace(
             old, ways=ways, novel_queries=queries, base_queries=max(round(base_queries), min(1, old.base_queries))
         ),
-        pretraining=task.pretraining.stretched(change.pretraining_steps or task.pretraining.steps),
+        pretraining=_with_backbone(
+            task.pretraining.stretched(change.pretraining_steps or task.pretraining.steps), change
+        ),
     )
 
     def said(of: Task) -> tuple[int | str | None, ...]:
-        shape = of.episode
-        return of.base_classes, shape.ways, of.shots, shape.novel_queries, of.pretraining.steps, of.novel_from
+        shape, spec = of.episode, of.pretraining
+        changes = of.base_classes, shape.ways, of.shots, shape.novel_queries, spec.steps
+        return *changes, of.novel_from, spec.backbone, spec.weights
 
     differs = [f"{key}={new}" for key, new, was in zip(KEYS, said(made), said(task), strict=True) if new != was]
     if not differs:
@@ -170,6 +184,19 @@ def changed(task: Task, change: Change) -> Task:
         digest=None,
         variant_of=task.variant_of or task.name,
     )
+
+
+def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
+    """Another backbone, or other weights for it; weights are those of one backbone, and go with it.
+
+    Raises:
+        UserError: a backbone for data that are features.
+    """
+    if change.backbone not in (None, spec.backbone) and spec.backbone in (NO_BACKBONE, INCLUDED):
+        raise UserError(f"backbone {change.backbone!r} is for images, and the data are features: leave it out")
+    if change.backbone in (None, spec.backbone):
+        return msgspec.structs.replace(spec, weights=change.weights or spec.weights)
+    return msgspec.structs.replace(spec, backbone=change.backbone, weights=change.weights)
 
 
 def derived(task: Task, name: str, entry: Variant) -> Task:

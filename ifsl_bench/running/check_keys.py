@@ -24,7 +24,8 @@ PROVENANCE = (
     "distribution",
     "checkpoint",
 )
-PRETRAINING = ("key", "sha256", "accuracy", "precision", "device", "processes", "rounded")
+FROM_ELSEWHERE = ("backbone", "weights", "features", "pretrained_on", "seen")  # of frozen backbones
+PRETRAINING = ("key", "sha256", "accuracy", "precision", "device", "processes", "rounded", *FROM_ELSEWHERE)
 HELD_OUT = ("base/val", "base/test")
 TRAINING = ("validation", "kept_step", "solves")
 SOLVES = (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator
+import reprlib
+from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
 from typing import get_args
 
 from ifsl_bench.backbone.pretrain import HeadKind, known_keys
+from ifsl_bench.backbone.registered import corpora_of
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -18,6 +20,7 @@ from ifsl_bench.plugin.behaviour import bounded, comparable, differs
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.options import defaults, resolve_options
 from ifsl_bench.plugin.settings import short
+from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running.check_search import odd_search
@@ -102,9 +105,25 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
+    try:
+        corpora = corpora_of(task.pretraining)
+    except UserError as error:
+        raise Unverified(f"backbone, since {error}") from error
+    yield from _elsewhere(result, task, corpora)
     keys = known_keys(task, result.fingerprint, job.method.head, result.seed)
     if result.pretraining.get("key") not in (None, *keys):
         yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {keys[0]!r}"
+
+
+def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Iterator[str]:
+    """What the file says of a backbone's earlier pretraining, against what is known of it here."""
+    found, named = result.pretraining, list(corpora or ())
+    if found.get("pretrained_on", []) != named:
+        said = reprlib.repr(found.get("pretrained_on"))
+        yield f"pretraining.pretrained_on: {said}, backbone {task.pretraining.backbone} makes it {named}"
+    known, said = seen(corpora, task.novel_data), found.get("seen", "no")
+    if said in SEEN and SEEN.index(said) < SEEN.index(known):
+        yield f"pretraining.seen: {said!r}, what is known of the backbone and {task.novel_data} makes it {known!r}"
 
 
 def _package(result: Result, task: Task, home: Home) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from ifsl_bench._version import __version__
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.plugin.behaviour import VERSION
+from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.limits import MOST_TRIALS
 
 TEXTS = ("command", "version", "time", "device", "python", "method_source")
@@ -81,6 +82,13 @@ def _pretraining(found: dict[str, Any]) -> Iterator[str]:
         yield from _percent("pretraining.accuracy", found["accuracy"])
     if found.get("rounded", "float16") != "float16":
         yield f"pretraining.rounded: {reprlib.repr(found['rounded'])}, where float16 was expected"
+    if found.get("weights"):
+        yield from _hex("pretraining.weights", found["weights"], 64)
+    if "seen" in found and found["seen"] not in SEEN:
+        yield f"pretraining.seen: {reprlib.repr(found['seen'])}, where one of {', '.join(SEEN)} was expected"
+    corpora = found.get("pretrained_on", [])
+    if not isinstance(corpora, list) or not all(isinstance(name, str) for name in corpora):
+        yield f"pretraining.pretrained_on: {reprlib.repr(corpora)}, where names were expected"
     counts = found.get("processes", [1])
     if not isinstance(counts, list) or not counts or not all(type(n) is int and 0 < n < 1 << 31 for n in counts):
         yield f"pretraining.processes: {reprlib.repr(counts)}, where numbers of processes were expected"

@@ -106,7 +106,7 @@ def _side(prepared: PreparedTask) -> tuple[dict[str, np.ndarray], dict[str, torc
     """One backbone's bytes [n, D] of each pool, the tensors of its weights, and what was recorded of it."""
     dataset, pretrained = prepared.dataset, prepared.pretrained
     starts, base = dataset.pool("base/train").starts, prepared.features("base/train")
-    folder = bank_folder(prepared.work.home, pretrained.key, "base/train", prepared.task)
+    folder = bank_folder(prepared.work.home, pretrained.features_key, "base/train", prepared.task)
     moments = class_moments(folder, base, starts, prepared.work.reporter)
     features = {pool: np.asarray(prepared.features(pool)) for pool in dataset.manifest["pools"] if pool != "base/train"}
     bytes_, scale, offset = quantised({"base/train": moments.means.astype(np.float32), **features})

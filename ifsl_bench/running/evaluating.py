@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ifsl_bench.backbone.registered import libraries_of
 from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.result_file import SCHEMA, Result, calibration_entry, summary_entry
 from ifsl_bench.common.files import Home
@@ -88,7 +89,8 @@ class Evaluate(OfEvaluation):
         if calibrated and self.job.calibrated:
             counts = replace(counts, base_joint=calibrated.base_joint, novel_joint=calibrated.novel_joint)
         sampler, backbone = prepared.sampler("test", ready.place.device), prepared.pretrained
-        measured = provenance(self.command, ready.place.device, job.method.requires)
+        libraries = *job.method.requires, *libraries_of(job.task.pretraining)
+        measured = provenance(self.command, ready.place.device, libraries)
         return Result(
             schema=SCHEMA,
             method=job.name,

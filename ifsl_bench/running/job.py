@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from ifsl_bench.backbone.registered import check_backbone
 from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -208,6 +209,7 @@ def make_jobs(
         most = most_episodes(task.episode)
         if type(count) is not int or not 2 <= count <= most:
             raise UserError(f"--episodes must be 2 to {most:,} for task {task.name}, not {count}")
+        check_backbone(spec)
         if calibrate and task.regular:
             raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
         for seed, (chosen, meant) in itertools.product(seeds, found):

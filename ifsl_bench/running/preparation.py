@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 from ifsl_bench.backbone.features import bank_folder, is_computed
 from ifsl_bench.backbone.placement import Place
-from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
+from ifsl_bench.backbone.pretrain import HeadKind, features_key, pretraining_key
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
-from ifsl_bench.backbone.shipped import is_offered, pretrained_sha256, train_here
+from ifsl_bench.backbone.shipped import features_sha256, is_offered, pretrained_sha256, train_here
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores, threads
 from ifsl_bench.data.crossed import NOVEL, short
@@ -160,6 +160,10 @@ class Pretrain(Stage):
         """On data of that fingerprint, where they are neither prepared nor pinned."""
         return pretraining_key(self.task, fingerprint_of(self.task, home) or fingerprint, self.head, self.seed)
 
+    def features_key(self, home: Home) -> str:
+        """What its features are called."""
+        return features_key(self.task, fingerprint_of(self.task, home) or "?", self.head, self.seed)
+
     def needs(self) -> Sequence[Stage]:
         return [PrepareData(self.task)]
 
@@ -215,14 +219,14 @@ class Features(Stage):
         task, origin = self.backbone.task, ""
         if task.novel_from and self.pool in NOVEL:
             origin = short(novel_fingerprint(task, home)) or "?"
-        folder = bank_folder(home, self.backbone.key(home), self.pool, task, self.views, origin)
+        folder = bank_folder(home, self.backbone.features_key(home), self.pool, task, self.views, origin)
         return folder.relative_to(home.features).as_posix()
 
     def needs(self) -> Sequence[Stage]:
         return [self.backbone]
 
     def cached(self, home: Home) -> bool:
-        return is_computed(home.features / self.key(home), self.backbone.weights(home))
+        return is_computed(home.features / self.key(home), features_sha256(home, self.backbone.key(home)))
 
     def place(self, work: Workspace) -> Place:
         return work.place("features")

@@ -8,6 +8,7 @@ from typing import get_args
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain, pretraining_key
 from ifsl_bench.backbone.processes import device_name, together
+from ifsl_bench.backbone.registered import check_backbone
 from ifsl_bench.backbone.shipped import train_here
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
@@ -52,7 +53,12 @@ def pretrain_for(
         where = choose_device(device_name(device, launched))
         if compiled and where.type == "cpu":
             raise UserError("--compile is for accelerators, and this pretraining runs on the CPU: leave it out")
-        kind = head_kind(head)
+        kind, frozen = head_kind(head), check_backbone(chosen.pretraining) is not None
+        if frozen and (world.size > 1 or anew):
+            raise UserError(
+                f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is trained "
+                f"once, by one process; leave {'--anew' if anew else 'torchrun'} out"
+            )
         said = (reporter or Reporter()) if world.first else Mute()
         prepared = Workspace(home, where, said).prepared(chosen, kind, seed)
         if world.first:
@@ -60,6 +66,8 @@ def pretrain_for(
             if anew:
                 train_here(home, pretraining_key(chosen, made.fingerprint, kind, seed), said)
         world.wait()
+        if frozen:
+            return prepared.pretrained
         how = where, said, world.on(where), compiled
         return pretrain(home, chosen, prepared.dataset, kind, seed, *how)
 

@@ -83,6 +83,11 @@ class Needed:
         before = self._features.get(key, (who, False))
         self._features[key] = before[0], before[1] or views
 
+    def features(self, key: str, who: str, views: bool) -> None:
+        """Features that have a key of their own."""
+        before = self._features.get(key, (who, False))
+        self._features[key] = before[0], before[1] or views
+
     def ranges(self, key: str, who: str) -> None:
         """What has been evaluated for the model of that key."""
         self._ranges.setdefault(key, who)
@@ -95,7 +100,9 @@ class Needed:
         """What a stored result was made of."""
         who = f"{result.label} on {result.task}, seed {result.seed}"
         self._stems.setdefault(path.stem, who)
-        self.pretraining(str(result.pretraining.get("key", "")), who, bool(result.train.get("views", 1) != 1))
+        views = bool(result.train.get("views", 1) != 1)
+        self.pretraining(str(result.pretraining.get("key", "")), who, views)
+        self.features(str(result.pretraining.get("features", "")), who, views)
         if checkpoint := str(result.provenance.get("checkpoint") or ""):
             self.add(self.home.trained / Path(checkpoint).name, who)
         if result.tuned:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ifsl_bench.backbone.pretrain import definition, pretraining_key
+from ifsl_bench.backbone.registered import check_backbone
 from ifsl_bench.backbone.shipped import put, shipped, shipped_file
 from ifsl_bench.backbone.weights_file import KEY, Weights, read_weights, write_weights
 from ifsl_bench.common.checkpoint import CheckpointFolder
@@ -33,6 +34,10 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
         UserError: they are not in the home, not finished, or not whole; or the file is there already.
     """
     chosen, kind = one_task(find(task, home=home), task), head_kind(head)
+    if check_backbone(chosen.pretraining) is not None:
+        raise UserError(
+            f"backbone {chosen.pretraining.backbone} has weights from elsewhere; hand on their own file, for --weights FILE"
+        )
     fingerprint = fingerprint_of(chosen, home)
     if fingerprint is None:
         raise UserError(not_prepared(home, chosen.dataset))

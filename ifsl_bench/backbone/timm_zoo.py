@@ -1,0 +1,135 @@
+"""The image models of timm, ``timm:MODEL.TAG``: an optional package, imported when it is used."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ifsl_bench.backbone.contract import UNKNOWN, Card, Frozen
+from ifsl_bench.common.errors import UserError, unknown
+
+# Parts of timm's tags that name images, and those that say how a network was trained on them. What is in neither list,
+# a teacher's name for one, may stand for further images.
+IMAGES = {
+    "in1k": "imagenet-1k", "in12k": "imagenet-12k", "in21k": "imagenet-21k", "inw21k": "imagenet-21k",
+    "in22k": "imagenet-21k", "lvd142m": "lvd-142m", "laion2b": "laion-2b", "laion400m": "laion-400m",
+    "yfcc15m": "yfcc-100m", "yfcc100m": "yfcc-100m", "webli": "webli", "cc12m": "cc-12m",
+    "datacomp1b": "datacomp-1b", "datacompxl": "datacomp-1b",
+}  # fmt: skip
+RECIPE = re.compile(
+    "ft|[abc][123]h?|ah|am|ap|aa|bt|ch|ra[234]?|augreg2?|tv2?|tf|b[12]k|d[12]h?|sw|sbb2?|fcmae|mae|gluon|deit|rsb|"
+    "timm|orig|mim|[er][0-9]+|[0-9]+e?p?|mx|nv|lamb|rmsp|racm|cvnets|ix|clip"
+)
+
+
+class Timm(Frozen):
+    """``timm:MODEL.TAG``: timm's models, frozen, with the resize, crop and normalisation of their own configuration."""
+
+    requires: ClassVar = {"timm": 'pip install "ifsl_bench[backbones]"'}
+    libraries = ("timm",)
+
+    def card(self, model: str, own_weights: bool = False) -> Card:
+        _check(model, own_weights)
+        found = _configuration(model)
+        (_, height, width), crop = found["input_size"], found.get("crop_pct") or 1.0
+        mode = found.get("crop_mode") or "center"
+        if mode not in ("center", "squash") and crop != 1:
+            raise UserError(f"timm:{model} wants a border around its images (crop mode {mode}), which is not done here")
+        if mode != "squash" and height != width:
+            raise UserError(f"timm:{model} wants images of {height} x {width}; only square ones are cut out here")
+        scaled = (math.floor(height / crop), math.floor(width / crop))
+        return Card(
+            size=(height, width),
+            resize=scaled if mode == "squash" else scaled[0],
+            interpolation=found["interpolation"],
+            mean=tuple(found["mean"]),
+            std=tuple(found["std"]),
+            corpora=corpora(model.partition(".")[2]),
+            source=_address(found),
+            licence=found.get("license") or "",
+            endings=(".safetensors", ".bin", ".pth"),
+        )
+
+    def network(self, model: str) -> tuple[nn.Module, int]:
+        import timm
+
+        made: Any = timm.create_model(model, pretrained=False, num_classes=0)
+        return made, int(getattr(made, "head_hidden_size", None) or made.num_features)
+
+    def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        import timm
+
+        # timm renames the tensors of older files, and leaves out the classifier; both while it makes a network.
+        given = {"state_dict": dict(weights), "hf_hub_id": None, "url": "", "custom_load": False}
+        # Tensors that the file lacks stay random without a word; so it is done twice, from other random numbers.
+        found = []
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            made = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=dict(given))
+            found.append(made.state_dict())
+        lacking = [name for name, value in found[0].items() if not torch.equal(value, found[1][name])]
+        if lacking:
+            raise ValueError(f"{len(lacking)} tensors are not in it, such as {lacking[0]}")
+        network.load_state_dict(found[0])
+
+    def fetch(self, model: str, folder: Path) -> Path:
+        from urllib.request import Request, urlopen
+
+        from huggingface_hub import hf_hub_download
+
+        found = _configuration(model)
+        if not found.get("hf_hub_id"):
+            raise OSError("it is not on the Hugging Face hub")
+        what = {"repo_id": found["hf_hub_id"], "filename": found.get("hf_hub_filename") or "model.safetensors"}
+        try:
+            return Path(hf_hub_download(**what, local_files_only=True))
+        except OSError:
+            # Asked once and at once: the library tries for 23 s before it says that there is no network.
+            with urlopen(Request(_address(found), method="HEAD"), timeout=10):
+                return Path(hf_hub_download(**what))
+
+
+def corpora(tag: str) -> tuple[str, ...]:
+    """The sets of images that a tag of timm's names, with "unknown" where it may not name all."""
+    parts = tag.split("_")
+    named, rest = [p for p in parts if p in IMAGES], [p for p in parts if p not in IMAGES]
+    whole = bool(named) and all(RECIPE.fullmatch(part) for part in rest)
+    return tuple(dict.fromkeys([*(IMAGES[part] for part in named), *([] if whole else [UNKNOWN])]))
+
+
+def _check(model: str, own_weights: bool) -> None:
+    """Raises :class:`UserError` for what timm has not; a name without a tag is a network without weights of its own."""
+    import timm
+
+    plain, _, tag = model.partition(".")
+    if not timm.is_model(plain):
+        raise unknown("model of timm", plain, timm.list_models())
+    tags = [name.partition(".")[2] for name in timm.list_models(f"{plain}.*", pretrained=True)]
+    if tag and tag not in tags:
+        raise unknown(f"weights of timm:{plain}", tag, tags)
+    if not tag and not own_weights:
+        which = f", e.g. timm:{plain}.{tags[0]} (it has {', '.join(tags)})" if tags else ""
+        raise UserError(f"timm:{model} does not say which weights{which}; or give them with --weights FILE")
+
+
+@lru_cache(maxsize=64)
+def _configuration(model: str) -> dict[str, Any]:
+    from timm.models import get_pretrained_cfg
+
+    found = get_pretrained_cfg(model)
+    return dict(found.to_dict()) if found else {}
+
+
+def _address(found: Mapping[str, Any]) -> str:
+    if found.get("hf_hub_id"):
+        from huggingface_hub import hf_hub_url
+
+        return hf_hub_url(found["hf_hub_id"], found.get("hf_hub_filename") or "model.safetensors")
+    return str(found.get("url") or "")

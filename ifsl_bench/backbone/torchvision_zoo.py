@@ -1,0 +1,104 @@
+"""torchvision's classification models, ``torchvision:MODEL.WEIGHTS``, as in ``torchvision:resnet50.IMAGENET1K_V2``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ifsl_bench.backbone.contract import UNKNOWN, Card, Frozen
+from ifsl_bench.common.errors import UserError, unknown
+
+IMAGES = "IMAGENET1K_V"  # torchvision's own trainings; others begin with weights from elsewhere, as SWAG's do
+
+
+class Torchvision(Frozen):
+    """``torchvision:MODEL.WEIGHTS``: torchvision's models, frozen, without the last linear layer of each.
+
+    Resize, crop and normalisation are those of the weights.
+    """
+
+    libraries = ("torchvision",)
+
+    def card(self, model: str, own_weights: bool = False) -> Card:
+        weights = _weights(model, own_weights)
+        seen = weights.transforms()
+        (side,), resize = seen.crop_size, list(seen.resize_size)
+        _, tag = _parts(model)
+        return Card(
+            size=(side, side),
+            resize=resize[0] if len(resize) == 1 else (resize[0], resize[1]),
+            interpolation=seen.interpolation.value,
+            mean=tuple(seen.mean),
+            std=tuple(seen.std),
+            corpora=("imagenet-1k",) if tag.startswith(IMAGES) else (UNKNOWN,),
+            source=weights.url,
+            endings=(".pth", ".safetensors"),
+        )
+
+    def network(self, model: str) -> tuple[nn.Module, int]:
+        made, last = _made(model)
+        width = made.get_submodule(last).in_features
+        assert isinstance(width, int)
+        parent, _, name = last.rpartition(".")
+        setattr(made.get_submodule(parent), name, nn.Identity())
+        return made, width
+
+    def fill(self, model: str, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        _, last = _made(model)
+        wanted = network.state_dict().keys()
+        kept = {k: v for k, v in weights.items() if not k.startswith(f"{last}.")}
+        lacking, odd = wanted - kept.keys(), kept.keys() - wanted
+        if lacking or odd:
+            raise ValueError(f"{len(lacking)} tensors are missing and {len(odd)} have no place: {[*lacking, *odd][:3]}")
+        network.load_state_dict(kept)
+
+    def fetch(self, model: str, folder: Path) -> Path:
+        from urllib.request import urlopen
+
+        url = _weights(model, False).url
+        with urlopen(url, timeout=10):
+            path = folder / url.rpartition("/")[2]
+            digest = path.stem.rpartition("-")[2]  # the name ends in the first digits of the checksum
+            torch.hub.download_url_to_file(url, str(path), hash_prefix=digest, progress=False)
+        return path
+
+
+def _parts(model: str) -> tuple[str, str]:
+    plain, _, tag = model.partition(".")
+    return plain, tag
+
+
+def _weights(model: str, own_weights: bool) -> Any:
+    """The entry of torchvision's list; of a name without weights, which only the user's own can be, the usual one."""
+    import torchvision.models as zoo
+
+    plain, tag = _parts(model)
+    if plain not in zoo.list_models(module=zoo):
+        raise unknown("model of torchvision", plain, zoo.list_models(module=zoo))
+    known = zoo.get_model_weights(plain)
+    if tag and tag not in known.__members__:
+        raise unknown(f"weights of torchvision:{plain}", tag, known.__members__)
+    if not tag and not own_weights:
+        names = list(known.__members__)
+        raise UserError(
+            f"torchvision:{plain} does not say which weights, e.g. torchvision:{plain}.{names[0]} (it has "
+            f"{', '.join(names)}); or give them with --weights FILE"
+        )
+    return known[tag] if tag else known["DEFAULT"]
+
+
+def _made(model: str) -> tuple[nn.Module, str]:
+    """A network with random weights, and the name of its last linear layer, the classifier's."""
+    import torchvision.models as zoo
+
+    plain, _ = _parts(model)
+    with torch.random.fork_rng(devices=[]):
+        made = zoo.get_model(plain, weights=None)
+    linear = [name for name, module in made.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise UserError(f"torchvision:{plain} has no linear classifier, so it is not clear what its features are")
+    return made, linear[-1]

@@ -1,0 +1,43 @@
+"""Whether a backbone that was pretrained elsewhere may have seen a data set's novel classes. Imports no torch.
+
+``contamination.toml`` beside this module says what is known, with sources. What it does not say counts as "may have
+seen": nobody knows what is in most of the large sets.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+SEEN = ("no", "may", "yes")  # the worse, the later
+MARKS = {"no": "", "may": "novel classes perhaps seen in pretraining", "yes": "novel classes seen in pretraining"}
+
+
+@lru_cache(maxsize=1)
+def facts() -> Mapping[str, Any]:
+    """The table: ``corpora``, by name, each with what it ``contains``; ``pairs`` of a corpus and a data set."""
+    text = resources.files("ifsl_bench.protocol").joinpath("contamination.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def seen(corpora: Iterable[str] | None, dataset: str) -> str:
+    """Whether images of a data set's novel classes were among those of a pretraining: one of :data:`SEEN`.
+
+    Args:
+        corpora: what the backbone was pretrained on elsewhere; None for one that has seen the task's data alone.
+        dataset: its name.
+    """
+    if corpora is None:
+        return "no"
+    return max((_verdict(corpus, dataset) for corpus in (*corpora,)), key=SEEN.index, default="may")
+
+
+def _verdict(corpus: str, dataset: str) -> str:
+    """Of one corpus: the worst that is known of it and of what it contains; "may" where it says nothing itself."""
+    pairs = [pair for pair in facts()["pairs"] if dataset in pair["datasets"]]
+    own = [pair["seen"] for pair in pairs if corpus in pair["corpora"]]
+    inner = [_verdict(part, dataset) for part in facts()["corpora"].get(corpus, {}).get("contains", ())]
+    return max([own[0] if own else "may", *inner], key=SEEN.index)

@@ -1,0 +1,52 @@
+"""Features under a frozen backbone against a bare loop with the same network, images and batch.
+
+``pytest tests/benchmarks/test_frozen_speed.py --benchmark-enable -n 0 -s``
+"""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from ifsl_bench.backbone.features import BATCH, _forward
+from ifsl_bench.backbone.networks import make_backbone
+from ifsl_bench.backbone.preprocess import Preprocess
+from ifsl_bench.backbone.torchvision_zoo import Torchvision
+from ifsl_bench.data.pools import Pool
+
+MODEL = "resnet18.IMAGENET1K_V1"
+IMAGES, ROUNDS = 64, 2
+
+
+def test_features_are_as_fast_as_a_bare_loop(benchmark):
+    if benchmark.disabled:
+        pytest.skip("a measurement: --benchmark-enable")
+    network = make_backbone(f"torchvision:{MODEL}", (64, 64, 3)).to(memory_format=torch.channels_last)
+    normalise = Preprocess(Torchvision().card(MODEL), torch.device("cpu"))
+    images = np.random.default_rng(0).integers(0, 255, (IMAGES, 64, 64, 3), dtype=np.uint8)
+    pool = Pool("novel/test", images, np.zeros(IMAGES, np.int64), ("a",), np.array([0, IMAGES]))
+    given = SimpleNamespace(network=network, normalise=normalise)
+    all_at_once = torch.from_numpy(images)
+
+    def bare():
+        with torch.inference_mode():
+            return [network(normalise(part)) for part in all_at_once.split(BATCH)]
+
+    def ours():
+        return list(_forward(SimpleNamespace(), given, pool, torch.device("cpu"), 1))
+
+    seconds = {bare: [], ours: []}
+    for _ in range(ROUNDS):  # in turn, so that what else the machine does meets both
+        for call in (bare, ours):
+            begun = time.process_time()
+            call()
+            seconds[call].append(time.process_time() - begun)
+    ratio = min(seconds[bare]) / min(seconds[ours])
+    benchmark.extra_info["ratio"] = ratio
+    benchmark.pedantic(lambda: None)
+    print(f"features at {ratio:.3f} of a bare loop's rate, {IMAGES / min(seconds[ours]):.1f} images/s")
+    assert ratio > 0.95

@@ -1,0 +1,285 @@
+"""Backbones with weights from elsewhere: their files, their images, their classifier, what they may have seen."""
+
+from __future__ import annotations
+
+import pickle
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ifsl_bench.backbone.base_head import fit_head
+from ifsl_bench.backbone.contract import Card, Frozen
+from ifsl_bench.backbone.frozen import pretrain_frozen
+from ifsl_bench.backbone.given_weights import read_weights, take_weights
+from ifsl_bench.backbone.preprocess import Preprocess
+from ifsl_bench.backbone.pretrain import features_key, pretraining_key
+from ifsl_bench.backbone.registered import backbone_plugin, check_backbone, corpora_of
+from ifsl_bench.backbone.torchvision_zoo import Torchvision
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.plugin.registry import is_installed
+from ifsl_bench.protocol.contamination import facts, seen
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.variants import Change
+
+CPU = torch.device("cpu")
+HERE = is_installed("timm")
+with_timm = pytest.mark.skipif(not HERE, reason='timm is not installed: pip install "ifsl_bench[backbones]"')
+
+
+class Heard(Reporter):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+class Labelled(SimpleNamespace):
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Images:
+    """A data set of 40 x 32 colour images, one colour a class, in memory."""
+
+    fingerprint, shape = "f" * 64, (40, 32, 3)
+
+    def __init__(self, classes: int = 4, each: int = 6) -> None:
+        rng = np.random.default_rng(0)
+        self.manifest = {"pools": {"base/train": {"classes": list(range(classes)), "shape": [classes * each]}}}
+        labels = np.repeat(np.arange(classes), each)
+        colours = rng.integers(0, 255, (classes, 1, 1, 3))[labels] + rng.integers(-20, 20, (len(labels), *self.shape))
+        starts = np.arange(0, len(labels) + 1, each)
+        self._pool = SimpleNamespace(images=colours.clip(0, 255).astype(np.uint8), labels=labels, starts=starts)
+
+    def has(self, name):
+        return name.startswith("base/")
+
+    def check_images(self, name):
+        pass
+
+    def pool(self, name):
+        return Labelled(**vars(self._pool), name=name)
+
+
+def glyphs(backbone, weights=None):
+    return find("glyphs-5shot", Change(backbone=backbone, weights=weights))[0]
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home.locate(tmp_path / "home")
+
+
+@pytest.fixture
+def small(home, tmp_path):
+    """The task on a small network of timm's with random weights, which a file has."""
+    timm = pytest.importorskip("timm", reason='pip install "ifsl_bench[backbones]"')
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    network = timm.create_model("test_resnet", pretrained=False).eval()
+    save_file(network.state_dict(), tmp_path / "some.safetensors")
+    return glyphs("timm:test_resnet", take_weights(home, tmp_path / "some.safetensors")), network
+
+
+def test_the_features_of_a_file_are_those_that_timm_computes_image_by_image(home, small):
+    from timm.data import create_transform, resolve_data_config
+
+    (task, network), data, heard = small, Images(), Heard()
+    made = pretrain_frozen(home, task, data, "linear", CPU, heard)
+    transform = create_transform(**resolve_data_config(model=network))
+    images = torch.stack([transform(Image.fromarray(image)) for image in data.pool("base/train").images])
+    with torch.no_grad():
+        theirs = network.forward_head(network.forward_features(images), pre_logits=True).numpy()
+    bank = np.load(home.features / made.features_key / "base-train" / "features.npy")
+    assert np.abs(bank - theirs).max() < 0.02 * np.abs(theirs).max()  # Pillow rounds each pass, torchvision once
+    assert np.corrcoef(bank.ravel(), theirs.ravel())[0, 1] > 0.9999
+    assert "enlarged" in heard.warnings[0]
+    assert made.entry()["seen"] == "may"
+    assert made.entry()["pretrained_on"] == ["unknown"]
+
+
+def test_both_heads_use_one_bank_of_features_and_a_second_run_computes_nothing(home, small, monkeypatch):
+    task, data = small[0], Images()
+    first = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    monkeypatch.setattr("ifsl_bench.backbone.features._forward", lambda *_: pytest.fail("computed again"))
+    again = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    torch.testing.assert_close(again.head.weight, first.head.weight)
+    assert again.sha256 == first.sha256
+    other = pretrain_frozen(home, task, data, "cosine", CPU, Heard())
+    assert other.features_key == first.features_key == features_key(task, data.fingerprint, "cosine", 7)
+    assert other.key != first.key == pretraining_key(task, data.fingerprint, "linear", 7)
+
+
+def test_other_weights_at_the_same_place_are_other_features(home, small, tmp_path):
+    task, data = small[0], Images()
+    first = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    (file,) = home.weights.iterdir()
+    from safetensors.torch import load_file, save_file
+
+    save_file({k: v * 1.5 if v.is_floating_point() else v for k, v in load_file(file).items()}, file)
+    second = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    assert second.info["weights"] != first.info["weights"]
+    assert second.sha256 != first.sha256
+    assert (second.head.weight - first.head.weight).abs().max() > 0
+
+
+@with_timm
+def test_the_weights_of_another_network_are_refused(home, tmp_path):
+    torch.save({"a": torch.zeros(3)}, tmp_path / "a.pth")
+    task = glyphs("timm:test_resnet", take_weights(home, tmp_path / "a.pth"))
+    with pytest.raises(UserError, match="holds the weights of another network"):
+        pretrain_frozen(home, task, Images(), "linear", CPU, Heard())
+
+
+class _Evil:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+@pytest.mark.parametrize(("name", "content"), [
+    ("a.pth", pickle.dumps(_Evil(), 2)), ("b.safetensors", b"\xff" * 64), ("c.pth", b""), ("d.bin", b"PK\x03\x04"),
+])  # fmt: skip
+def test_a_file_that_holds_no_weights_is_named_and_runs_nothing(tmp_path, capsys, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name} holds no weights"):
+        read_weights(tmp_path / name)
+    assert not capsys.readouterr().out
+
+
+def test_where_a_source_cannot_be_reached_one_line_says_which_file_goes_where(home, monkeypatch):
+    monkeypatch.setattr(Torchvision, "fetch", lambda *_: (_ for _ in ()).throw(OSError("no route")))
+    task = glyphs("torchvision:resnet18.IMAGENET1K_V1")
+    with pytest.raises(UserError) as error:
+        pretrain_frozen(home, task, Images(), "linear", CPU, Heard())
+    said = str(error.value)
+    assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in said
+    assert f"put it at {home.weights}/torchvision:resnet18.IMAGENET1K_V1.pth" in said
+    assert "\n" not in said
+
+
+def test_torchvisions_features_are_what_its_classifier_takes(home):
+    import torchvision.models as zoo
+
+    torch.manual_seed(0)
+    network = zoo.get_model("resnet18", weights=None).eval()
+    home.weights.mkdir(parents=True)
+    torch.save(network.state_dict(), home.weights / "torchvision:resnet18.IMAGENET1K_V1.pth")
+    data = Images(2, 3)
+    made = pretrain_frozen(home, glyphs("torchvision:resnet18.IMAGENET1K_V1"), data, "linear", CPU, Heard())
+    images = torch.from_numpy(data.pool("base/train").images).permute(0, 3, 1, 2)
+    with torch.no_grad():
+        theirs = network(zoo.ResNet18_Weights.IMAGENET1K_V1.transforms()(images))
+        ours = network.fc(made.network(made.normalise(images.permute(0, 2, 3, 1))))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    assert made.entry()["pretrained_on"] == ["imagenet-1k"]
+
+
+def test_grey_images_get_three_equal_channels():
+    card = Card((8, 8), 8, "bilinear", (0.5,) * 3, (0.25,) * 3, ())
+    images = torch.randint(0, 256, (2, 8, 8, 1), dtype=torch.uint8)
+    found = Preprocess(card, CPU)(images)
+    torch.testing.assert_close(found, ((images.permute(0, 3, 1, 2) / 255 - 0.5) / 0.25).expand(2, 3, 8, 8))
+
+
+def test_the_linear_classifier_is_the_minimum_that_scikit_learn_finds():
+    from sklearn.linear_model import LogisticRegression
+
+    rng, decay = np.random.default_rng(0), 5e-3
+    labels = np.repeat(np.arange(5), 30)
+    rows = rng.normal(size=(5, 12))[labels] + rng.normal(size=(150, 12))
+    rows = (rows * np.logspace(-2, 2, 12) + 3).astype(np.float32)
+    head, said = fit_head("linear", rows, labels, 5, decay, CPU)
+    theirs = LogisticRegression(C=1 / (decay * len(rows)), solver="newton-cg", tol=1e-10, max_iter=10_000).fit(
+        rows.astype(np.float64), labels
+    )
+    assert said["converged"]
+    with torch.no_grad():
+        p = head(torch.from_numpy(rows)).softmax(1).numpy()
+    np.testing.assert_allclose(p, theirs.predict_proba(rows.astype(np.float64)), atol=2e-3)
+
+
+def test_the_cosine_classifier_fits_what_can_be_told_apart():
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(5), 30)
+    rows = (rng.normal(size=(5, 12))[labels] * 2 + rng.normal(size=(150, 12))).astype(np.float32)
+    head, said = fit_head("cosine", rows, labels, 5, 5e-4, CPU)
+    with torch.no_grad():
+        assert (head(torch.from_numpy(rows)).argmax(1).numpy() == labels).mean() > 0.95
+    assert said["loss"] < 0.2
+
+
+@with_timm
+@pytest.mark.parametrize(("name", "corpora"), [
+    ("timm:vit_small_patch14_dinov2.lvd142m", ("lvd-142m",)),
+    ("timm:resnet50.a1_in1k", ("imagenet-1k",)),
+    ("timm:vit_base_patch16_clip_224.openai", ("unknown",)),
+    ("timm:vit_base_patch16_clip_224.laion2b_ft_in12k_in1k", ("laion-2b", "imagenet-12k", "imagenet-1k")),
+    ("timm:resnet50.fb_swsl_ig1b_ft_in1k", ("imagenet-1k", "unknown")),
+    ("torchvision:resnet50.IMAGENET1K_V2", ("imagenet-1k",)),
+    ("torchvision:regnet_y_16gf.IMAGENET1K_SWAG_LINEAR_V1", ("unknown",)),
+    ("resnet-small", None),
+])  # fmt: skip
+def test_what_a_backbone_was_pretrained_on(name, corpora):
+    assert corpora_of(glyphs(name).pretraining) == corpora
+
+
+@pytest.mark.parametrize(("corpora", "dataset", "verdict"), [
+    (None, "mini-imagenet", "no"), (("imagenet-1k",), "mini-imagenet", "yes"),
+    (("lvd-142m",), "tiered-imagenet", "yes"),
+    (("unknown",), "mini-imagenet", "may"), (("laion-2b",), "cub", "may"), (("imagenet-21k",), "cub", "yes"),
+    (("imagenet-1k",), "glyphs", "no"), (("imagenet-1k", "unknown"), "glyphs", "may"), ((), "glyphs", "may"),
+    (("imagenet-1k",), "photos-of-mine", "may"),
+])  # fmt: skip
+def test_what_may_have_been_seen(corpora, dataset, verdict):
+    assert seen(corpora, dataset) == verdict
+
+
+def test_the_table_of_what_was_seen_names_corpora_that_it_describes_with_sources():
+    corpora = facts()["corpora"]
+    for pair in facts()["pairs"]:
+        assert set(pair["corpora"]) <= corpora.keys()
+        assert pair["why"]
+        assert pair["source"]
+        assert pair["seen"] in ("yes", "no")
+    assert all(set(entry.get("contains", ())) <= corpora.keys() for entry in corpora.values())
+
+
+def test_another_backbone_is_another_task():
+    plain, other, given = glyphs(None), glyphs("resnet10"), glyphs("timm:test_resnet", "0123456789abcdef")
+    assert other.name == "glyphs-5shot+backbone=resnet10"
+    assert given.name == "glyphs-5shot+backbone=timm:test_resnet+weights=0123456789abcdef"
+    assert find(given.name)[0] == given
+    assert len({plain.hash, other.hash, given.hash}) == 3
+    assert given.variant_of == "glyphs-5shot"
+    assert find("glyphs-5shot+backbone=resnet-small")[0] == plain
+
+
+@pytest.mark.parametrize("change", ["backbone=../up", "backbone=", "weights=xyz", "backbone=a/b"])
+def test_names_that_are_no_backbones_are_refused(change):
+    with pytest.raises(UserError):
+        find(f"glyphs-5shot+{change}")
+
+
+def test_weights_are_not_for_what_is_pretrained_here():
+    with pytest.raises(UserError, match="is pretrained here and takes no weights"):
+        check_backbone(glyphs("resnet10", "0123456789abcdef").pretraining)
+
+
+@with_timm
+def test_a_frozen_network_must_say_which_weights():
+    with pytest.raises(UserError, match=r"does not say which weights, e\.g\. timm:resnet50"):
+        check_backbone(glyphs("timm:resnet50").pretraining)
+    with pytest.raises(UserError, match="did you mean"):
+        check_backbone(glyphs("timm:resnet50.a1_in2k").pretraining)
+
+
+def test_ours_are_registered_as_everybodys_are():
+    assert isinstance(backbone_plugin("torchvision:resnet18.IMAGENET1K_V1")[0], Frozen)
+    assert backbone_plugin("resnet10")[0].features == 512
