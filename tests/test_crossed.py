@@ -15,6 +15,7 @@ import torch
 from ifsl_bench.backbone.pretrain import pretraining_key
 from ifsl_bench.board.measured import mismatch
 from ifsl_bench.board.result_file import Result
+from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -27,7 +28,6 @@ from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import Change, make_change, split
-from ifsl_bench.running import api
 from ifsl_bench.running.check import check_file
 from ifsl_bench.running.job import make_jobs
 

@@ -63,6 +63,9 @@ class Images:
     def check_images(self, name):
         pass
 
+    def origin(self, name):
+        return ""
+
     def pool(self, name):
         return Labelled(**vars(self._pool), name=name)
 

@@ -197,7 +197,8 @@ def reproduce(
 ) -> None:
     """Run the jobs of stored results again: a line each, status 1 if one comes out otherwise.
 
-    Without --home all is made anew, the pretraining too; data sets that you have prepared are used as they are.
+    Without --home all is made anew, the pretraining too unless its weights come with the package; data sets that you
+    have prepared, and weights of backbones from elsewhere, are used as they are.
     """
     import tempfile
 

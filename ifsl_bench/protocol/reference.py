@@ -64,7 +64,7 @@ MEANING = {
     "variants.[name].queries": "query images of each; those of base classes change in proportion",
     "variants.[name].pretraining_steps": "of the backbone, with its schedule stretched to them",
     "variants.[name].novel_from": "the data set of the novel classes, in validation and testing; not in training",
-    "variants.[name].backbone": "another one; see below",
+    "variants.[name].backbone": "another one, as of [pretraining]",
     "variants.[name].weights": "as of [pretraining]",
     "variants.[name].digest": "of the test episodes; a run on others is refused",
     "variants.[name].title": "what tables call it",

@@ -20,7 +20,7 @@ from ifsl_bench.common.sealed import read_sealed
 from ifsl_bench.protocol.task_files import own, packaged
 
 KINDS = ("data", "pretrained", "features", "trained", "trials", "evaluated", "probes", "compiled", "logs")
-SMALL = ("digests", "tasks", "stored")  # what is pinned, written for the user to change, and noted: it stays
+STAYS = ("digests", "tasks", "stored", "weights")  # what is pinned, for the user to change, noted, and given
 UNFINISHED, ASIDE, UNKNOWN = "unfinished", "set aside", "unknown"
 _ASIDE = re.compile(r"(.+)\.(?:corrupt|replaced|old)-[0-9]+")
 _SEED = re.compile(r"(.+?)-seed[0-9]+(?:-.*)?")
@@ -32,7 +32,7 @@ class Item:
     """A file or folder of the home that is made, used and removed as a whole.
 
     Attributes:
-        kind: one of :data:`KINDS` or :data:`SMALL`, or what else it is.
+        kind: one of :data:`KINDS` or :data:`STAYS`, or what else it is.
         of: the task; of data, pretrainings and features, the data set with what else they were made with.
         method: "" where it belongs to none, or to several.
         bytes: that its files hold.
@@ -53,7 +53,7 @@ def listed(home: Home) -> list[Item]:
 
 
 def _order(kind: str) -> int:
-    kinds = (*KINDS, *SMALL, ASIDE, UNFINISHED, UNKNOWN)
+    kinds = (*KINDS, *STAYS, ASIDE, UNFINISHED, UNKNOWN)
     return kinds.index(kind)
 
 
@@ -62,7 +62,7 @@ def _found(home: Home) -> Iterator[Item]:
     for top in _inside(home.cache):
         if top == home.results or _is_lock(top):
             continue
-        if top.name not in (*KINDS, *SMALL):
+        if top.name not in (*KINDS, *STAYS):
             yield _item(UNKNOWN, top, top.name, "")
         elif top.name == "features":
             for folder in _inside(top):

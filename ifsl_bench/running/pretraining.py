@@ -56,8 +56,8 @@ def pretrain_for(
         kind, frozen = head_kind(head), check_backbone(chosen.pretraining) is not None
         if frozen and (world.size > 1 or anew):
             raise UserError(
-                f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is trained "
-                f"once, by one process; leave {'--anew' if anew else 'torchrun'} out"
+                f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "
+                f"trained once, by one process; leave {'--anew' if anew else 'torchrun'} out"
             )
         said = (reporter or Reporter()) if world.first else Mute()
         prepared = Workspace(home, where, said).prepared(chosen, kind, seed)

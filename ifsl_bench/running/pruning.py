@@ -25,7 +25,7 @@ from ifsl_bench.data.preparing.of_task import data_of
 from ifsl_bench.data.preparing.outline import remembered
 from ifsl_bench.kernels.store import sources_folder
 from ifsl_bench.plugin import registry
-from ifsl_bench.running.cache import ASIDE, SMALL, UNFINISHED, UNKNOWN, Item, listed
+from ifsl_bench.running.cache import ASIDE, STAYS, UNFINISHED, UNKNOWN, Item, listed
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import Features, PrepareData, Pretrain, Stage
@@ -227,8 +227,8 @@ def _busy(item: Item, now: float) -> str:
 def _verdict(item: Item, needed: Needed, now: float) -> Verdict:
     if item.kind == UNKNOWN:
         return Verdict(item, False, "not made by ifsl-bench, as far as it knows")
-    if item.kind in SMALL:
-        return Verdict(item, False, "small, and not to be made again")
+    if item.kind in STAYS:
+        return Verdict(item, False, "perhaps not to be had again")
     if item.kind == UNFINISHED:
         if not is_abandoned(item.path):
             return Verdict(item, False, "perhaps being written")

@@ -164,9 +164,10 @@ def _other_counts(a: Result, b: Result) -> int:
 
 
 def lend_data(task: Task, lender: Home, scratch: Home) -> None:
-    """Lets an empty home use a task's data set as it is prepared in another home, and the task files there."""
+    """Lets an empty home use what of a task is in another one: its data sets, its file, weights from elsewhere."""
     here = [spec.name for spec in data_of(task, lender) if is_prepared(lender, spec.name)]
-    pairs = [(lender.tasks, scratch.tasks), *((dataset_folder(lender, n), dataset_folder(scratch, n)) for n in here)]
+    pairs = [(lender.tasks, scratch.tasks), (lender.weights, scratch.weights)]
+    pairs += ((dataset_folder(lender, n), dataset_folder(scratch, n)) for n in here)
     for source, target in pairs:
         if source.exists() and not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,8 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
     chosen, kind = one_task(find(task, home=home), task), head_kind(head)
     if check_backbone(chosen.pretraining) is not None:
         raise UserError(
-            f"backbone {chosen.pretraining.backbone} has weights from elsewhere; hand on their own file, for --weights FILE"
+            f"backbone {chosen.pretraining.backbone} has weights from elsewhere; hand on their own file, for "
+            "--weights FILE"
         )
     fingerprint = fingerprint_of(chosen, home)
     if fingerprint is None:
