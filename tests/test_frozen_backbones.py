@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -23,8 +24,8 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.plugin.registry import is_installed
 from ifsl_bench.protocol.contamination import facts, seen
-from ifsl_bench.protocol.task_files import find
-from ifsl_bench.protocol.variants import Change
+from ifsl_bench.protocol.task_files import find, parse
+from ifsl_bench.protocol.variants import Change, changed
 
 CPU = torch.device("cpu")
 HERE = is_installed("timm")
@@ -268,6 +269,25 @@ def test_another_backbone_is_another_task():
 def test_names_that_are_no_backbones_are_refused(change):
     with pytest.raises(UserError):
         find(f"glyphs-5shot+{change}")
+
+
+def test_features_take_no_other_backbone(minimal_task):
+    for backbone in ("none", "included"):
+        (task,) = parse(minimal_task.replace('"none"', f'"{backbone}"'), "x.toml")
+        assert task.pretraining.backbone == backbone
+        assert check_backbone(task.pretraining) is None
+        assert changed(task, Change(backbone=backbone)) == task
+        with pytest.raises(UserError, match="'resnet10' is for images, and the data are features"):
+            changed(task, Change(backbone="resnet10"))
+
+
+def test_what_was_seen_is_asked_of_the_data_set_that_novel_classes_are_from(home, small, monkeypatch):
+    """And is not kept with the base classifier, which is that of both tasks."""
+    monkeypatch.setattr("ifsl_bench.backbone.frozen.corpora_of", lambda spec: ("imagenet-1k",))
+    for novel_from, said in ((None, "no"), ("cub", "yes"), (None, "no")):
+        task = msgspec.structs.replace(small[0], novel_from=novel_from)
+        assert pretrain_frozen(home, task, Images(), "linear", CPU, Heard()).entry()["seen"] == said
+    assert len(list(home.pretrained.glob("glyphs-*"))) == 1
 
 
 def test_weights_are_not_for_what_is_pretrained_here():
