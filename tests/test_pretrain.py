@@ -55,7 +55,7 @@ def test_records_what_was_done_and_is_cached(few, head):
     assert not any(p.requires_grad for p in first.network.parameters())
     log = io.StringIO()
     again = pretrain(home, task, dataset, head, 0, CPU, LogReporter(log))
-    assert log.getvalue() == ""
+    assert all("is at chance" in line for line in log.getvalue().splitlines()), "after so few steps, and told always"
     for key, value in tensors(first).items():
         assert torch.equal(value, tensors(again)[key])
 
