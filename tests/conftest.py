@@ -12,6 +12,7 @@ os.environ.setdefault("NUMBA_CACHE_DIR", os.path.join(os.path.dirname(__file__),
 
 import shutil
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -64,10 +65,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(COMPILING))
 
 
+@pytest.fixture(scope="session")
+def _homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("homes")
+
+
 @pytest.fixture(autouse=True)
-def _private_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the user's own folders."""
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path_factory.mktemp("home")))
+def _private_home(_homes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's own folders. pytest would look through all folders to number a new one."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(_homes / uuid.uuid4().hex))
 
 
 @pytest.fixture

@@ -191,8 +191,8 @@ def _all_pairs() -> tuple[str, ...]:
 
 def _lacks(module: str) -> bool:
     try:
-        import_module(module)
-    except ImportError:
+        dask(module)
+    except UserError:
         return True
     return False
 

@@ -72,11 +72,11 @@ def run_node(node: Node, setting: Setting, share: int | None = None, reporter: R
 def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tuple[Outcome, Exception | None]:
     """Runs a node in a workspace, and stores a result; how it ended, and the error if it failed.
 
-    Raises:
-        Unheard: the reporter has nobody who listens.
-
     Args:
         relay: the workspace's reporter, which is led to the node's log and to ``reporter``.
+
+    Raises:
+        Unheard: the reporter has nobody who listens.
     """
     start = time.monotonic()
     with Log(work.home, node.key, str(node), reporter) as log:

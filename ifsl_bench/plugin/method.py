@@ -127,8 +127,9 @@ class Method(nn.Module, ABC):
             methods are marked, and ranked by themselves.
         parallel_copies: whether copies (``copy.deepcopy``) of a method may answer in several threads at once, which is
             faster on a CPU. Only where copies share nothing that an answer changes or draws from: no random generator
-            of PyTorch's or NumPy's, no hook, no attribute of the class or the module. It holds for the class that says
-            it, not for its subclasses, which may do more.
+            of PyTorch's or NumPy's, no hook, no attribute of the class or the module. Nor may a method keep what it was
+            given: that memory is used for the next episodes. It holds for the class that says it, not for its
+            subclasses, which may do more.
         revision: raise it to have trained models made anew that the harness would take for those of the same method: it
             tells methods apart by what they compute on a few made-up episodes, not by their source.
     """

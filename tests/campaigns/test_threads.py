@@ -192,9 +192,13 @@ def test_ctrl_c_does_not_wait_for_the_blocks_that_threads_have_begun(here, monke
         pressed.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=press).start()
-    with pytest.raises(KeyboardInterrupt):
-        ready.part(range(60), None, Reporter(), "")
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests run in the background
+    try:
+        threading.Thread(target=press).start()
+        with pytest.raises(KeyboardInterrupt):
+            ready.part(range(60), None, Reporter(), "")
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert time.monotonic() - pressed[0] < 4
 
 
