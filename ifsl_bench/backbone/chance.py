@@ -12,11 +12,12 @@ from ifsl_bench.data.pools import Dataset
 DEVIATIONS = 2.0  # above what guessing gives, from which on it has
 
 
-def at_chance(accuracy: Mapping[str, float], dataset: Dataset) -> str:
+def at_chance(accuracy: Mapping[str, float], dataset: Dataset, then: str = "steps and rate of [pretraining]") -> str:
     """What to tell someone whose base classifier is no better than one that always guesses the commonest class.
 
     Args:
         accuracy: share of images labelled right, of each pool that it was measured on.
+        then: what to look at besides the images.
 
     Returns:
         A sentence; nothing where it is better in all pools together, by :data:`DEVIATIONS` standard deviations.
@@ -37,5 +38,5 @@ def at_chance(accuracy: Mapping[str, float], dataset: Dataset) -> str:
     )
     return (
         f"the base classifier is at chance ({shown}, of {classes} classes): what it and its backbone have learned does "
-        f"not hold for other images, and no method on them means anything. {first} steps and rate of [pretraining]"
+        f"not hold for other images, and no method on them means anything. {first} {then}"
     )

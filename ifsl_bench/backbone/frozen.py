@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbone.base_head import fit_head
+from ifsl_bench.backbone.chance import at_chance
 from ifsl_bench.backbone.contract import Card, Frozen
 from ifsl_bench.backbone.device import choose_precision, describe_device
 from ifsl_bench.backbone.features import compute_features
@@ -67,14 +68,19 @@ def pretrain_frozen(
         classifier.requires_grad_(False)
         return Pretrained(key, network, classifier.to(device), Preprocess(card, device), {**info, **facts})
 
+    def finished(classifier: LinearHead | CosineHead, info: Mapping[str, Any]) -> Pretrained:
+        if told := at_chance(info["accuracy"], dataset, f"whether {spec.backbone} is for such images"):
+            reporter.warn(told)
+        return made(classifier, info)
+
     folder, classes = home.pretrained / key, len(dataset.manifest["pools"]["base/train"]["classes"])
     with suppress(CorruptFile):  # before the lock, which a read-only folder does not grant
         if (state := _finished(folder, digest)) is not None:
-            return made(_classifier(state, head, network.features, classes), state.info)
+            return finished(_classifier(state, head, network.features, classes), state.info)
     with locked(folder, reporter.warn):
         try:
             if (state := _finished(folder, digest)) is not None:
-                return made(_classifier(state, head, network.features, classes), state.info)
+                return finished(_classifier(state, head, network.features, classes), state.info)
         except CorruptFile as error:
             reporter.warn(f"{error}; it is trained again, the damaged files are in {set_aside(folder)}")
         _announce(card, dataset, spec.backbone, reporter)
@@ -83,7 +89,7 @@ def pretrain_frozen(
         tensors = {f"head.{k}": v.cpu() for k, v in trained.state_dict().items()}
         # The checksum of the backbone is one of the tensors: theirs then says which backbone they are for.
         kept = CheckpointFolder(folder).save({**tensors, "backbone.sha256": as_tensor(digest)}, {**info, **facts})
-        return made(trained, kept)
+        return finished(trained, kept)
 
 
 def _filled(plugin: Frozen, model: str, file: Path, device: torch.device) -> FrozenNetwork:
