@@ -133,7 +133,8 @@ def test_few_validation_classes_cost_a_row_its_calibrated_numbers_alone(write_fe
 
     work = api.workspace(tmp_path / "home", device="cpu", reporter=LogReporter())
     classes = {"base": 8, "novel/train": 9, "novel/val": 4, "novel/test": 7}
-    prepare(work.home, "clusters", write_features(tmp_path / "few", classes=classes), False, work.reporter)
+    given = write_features(tmp_path / "few", classes=classes)
+    prepare(work.home, "clusters", given, False, work.reporter, allow_partial=True)
     task = f"{clusters / 'clusters.toml'}:clusters-1shot"
     result = api.run("imprint", task, work=work)
     assert "no calibrated Acc., since validation episodes cannot be drawn" in capfd.readouterr().err

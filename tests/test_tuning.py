@@ -96,7 +96,7 @@ def test_every_method_that_has_something_to_choose_declares_where():
         if kind is None:
             continue
         (job,) = make_jobs([name], ["glyphs-5shot"], {}, Training(), [0], None)
-        assert bool(kind.space) == (job.trains or bool(kind.grid)), name
+        assert kind.space or not (job.trains or kind.grid), name
         known = {**defaults(kind, task), RATE: job.schedule.schedule.rate}
         for key, range_ in kind.space.items():
             assert isinstance(range_, Choices) or range_.low <= known[key] <= range_.high, (name, key)

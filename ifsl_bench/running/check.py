@@ -17,9 +17,10 @@ from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.limits import most_episodes
+from ifsl_bench.protocol.limits import check_task, most_episodes
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
+from ifsl_bench.protocol.variants import changed, split
 from ifsl_bench.running.check_keys import unknown_keys, unprintable
 from ifsl_bench.running.check_values import Unverified, odd_values
 
@@ -112,7 +113,12 @@ def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
         return tasks[name]
     if not is_plain(name):  # a path would be opened, and it is not the user who named it
         raise UserError(f"{name!r} is no task's name, with or without changes such as +ways=10")
-    (task,) = find(name, home=home)
+    plain, change = split(name)
+    if plain not in tasks:
+        (task,) = find(name, home=home)
+    else:
+        task = changed(tasks[plain], change)
+        check_task(task, "with these changes")
     if task.name != name:
         raise UserError(f"{name!r} is called {task.name!r}")
     return task
