@@ -39,8 +39,8 @@ class Subspace(Method):
     Where the base weights span all features nothing is left to regularise, and the method is refused: it would be LR.
 
     Options:
-        gamma: of the distance from the span; in their script for five shots in sessions, 1 in the loop over seeds and 0.03
-            in the single command below it.
+        gamma: of the distance from the span; in their script for five shots, 1 in the loop over seeds and 0.03 in the
+            single command below it.
         weight_decay: of W and b; chosen from the grid of LR on validation episodes unless given.
     """
 
