@@ -25,8 +25,9 @@ class Castle(Method):
     p_k are the support means of an episode's novel classes, and m_j all of these and 2K entries of the dictionary.
     Learned: W_q, W_k, W_v, W_o and the dictionary, on the joint classification of base and novel classes. Ye, Hu &
     Zhan, Learning Adaptive Classifiers Synthesis for Generalized Few-Shot Learning (International Journal of Computer
-    Vision, 2021); model, initial values and dropout are those of the released code with one head. There too the base
-    weights stay as pretrained, since its optimiser leaves them out.
+    Vision, 2021); model, initial values and dropout are those of the released code with one head (c:
+    ``MultiHeadAttention`` of model/models/castle.py, the logits: ``_forward_gfsl``). There too the base weights stay as
+    pretrained, since its optimiser leaves them out.
 
     A variant of theirs. They train the encoder too, from a pretrained one, with SGD at two rates; here the features
     are frozen, and Adam trains the rest with the task's schedule. They make 256 tasks in a step out of 16 base classes
@@ -82,10 +83,10 @@ class Castle(Method):
 class ACastle(Castle):
     """The weights of all classes are synthesised in each episode, those of base classes too.
 
-    As `Castle`, whose formula, source and differences these are, but the base weights W_a, as they are, attend beside
-    the support means and are attended to: base classifiers depend on the episode. Hidden base classes are attended to
-    by nobody. In regular few-shot classification, with no base class in the softmax, novel classes attend to W_a still,
-    where the released code then leaves it out.
+    As `Castle`, whose formula, source and differences these are (``_forward_gfsl`` of model/models/acastle.py), but the
+    base weights W_a, as they are, attend beside the support means and are attended to: base classifiers depend on the
+    episode. Hidden base classes are attended to by nobody. In regular few-shot classification, with no base class in
+    the softmax, novel classes attend to W_a still, where the released code then leaves it out.
 
     Options:
         dropout: of what attention adds, in training alone; 0.5 in their commands.

@@ -26,7 +26,7 @@ class LDA(Method):
     ``slda``: L = [(1 - shrinkage) S' + shrinkage 1]^-1, S' being S shrunk towards its mean variance by the oracle
     approximating rule (OAS; Chen, Wiesel, Eldar & Hero 2010). Hayes & Kanan, Lifelong Machine Learning with Deep
     Streaming Linear Discriminant Analysis (CVPR workshops 2020), as its released code initialises it on base classes,
-    with the covariance fixed from there on.
+    with the covariance fixed from there on (S': ``fit_base`` of SLDA_Model.py, L and the logits: ``predict``).
 
     ``fecam``: h and mu_k are made unit vectors first, and L is the inverse of the correlation matrix of
 
@@ -34,10 +34,12 @@ class LDA(Method):
 
     v being the mean of S's diagonal, w that of its other entries which are not 0, and J all ones. Goswami, Liu,
     Twardowski & van de Weijer, FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual
-    Learning (NeurIPS 2023), shrinkage, normalisation and distance of its released code, with its two gammas as one.
-    Differences: FeCAM has covariances of single classes where there are images enough, here one serves all classes, and
-    it is within classes, while its common covariance is that of all images about their one mean; Tukey's transformation
-    of features is left out, since it would need the covariance of transformed images.
+    Learning (NeurIPS 2023), shrinkage, normalisation and distance of its released code, with its two gammas as one
+    (``shrink_cov``, ``normalize_cov`` and ``_mahalanobis`` of models/base.py; shrinkage and normalisation are equations
+    8 and 7 of arXiv 2309.14062v3 by a secondary text). Differences: FeCAM has covariances of single classes where there
+    are images enough, here one serves all classes, and it is within classes, while its common covariance is that of all
+    images about their one mean; its code shrinks twice, here once; Tukey's transformation of features is left out,
+    since it would need the covariance of transformed images.
 
     ``corrected``, the default: as ``slda``, but class k's logit has 1/2 tr(L S) / n_k more, n_k being the images behind
     mu_k. Without it the noise of a mean of few images lengthens all distances to it, by that much on average, and base

@@ -25,15 +25,16 @@ class TEEN(Method):
         logits = scale cos(h, [c ; q])
 
     Nothing is learned after pretraining. Wang, Zhou, Zhang, Zhan & Ye, Few-Shot Class-Incremental Learning via
-    Training-free Prototype Calibration (NeurIPS 2023), as in the released code: base classes have their mean features
-    for weights, not the pretrained ones. Differences: the novel classes of an episode come at once, where theirs come
-    in sessions; a hidden base class has no share in w; the temperature of the logits, which moves no answer, is the
-    pretrained one, theirs is 16 or 32; and our backbone is pretrained with a cosine classifier of learned temperature,
-    theirs with a fixed one.
+    Training-free Prototype Calibration (NeurIPS 2023), as in the released code (w, d and q: ``soft_calibration`` of
+    models/teen/Network.py, the logits: its ``get_logits``): base classes have their mean features for weights, not the
+    pretrained ones. Differences: the novel classes of an episode come at once, where theirs come in sessions; a hidden
+    base class has no share in w; the temperature of the logits, which moves no answer, is the pretrained one, theirs is
+    16 or 32; and our backbone is pretrained with a cosine classifier of learned temperature, theirs with a fixed one.
 
     Options:
-        alpha: the share of the base classes in a prototype; 0.5 in the paper (their code's ``shift_weight``).
-        tau: how sharply similar base classes are preferred; 16 in the paper (their code's ``softmax_t``).
+        alpha: the share of the base classes in a prototype; their code's ``shift_weight``, 0.5 unless given, 0.1 in its
+            script for CIFAR-100.
+        tau: how sharply similar base classes are preferred; their code's ``softmax_t``, 16 unless given.
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"

@@ -225,7 +225,11 @@ def test_the_cosine_classifier_fits_what_can_be_told_apart():
     ("timm:resnet50.a1_in1k", ("imagenet-1k",)),
     ("timm:vit_base_patch16_clip_224.openai", ("unknown",)),
     ("timm:vit_base_patch16_clip_224.laion2b_ft_in12k_in1k", ("laion-2b", "imagenet-12k", "imagenet-1k")),
-    ("timm:resnet50.fb_swsl_ig1b_ft_in1k", ("imagenet-1k", "unknown")),
+    ("timm:resnet50.fb_swsl_ig1b_ft_in1k", ("instagram", "imagenet-1k", "unknown")),
+    ("timm:vit_base_patch16_224.mae", ("imagenet-1k",)),
+    ("timm:vit_small_patch16_dinov3.lvd1689m", ("lvd-1689m",)),
+    ("timm:eva_giant_patch14_224.clip_ft_in1k", ("imagenet-1k", "unknown")),
+    ("timm:beit_base_patch16_224.in22k_ft_in22k", ("imagenet-21k", "unknown")),
     ("torchvision:resnet50.IMAGENET1K_V2", ("imagenet-1k",)),
     ("torchvision:regnet_y_16gf.IMAGENET1K_SWAG_LINEAR_V1", ("unknown",)),
     ("resnet-small", None),
@@ -236,7 +240,8 @@ def test_what_a_backbone_was_pretrained_on(name, corpora):
 
 @pytest.mark.parametrize(("corpora", "dataset", "verdict"), [
     (None, "mini-imagenet", "no"), (("imagenet-1k",), "mini-imagenet", "yes"),
-    (("lvd-142m",), "tiered-imagenet", "yes"),
+    (("lvd-142m",), "tiered-imagenet", "yes"), (("lvd-142m",), "glyphs", "may"), (("lvd-1689m",), "cub-64", "yes"),
+    (("merged-38m",), "cifar-fs", "yes"), (("merged-2b",), "mini-imagenet", "may"), (("jft-300m",), "tiny", "may"),
     (("unknown",), "mini-imagenet", "may"), (("laion-2b",), "cub", "may"), (("imagenet-21k",), "cub", "yes"),
     (("imagenet-1k",), "glyphs", "no"), (("imagenet-1k", "unknown"), "glyphs", "may"), ((), "glyphs", "may"),
     (("imagenet-1k",), "photos-of-mine", "may"),
@@ -253,6 +258,19 @@ def test_the_table_of_what_was_seen_names_corpora_that_it_describes_with_sources
         assert pair["source"]
         assert pair["seen"] in ("yes", "no")
     assert all(set(entry.get("contains", ())) <= corpora.keys() for entry in corpora.values())
+
+
+@with_timm
+def test_every_name_of_timm_is_of_a_set_that_the_table_describes_and_a_strange_one_may_have_seen_anything():
+    import timm
+
+    from ifsl_bench.backbone.timm_zoo import corpora
+
+    for name in timm.list_models(pretrained=True):
+        assert set(corpora(name)) <= facts()["corpora"].keys()
+    for tag in ("no_such_tag", "x_in1k", "clip_in1k", ""):
+        assert corpora(f"resnet50.{tag}")[-1] == "unknown"
+        assert seen(corpora(f"resnet50.{tag}"), "glyphs") == "may"
 
 
 def test_another_backbone_is_another_task():

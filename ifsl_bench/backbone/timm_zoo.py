@@ -19,14 +19,21 @@ from ifsl_bench.common.errors import UserError, unknown
 # a teacher's name for one, may stand for further images.
 IMAGES = {
     "in1k": "imagenet-1k", "in12k": "imagenet-12k", "in21k": "imagenet-21k", "inw21k": "imagenet-21k",
-    "in22k": "imagenet-21k", "lvd142m": "lvd-142m", "laion2b": "laion-2b", "laion400m": "laion-400m",
-    "yfcc15m": "yfcc-100m", "yfcc100m": "yfcc-100m", "webli": "webli", "cc12m": "cc-12m",
-    "datacomp1b": "datacomp-1b", "datacompxl": "datacomp-1b",
+    "in22k": "imagenet-21k", "lvd142m": "lvd-142m", "lvd1689m": "lvd-1689m", "sat493m": "sat-493m",
+    "laion2b": "laion-2b", "laion400m": "laion-400m", "merged2b": "merged-2b", "m30m": "merged-30m",
+    "m38m": "merged-38m", "yfcc15m": "yfcc-100m", "yfcc100m": "yfcc-100m", "webli": "webli", "cc12m": "cc-12m",
+    "datacomp1b": "datacomp-1b", "datacompxl": "datacomp-1b", "dfn2b": "dfn-2b", "dfn5b": "dfn-5b",
+    "metaclip": "metaclip", "jft": "jft-300m", "ig1b": "instagram", "swag": "instagram", "seer": "instagram",
 }  # fmt: skip
 RECIPE = re.compile(
     "ft|[abc][123]h?|ah|am|ap|aa|bt|ch|ra[234]?|augreg2?|tv2?|tf|b[12]k|d[12]h?|sw|sbb2?|fcmae|mae|gluon|deit|rsb|"
-    "timm|orig|mim|[er][0-9]+|[0-9]+e?p?|mx|nv|lamb|rmsp|racm|cvnets|ix|clip"
+    "timm|orig|[ers][0-9]+b?|[0-9]+e?p?|nv|lamb|rmsp|racm|cvnets|ix|clip|dinov3|2pt5b|400m|ns"
 )
+# Tags that name a way of training without labels and nothing else: it was on ImageNet-1k.
+ALONE = {"dino": "imagenet-1k", "fcmae": "imagenet-1k", "mae": "imagenet-1k"}
+# Families that learned to predict what another network says of hidden patches, that of DALL-E or CLIP: its images count
+# too, and the tags do not name them.
+TAUGHT = ("beit", "eva")
 
 
 class Timm(Frozen):
@@ -51,7 +58,7 @@ class Timm(Frozen):
             interpolation=found["interpolation"],
             mean=tuple(found["mean"]),
             std=tuple(found["std"]),
-            corpora=corpora(model.partition(".")[2]),
+            corpora=corpora(model),
             source=_address(found),
             licence=found.get("license") or "",
             endings=(".safetensors", ".bin", ".pth"),
@@ -96,12 +103,17 @@ class Timm(Frozen):
                 return Path(hf_hub_download(**what))
 
 
-def corpora(tag: str) -> tuple[str, ...]:
-    """The sets of images that a tag of timm's names, with "unknown" where it may not name all."""
+def corpora(model: str) -> tuple[str, ...]:
+    """The sets of images that the tag of MODEL.TAG names, with "unknown" where it may not name all."""
+    plain, _, tag = model.partition(".")
+    if tag in ALONE:
+        return (ALONE[tag],)
     parts = tag.split("_")
-    named, rest = [p for p in parts if p in IMAGES], [p for p in parts if p not in IMAGES]
-    whole = bool(named) and all(RECIPE.fullmatch(part) for part in rest)
-    return tuple(dict.fromkeys([*(IMAGES[part] for part in named), *([] if whole else [UNKNOWN])]))
+    named, rest = [IMAGES[p] for p in parts if p in IMAGES], [p for p in parts if p not in IMAGES]
+    whole = bool(named) and all(RECIPE.fullmatch(part) for part in rest) and not plain.startswith(TAUGHT)
+    if "clip" in rest and all(name.startswith("imagenet") for name in named):
+        whole = False  # CLIP learns from captions, which ImageNet lacks
+    return tuple(dict.fromkeys([*named, *([] if whole else [UNKNOWN])]))
 
 
 def _check(model: str, own_weights: bool) -> None:
