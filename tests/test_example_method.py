@@ -122,6 +122,7 @@ def test_its_commands_run_on_a_small_task(site, clusters):
     assert results["proto-rbp.precision=0.01.steps=20"]["options"] == {"gradient": "rbp", "precision": 0.01}
 
 
+@pytest.mark.slow("runs the shared tests of methods in a process of its own")
 def test_it_passes_what_every_method_must(site):
     (command,) = [command for command in commands() if command[0] == "pytest"]
     told = child(["-m", *command, "-n", "0", "-q", "-p", "no:cacheprovider"], site, ROOT)
@@ -136,6 +137,7 @@ def test_the_document_shows_the_files(site):
     assert (site / "proto_imaml.py").read_text() == (EXAMPLE / "proto_imaml.py").read_text()
 
 
+@pytest.mark.slow("runs programs that meta-train")
 def test_the_documents_programs_print_what_it_says(site, tmp_path):
     printed = [text for text in blocks("text") if not text.startswith("method ")]
     assert len(printed) == 3

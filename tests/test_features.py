@@ -59,6 +59,7 @@ def test_bank_is_reused_and_rebuilt_when_damaged(few):
     np.testing.assert_array_equal(first, again)
 
 
+@pytest.mark.slow("computes features of many images twice")
 def test_bank_of_other_weights_is_computed_again(few):
     """A pretraining that is repeated has the same key; its features must not meet another head."""
     home, task, dataset, pretrained = few

@@ -84,7 +84,9 @@ def test_run_table_check_campaign_and_prune(hues, call):
     assert folder.startswith("hues-1shot+backbone=timm:test_resnet+weights=")
     assert json.loads(files[0].read_text())["pretraining"]["seen"] == "may"
     _, out, err = call("check", *map(str, files), "--task", "hues.toml")
-    wrong = [line for line in (out + err).splitlines() if ".json: " in line and "files changed since commit" not in line]
+    wrong = [
+        line for line in (out + err).splitlines() if ".json: " in line and "files changed since commit" not in line
+    ]
     assert not wrong  # this checkout may have changed files
 
     digits = folder.partition("+weights=")[2]

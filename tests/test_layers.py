@@ -144,6 +144,7 @@ def test_no_document_names_a_module_that_is_not_there(path):
         )
 
 
+@pytest.mark.slow("imports every module in a process of its own")
 def test_no_room_takes_the_name_of_a_public_function():
     """Importing ifsl_bench.run, were it a folder, would put it in the place of the function for good."""
     code = "\n".join(

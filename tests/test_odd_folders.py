@@ -247,6 +247,7 @@ def shell(line: str, *arguments: str, **environment: str) -> subprocess.Complete
 
 
 @posix
+@pytest.mark.slow("starts many commands")
 def test_closed_streams_are_no_reason_to_fail_and_get_nothing_that_is_meant_for_others(here):
     task = f"{here / 'clusters.toml'}:clusters-1shot"
     options = ["--task", task, "--home", str(here / "home"), "--device", "cpu"]

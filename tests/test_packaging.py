@@ -75,6 +75,7 @@ def wheel(tmp_path_factory) -> Path:
     return next(out.glob("*.whl"))
 
 
+@pytest.mark.slow("builds a wheel")
 def test_wheel_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -93,6 +94,7 @@ def test_wheel_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
     assert sum(n.endswith(".seed-0.json") for n in names) == len(list((ROOT / "results").glob("*/*.seed-0.json")))
 
 
+@pytest.mark.slow("builds a wheel and installs it")
 def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
     site = tmp_path / "site"
     subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", "-q", "--target", str(site), str(wheel)],

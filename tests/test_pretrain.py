@@ -77,6 +77,7 @@ def test_keys_differ_with_everything_that_matters(few):
     assert pretraining_key(other_shots, dataset.fingerprint, "linear", 0) in keys, "shared by the tasks of a data set"
 
 
+@pytest.mark.slow("pretrains with a seed of its own")
 def test_one_pretraining_for_all_seeds_is_that_of_its_seed(few):
     """A task that fixes the seed shares the backbone with those that do not, and is another task."""
     home, task, dataset = few

@@ -38,9 +38,9 @@ def collect(pytestconfig):
 
 def test_slow_tests_are_few_and_say_why(collect):
     why = pytest.mark.slow("a whole run").mark
-    collect(*[why] * 50)
-    with pytest.raises(pytest.UsageError, match="51 tests are marked slow, at most 50 may be"):
-        collect(*[why] * 51)
+    collect(*[why] * 60)
+    with pytest.raises(pytest.UsageError, match="61 tests are marked slow, at most 60 may be"):
+        collect(*[why] * 61)
     for mark in (pytest.mark.slow.mark, pytest.mark.slow(1).mark, pytest.mark.slow(reason="long").mark):
         with pytest.raises(pytest.UsageError, match="test_1: say why it is slow"):
             collect(why, mark)
@@ -57,6 +57,7 @@ def test_benchmark_commands_run_in_one_process():
 
 
 @pytest.mark.parametrize("command", COMMANDS[:1])
+@pytest.mark.slow("runs pytest in pytest")
 def test_a_benchmark_command_times_something(command):
     words = shlex.split(command)
     settings = dict(word.split("=") for word in words[: words.index("pytest")])

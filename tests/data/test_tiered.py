@@ -319,6 +319,7 @@ def test_a_hostile_archive_is_refused(home, tmp_path, python2):
         prepare(home, "tiered-imagenet", tmp_path / "bad.tar", False, Reporter())
 
 
+@pytest.mark.slow("reads a long list")
 def test_a_long_list_is_never_in_memory(home, tmp_path, python2, monkeypatch, traced):
     classes = VAL[:3]
     generator = np.random.default_rng(0)

@@ -57,7 +57,7 @@ def _refuse(text: str) -> None:
         (lambda path: _refuse(""), "told badly"),
         (lambda path: {}["key"], "KeyError: .* at test_fuzz.py"),
         (_loop, "more than 1 s"),
-        (_fill, r"it took [12]\.\d GB"),
+        pytest.param(_fill, r"it took [12]\.\d GB", marks=pytest.mark.slow("fills a gigabyte of memory")),
         (lambda path: os._exit(3), r"the process died \(3\)"),
     ],
 )
