@@ -255,9 +255,12 @@ def check_repeated(given: Asked, answers: Tensor) -> None:
 
 
 def _rounding(rule: Callable[[Asked], str], given: Asked) -> bool:
-    """Whether a rule that is broken in single precision is kept in double: large numbers cancelled in the logits."""
+    """Whether a rule that is broken in single precision is kept in double.
+
+    Then large numbers cancelled in the logits, or rounding led a search whose objective is not convex elsewhere.
+    """
     try:
-        return rule not in (leaves_its_input, repeats) and not given.searches and not rule(given.exactly())
+        return rule not in (leaves_its_input, repeats) and not rule(given.exactly())
     except UserError:
         return False  # a method that works in single precision alone
 
