@@ -1,12 +1,15 @@
 """``ifsl-bench`` in float32 without bf16, for torchrun to start in tests; ``KILL=rank:step`` ends a process there.
 
-Only what was started first: the processes that torchrun starts in place of those live.
+Only what was started first: the processes that torchrun starts in place of those live. ``EXACT=path`` has the trained
+tensors written there before they are rounded.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+
+import torch
 
 from ifsl_bench.backbone import trainer
 from ifsl_bench.backbone.device import Precision
@@ -25,6 +28,16 @@ def dying(self, model, images, labels, number):
 
 
 trainer.Trainer._step = dying
+rounded = trainer.Trainer._round
+
+
+def writing(self):
+    if "EXACT" in os.environ and self.world.first:
+        torch.save(self._tensors(), os.environ["EXACT"])
+    rounded(self)
+
+
+trainer.Trainer._round = writing
 
 if __name__ == "__main__":
     main()

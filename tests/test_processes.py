@@ -64,6 +64,11 @@ def dots(tmp_path):
     return tmp_path
 
 
+def exact(folder: Path, home: str) -> Path:
+    """Where the trained tensors are, as they were before they were rounded."""
+    return folder / f"{home}.exact"
+
+
 def start(
     folder: Path, home: str, processes: int, *more: str, task: str = "dots", restarts: int = 0, **environment: str
 ):
@@ -82,9 +87,10 @@ def start(
     if not (folder / home).exists():
         shutil.copytree(folder / "home", folder / home)
     command = ["pretrain", "--task", str(folder / f"{task}.toml"), "--device", "cpu", "--home", str(folder / home)]
+    settings = {"OMP_NUM_THREADS": "1", "EXACT": str(exact(folder, home))}
     return subprocess.Popen(
         [*(one if processes == 1 else many), *(more or command)], text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"} | environment,
+        stderr=subprocess.PIPE, env=os.environ | settings | environment,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
 
@@ -100,11 +106,12 @@ def state(folder: Path, home: str):
 
 
 def changes(folder: Path, home: str, task: str = "dots") -> dict[str, torch.Tensor]:
-    """What training has added to each tensor."""
+    """What training has added to each tensor, before they were rounded."""
     found = find(str(folder / f"{task}.toml"))[0]
     dataset = ensure(Home.locate(folder / home), found.dataset, Reporter())
     initial = Trainer(folder / "x", found, dataset, "linear", 0, torch.device("cpu"))._tensors()
-    return {key: value - initial[key] for key, value in state(folder, home).tensors.items()}
+    trained = torch.load(exact(folder, home), weights_only=True)
+    return {key: trained[key] - initial[key] for key in state(folder, home).tensors}
 
 
 def furthest(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
