@@ -216,7 +216,17 @@ def test_the_cosine_classifier_fits_what_can_be_told_apart():
     head, said = fit_head("cosine", rows, labels, 5, 5e-4, CPU)
     with torch.no_grad():
         assert (head(torch.from_numpy(rows)).argmax(1).numpy() == labels).mean() > 0.95
-    assert said["loss"] < 0.2
+    head = head.double()
+
+    def value(scale: float) -> float:
+        with torch.no_grad():
+            head.scale.fill_(scale)
+            return float(torch.nn.functional.cross_entropy(head(torch.from_numpy(rows).double()), torch.tensor(labels)))
+
+    scale = head.scale.item()
+    slope = (value(scale + 1e-3) - value(scale - 1e-3)) / 2e-3
+    assert abs(slope + 5e-4 * scale) < 2e-5, "decay holds the temperature"
+    assert abs(value(scale) + 5e-4 * scale**2 / 2 - said["loss"]) < 1e-4
 
 
 @with_timm

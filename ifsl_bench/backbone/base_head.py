@@ -26,7 +26,8 @@ def fit_head(
     Of a linear classifier ``decay / 2 * |W|^2`` is added, as SGD with that weight decay has it: the problem is convex,
     and its minimum that of the schedule. It is solved for features that are centred and scaled by their standard
     deviation, which moves no minimum and shortens the way. A cosine classifier does not change with the length of its
-    weights, so it has no decay; its problem is not convex.
+    weights, so that decay is of its temperature s alone, ``decay / 2 * s^2``, without which s would grow where classes
+    can be told apart; its problem is not convex.
 
     In double precision, since single precision ends the line search early.
 
@@ -46,9 +47,9 @@ def fit_head(
     if kind == "linear":
         rows = (rows - mean) / spread
         start = np.zeros((classes, width + 1))
-        penalty = (decay / spread.double() ** 2).cpu().numpy()  # [D], on W in the solve's coordinates
+        pull = (decay / spread.double() ** 2).cpu().numpy()  # [D], on W in the solve's coordinates
     else:
-        rows, penalty = unit(rows), np.zeros(width)
+        rows = unit(rows)
         sums = rows.new_zeros(classes, width).index_add_(0, targets, rows)
         start = np.append(unit(sums).double().cpu().numpy().ravel(), TEMPERATURE)
 
@@ -63,8 +64,11 @@ def fit_head(
         gradient = v.grad.double().cpu().numpy()
         if kind == "linear":
             w = flat.reshape(classes, width + 1)[:, :-1]
-            total += 0.5 * float((penalty * w**2).sum())
-            gradient.reshape(classes, width + 1)[:, :-1] += penalty * w
+            total += 0.5 * float((pull * w**2).sum())
+            gradient.reshape(classes, width + 1)[:, :-1] += pull * w
+        else:
+            total += 0.5 * decay * float(flat[-1]) ** 2
+            gradient[-1] += decay * flat[-1]
         return total, gradient
 
     options = {"maxiter": MOST_STEPS, "maxfun": 2 * MOST_STEPS, "gtol": TOLERANCE, "ftol": 0.0, "maxcor": 20}
