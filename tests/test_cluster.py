@@ -323,11 +323,15 @@ def test_where_every_worker_is_without_room_the_run_ends_in_one_line_and_goes_on
 
 
 def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tmp_path, monkeypatch):
-    monkeypatch.setattr(dask_workers, "version", {"ifsl_bench": "9.9", "torch": "1.0"}.__getitem__)
+    real = dask_workers.version
+    other = {"ifsl_bench": "9.9", "torch": "1.0", "numba": "0.1"}
+    monkeypatch.setattr(dask_workers, "version", lambda name: other.get(name) or real(name))
     with pytest.raises(UserError) as error:
         on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
     assert re.search(r"worker tcp://\S+ on \S+ has ifsl_bench \S+, this command has 9.9: install", str(error.value))
     assert "this command has 1.0" in str(error.value)
+    assert "has numba " in str(error.value)
+    assert "numpy" not in str(error.value)
     assert not (here / "home" / "logs").exists() or not list((here / "home" / "logs").rglob("result/*"))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as F
 
 from ifsl_bench.backbone.contract import Card
 
@@ -17,10 +15,14 @@ class Preprocess:
     """
 
     def __init__(self, card: Card, device: torch.device) -> None:
+        from torchvision.transforms import InterpolationMode  # takes a second, and most commands need none of it
+
         self.card, self.mode = card, InterpolationMode(card.interpolation)
         self.mean, self.std = (torch.tensor(v, device=device).view(1, 3, 1, 1) for v in (card.mean, card.std))
 
     def __call__(self, batch: Tensor) -> Tensor:
+        from torchvision.transforms import functional as F
+
         images = batch.permute(0, 3, 1, 2)
         resize = self.card.resize
         size = [resize] if isinstance(resize, int) else list(resize)

@@ -31,9 +31,9 @@ CLASSES = {LOCAL: "distributed"} | {  # class -> the module that has it; a file 
 ADDRESS = re.compile(r"(?P<protocol>tcp|tls)://(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\s:/\[\]]+):(?P<port>\d{1,5})")
 TOP = ("address", "class", "arguments", "security")
 # What only a caller from Python could give, or that is decided elsewhere: [security], one stage at a time in a process.
-NOT_OURS = {"self", "loop", "asynchronous", "security", "job_cls", "scheduler_cls", "worker_class", "ip", "start",
-            "scheduler", "scheduler_ip", "scheduler_file", "executor", "data", "extensions", "metrics", "plugins",
-            "startup_information", "WorkerStateClass", "validate", "services", "worker_services", "nthreads",
+NOT_OURS = {"self", "loop", "asynchronous", "security", "protocol", "job_cls", "scheduler_cls", "worker_class", "ip",
+            "start", "scheduler", "scheduler_ip", "scheduler_file", "executor", "data", "extensions", "metrics",
+            "plugins", "startup_information", "WorkerStateClass", "validate", "services", "worker_services", "nthreads",
             "config", "reconnect", "transition_counter_max"}  # fmt: skip
 
 

@@ -37,7 +37,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
 
-PACKAGES = ("ifsl_bench", "torch")
+PACKAGES = ("ifsl_bench", "torch", "numpy", "numba", "distributed")  # that decide digits, or whether messages arrive
 LOOK = 1.0  # seconds between two looks at who is there
 SILENCE = 20.0  # seconds that work waits for a worker until somebody is told
 

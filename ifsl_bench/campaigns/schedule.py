@@ -16,7 +16,8 @@ from ifsl_bench.campaigns.graph import Graph, Node
 from ifsl_bench.campaigns.work import Outcome
 
 Rank = tuple[float, ...]
-TRIES = 3  # of a node whose worker dies
+TRIES = 3  # of a node whose worker dies, without coming further
+FURTHER = 0.01  # of a piece of work: what an attempt has to come beyond those before it to begin the count anew
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,9 @@ class _Run:
                 self._is_ready(key)
         self.running: set[str] = set()
         self.tries: dict[str, int] = {}
+        self.working_at: dict[str, Event] = {}  # the piece of work that a node is at
+        self.came: dict[str, dict[str, float]] = {}  # node -> piece of work -> the share of it that was reached
+        self.came_before: dict[str, dict[str, float]] = {}  # the same when its worker died last
 
     def _is_ready(self, key: str) -> None:
         heapq.heappush(self.ready[self.nodes[key].wants.accelerator], (self._rank(key), key))
@@ -136,6 +140,7 @@ class _Run:
         while self.running or any(self.ready.values()):  # workers may have to be waited for
             for one in self.workers.wait():
                 if isinstance(one, Event):
+                    self._heard(one)
                     self.watch.heard(one)
                 else:
                     self._ended(one)
@@ -161,9 +166,27 @@ class _Run:
                 self.workers.submit(node, len(node.results))
                 self.watch.begun(node)
 
+    def _heard(self, event: Event) -> None:
+        if event.kind == "stage":
+            self.working_at[event.key] = event
+        stage = self.working_at.get(event.key)
+        if stage and stage.total and event.kind in ("stage", "advance"):
+            came = self.came.setdefault(event.key, {})
+            came[stage.text] = max(came.get(stage.text, 0.0), event.done / stage.total)
+
+    def _lost(self, key: str) -> None:
+        """Counts the tries of a node anew if the last one came further than those before it: a job of a queueing system
+        that ends by its time limit, again and again, goes on from a later checkpoint each time."""
+        came, before = self.came.get(key, {}), self.came_before.get(key)
+        if before is not None and any(share >= before.get(what, 0.0) + FURTHER for what, share in came.items()):
+            self.tries[key] = 1
+        self.came_before[key] = dict(came)
+
     def _ended(self, outcome: Outcome) -> None:
         key, node = outcome.key, self.nodes[outcome.key]
         self.running.discard(key)
+        if outcome.how == "lost":
+            self._lost(key)
         again = outcome.how == "lost" and self.tries[key] < TRIES
         if outcome.how == "lost" and not again:
             outcome = replace(outcome, said=f"{outcome.said}, {TRIES} times")

@@ -182,7 +182,10 @@ def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
     """What tells a folder from others; while it is open here, no other gets its number."""
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except OSError:  # none there; or a system that opens no folders
+    except FileNotFoundError:  # one that comes now is not held, and another might get its number
+        yield None
+        return
+    except OSError:  # a system that opens no folders
         yield _identity(folder)
         return
     try:

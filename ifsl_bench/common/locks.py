@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ifsl_bench.common.files import disk_errors
 
+SOON = 1.0  # seconds; a wait as short as that, for a result that is being stored, is nothing to tell
 _told: set[int] = set()  # devices whose lack of locks was said
 # What flock answers on network file systems that are mounted without locks, and on broken ones.
 SETTING = "IFSL_BENCH_LOCKS"
@@ -44,7 +45,7 @@ def locked(
     Where there are no working locks, the block runs without one.
 
     Args:
-        warn: is told when another process holds the lock, since the wait may be long; and, once for each file system,
+        warn: is told when another process keeps the lock, since the wait may be long; and, once for each file system,
             that there are none.
         state: of the folder, for the one line that says why it cannot be written.
 
@@ -74,7 +75,7 @@ def _lock(folder: Path, warn: Callable[[str], None] | None, state: str) -> Itera
                 _probe(path)
                 lock = filelock.FileLock(path)
                 try:
-                    lock.acquire(timeout=0)
+                    lock.acquire(timeout=SOON)
                 except filelock.Timeout:
                     if warn:
                         warn(f"another process is working on {folder.name}; waiting for it")

@@ -19,7 +19,7 @@ from ifsl_bench.common.owners import PARTIAL, REMOVED, what
 from ifsl_bench.common.sealed import read_sealed
 from ifsl_bench.protocol.task_files import own, packaged
 
-KINDS = ("data", "pretrained", "features", "trained", "trials", "evaluated", "probes", "compiled", "logs")
+KINDS = ("data", "pretrained", "features", "trained", "trials", "evaluated", "probes", "compiled", "logs", "keys")
 STAYS = ("digests", "tasks", "stored", "weights")  # what is pinned, for the user to change, noted, and given
 UNFINISHED, ASIDE, UNKNOWN = "unfinished", "set aside", "unknown"
 _ASIDE = re.compile(r"(.+)\.(?:corrupt|replaced|old)-[0-9]+")

@@ -34,6 +34,7 @@ from ifsl_bench.running.stages import MetaTrain, Trial
 
 OF_JOBS = ("trained", "trials", "evaluated")
 RECENT = 2 * 3600.0  # seconds; clocks may differ by an hour
+KEYS = 30 * 86400.0  # seconds that keys of a cluster stay, since jobs of a long campaign read them
 
 
 @dataclass(frozen=True)
@@ -219,6 +220,8 @@ def _busy(item: Item, now: float) -> str:
     """Why an item may be in use; "" where nothing says so."""
     if is_locked(item.path):
         return "a process holds its lock"
+    if item.kind == "keys" and now - item.used < KEYS:
+        return f"of a cluster that was started in the last {KEYS / 86400:.0f} days, and perhaps runs"
     if now - item.used < RECENT:
         return f"used in the last {RECENT / 3600:.0f} hours, perhaps by a process that runs"
     return ""
@@ -241,7 +244,12 @@ def _verdict(item: Item, needed: Needed, now: float) -> Verdict:
         return Verdict(item, False, why)
     if item.kind == "data" and not _can_be_made(item.path.name):
         return Verdict(item, False, "made from files of yours; remove it by hand")
-    reasons = {ASIDE: "was replaced", "compiled": "of another version", "probes": "made again in seconds"}
+    reasons = {
+        ASIDE: "was replaced",
+        "compiled": "of another version",
+        "probes": "made again in seconds",
+        "keys": "of a cluster that has ended",
+    }
     return Verdict(item, True, reasons.get(item.kind, "no stored result and no campaign needs it"))
 
 

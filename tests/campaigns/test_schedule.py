@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from ifsl_bench.campaigns.graph import Graph, Node, Wants
-from ifsl_bench.campaigns.schedule import TRIES, schedule
+from ifsl_bench.campaigns.schedule import TRIES, Event, schedule
 from ifsl_bench.campaigns.work import Outcome
 
 JOBS = 4
@@ -148,3 +148,34 @@ def test_what_took_long_elsewhere_goes_first_where_equally_many_wait_for_it():
     workers = Slow(graph, random.Random(0), {}, 1, False)
     schedule(graph, workers)
     assert workers.given == ["a1", "end", "b1", "c1", "d1", "b2", "c2", "a2"]
+
+
+class Ended(Pretend):
+    """Workers that die when they have come so far, one place an attempt; after the last they end the node."""
+
+    def __init__(self, graph: Graph, places: list[int]):
+        super().__init__(graph, random.Random(0), {}, 1, True)
+        self.places = places
+
+    def wait(self):
+        if not self.running:
+            return []
+        if not self.places:
+            return super().wait()
+        (node,), self.running = self.running, []
+        at = self.places.pop(0)
+        told = [Event(node.key, "stage", "training", 0, 1000), Event(node.key, "advance", "", at)]
+        return [*told, Outcome(node.key, "lost", "its worker died")]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("places", "tries"),
+    [([100, 200, 300, 400, 500, 600], 7), ([500, 500, 500], 3), ([500, 502, 501], 3), ([100, 400, 400, 400], 4),
+     ([300, 100, 200], 3)],
+)  # fmt: skip
+def test_a_node_whose_worker_dies_goes_on_as_long_as_it_comes_further(places, tries):
+    node = Node("one", None, (), Wants(), (0,))  # type: ignore[arg-type]
+    workers = Ended(Graph((None,), {"one": node}), list(places))  # type: ignore[arg-type]
+    failures = schedule(workers.graph, workers)
+    assert len(workers.given) == tries
+    assert bool(failures) == (tries == len(places))
