@@ -205,7 +205,7 @@ def test_cached_run(benchmark, glyph_features_home):
 
 @pytest.mark.skipif(not hasattr(os, "wait4"), reason="memory of a child process is known on POSIX only")
 def test_run_from_nothing(benchmark, tmp_path):
-    """Goal 4 minutes and 1.5 GB: the README's command in an empty home."""
+    """Goal 20 seconds and 1.5 GB: the README's command in an empty home."""
     if benchmark.disabled:
         pytest.skip("takes minutes; runs with --benchmark-enable")
     arguments = ("run", "--method", "imprint", "--task", "glyphs-5shot", "--home", str(tmp_path / "home"), "-q")
