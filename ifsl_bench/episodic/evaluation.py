@@ -27,13 +27,13 @@ from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, estimate
 from ifsl_bench.protocol.task import EpisodeSpec
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
-BLOCKS = (2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)  # episodes at once
+# Episodes at once.
+BLOCKS = (10_000, 5000, 2000, 1000, 500, 400, 250, 200, 125, 100, 80, 50, 40, 25, 20, 16, 10, 8, 5, 4, 2, 1)
 CPU_BYTES = 1 << 25  # on the CPU, where more is no faster: features and logits
 MOST_ON_CPU = 1000  # episodes at once
 PEAK = 4  # times as much as that a method takes at its peak
 MOST_THREADS = 4  # that take a block each: Python's own part of the work is done by one at a time
-DEVICE_BYTES = 1 << 30  # on an accelerator, which many keep busy: features and logits
-SHARE = 1 / 8  # of an accelerator's free memory, if that is less; the methods' peaks are about twice as much
+SHARE = 1 / 8  # of an accelerator's free memory: features and logits; the methods' peaks are about twice as much
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ def _describe(values: np.ndarray) -> dict[str, float]:
 def batch_size(loader: EpisodeLoader, queries: int) -> int:
     """Episodes at once, a *block*: as many as stay in the cache's reach, or keep an accelerator busy.
 
-    A method's last digits may depend on how many episodes a product of matrices is of. So blocks are of one size,
-    whatever else is in an accelerator's memory, unless little of that is free; and they divide 2,000 and 10,000.
+    A method's last digits may depend on how many episodes a product of matrices is of. So blocks are of few sizes,
+    which divide 10,000, and 2,000 where they are no more; on an accelerator the free memory says which.
     """
     images = queries + loader.ways * loader.sampler.shots
     each = 4 * images * (loader.novel.features.shape[1] + 2 * loader.classes + loader.ways)  # bytes
     free = free_memory(loader.novel.features.device)
-    most = min(MOST_ON_CPU, CPU_BYTES // each) if free is None else min(DEVICE_BYTES, int(SHARE * free)) // each
+    most = min(MOST_ON_CPU, CPU_BYTES // each) if free is None else int(SHARE * free) // each
     return next((size for size in BLOCKS if size <= most), 1)
 
 

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -195,8 +196,18 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
     return made
 
 
+_trains: WeakKeyDictionary[type[Method], dict[str, bool]] = WeakKeyDictionary()  # class -> options -> what was found
+
+
 def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
-    """Whether a method with these options has parameters, hence anything to meta-train."""
+    """Whether a method with these options has parameters, hence anything to meta-train; looked at once."""
+    known, key = _trains.setdefault(method, {}), repr(sorted(options.items()))
+    if key not in known:
+        known[key] = _has_parameters(method, options)
+    return known[key]
+
+
+def _has_parameters(method: type[Method], options: Mapping[str, Any]) -> bool:
     small = torch.ones(6, 8)
     with torch.random.fork_rng(devices=[]):
         base = Base(small, torch.zeros(6), small, counts=torch.ones(6), covariance=torch.eye(8))
