@@ -180,4 +180,4 @@ class _Expansion:
 def wants_of(stage: Stage, data: Outline, work: Workspace) -> Wants:
     """What a stage needs, by rule."""
     device = stage.place(work).device
-    return Wants(stage.threads() if device == HOST else 1, stage.memory(data) + PROCESS, device != HOST)
+    return Wants(stage.threads() if device == HOST else 1, stage.memory(data, device) + PROCESS, device != HOST)

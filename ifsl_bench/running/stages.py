@@ -84,7 +84,7 @@ class OfJob(Stage):
         """The method where episodes are evaluated."""
         return self._on(method, self.backbone.prepared(work).base, self.evaluation(work).device)
 
-    def memory(self, data: Outline) -> int:
+    def memory(self, data: Outline, device: torch.device) -> int:
         """Features and base logits of all pools, in single precision, and the blocks of episodes of an evaluation."""
         width = math.prod(data.shape) if self.job.task.pretraining.backbone == NO_BACKBONE else WIDE
         pools = 4 * (width + data.base_classes) * sum(data.images(pool) for pool in data.starts)

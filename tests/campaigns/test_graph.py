@@ -5,16 +5,19 @@ from __future__ import annotations
 import pickle
 
 import pytest
+import torch
 
 from ifsl_bench.campaigns import api
-from ifsl_bench.campaigns.graph import Graph, graph_of, key_of
+from ifsl_bench.campaigns.graph import Graph, graph_of, key_of, wants_of
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.prepared import PreparedTask
+from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import make_jobs
-from ifsl_bench.running.preparation import Stage
+from ifsl_bench.running.preparation import Pretrain, Stage
 
 METHODS = ["protonet", "imprint", "lwof"]
 
@@ -122,3 +125,12 @@ def test_what_stops_many_jobs_is_said_once(here, monkeypatch):
     assert [job.seed for job in ended.made] == [1] * 4
     (line,) = ended.said
     assert line.startswith(f"{jobs[0]}; {jobs[1]}; and 2 more, in pretraining: no ground to stand on (log: ")
+
+
+def test_a_pretraining_says_what_memory_a_step_takes(here, work):
+    """On two cores the glyphs' took 1.25 GB, tiny-pack's 2.1, each with its process; on a device the host has little."""
+    (glyphs,), (tiny,) = find("glyphs-5shot"), find("tiny-pack-5shot")
+    for task, shape, least, most in ((glyphs, (32, 32, 1), 1.2, 1.8), (tiny, (64, 64, 3), 2.0, 2.8)):
+        stage, data = Pretrain(task, "linear", 0), Outline(None, shape, {}, False)
+        assert least < wants_of(stage, data, work).memory / 1e9 < most
+        assert stage.memory(data, torch.device("cuda")) < 6e8
