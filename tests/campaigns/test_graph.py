@@ -128,7 +128,7 @@ def test_what_stops_many_jobs_is_said_once(here, monkeypatch):
 
 
 def test_a_pretraining_says_what_memory_a_step_takes(here, work):
-    """On two cores the glyphs' took 1.25 GB, tiny-pack's 2.1, each with its process; on a device the host has little."""
+    """On two cores the glyphs took 1.25 GB, tiny-pack's 2.1, with all of a process; on a device the host has little."""
     (glyphs,), (tiny,) = find("glyphs-5shot"), find("tiny-pack-5shot")
     for task, shape, least, most in ((glyphs, (32, 32, 1), 1.2, 1.8), (tiny, (64, 64, 3), 2.0, 2.8)):
         stage, data = Pretrain(task, "linear", 0), Outline(None, shape, {}, False)
