@@ -92,6 +92,12 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
+def patience() -> Callable[[float], float]:
+    """How long something may take that takes so many seconds at most, with as much else to do as this machine has."""
+    return lambda seconds: seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+
+
+@pytest.fixture
 def learn2learn() -> ModuleType:
     """The real package; tests that ask for it are skipped where it is not installed."""
     from ifsl_bench.plugin.learn2learn import INSTALL, load

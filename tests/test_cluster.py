@@ -525,7 +525,7 @@ def same_with_two_killed(home: Path, said: str) -> None:
 
 
 @pytest.mark.slow("starts the command with a cluster of two workers: 10 s")
-def test_ctrl_c_ends_all_workers_within_seconds(here, tmp_path):
+def test_ctrl_c_ends_all_workers_within_seconds(here, tmp_path, patience):
     asked = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--quiet"]
     running = command(*asked, "--cluster", cluster_toml(tmp_path, "n_workers = 2"))
     until = time.monotonic() + 100
@@ -536,7 +536,7 @@ def test_ctrl_c_ends_all_workers_within_seconds(here, tmp_path):
     start = time.monotonic()
     running.send_signal(signal.SIGINT)
     _, told = running.communicate(timeout=60)
-    assert time.monotonic() - start < 8  # 5, and what Python takes to end on a busy machine
+    assert time.monotonic() - start < patience(8)  # 5, and what Python takes to end
     assert running.returncode == 130
     assert told.strip() == "ifsl-bench: interrupted; the same command goes on from where it stopped"
     assert len(processes) >= 2
