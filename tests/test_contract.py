@@ -137,7 +137,8 @@ def test_copies_that_meet_are_found_where_the_class_says_that_they_do_not():
         parallel_copies = True
 
     given = {kind: made_up("x", kind, {}, 1, False, False) for kind in (Draws, Declares, ProtoNet)}
-    assert "several threads" in copies_do_not_meet(given[Declares])
+    found = (copies_do_not_meet(given[Declares]) for _ in range(10))  # on a busy machine they may miss each other
+    assert any("several threads" in said for said in found)
     assert not copies_do_not_meet(given[Draws]), "a subclass of a method that declares it does not"
     assert not copies_do_not_meet(given[ProtoNet])
     with torch.no_grad():

@@ -23,6 +23,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "task-file.md"
 
 
 def test_the_page_is_what_the_code_gives(call):
+    pytest.importorskip("timm", reason="the page describes its backbones too")
     status, out, err = call("tasks", "reference")
     assert status == 0, err
     assert PAGE.read_text(encoding="utf-8") == out, "write it anew: ifsl-bench tasks reference > docs/task-file.md"
