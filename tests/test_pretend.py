@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -16,7 +17,6 @@ from torch import nn
 
 from ifsl_bench.backbone.device import Precision, choose_device, to_host
 from ifsl_bench.backbone.features import compute_features
-from ifsl_bench.backbone.placement import FEW
 from ifsl_bench.backbone.pretrain import pretrain
 from ifsl_bench.board import result_file
 from ifsl_bench.campaigns import api
@@ -29,7 +29,7 @@ from ifsl_bench.episodic.evaluation import batch_size, evaluate
 from ifsl_bench.learners import compiled
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.contract import Asked, differs
-from ifsl_bench.plugin.method import Base, Method, Query, Support, masked_logits
+from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import options_of
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
@@ -430,6 +430,22 @@ def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it
         counts.clear()
         assert MetaTrain(many).run(work).trained.place == f"meta: {FEW} episodes a step, at least {FEW}"
         assert counts.launches
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "few"),
+    [("lr+a", {}, FEW), ("mlp+a", {}, 2 * FEW), ("mlp+a", {"gradient": "implicit"}, None), ("lwof", {}, FEW)],
+)
+def test_from_how_many_episodes_a_step_is_an_accelerators_goes_by_the_method(here, name, given, few):
+    with accelerator():
+        work = api.workspace(here / "home")
+        for episodes in (1, FEW, 2 * FEW, 4096):
+            job = _job(here, name, {"steps": 4, "episodes_per_step": episodes})
+            place = MetaTrain(replace(job, given={**job.given, **given})).training(work)
+            assert place.device == (CPU if few is None or episodes < few else DEVICE)
+            assert (
+                f"fewer than {few}" if episodes < (few or 0) else "this method's" if few is None else "at least"
+            ) in place.why
 
 
 @pytest.mark.parametrize(("device", "methods"), [("auto", "lwof,lr+a"), ("meta", "lwof,imprint")])

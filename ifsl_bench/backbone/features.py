@@ -146,7 +146,10 @@ def compute_features(
 
 
 def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.device, views: int) -> Iterator[np.ndarray]:
-    """Features [B, D] of batch after batch, all images in one view after the other."""
+    """Features [B, D] of batch after batch, all images in one view after the other.
+
+    They come over one batch late: a device computes the next while the host waits for these.
+    """
     starts = range(0, len(pool), BATCH)
     rows = [np.arange(start, min(start + BATCH, len(pool))) for start in starts]
     seeds = iter([seed_of("view", pool.name, view, start) for view in range(views) for start in starts])
@@ -155,11 +158,16 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
         generator = torch.Generator().manual_seed(next(seeds))
         return crop_and_flip(images, task.pretraining.crop_padding, task.pretraining.flip, generator)
 
+    before = None
     with closing(batches(pool.images, rows * views, device, augment if views > 1 else None)) as loaded:
         for images in loaded:
             with torch.inference_mode(), whole_float32():
                 features = pretrained.network(pretrained.normalise(images)).float()
-            yield features.cpu().numpy()
+            if before is not None:
+                yield before.cpu().numpy()
+            before = features
+    if before is not None:
+        yield before.cpu().numpy()
 
 
 def computed_at(folder: Path) -> str:

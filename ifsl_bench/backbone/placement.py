@@ -14,8 +14,6 @@ from typing import Literal
 import torch
 
 Kind = Literal["data", "pretraining", "features", "meta-training", "evaluation"]
-FEW = 64  # episodes a step of meta-training below which the host's processor takes it: from there on an H100 was faster
-# than 16 cores for LR+A, and for MLP+A with RBP from twice as many (BENCHMARKS.md)
 HOST = torch.device("cpu")
 WHY = {
     "pretraining": "batches of images",
@@ -35,7 +33,7 @@ class Place:
         return f"{self.device}: {self.why}"
 
 
-def place_of(kind: Kind, device: torch.device, forced: bool, episodes: int = 0) -> Place:
+def place_of(kind: Kind, device: torch.device, forced: bool, episodes: int = 0, few: int | None = 0) -> Place:
     """Where a stage runs.
 
     Args:
@@ -43,6 +41,7 @@ def place_of(kind: Kind, device: torch.device, forced: bool, episodes: int = 0) 
         device: what the user named, or what ``auto`` found.
         forced: whether the user named it, so that all work of numbers goes there.
         episodes: of a step of meta-training.
+        few: a step of fewer episodes is faster on the host; None where a step of any number is.
     """
     if kind == "data":
         return Place(HOST, "files and indices")
@@ -51,6 +50,8 @@ def place_of(kind: Kind, device: torch.device, forced: bool, episodes: int = 0) 
     if device.type == "cpu":
         return Place(device, "no accelerator here")
     if kind == "meta-training":
-        few, each = episodes < FEW, f"{episodes} episode{'s' * (episodes != 1)} a step"
-        return Place(HOST, f"{each}, fewer than {FEW}") if few else Place(device, f"{each}, at least {FEW}")
+        each = f"{episodes} episode{'s' * (episodes != 1)} a step"
+        if few is None:
+            return Place(HOST, f"{each}, this method's are faster here")
+        return Place(HOST, f"{each}, fewer than {few}") if episodes < few else Place(device, f"{each}, at least {few}")
     return Place(device, WHY[kind])

@@ -61,9 +61,9 @@ class Workspace:
     def __post_init__(self) -> None:
         store.keep_in(self.home.cache / "compiled", self.reporter.say)
 
-    def place(self, kind: Kind, episodes: int = 0) -> Place:
-        """Where work of a kind is done; ``episodes`` of a step of meta-training."""
-        return place_of(kind, self.device, self.forced, episodes)
+    def place(self, kind: Kind, episodes: int = 0, few: int | None = 0) -> Place:
+        """Where work of a kind is done; of meta-training by the episodes of a step, see :func:`place_of`."""
+        return place_of(kind, self.device, self.forced, episodes, few)
 
     def prepared(self, task: Task, head: HeadKind, seed: int) -> PreparedTask:
         """The task with this pretraining; the last one asked for stays open, its features in memory."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import FEW, Base, Method, Prediction, Query, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.solve.linear import Neumann
@@ -100,6 +100,14 @@ class AttractorMethod(Method):
             raise UserError(f"gamma must be positive and finite, not {gamma}")
         self.log_gamma = nn.ParameterList(torch.full((part.size,), math.log(gamma)) for part in self.learner.parts)
         self.to(self.base.weight)
+
+    @classmethod
+    def few_episodes(cls, options: Mapping[str, Any]) -> int | None:
+        """As measured on an H100 and 16 cores beside it (BENCHMARKS.md); exact gradients of a network factorise its
+        Hessian, which the device was slower at with up to 1,024 episodes."""
+        if options["learner"] == "mlp" and options["gradient"] != "t-bptt":
+            return None if options["gradient"] == "implicit" else 2 * FEW
+        return FEW
 
     @classmethod
     def defaults(cls, task: Task) -> dict[str, Any]:

@@ -18,6 +18,10 @@ from ifsl_bench.plugin.space import Space
 from ifsl_bench.protocol.task import MetaTraining, Task
 from ifsl_bench.solve.linear import AdjointReport
 
+FEW = (
+    64  # episodes a step of meta-training from which an H100 was faster than 16 cores for LwoF and LR+A (BENCHMARKS.md)
+)
+
 
 @dataclass(frozen=True)
 class Base:
@@ -153,6 +157,14 @@ class Method(nn.Module, ABC):
     def may_run_in_threads(cls) -> bool:
         """Whether this very class declares :attr:`parallel_copies`."""
         return bool(vars(cls).get("parallel_copies", False))
+
+    @classmethod
+    def few_episodes(cls, options: Mapping[str, Any]) -> int | None:
+        """A step of meta-training on fewer episodes is faster on the processor than on an accelerator.
+
+        None where a step of any number is. ``--device auto`` goes by it; ``options`` are all, defaults included.
+        """
+        return FEW
 
     @classmethod
     def defaults(cls, task: Task) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from ifsl_bench.episodic.rough_times import episode_seconds, sizes_of, step_seco
 from ifsl_bench.episodic.trained import Model, folders, holds
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.method import Base, Method, NonFinite
-from ifsl_bench.plugin.options import make_method
+from ifsl_bench.plugin.options import defaults, make_method
 from ifsl_bench.plugin.probe_cache import everything
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
@@ -92,7 +92,9 @@ class OfJob(Stage):
 
     def training(self, work: Workspace) -> Place:
         """Where the method is meta-trained."""
-        return work.place("meta-training", self.job.training.episodes_per_step)
+        job = self.job
+        few = job.method.few_episodes(defaults(job.method, job.task) | dict(job.given))
+        return work.place("meta-training", job.training.episodes_per_step, few)
 
     def evaluation(self, work: Workspace) -> Place:
         """Where its episodes are evaluated."""
