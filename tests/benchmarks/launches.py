@@ -43,6 +43,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.loader import EpisodeLoader
+from ifsl_bench.learners.attractor_method import AttractorMethod
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.episodes import Sampler
@@ -199,12 +200,13 @@ def pretraining(backbone: str, batch: int, steps: int, device: torch.device) -> 
 
 
 def works() -> Iterator[Work]:
-    auto = place_of("meta-training", DEVICE, forced=False, episodes=1).device
     for learner in ("lr", "mlp"):
         slow = learner == "mlp"
         title = f"{learner.upper()}+A, meta-training"
         for gradient, name in (("rbp", "RBP"), ("implicit", "exact")):
             row = Row("", learner, 5, 0, gradient)
+            few = AttractorMethod.few_episodes({"learner": learner, "gradient": gradient})
+            auto = place_of("meta-training", DEVICE, forced=False, episodes=1, few=few).device
             if gradient == "rbp":
                 yield Work(f"{title}, `--device auto`", 1, partial(training, row, 1), auto)
             for count in (1, 16, 64):
