@@ -12,6 +12,7 @@ from torch import nn
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
+from ifsl_bench.episodic.meta_training import Adam
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.method import Method, Prediction
@@ -239,3 +240,22 @@ def test_initial_parameters_depend_on_seed_and_name_only(clusters):
     a, b, c = (stages.MetaTrain(job(clusters, lwof, seed=s)).fresh(work(clusters)) for s in (0, 0, 1))
     assert torch.equal(a.to_query, b.to_query)
     assert not torch.equal(a.to_query, c.to_query)
+
+
+def test_adam_is_pytorchs():
+    """To the last digit, with a parameter that has no gradient in the first steps and with a rate that changes."""
+    generator = torch.Generator().manual_seed(0)
+    ours = {key: torch.randn(5, 3, generator=generator).requires_grad_() for key in "abc"}
+    theirs = {key: value.detach().clone().requires_grad_() for key, value in ours.items()}
+    one, other = Adam(ours), torch.optim.Adam(theirs.values(), fused=True)
+    for step in range(30):
+        for key in ours:
+            gradient = torch.randn(5, 3, generator=generator)
+            for parameters in (ours, theirs):
+                parameters[key].grad = None if key == "c" and step < 5 else gradient.clone()
+        other.param_groups[0]["lr"] = rate = 1e-2 if step < 20 else 1e-3
+        one.step(rate)
+        other.step()
+    for key, value in ours.items():
+        assert torch.equal(value, theirs[key])
+        assert all(torch.equal(one.state[key][part], tensor) for part, tensor in other.state[theirs[key]].items())

@@ -61,7 +61,7 @@ class Workspace:
     def __post_init__(self) -> None:
         store.keep_in(self.home.cache / "compiled", self.reporter.say)
 
-    def place(self, kind: Kind, episodes: int = 0, few: int | None = 0) -> Place:
+    def place(self, kind: Kind, episodes: int = 0, few: int | None = None) -> Place:
         """Where work of a kind is done; of meta-training by the episodes of a step, see :func:`place_of`."""
         return place_of(kind, self.device, self.forced, episodes, few)
 
