@@ -33,7 +33,7 @@ class Place:
         return f"{self.device}: {self.why}"
 
 
-def place_of(kind: Kind, device: torch.device, forced: bool, episodes: int = 0, few: int | None = 0) -> Place:
+def place_of(kind: Kind, device: torch.device, forced: bool, episodes: int = 0, few: int | None = None) -> Place:
     """Where a stage runs.
 
     Args:

@@ -20,6 +20,7 @@ from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.published_splits import check_pools, columns
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.sets.embedded import EmbeddedFeatures
 from ifsl_bench.data.source import DatasetSource, Form, Import
 
 SIZE, PER_CLASS = 64, 500
@@ -100,3 +101,10 @@ class TinyPack(TinyImageNet):
     name = "tiny-pack"
     summary: ClassVar[str] = "the first 180 to 360 images of each of Tiny-ImageNet's classes, always partial"
     most: ClassVar[Mapping[str, int]] = {"base": 360, "novel/train": 180, "novel/val": 180, "novel/test": 225}
+
+
+class TinyFeatures(EmbeddedFeatures):
+    """The features of :class:`TinyPack`'s images under the two backbones of its tasks."""
+
+    name = "tiny-features"
+    summary: ClassVar[str] = "features of tiny-pack's images under its two backbones; embedded, no download"
