@@ -18,6 +18,7 @@ from ifsl_bench.campaigns.names import method_names, task_names
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
+from ifsl_bench.protocol.task_files import find as task_of
 from ifsl_bench.protocol.task_files import packaged
 from ifsl_bench.protocol.variants import Change
 
@@ -41,7 +42,7 @@ def nobody(text: str) -> None:
 
 
 def jobs(campaign, home, warn=nobody):
-    return jobs_of(with_tasks(campaign, home)[0], home, warn, lambda text: None)
+    return jobs_of(with_tasks(campaign, home)[0], home, warn, lambda text: None).jobs
 
 
 def expanded(text: str, said: Said | None = None, folder: Path = Path("/there")) -> list[str]:
@@ -252,7 +253,7 @@ def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
     assert [extra.options, extra.train, extra.trials, extra.episodes, extra.calibrate] == [{}, {}, 0, None, False]
     found = jobs(campaign, home)
     for job in found:
-        assert job.task == packaged()[job.task.name]
+        assert job.task == task_of(job.task.name)[0]
         made.add(job.result_path(home))
     assert made == stored
     assert len(stored) == len(found) + len(extra.tasks) * len(extra.seeds)

@@ -398,6 +398,26 @@ def plugins(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
+def test_a_method_of_a_campaign_that_lacks_an_extra_takes_its_own_jobs_with_it_alone(call, here, plugins):
+    (here / "some.toml").write_text(
+        '[[run]]\nmethods = ["heavy", "imprint"]\ntasks = "clusters.toml:clusters-5shot"\nseeds = 2\nepisodes = 20\n'
+    )
+    (here / "none.toml").write_text('[[run]]\nmethods = "heavy"\ntasks = "clusters.toml:clusters-5shot"\n')
+    told = "ifsl-bench: 2 jobs cannot be run here: method 'heavy' of package other"
+    for command in ("plan", "status", "run"):
+        status, out, err = call(command, "some.toml")
+        assert (status, told in err) == (int(command == "run"), True), (command, err)
+        assert "imprint" in out
+        status, _, err = call(command, "none.toml")
+        assert status == 2
+        assert 'pip install "other[big]"' in err
+    status, _, err = call("run", "some.toml", "-q")  # what is stored already is no success
+    assert status == 1
+    status, _, err = call("cache", "prune", "--campaign", "some.toml", "--dry-run")
+    assert status == 2
+    assert "what 2 of its jobs need cannot be told" in err
+
+
 def test_broken_plugins_are_listed_and_take_nobody_down(call, here, plugins):
     status, out, _ = call("methods")
     assert status == 0

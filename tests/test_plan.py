@@ -20,6 +20,7 @@ from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
 from ifsl_bench.campaigns.logs import log_path
 from ifsl_bench.campaigns.plan import Step, plan_of
 from ifsl_bench.campaigns.status import SILENT, read_log
+from ifsl_bench.common.owners import writer
 from ifsl_bench.kernels import store
 
 CAMPAIGN = """
@@ -148,7 +149,7 @@ def lines(path, *said):
 def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(campaign, call):
     work = api.workspace(device="cpu")
     wanted, _ = with_tasks(asked("c.toml", Said()), work.home)
-    jobs = jobs_of(wanted, work.home, print, print)
+    jobs = jobs_of(wanted, work.home, print, print).jobs
     assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
     graph = graph_of(jobs, work)
     training = [node for node in graph.nodes.values() if node.stage.kind == "meta-training"]
@@ -182,6 +183,19 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
     assert "no word for 20 min: it may have been killed" in out
     assert "2 of 8 jobs done, 2 running, 1 failed, 3 missing" in out
     assert str(paths[1]) in out
+
+
+def test_a_stage_runs_while_the_process_that_wrote_its_log_does_not_while_its_number_is_in_use(tmp_path):
+    machine, number, began = writer().rsplit("-", 2)
+    for who, state in (
+        (writer(), "running"),
+        (f"{machine}-{number}-{int(began) - 60}", "interrupted"),  # the number was another process's then
+        (f"{machine}-999999999-{began}", "interrupted"),
+        (f"node7.01234567-{number}-{began}", "running"),  # on a machine that cannot be asked
+    ):
+        path = tmp_path / "who.log"
+        path.write_text(f"2026-01-31T12:00:00Z begun by process {os.getpid()} on here ({who}): x\n")
+        assert read_log(path).state == state, who
 
 
 def test_a_log_that_is_no_log_says_nothing(tmp_path):
@@ -219,4 +233,4 @@ def test_a_plan_of_nothing_but_refusals_is_their_error(campaign):
     work = replace(api.workspace(device="cpu"))
     wanted, _ = with_tasks(asked(None, Said(methods=("lr",), tasks=("mini-5shot",))), work.home)
     with pytest.raises(api.UserError, match="It needs the five files"):
-        plan_of(jobs_of(wanted, work.home, print, print), work)
+        plan_of(jobs_of(wanted, work.home, print, print).jobs, work)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.campaigns.campaign_file import MOST_JOBS, Campaign, Wanted
 from ifsl_bench.campaigns.names import Warn, is_glob, method_names, task_names
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.errors import Lacking, UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find
@@ -33,8 +33,23 @@ def with_tasks(campaign: Campaign, home: Home) -> tuple[Campaign, list[Task]]:
     return campaign, list(found)
 
 
-def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], None]) -> list[Job]:
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for.
+
+    Attributes:
+        jobs: that can be run here.
+        lacking: how many others there are of each method that something has to be installed for first, by what to do.
+    """
+
+    jobs: list[Job]
+    lacking: Mapping[str, int]
+
+
+def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], None]) -> Asked:
     """The jobs of a campaign in the file's order, each once.
+
+    A method of a file that lacks an extra takes its own jobs with it, and no others.
 
     Args:
         campaign: as :func:`with_tasks` returns it.
@@ -52,14 +67,33 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
     if many > MOST_JOBS:
         raise UserError(f"these are {many:,} jobs, {MOST_JOBS:,} at most; divide them")
     jobs: list[Job] = []
+    lacking: dict[str, int] = {}
     for w in campaign.wanted:
         with _told(w):
             how = w.options, Training.parse(w.train), w.seeds, w.episodes, w.change, home, w.trials, w.calibrate
-            made = make_jobs(w.methods, w.tasks, *how)
+            usable = _usable(w, lacking) if w.where else w.methods
+            made = make_jobs(usable, w.tasks, *how) if usable or not w.where else []
         for label in dict.fromkeys(job.label for job in made if w.trials and not job.trials):
             say(f"{label}: nothing to choose, so --tune changes nothing")
         jobs += made
-    return each_once(jobs)
+    if lacking and not jobs:
+        raise Lacking(next(iter(lacking)))
+    return Asked(each_once(jobs), lacking)
+
+
+def _usable(wanted: Wanted, lacking: dict[str, int]) -> list[str]:
+    """The methods that nothing has to be installed for first; the jobs of the others are counted in ``lacking``."""
+    from ifsl_bench.plugin.find_method import find_method
+
+    found = []
+    for name in wanted.methods:
+        try:
+            find_method(name)
+        except Lacking as error:
+            lacking[str(error)] = lacking.get(str(error), 0) + len(wanted.tasks) * len(wanted.seeds)
+            continue
+        found.append(name)
+    return found
 
 
 def _narrowed(

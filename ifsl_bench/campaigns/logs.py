@@ -16,6 +16,7 @@ from typing import IO
 
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.owners import writer
 from ifsl_bench.common.progress import LogReporter, Reporter, Stage, Unheard
 
 EVERY = 10.0  # seconds from one line of progress to the next
@@ -49,7 +50,8 @@ class Log(Reporter):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file: IO[str] = open(self.path, "a", encoding="utf-8", errors="backslashreplace")
             self.lines = _Lines(file, EVERY)
-            self.lines.line(f"begun by process {os.getpid()} on {platform.node()}: {one_line(self.title)}")
+            by = f"process {os.getpid()} on {platform.node()} ({writer()})"
+            self.lines.line(f"begun by {by}: {one_line(self.title)}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

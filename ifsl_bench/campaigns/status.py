@@ -15,7 +15,7 @@ import psutil
 from ifsl_bench.campaigns.graph import Node, graph_of
 from ifsl_bench.campaigns.logs import EVERY, log_path
 from ifsl_bench.common.errors import one_line
-from ifsl_bench.common.owners import now_at
+from ifsl_bench.common.owners import now_at, writes_still
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.data.preparing.outline import remembered
 from ifsl_bench.episodic.prepared import Workspace
@@ -28,7 +28,7 @@ OFF = 60.0  # seconds by which a machine's clock is off, from which times in its
 COPIED = 86400.0  # above which the log is a copy, and no clock is wrong
 SILENT = 12 * EVERY  # seconds without a line, after which what runs on another machine may have been killed
 MOST = 1 << 23  # bytes of a log that are read, from its end
-BEGUN = re.compile(r"^(\S+) begun by process (\d+) on (.*?): ")
+BEGUN = re.compile(r"^(\S+) begun by process (\d+) on (.*?)(?: \(([A-Za-z0-9_.-]+)\))?: ")  # older logs: no bracket
 ENDED = re.compile(r"^\S+ (done in [\d.]+ s$|failed: |interrupted(: |$)|stopped: )")
 
 
@@ -130,15 +130,18 @@ def read_log(path: Path, now: float | None = None) -> LogState | None:
     begun = BEGUN.match(lines[start]) if start is not None else None
     if begun is None or start is None:
         return None
-    since, process, host = begun.groups()
+    since, process, host, writer = begun.groups()
     last = lines[-1] if len(lines) > start + 1 else ""
     said = one_line(last.partition(" ")[2]).strip()
     ended = ENDED.match(last)
     silent = max(0.0, (now_at(path.parent) if now is None else now) - changed.st_mtime)
     since = _corrected(since, lines[-1].partition(" ")[0], changed.st_mtime)
     if ended is None:
-        here = host == platform.node()
-        state = RUNNING if not here or psutil.pid_exists(int(process[:9])) else "interrupted"
+        if writer is None:
+            alive = host != platform.node() or psutil.pid_exists(int(process[:9]))
+        else:
+            alive = writes_still(writer) is not False
+        state = RUNNING if alive else "interrupted"
     elif ended[1].startswith("done"):
         state = "done"
     else:

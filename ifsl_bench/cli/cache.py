@@ -101,7 +101,10 @@ def _campaign(name: str, home: Home) -> tuple[list[Job], Path | None]:
     from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
 
     wanted, _ = with_tasks(asked(name, Said()), home)
-    return jobs_of(wanted, home, _warn, lambda text: None), wanted.results
+    found = jobs_of(wanted, home, _warn, lambda text: None)
+    for why, count in found.lacking.items():
+        raise UserError(f"{name}: what {count:,} of its jobs need cannot be told: {why}")
+    return found.jobs, wanted.results
 
 
 def _warn(text: str) -> None:

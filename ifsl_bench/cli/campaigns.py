@@ -54,7 +54,15 @@ def _wanted(
     keep_freed_memory()
     reporter = LogReporter(verbose=False)
     work = api.workspace(home, results_dir or wanted.results, device, reporter)
-    return jobs_of(wanted, work.home, reporter.warn, reporter.say), work, dict(wanted.data)
+    found = jobs_of(wanted, work.home, reporter.warn, reporter.say)
+    tell_lacking(found.lacking)
+    return found.jobs, work, dict(wanted.data)
+
+
+def tell_lacking(lacking: Mapping[str, int]) -> None:
+    """Says which jobs cannot be run here before something is installed."""
+    for why, count in lacking.items():
+        click.echo(f"ifsl-bench: {count:,} job{'s' * (count != 1)} cannot be run here: {why}", err=True)
 
 
 @click.command()

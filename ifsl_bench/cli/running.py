@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ifsl_bench.cli.campaigns import show_plan
+from ifsl_bench.cli.campaigns import show_plan, tell_lacking
 from ifsl_bench.cli.options import (
     data_option,
     device_option,
@@ -126,7 +127,8 @@ def run(
         title = f"{result.label} on {result.task}, seed {result.seed}"
         click.echo(render([result_table(result, title)], style))
         return 0
-    made = jobs_of(wanted, work.home, reporter.warn, reporter.say)
+    asked_for = jobs_of(wanted, work.home, reporter.warn, reporter.say)
+    made = asked_for.jobs
     files = {**wanted.data, **{name: Path(path) for name, path in data.items()}}
     check_data(files, tasks, work.home)
     hands: DaskWorkers | LocalWorkers | None
@@ -145,6 +147,7 @@ def run(
         if cluster:
             reporter.say(f"devices and times are those of one process on this machine's processor; the workers of "
                          f"{cluster} are not asked what they have")  # fmt: skip
+        tell_lacking(asked_for.lacking)
         show_plan(found, style)
         return 0
     prepare_from(files, work)
@@ -159,7 +162,7 @@ def run(
     boards = [load_board(task, work.home.results) for task in tasks]
     if style in PROGRAMS:
         click.echo(render([task_table(board, full) for board in boards], style))
-        return tell(ended, len(made))
+        return tell(ended, len(made), asked_for.lacking)
     for whole in boards:
         labels = dict.fromkeys(one.label for one in ended.made if one.task.name == whole.name)
         if not labels:
@@ -172,16 +175,17 @@ def run(
             click.echo("\n" + "\n".join(standing(board.in_setting(setting), label)))
     if beside := beside_tables(boards):
         click.echo("\n" + render(beside, style))
-    return tell(ended, len(made))
+    return tell(ended, len(made), asked_for.lacking)
 
 
-def tell(ended: Ended, jobs: int) -> int:
-    """Says which jobs failed, and why; returns the exit status."""
+def tell(ended: Ended, jobs: int, lacking: Mapping[str, int]) -> int:
+    """Says which jobs failed or could not be run here, and why; returns the exit status."""
+    tell_lacking(lacking)
     if ended.failed:
         click.echo(f"ifsl-bench: {len(ended.failed)} of {jobs} jobs failed:", err=True)
     for line in ended.said:
         click.echo(f"  {line}", err=True)
-    return 1 if ended.failed else 0
+    return 1 if ended.failed or lacking else 0
 
 
 def _typed(arguments: list[str]) -> str:

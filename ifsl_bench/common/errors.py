@@ -37,6 +37,10 @@ class UserError(Exception):
         return one_line(super().__str__())
 
 
+class Lacking(UserError):
+    """Something that has to be installed first."""
+
+
 class CorruptFile(UserError):
     """A file of ours that is cut short, changed, or of another version."""
 

@@ -17,10 +17,14 @@ import time
 from functools import lru_cache
 from pathlib import Path
 
+import psutil
+
 PARTIAL = ".partial-"  # prefix of unfinished files and folders
 REMOVED = ".removed-"  # prefix of folders that are being removed
 IDLE = 3 * 3600.0  # seconds without a write after which another machine's process is taken to have ended
+CLOCK = 5  # seconds by which a process may seem to have begun at another time: the clock is set while it runs
 LONGEST = 143  # bytes of a file's name, where file systems that encrypt names have the least room
+_WRITER = re.compile(r"([A-Za-z0-9_.-]{0,16}\.[0-9a-f]{8})-([0-9]{1,10})-([0-9]{1,15})")
 _TAG = re.compile(r"@([A-Za-z0-9_.-]{0,16}\.[0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{8}")
 
 
@@ -50,6 +54,32 @@ def partial_of(path: Path) -> Path:
 def what(name: str) -> str:
     """A tagged name without its tag."""
     return _TAG.sub("", name)
+
+
+def writer() -> str:
+    """This process, in a word that no other has: machine, number, and the second in which it began."""
+    return f"{_machine()}-{os.getpid()}-{_began(os.getpid()) or 0}"
+
+
+def writes_still(writer: str) -> bool | None:
+    """Whether a process that called itself so is alive; None where that cannot be told from here: another machine's,
+    or none that :func:`writer` named.
+
+    The number of a process that has ended may be another's by now, which began at another time.
+    """
+    found = _WRITER.fullmatch(writer)
+    if found is None or found[1] != _machine():
+        return None
+    began = _began(int(found[2]))
+    return began is not None and abs(began - int(found[3])) <= CLOCK
+
+
+def _began(process: int) -> int | None:
+    """When a process began, in seconds; None where there is no such process."""
+    try:
+        return round(psutil.Process(process).create_time())
+    except (psutil.Error, OverflowError):
+        return None
 
 
 def is_abandoned(path: Path) -> bool:

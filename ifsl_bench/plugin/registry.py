@@ -14,7 +14,7 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.errors import Lacking, UserError, unknown
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
@@ -144,13 +144,15 @@ def get(group: str, kind: str, name: str) -> Any:
     """What is registered under ``name``; ``kind`` is how errors call it.
 
     Raises:
-        UserError: unknown name (with the nearest ones), or a plugin that cannot be used.
+        UserError: unknown name (with the nearest ones), or a plugin that cannot be used; :class:`Lacking`, if only
+            because something has to be installed first.
     """
     if not owners(group, name):
         raise unknown(kind, name, names(group))
     plugin = load(group, name)
     if plugin.problem:
-        raise UserError(f"{kind} {name!r} of package {plugin.package} cannot be used; {plugin.problem}")
+        kind_of = Lacking if plugin.lacks else UserError
+        raise kind_of(f"{kind} {name!r} of package {plugin.package} cannot be used; {plugin.problem}")
     return plugin.value
 
 
