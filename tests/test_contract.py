@@ -145,6 +145,25 @@ def test_copies_that_meet_are_found_where_the_class_says_that_they_do_not():
         assert not repeats(given[Declares]), "one alone keeps the other rules"
 
 
+@pytest.mark.parametrize("kept", ["prototypes", "weight"])
+def test_what_a_method_keeps_of_a_hidden_class_is_found(kept):
+    """It computes that from the base classifier when it is made, and hides nothing of it later."""
+
+    class Keeps(ProtoNet):
+        def __init__(self, base, ways):
+            super().__init__(base, ways)
+            self.register_buffer("mean", getattr(base, kept).mean(0))
+
+        def forward(self, support, query):
+            logits = super().forward(support, query).logits
+            novel = logits[..., -self.ways :] + (query.features @ self.mean).unsqueeze(-1)
+            return Prediction(torch.cat([logits[..., : -self.ways], novel], -1))
+
+    said = "a hidden base class leaves a trace in the answers"
+    assert said in dict(check_contract("keeps", Keeps, {})).values()
+    assert said not in dict(check_contract("protonet", ProtoNet, {})).values()
+
+
 @pytest.mark.parametrize("name", sorted(registry.names(registry.METHODS)))
 def test_every_registered_method_keeps_every_rule(name):
     if registry.load(registry.METHODS, name).lacks:

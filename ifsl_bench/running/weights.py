@@ -48,6 +48,8 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
         target = target / f"{key}.safetensors"
     if target.exists():
         raise UserError(f"{target} is there already; remove it or choose another name with --to FILE")
+    if not target.parent.is_dir():
+        raise UserError(f"there is no folder {target.parent}; make it, or choose another with --to FILE")
     store = CheckpointFolder(home.pretrained / key)
     info = store.info()
     if info is None and (path := shipped_file(key)) is not None:
@@ -87,7 +89,7 @@ def import_weights(file: Path, home: Home, reporter: Reporter, force: bool = Fal
     except FileNotFoundError:
         raise UserError(f"there is no {file}") from None
     folder = home.pretrained / found.key
-    with locked(folder, reporter.warn):
+    with locked(folder, reporter.warn, state=""):
         store = CheckpointFolder(folder)
         try:
             there = store.info()

@@ -97,6 +97,15 @@ def test_a_transposed_tensor_is_read_as_it_was(features_folder, home):
     np.testing.assert_array_equal(pool.images, columns.T.numpy())
 
 
+def test_a_parameter_is_a_tensor(features_folder, home):
+    rows = torch.nn.Parameter(torch.randn(60, 16))
+    (features_folder / "novel-test.npz").unlink()
+    torch.save({"features": rows, "labels": torch.arange(60) // 12 + 900}, features_folder / "novel-test.pt")
+    assert torch.load(features_folder / "novel-test.pt", weights_only=True)["features"].requires_grad
+    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
+    np.testing.assert_array_equal(pool.images, rows.detach().numpy())
+
+
 # -- files that are none
 
 

@@ -65,6 +65,18 @@ def test_the_same_classes_in_train_and_val_are_no_division_of_classes(tmp_path, 
     assert prepare(home, "mine", root / "train", False, messages, own=SMALL).has("base/train")
 
 
+def test_a_folder_beside_train_val_and_test_is_named(tmp_path, home, messages):
+    """It would be a class, and the sides classes too."""
+    named = by_side(USUAL)
+    folders = [f"{side}/{name}" for side in named for name in named[side]]
+    root = written(tmp_path / "images", [*folders, "extra/x"], images=2)
+    with pytest.raises(UserError, match=r"sides of a data set \(test, train, val\), and beside them extra; move that"):
+        prepare(home, "mine", root, False, messages, own=SMALL)
+    plain = written(tmp_path / "plain", ["test", *(f"class {i}" for i in range(30))])  # a class may be called that
+    with open_tree(plain) as tree:
+        assert "test" in find_layout(tree).classes
+
+
 def test_a_seed_or_a_file_goes_before_folders(tmp_path, home, messages):
     named = by_side(USUAL)
     root = written(tmp_path / "x", [f"{side}/{name}" for side in named for name in named[side]])

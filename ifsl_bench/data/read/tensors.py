@@ -130,7 +130,7 @@ class _Kind:
         self.kind = kind
 
 
-_REBUILD, _ORDERED = object(), object()
+_REBUILD, _PARAMETER, _ORDERED = object(), object(), object()
 
 
 class _TorchMachine(Machine):
@@ -140,6 +140,8 @@ class _TorchMachine(Machine):
         full = f"{module}.{attribute}"
         if full == "torch._utils._rebuild_tensor_v2":
             self.stack.append(_REBUILD)
+        elif full == "torch._utils._rebuild_parameter":
+            self.stack.append(_PARAMETER)
         elif full == "collections.OrderedDict":
             self.stack.append(_ORDERED)
         elif module == "torch" and attribute.removesuffix("Storage") in _TORCH and attribute.endswith("Storage"):
@@ -152,6 +154,8 @@ class _TorchMachine(Machine):
         if function is _REBUILD:
             storage, offset, shape, strides = args[:4]
             self.stack[-2:] = [_tensor(storage, offset, shape, strides)]
+        elif function is _PARAMETER and args and isinstance(args[0], _Tensor):  # and whether it wants a gradient
+            self.stack[-2:] = [args[0]]
         elif function is _ORDERED and args == ():
             self.stack[-2:] = [{}]
         else:
