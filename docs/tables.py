@@ -56,19 +56,20 @@ def tables(command: str) -> str:
 
 
 def differences(told: str) -> str:
-    """A row of Acc. for each ``ifsl-bench compare A B --task T``, below a heading."""
+    """A row for each ``ifsl-bench compare A B --task T``, of the metric that the heading's last words name."""
     heading, *commands = told.strip().splitlines()
-    lines = [f"| {heading} | over episodes | over seeds | each seed |", "|---|---|---|---|"]
+    metric = heading.rpartition("points of ")[2]
+    lines = [f"| {heading} | overall | over episodes | over classes | each seed |", "|---|---|---|---|---|"]
     for line in commands:
         command, _, name = line.partition(" # ")
         _, _, a, b, _, task = shlex.split(command)
         grid = [row for row in printed(command, "--format", "markdown").splitlines() if row.startswith("|")]
-        headings, _, accuracy, *_ = ([cell.strip() for cell in row.strip("|").split("|")] for row in grid)
-        cells = dict(zip(headings, accuracy, strict=True))
-        assert cells["metric"] == "Acc."
-        seeds = ", ".join(cells["each seed"].split())
+        headings, _, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in grid)
+        cells = next(cells for row in rows if (cells := dict(zip(headings, row, strict=True)))["metric"] == metric)
+        found = [cells.get(f"A - B{over}", "") for over in (" overall", "", " over classes")]
+        seeds = ", ".join(cells.get("each seed", "").split())
         name = name.strip() or f"{task}: `{a}` minus `{b}`"
-        lines.append(f"| {name} | {cells['A - B']} | {cells['A - B over seeds']} | {seeds} |")
+        lines.append(f"| {name} | {' | '.join(found)} | {seeds} |")
     return "\n".join(lines)
 
 

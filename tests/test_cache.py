@@ -291,6 +291,19 @@ def test_compiled_code_of_other_versions_and_what_was_set_aside_goes(prune, root
     assert kept.exists()
 
 
+def test_keys_of_a_cluster_go_after_a_month(prune, root):
+    """Jobs of a long campaign that wait in a queue read them when they start."""
+    keys = root / "home" / "keys"
+    keys.mkdir()
+    for name in ("new.pem", "old.pem"):
+        (keys / name).write_text("-----BEGIN CERTIFICATE-----\n")
+    days_pass(root / "home", 29)
+    then = time.time() - 31 * 86400
+    os.utime(keys / "old.pem", (then, then))
+    assert prune("--yes")[0] == 0
+    assert [path.name for path in keys.iterdir() if not path.name.startswith(".")] == ["new.pem"]
+
+
 def test_an_empty_home_lists_and_removes_nothing(call, tmp_path):
     assert call("cache", "--home", str(tmp_path / "none"))[0] == 0
     assert call("cache", "prune", "--home", str(tmp_path / "none"))[1] == "nothing to remove\n"

@@ -57,6 +57,15 @@ def test_a_file_names_a_class_and_its_arguments(written):
     assert read_cluster(written(text)).accelerators
 
 
+@pytest.mark.parametrize("argument", ["protocol", "security", "nthreads"])
+@pytest.mark.parametrize("kind", ["LocalCluster", SLURM])
+def test_what_is_decided_elsewhere_is_no_argument(argument, kind, written):
+    """`protocol = "tcp"` beside [security] would leave the connections open."""
+    said = refusal(written(f'class = "{kind}"\n[arguments]\nn_workers = 2\n{argument} = "tcp"'))
+    assert argument in said
+    assert "cluster.toml" in said
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_class_takes_its_own_arguments_and_those_of_its_workers(kind):
     known = arguments_of(kind)

@@ -1,0 +1,53 @@
+"""What bytes and lost images cost: rows on tiny-features beside the same rows on the images, in a Markdown table.
+
+``python docs/simulations/quantised.py RESULTS`` reads the results of tiny-features and tiny-pack with seed 0 below a
+folder. Both have the same episodes of the same images under the same backbones; a difference is paired by episode.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+from tabulate import tabulate
+
+from ifsl_bench.board import result_file
+
+
+def accuracy(path: Path) -> np.ndarray:
+    """[episodes], in percent."""
+    found = result_file.read(path).episodes
+    hits = np.add(found.base_joint, found.novel_joint)
+    return 100 * hits / (found.base_queries + found.novel_queries)
+
+
+def main() -> None:
+    """Prints the table."""
+    root, rows = Path(sys.argv[1]), []
+    for shots in ("1shot", "5shot"):
+        for path in sorted((root / f"tiny-features-{shots}").glob("*.seed-0.json")):
+            other = root / f"tiny-pack-{shots}" / path.name
+            if not other.exists():
+                continue
+            ours, theirs = accuracy(path), accuracy(other)
+            assert result_file.read(path).episodes.classes == result_file.read(other).episodes.classes
+            mean, interval = (ours - theirs).mean(), 1.96 * stats.sem(ours - theirs)
+            label = path.name.removesuffix(".seed-0.json")
+            own = 1.96 * stats.sem(theirs)
+            rows.append(
+                [
+                    label,
+                    shots,
+                    f"{theirs.mean():.2f} ± {own:.2f}",
+                    f"{ours.mean():.2f}",
+                    f"{mean:+.2f} ± {interval:.2f}",
+                ]
+            )
+    heads = ["method", "", "tiny-pack", "tiny-features", "difference, paired"]
+    print(tabulate(rows, heads, "github", disable_numparse=True))
+
+
+if __name__ == "__main__":
+    main()
