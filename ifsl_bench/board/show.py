@@ -81,11 +81,13 @@ def comparison_table(found: Comparison) -> Table[str]:
             "p (episodes)",
             lambda name: p_value(found.episodes[name].p).removeprefix("= "),
             lambda name: {"p": found.episodes[name].p},
+            drop=2,
         ),
         Column(
             "A - B over seeds" if found.seeds else None,
             lambda name: plus_minus(found.by_seed_interval[name], "+"),
             difference_of_seeds,
+            drop=3,
         ),
         Column(
             "A - B overall" if several else None,
@@ -101,6 +103,8 @@ def comparison_table(found: Comparison) -> Table[str]:
             "each seed" if found.seeds else None,
             lambda name: "  ".join(f"{value:+.2f}" for value in found.by_seed[name]),
             each_seed,
+            fold=14,
+            drop=4,
         ),
         Column(fields=lambda name: {"seeds": list(found.seeds), "partial_data": found.partial}),
     ]

@@ -17,6 +17,7 @@ from ifsl_bench.cli.options import (
     job_options,
     results_option,
 )
+from ifsl_bench.cli.output import say, show_tables
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
@@ -105,12 +106,13 @@ def status(campaign: str | None, said: Said, home: str | None, results_dir: str 
 
 
 def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], whole: Mapping[str, Any], style: str) -> None:
-    from ifsl_bench.board.render import READERS, prose, render
+    from ifsl_bench.board.render import READERS
     from ifsl_bench.board.table import plain_table
 
     if style == "json":
         click.echo(json.dumps(whole, indent=1))
         return
-    click.echo(render([plain_table(rows)], style))
+    fold = {"stage": 24, "what": 24, "where": 8, "device": 10, "how far": 16}
+    show_tables([plain_table(rows, fold=fold, drop=("device", "since", "where"))], style)
     if style in READERS:
-        click.echo("\n" + "\n".join(prose(note, style) for note in notes))
+        say("\n" + "\n".join(notes), style)

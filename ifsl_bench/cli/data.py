@@ -15,6 +15,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
+from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
 
 
@@ -28,11 +29,11 @@ def data() -> None:
 @style_option
 def data_list(home: str | None, style: str) -> None:
     """List known and prepared data sets."""
-    from ifsl_bench.board.render import render
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue as data_commands
 
-    click.echo(render([plain_table(data_commands.listing(folders_of(home)))], style))
+    rows = data_commands.listing(folders_of(home))
+    show_tables([plain_table(rows, fold={"state": 10, "what": 24}, drop=("fingerprint", "features"))], style)
 
 
 @data.command("prepare")
@@ -68,7 +69,6 @@ def data_prepare(
     called train, val and test, or base, novel-train, novel-val and novel-test); or six files of frozen features, as
     .npz, .safetensors or .pt. Tasks NAME-1shot and NAME-5shot are written too.
     """
-    from ifsl_bench.board.render import render
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing.catalogue import pools_listing
     from ifsl_bench.data.preparing.prepare import prepare
@@ -81,7 +81,7 @@ def data_prepare(
     dataset = prepare(folders_of(home), name, path, force, reporter_for(quiet, verbose), allow_partial, own)
     mark = " (partial)" if dataset.partial else ""
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
-    click.echo(render([plain_table(pools_listing(dataset))]))
+    show_tables([plain_table(pools_listing(dataset), fold={"first classes": 16})])
 
 
 @data.command("verify")
@@ -104,12 +104,12 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
 @quiet_option
 def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     """Print the data set's pools as in the paper's table, and what else it has to say."""
-    from ifsl_bench.board.render import render
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     tables = data_commands.statistics(folders_of(home), name, reporter_for(quiet))
-    click.echo(render([plain_table(rows, title) for title, rows in tables], style))
+    fold = {"mean": 12, "std": 12, "classes": 16}
+    show_tables([plain_table(rows, title, fold) for title, rows in tables], style)
 
 
 @data.command("show")

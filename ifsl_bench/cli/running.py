@@ -23,6 +23,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
+from ifsl_bench.cli.output import say, show_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
@@ -97,7 +98,7 @@ def run(
     from ifsl_bench.board.leaderboard import task_table
     from ifsl_bench.board.measured import EVERY, PAPER
     from ifsl_bench.board.notes import standing
-    from ifsl_bench.board.render import PROGRAMS, render
+    from ifsl_bench.board.render import PROGRAMS
     from ifsl_bench.board.show import result_table
     from ifsl_bench.campaigns import api
     from ifsl_bench.campaigns.data import check_data, prepare_from
@@ -124,7 +125,7 @@ def run(
             change=said.change.said(), work=work, command=command,
         )  # fmt: skip
         title = f"{result.label} on {result.task}, seed {result.seed}"
-        click.echo(render([result_table(result, title)], style))
+        show_tables([result_table(result, title)], style)
         return 0
     made = jobs_of(wanted, work.home, reporter.warn, reporter.say)
     files = {**wanted.data, **{name: Path(path) for name, path in data.items()}}
@@ -158,20 +159,22 @@ def run(
         )  # fmt: skip
     boards = [load_board(task, work.home.results) for task in tasks]
     if style in PROGRAMS:
-        click.echo(render([task_table(board, full) for board in boards], style))
+        show_tables([task_table(board, full) for board in boards], style)
         return tell(ended, len(made))
     for whole in boards:
         labels = dict.fromkeys(one.label for one in ended.made if one.task.name == whole.name)
         if not labels:
             continue
         board = whole.usual(labels)
-        click.echo("\n" + render([task_table(board, full)], style))
+        click.echo()
+        show_tables([task_table(board, full)], style)
         for label in labels:
             row = board.row(label)
             setting = row.setting if row and row.setting != EVERY else PAPER
-            click.echo("\n" + "\n".join(standing(board.in_setting(setting), label)))
+            say("\n" + "\n".join(standing(board.in_setting(setting), label)), style)
     if beside := beside_tables(boards):
-        click.echo("\n" + render(beside, style))
+        click.echo()
+        show_tables(beside, style)
     return tell(ended, len(made))
 
 

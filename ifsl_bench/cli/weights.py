@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ifsl_bench.cli.options import Group, folders_of, home_option, reporter_for, style_option
+from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.limits import LARGEST_SEED
 
@@ -54,8 +55,8 @@ def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
 @style_option
 def list_(home: str | None, style: str) -> None:
     """List the pretrainings that are finished in the home folder, and those that come with the package."""
-    from ifsl_bench.board.render import render
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.running.weights import weights_listing
 
-    click.echo(render([plain_table(weights_listing(folders_of(home)))], style))
+    rows = weights_listing(folders_of(home))
+    show_tables([plain_table(rows, fold={"pretraining": 20, "trained on": 12, "where": 8}, drop=("weights",))], style)
