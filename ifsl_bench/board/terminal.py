@@ -25,7 +25,7 @@ GAP = 2  # spaces between columns
 MINE = "bold"  # the look of a row of the user's own
 # Between these two a line never ends: a number and its unit, +- or sign of comparison.
 GLUED = re.compile(r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])")
-PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;])(?=\S)")  # where a long word may end
+PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])")  # where a long word may end
 JOINED = "\x1f"  # stands for a space at which no line ends
 
 
@@ -65,7 +65,7 @@ def fold(text: str, width: int, hanging: int = 0) -> list[str]:
             lines.append(line + part)
             line = " " * (start + hanging)
         line, empty = line + rest, False
-    return [one.replace(JOINED, " ") for one in [*lines, line]]
+    return [one.replace(JOINED, " ").rstrip() for one in [*lines, line]]
 
 
 def _broken(word: str, width: int) -> list[str]:
@@ -99,7 +99,8 @@ def _columns(table: Table[Any]) -> list[_Shown]:
         natural = max((cell_len(cell.text) for cell in cells), default=0)
         natural = max(natural, _least([heading]), 0 if column.fold else 1)
         least = min(natural, max(column.fold, _least([heading]))) if column.fold else natural
-        found.append(_Shown(heading, cells, column.fold, column.drop, natural, least))
+        if not rows or any(cell.text for cell in cells):  # what is empty throughout says nothing
+            found.append(_Shown(heading, cells, column.fold, column.drop, natural, least))
     return found
 
 
@@ -108,18 +109,11 @@ def _needed(columns: Sequence[_Shown]) -> int:
 
 
 def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]]:
-    """The columns that there is room for, and the headings of the others. An empty column is the first to go."""
-    kept, gone = list(columns), []
-    while _needed(kept) > width:
-        blank = [c for c in kept if c.drop and not any(cell.text for cell in c.cells)]
-        candidates = blank or [c for c in kept if c.drop]
-        if not candidates:
-            break
-        worst = max(candidates, key=lambda c: c.drop)
-        kept.remove(worst)
-        if worst not in blank:
-            gone.append(worst.heading)
-    return kept, gone
+    """The columns that there is room for, and the headings of the others."""
+    kept = list(columns)
+    while _needed(kept) > width and (candidates := [c for c in kept if c.drop]):
+        kept.remove(max(candidates, key=lambda c: c.drop))
+    return kept, [column.heading for column in columns if column not in kept]
 
 
 def _widths(columns: Sequence[_Shown], width: int) -> list[int]:

@@ -33,7 +33,7 @@ def data_list(home: str | None, style: str) -> None:
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     rows = data_commands.listing(folders_of(home))
-    show_tables([plain_table(rows, fold={"state": 10, "what": 24}, drop=("fingerprint", "features"))], style)
+    show_tables([plain_table(rows, fold={"state": 12, "what": 24}, drop=("fingerprint", "features"))], style)
 
 
 @data.command("prepare")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +21,25 @@ if TYPE_CHECKING:
 
 
 class Group(click.Group):
-    """Suggests the nearest command for an unknown one."""
+    """Suggests the nearest command for an unknown one; alone, prints its help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             from ifsl_bench.common.errors import unknown
 
-            raise unknown("command", args[0], self.commands)
+            raise unknown("command", args[0], self.commands, see=f"{ctx.command_path} --help")
         return super().resolve_command(ctx, args)
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help; as it is, since click would fill its lines."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
@@ -149,6 +161,25 @@ def folders_of(home: str | None, results_dir: str | None = None) -> Home:
     from ifsl_bench.common.files import Home
 
     return Home.locate(home, results_dir)
+
+
+def readable(folders: Home) -> Home:
+    """The folders, or empty ones with a warning where they cannot be read: lists of what the package has go on."""
+    from dataclasses import replace
+
+    from ifsl_bench.common.errors import one_line
+
+    nothing = Path(os.devnull) / "none"
+    for field, what in (("cache", "the home folder"), ("results", "the folder of results")):
+        path = getattr(folders, field)
+        try:
+            if path.is_dir():
+                next(path.iterdir(), None)
+        except OSError as error:
+            said = f"warning: {what} {path} cannot be read ({error.strerror}); nothing of yours is shown"
+            click.echo(one_line(said), err=True)
+            folders = replace(folders, **{field: nothing})
+    return folders
 
 
 def reporter_for(quiet: bool, verbose: bool = False) -> Reporter:

@@ -54,3 +54,17 @@ def _console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False)
+
+
+def document(text: str, style: str = TEXT) -> None:
+    """Prints a text of several paragraphs; at a terminal, all but what is indented or a formula is set anew."""
+    if not at_terminal(style):
+        click.echo(text)
+        return
+    for paragraph in text.split("\n\n"):
+        lines = paragraph.split("\n")
+        if any(line.startswith("    ") for line in lines):
+            say(paragraph)
+        else:
+            say(" ".join(line.strip() for line in lines))
+        click.echo()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from ifsl_bench.cli.options import Group, folders_of, home_option, quiet_option, reporter_for, style_option
+from ifsl_bench.cli.options import Group, examples, folders_of, home_option, quiet_option, readable, reporter_for, style_option
+from ifsl_bench.cli.output import say, show_tables
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -17,11 +19,23 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     """List the tasks, and whether their data are there; or write a task file (new), or their reference."""
     if context.invoked_subcommand:
         return
-    from ifsl_bench.board.render import render
+    from ifsl_bench.board.render import READERS
     from ifsl_bench.board.table import plain_table
-    from ifsl_bench.data.preparing import catalogue as data_commands
+    from ifsl_bench.data.preparing.catalogue import task_listing
+    from ifsl_bench.protocol.task_files import packaged
 
-    click.echo(render([plain_table(data_commands.task_listing(folders_of(home)))], style))
+    rows = task_listing(readable(folders_of(home)))
+    if style not in READERS:
+        show_tables([plain_table(rows)], style)
+        return
+    drop = ("episodes", "backbone", "protocol")
+    tables = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        some = [{key: text for key, text in row.items() if key != "data"} for row in rows if row["data"] == data]
+        table = plain_table(some, "", {"task": 20, "what": 24}, drop, lambda row: row["task"] not in packaged())
+        tables.append(replace(table, title=data))
+    show_tables(tables, style)
+    say("\nRun one: ifsl-bench run --method imprint --task TASK", style)
 
 
 @tasks.command("new")

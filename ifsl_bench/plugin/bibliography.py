@@ -7,7 +7,7 @@ data sets each is. A method of another package has its BibTeX in :attr:`ifsl_ben
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -132,3 +132,8 @@ def cite_task(task: Task) -> str:
         parts += found or [f"% data set {name}: no paper"]
     (protocol,) = (paper for paper in papers("methods") if paper.key == PROTOCOL)
     return "\n\n".join([*parts, f"% the protocol\n{protocol.bibtex}"])
+
+
+def entries(texts: Iterable[str]) -> list[str]:
+    """The entries and remarks of several texts, each once."""
+    return list(dict.fromkeys(part.strip() for text in texts for part in text.split("\n\n") if part.strip()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from ifsl_bench.data.preparing.prepare import (
 )
 from ifsl_bench.data.read.file_tree import some
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task import DataSpec
+from ifsl_bench.protocol.task import DataSpec, Task
 from ifsl_bench.protocol.task_files import own, packaged
 
 _NAME = 24  # letters of a class's name in a table
@@ -97,9 +98,10 @@ def _feature_bytes(home: Home) -> dict[str, int]:
 
 
 def task_listing(home: Home) -> list[dict[str, str]]:
-    """The packaged tasks and the user's own, and whether their data are there."""
+    """The packaged tasks and the user's own, by data set: those first whose data are there, or need no files."""
     known = registry.names(registry.DATASETS)
 
+    @cache
     def state(name: str) -> str:
         if is_prepared(home, name):
             return "prepared"
@@ -108,7 +110,13 @@ def task_listing(home: Home) -> list[dict[str, str]]:
         plugin = registry.load(registry.DATASETS, name)
         if plugin.problem:
             return plugin.problem
-        return "to be prepared from files" if plugin.value.needs_source else "made when first used"
+        if not plugin.value.needs_source:
+            return "made when first used"
+        return f"to be prepared from files: {command(name)}"
+
+    def order(task: Task) -> tuple[int, str]:
+        name = task.dataset.name
+        return ("prepared", "made when first used", state(name)).index(state(name)), name
 
     return [
         {
@@ -120,7 +128,7 @@ def task_listing(home: Home) -> list[dict[str, str]]:
             "backbone": task.pretraining.backbone,
             "data": f"{task.dataset.name}: {state(task.dataset.name)}",
         }
-        for task in [*packaged().values(), *own(home).values()]
+        for task in sorted([*packaged().values(), *own(home).values()], key=order)
     ]
 
 
@@ -133,7 +141,7 @@ def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
     specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}
     known = {*registry.names(registry.DATASETS), *prepared_names(home), *specs}
     if name not in known:
-        raise unknown("data set", name, known)
+        raise unknown("data set", name, known, see="ifsl-bench data list")
     spec = specs.get(name, DataSpec(name=name))
     raise UserError(not_prepared(home, spec))
 
