@@ -7,6 +7,7 @@ from ifsl_bench.board.comparison import p_value
 from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.common.errors import one_line
+from ifsl_bench.common.wording import numbers_in_words
 
 CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes; blank in older results."
 
@@ -83,7 +84,7 @@ def notes_of_ranks(board: Board) -> list[str]:
     ranking, shown = board.ranking, {id(row) for row in board.rows}
     notes = []
     if ranking.family:
-        seeds = ", ".join(map(str, ranking.seeds))
+        seeds = numbers_in_words(ranking.seeds)
         notes.append(f"Ranks are among {len(ranking.family)} rows on seeds {seeds}, whichever rows are shown.")
     places = [place for place in ranking.places if id(place.row) in shown]
     reasons: dict[str, list[str]] = {}
@@ -122,7 +123,7 @@ def standing(board: Board, label: str) -> list[str]:
 def _difference(ranking: Ranking, mine: Row, other: Row) -> str:
     """Of a row to another, with its interval and what that is over."""
     gap, common = ranking.difference(mine, other), ranking.common(mine, other)
-    seeds = f"seed{'s' * (len(common) > 1)} {', '.join(map(str, common))}" if common else "no seed in common"
+    seeds = f"seed{'s' * (len(common) > 1)} {numbers_in_words(common)}" if common else "no seed in common"
     over = "over episodes alone, of these trained models" if gap.models_fixed else "over episodes and seeds"
     return (
         f"{other.label} ({other.origin}): {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value(gap.p)}, "

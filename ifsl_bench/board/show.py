@@ -54,15 +54,15 @@ def facts_of(results: Sequence[Result]) -> str:
     by seed. What would steer a terminal is written out."""
     each = [_facts(result) for result in results]
     names = dict.fromkeys(name for facts in each for name in facts)
-    width = max(map(len, names)) + 2
+    width = 14
     lines = []
     for name in names:
         said = [facts.get(name, "") for facts in each]
         if len(set(said)) == 1:
-            lines.append(f"{name:{width}}{said[0]}")
+            lines.append(f"{name:{width - 2}}  {said[0]}")
             continue
         for place, (result, one) in enumerate(zip(results, said, strict=True)):
-            lines.append(f"{name if not place else '':{width}}seed {result.seed}: {one}")
+            lines.append(f"{name if not place else '':{width - 2}}  seed {result.seed}: {one}")
     return "\n".join(map(one_line, lines))
 
 
@@ -75,12 +75,15 @@ def _facts(result: Result) -> dict[str, str]:
     """Name and text of everything that a result says beside its numbers."""
     training = dict(result.training)
     validation = training.pop("validation", None)
+    if isinstance(solves := training.get("solves"), Mapping):  # what did not happen is not listed
+        training["solves"] = {key: count for key, count in solves.items() if count != 0}
     pretraining = dict(result.pretraining)
     facts = {
         "method": f"{result.label}, options {_words(result.options) or 'as by default'}",
         "task": f"{result.task}, definition {result.task_hash}",
-        "episodes": f"{len(result.episodes):,}, digest {result.digest}",
-        "data": f"fingerprint {result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
+        "episodes": f"{len(result.episodes):,}",
+        "digest": result.digest,
+        "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         "pretraining": f"{pretraining.get('key')}: {_words(pretraining.get('accuracy'), _percent) or 'no accuracy'}",
         "training": _words(training) or "none",
     }
@@ -89,10 +92,18 @@ def _facts(result: Result) -> dict[str, str]:
     if result.calibration:
         facts["calibration"] = _calibration(result.calibration)
     facts |= {f"tuned {key}": _words(values, _percent) for key, values in result.tuned.items()}
-    facts |= {str(key): _words(values) for key, values in result.solver.items()}
+    facts |= {str(key): _statistic(values, len(result.episodes)) for key, values in result.solver.items()}
     facts |= {f"{stage} on": str(place) for stage, place in result.places.items()}
     facts["cost"] = _words(result.cost)
     return facts | {str(key): _words(value) or str(value) for key, value in result.provenance.items()}
+
+
+def _statistic(values: Mapping[str, float], episodes: int) -> str:
+    """Of a number for each episode: its mean and maximum, and how many episodes it is of where not of all."""
+    of = values.get("episodes", episodes)
+    unusual = {"episodes": of} if of != episodes else {}
+    unusual |= {"not finite": values["not_finite"]} if values.get("not_finite") else {}
+    return _words({key: values[key] for key in ("mean", "max") if key in values} | unusual)
 
 
 def _words(value: object, write: Callable[[object], str] | None = None) -> str:

@@ -58,6 +58,8 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
             made = make_jobs(w.methods, w.tasks, *how)
         for label in dict.fromkeys(job.label for job in made if w.trials and not job.trials):
             say(f"{label}: nothing to choose, so --tune changes nothing")
+        for label in dict.fromkeys(job.label for job in made if w.train and not job.trains):
+            say(f"{label}: nothing is meta-trained, so --train changes nothing")
         jobs += made
     return each_once(jobs)
 

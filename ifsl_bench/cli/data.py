@@ -114,13 +114,13 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
 
 @data.command("show")
 @click.argument("name")
-@click.option("--out", default=None, metavar="FILE", help="The PNG to write [NAME.png].")
+@click.option("--out", default=None, metavar="FILE", help="The picture to write, .png, .jpg or .webp [NAME.png].")
 @click.option("--classes", default=12, show_default=True, type=click.IntRange(min=1), help="Classes of each pool.")
 @click.option("--images", default=8, show_default=True, type=click.IntRange(min=1), help="Images of each class.")
 @home_option
 @quiet_option
 def data_show(name: str, out: str | None, classes: int, images: int, home: str | None, quiet: bool) -> None:
-    """Write a contact sheet of a data set as a PNG."""
+    """Write a contact sheet of a data set: some images of some classes of each pool."""
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     path = Path(out or f"{name}.png")

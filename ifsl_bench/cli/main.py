@@ -112,4 +112,4 @@ def main() -> None:
     # Threads that spin while they wait slow everything down where another program wants the cores.
     # Read when torch is imported, so it must be set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(_guarded(lambda: cli(standalone_mode=False)))
+    sys.exit(_guarded(lambda: cli(prog_name="ifsl-bench", standalone_mode=False)))

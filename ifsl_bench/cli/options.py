@@ -52,7 +52,7 @@ def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -
     for value in values:
         key, separator, text = value.partition("=")
         if not separator or not key.strip():
-            raise UserError(f"--{parameter.name} takes name=value, not {value!r}")
+            raise UserError(f"{parameter.opts[0]} takes NAME=VALUE, not {value!r}")
         pairs[key.strip()] = text.strip()
     return pairs
 
@@ -109,13 +109,42 @@ def change_options(command: Any) -> Any:
     return with_change
 
 
+class Seeds(click.IntRange):
+    """How many seeds; a list of them is told what to say instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not value.strip().lstrip("-").isdigit():
+            raise UserError(
+                f"--seeds takes how many training seeds to run, not {value!r}: --seeds 3 runs seeds 0, 1 and 2, "
+                "--seed 5 --seeds 3 seeds 5 to 7; a campaign file can list them (seeds = [0, 2, 7])"
+            )
+        return super().convert(value, param, ctx)
+
+
+def _campaign(context: click.Context, _: click.Parameter, values: Sequence[str]) -> str | None:
+    """The one campaign that is named; methods and tasks without their options are told how to say them."""
+    if len(values) > 1 or (values and not values[0].endswith(".toml") and _is_method(values[0])):
+        method = values[0] if _is_method(values[0]) or len(values) > 1 else "NAME"
+        task = values[1] if len(values) > 1 else "TASK"
+        raise UserError(f"methods and tasks are options: ifsl-bench {context.info_name} --method {method} --task {task}")
+    return values[0] if values else None
+
+
+def _is_method(name: str) -> bool:
+    from ifsl_bench.plugin.bibliography import rows
+    from ifsl_bench.plugin.registry import METHODS
+    from ifsl_bench.plugin.registry import names as registered
+
+    return name in rows() or name in registered(METHODS)
+
+
 def job_options(command: Any) -> Any:
     """The options that say what to run, gathered into the arguments ``campaign`` and ``said``.
 
     They are used up here: a command's own ``--rerun``, ``--device`` and so on say how.
     """
     options = (
-        click.argument("campaign", required=False, metavar="[CAMPAIGN]"),
+        click.argument("campaign", nargs=-1, metavar="[CAMPAIGN]", callback=_campaign),
         click.option("--method", "methods", multiple=True, callback=names,
                      help="Methods, comma-separated or repeated; globs, or the sets paper and all."),
         click.option("--task", "tasks", multiple=True, callback=names,
@@ -128,7 +157,7 @@ def job_options(command: Any) -> Any:
                      help="Choose among N settings of each method on validation episodes."),
         click.option("--seed", type=click.IntRange(0, LARGEST_SEED), show_default="0",
                      help="Of training; the first of --seeds."),
-        click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), show_default="1", help="How many training seeds."),
+        click.option("--seeds", type=Seeds(1, MOST_SEEDS), show_default="1", help="How many training seeds."),
         click.option("--episodes", type=int, help="Only the first so many test episodes."),
         click.option("--calibrate", is_flag=True,
                      help="Add the bias to the novel logits that is best on validation episodes; a row NAME+cal."),

@@ -28,11 +28,11 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     if style not in READERS:
         show_tables([plain_table(rows)], style)
         return
-    drop = ("episodes", "backbone", "protocol")
+    drop = ("backbone", "episodes", "protocol")
     tables = []
     for data in dict.fromkeys(row["data"] for row in rows):
         some = [{key: text for key, text in row.items() if key != "data"} for row in rows if row["data"] == data]
-        table = plain_table(some, "", {"task": 20, "what": 24}, drop, lambda row: row["task"] not in packaged())
+        table = plain_table(some, "", {"what": 24}, drop, lambda row: row["task"] not in packaged())
         tables.append(replace(table, title=data))
     show_tables(tables, style)
     say("\nRun one: ifsl-bench run --method imprint --task TASK", style)
@@ -41,16 +41,18 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
 @tasks.command("new")
 @click.argument("name")
 @click.option("--data", "data", required=True, metavar="DATASET", help="The data set that the tasks are on.")
-@click.option("--out", metavar="FILE", help="The file to write [NAME.toml].")
+@click.option("--out", metavar="FILE", help="The file to write [among your tasks in the home folder].")
 @home_option
 @quiet_option
 def tasks_new(name: str, data: str, out: str | None, home: str | None, quiet: bool) -> None:
     """Write a task file with a word on each key: tasks NAME-1shot and NAME-5shot, on a data set that is prepared."""
     from ifsl_bench.data.preparing.new_tasks import write_new
 
-    path = Path(out or f"{name}.toml")
-    made = write_new(folders_of(home), name, data, path, reporter_for(quiet))
-    click.echo(f"wrote {path}; try: ifsl-bench run --method imprint --task {path}:{made[-1]}")
+    folders = folders_of(home)
+    path = Path(out) if out else folders.tasks / f"{name}.toml"  # where names are found
+    made = write_new(folders, name, data, path, reporter_for(quiet))
+    task = f"{path}:{made[-1]}" if out else made[-1]
+    click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")
 
 
 @tasks.command("reference")

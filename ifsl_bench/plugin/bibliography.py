@@ -131,7 +131,7 @@ def cite_task(task: Task) -> str:
         found = [paper.bibtex for paper in papers("tasks") if name in paper.of]
         parts += found or [f"% data set {name}: no paper"]
     (protocol,) = (paper for paper in papers("methods") if paper.key == PROTOCOL)
-    return "\n\n".join([*parts, f"% the protocol\n{protocol.bibtex}"])
+    return "\n\n".join([*parts, protocol.bibtex])
 
 
 def entries(texts: Iterable[str]) -> list[str]:

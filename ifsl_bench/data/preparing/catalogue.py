@@ -30,6 +30,7 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec, Task
 from ifsl_bench.protocol.task_files import own, packaged
 
+FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
 _NAME = 24  # letters of a class's name in a table
 
 
@@ -227,11 +228,19 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
 
 
 def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
-    """A PNG with some classes of each pool, a row each, spread over the pool's classes."""
+    """A picture of some classes of each pool, a row each, spread over the pool's classes; its name says the format.
+
+    Raises:
+        UserError: another format, no such folder or data set, or features.
+    """
     import torch
     from PIL import Image, ImageDraw
     from torchvision.utils import make_grid
 
+    if (kind := FORMS.get(path.suffix.lower())) is None:
+        raise UserError(f"{path}: a contact sheet ends in {', '.join(FORMS)}")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}")
     dataset = opened(home, name, reporter)
     if len(dataset.shape) != 3:
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
@@ -253,6 +262,6 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
         corner = gap + i % columns * (width + gap), 1 + i // columns * (height + gap)
         draw.text(corner, f"{pool.name} ({len(pool.classes)} classes, {len(pool):,} images)", fill=(0, 0, 0))
     out = io.BytesIO()
-    sheet.save(out, format="PNG")
+    sheet.save(out, format=kind)
     with disk_errors(path):
         write_bytes(path, out.getvalue())
