@@ -41,6 +41,8 @@ def _boards(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> list[
     from ifsl_bench.board.boards import load_board
     from ifsl_bench.protocol.task_files import find, own, packaged
 
+    if files := [name for name in tasks if name.endswith(".json")]:
+        raise UserError(f"{files[0]} is no task; a result file is shown by: ifsl-bench show {files[0]}")
     chosen = [task for name in tasks for task in find(name, home=folders)]
     boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
     if labels:
