@@ -54,15 +54,15 @@ def facts_of(results: Sequence[Result]) -> str:
     by seed. What would steer a terminal is written out."""
     each = [_facts(result) for result in results]
     names = dict.fromkeys(name for facts in each for name in facts)
-    width = 14
+    width = 13
     lines = []
     for name in names:
         said = [facts.get(name, "") for facts in each]
         if len(set(said)) == 1:
-            lines.append(f"{name:{width - 2}}  {said[0]}")
+            lines.append(f"{name:{width - 1}} {said[0]}")
             continue
         for place, (result, one) in enumerate(zip(results, said, strict=True)):
-            lines.append(f"{name if not place else '':{width - 2}}  seed {result.seed}: {one}")
+            lines.append(f"{name if not place else '':{width - 1}} seed {result.seed}: {one}")
     return "\n".join(map(one_line, lines))
 
 

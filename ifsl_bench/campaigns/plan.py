@@ -273,7 +273,7 @@ def _title(steps: Sequence[Step]) -> str:
     seeds = sorted({int(found[1]) for step in steps if (found := re.search(r", seed (\d+)", step.what))})
     if len(seeds) < 2:
         return what
-    return re.sub(r", seed \d+", f", seeds {numbers_in_words(seeds)}", what)
+    return re.sub(r", seed \d+", f", seeds {numbers_in_words(seeds, 2)}", what)
 
 
 def whys_of(plan: Plan) -> dict[str, str]:

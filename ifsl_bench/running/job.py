@@ -184,7 +184,7 @@ def make_jobs(
 
     Raises:
         UserError: an unknown name, an impossible option or number of episodes, two methods of one label, or nothing to
-            calibrate; training of methods none of which is trained.
+            calibrate.
     """
     if not isinstance(options, Mapping):
         raise UserError(f"options are a mapping of names to values, not {options!r}")
@@ -218,10 +218,14 @@ def make_jobs(
             # What --train and --tune do not concern is the same whatever they say, and has one label.
             job = job if job.trains else replace(job, training=Training())
             jobs.append(job if job.searched else replace(job, trials=0))
-    if training.changes() and not any(job.trains for job in jobs):
-        raise UserError(f"{' and '.join(dict.fromkeys(job.name for job in jobs))}: nothing is meta-trained, so --train "
-                        f"({', '.join(training.changes())}) changes nothing; leave it out")  # fmt: skip
     return each_once(jobs)
+
+
+def check_trained(jobs: Iterable[Job], train: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` where somebody says how to train, and nothing is meta-trained."""
+    if train and not any(job.trains for job in jobs):
+        labels = " and ".join(dict.fromkeys(job.label for job in jobs))
+        raise UserError(f"{labels}: nothing is meta-trained, so --train ({', '.join(train)}) changes nothing; leave it out")
 
 
 def each_once(jobs: Iterable[Job]) -> list[Job]:
