@@ -202,7 +202,10 @@ MISTAKES = [
     (["run", "--method", "protonet", "--task", "glyphs-5"], "did you mean 'glyphs-5shot'"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalize=1"], "did you mean 'normalise'"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise=maybe"], "takes bool, not 'maybe'"),
-    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise"], "--set takes NAME=VALUE, not 'normalise'"),
+    (
+        ["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise"],
+        "--set takes NAME=VALUE, not 'normalise'",
+    ),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--train", "step=3"], "did you mean 'steps'"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "1"], "--episodes must be 2 to 1,000,000"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "many"], "not a valid integer"),

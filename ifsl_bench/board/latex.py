@@ -27,8 +27,8 @@ BOLD = (
     "episodes and training seeds; of each paper the highest of its numbers, without a test."
 )
 ARROWS = (
-    "Delta is joint accuracy minus accuracy among base or novel classes alone, so it is negative and higher is better. Ren "
-    "et al. (2019) print the same numbers under an arrow down, as decreases."
+    "Delta is joint accuracy minus accuracy among base or novel classes alone, so it is negative and higher is better. "
+    "Ren et al. (2019) print the same numbers under an arrow down, as decreases."
 )
 APART = (3, "Measured, not comparable")  # a block of a table, by its place
 

@@ -25,7 +25,9 @@ GAP = 2  # spaces between columns
 MINE = "bold"  # the look of a row of the user's own
 # Between these two a line never ends: a number and its unit, +- or sign of comparison.
 GLUED = re.compile(r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])")
-PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])")  # where a long word may end
+PIECES = re.compile(
+    r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])"
+)  # where a long word may end
 JOINED = "\x1f"  # stands for a space at which no line ends
 
 
@@ -165,11 +167,11 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
             _line(console, Text())
         columns = _columns(table)
         if table.whole and _needed(columns) > width:
-            blocks, left_out = _blocks(columns, width), []
+            blocks = _blocks(columns, width)
         else:
             kept, left_out = _fitting(columns, width)
             blocks = [kept]
-        gone |= dict.fromkeys(left_out)
+            gone |= dict.fromkeys(left_out)
         for place, block in enumerate(blocks):
             if place:
                 _line(console, Text())
@@ -201,7 +203,9 @@ def _grid(columns: Sequence[_Shown], table: Table[Any], widths: Sequence[int]) -
         yield from _lines(folded, widths, ["bold" if cell.bold else mine for cell in cells], mine)
 
 
-def _lines(cells: Sequence[Sequence[str]], widths: Sequence[int], styles: Sequence[str], row: str = "") -> Iterable[Any]:
+def _lines(
+    cells: Sequence[Sequence[str]], widths: Sequence[int], styles: Sequence[str], row: str = ""
+) -> Iterable[Any]:
     from rich.text import Text
 
     for number in range(max(map(len, cells), default=0)):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ifsl_bench.cli.options import Group, folders_of, home_option, style_option
+from ifsl_bench.cli.options import Group, examples, folders_of, home_option, style_option
 from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
 
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from ifsl_bench.running.pruning import Verdict
 
 
-@click.group(cls=Group, invoke_without_command=True)
+@click.group(
+    cls=Group, invoke_without_command=True, epilog=examples("ifsl-bench cache", "ifsl-bench cache prune --dry-run")
+)
 @home_option
 @style_option
 @click.pass_context
 def cache(context: click.Context, home: str | None, style: str) -> None:
-    """List what takes space in the home folder; 'cache prune' removes what nothing needs."""
+    """List what takes space in the home folder; or prune it."""
     context.obj = home
     if context.invoked_subcommand is not None:
         return
@@ -38,7 +40,10 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
     show_tables([_table([(item, "") for item in items], str(folders.cache))], style)
 
 
-@cache.command("prune")
+@cache.command(
+    "prune",
+    epilog=examples("ifsl-bench cache prune --dry-run", "ifsl-bench cache prune --campaign campaign.toml --yes"),
+)
 @click.option(
     "--results", "results", multiple=True, metavar="DIR", help="A further folder of results; may be repeated."
 )
@@ -58,7 +63,10 @@ def prune(
     home: str | None,
     style: str,
 ) -> None:
-    """Remove what no stored result and no given campaign needs, after saying what."""
+    """Remove what no stored result and no given campaign needs.
+
+    It says what, and asks, before it removes anything.
+    """
     from ifsl_bench.running.pruning import prune, verdicts
     from ifsl_bench.running.stored import results_folders
 

@@ -12,6 +12,7 @@ import click
 from ifsl_bench.cli.options import (
     data_option,
     device_option,
+    examples,
     folders_of,
     home_option,
     job_options,
@@ -58,7 +59,13 @@ def _wanted(
     return jobs_of(wanted, work.home, reporter.warn, reporter.say), work, dict(wanted.data)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ifsl-bench plan leaderboard --jobs 2",
+        "ifsl-bench plan --method paper --task glyphs-5shot --seeds 3",
+        "ifsl-bench plan campaign.toml --format json",
+    )
+)
 @job_options
 @data_option
 @click.option("--rerun", is_flag=True, help="As if no result were stored.")
@@ -72,7 +79,10 @@ def plan(
     campaign: str | None, said: Said, data: dict[str, str], rerun: bool, retrain: bool, jobs: int, device: str,
     home: str | None, results_dir: str | None, style: str,
 ) -> None:  # fmt: skip
-    """Say what a campaign would do: what is cached, what is out of date and why, and about how long it takes."""
+    """Say what a campaign would do, and about how long it takes.
+
+    CAMPAIGN is a TOML file, or the name of one that comes with the package; without it, what the options say.
+    """
     check_alone("ifsl-bench plan")
     made, work, files = _wanted(campaign, said, device, home, results_dir)
     from ifsl_bench.campaigns.data import check_data
@@ -90,13 +100,16 @@ def show_plan(found: Plan, style: str) -> None:
     _show(rows_of(found), notes_of(found), document(found) if style == "json" else {}, style)
 
 
-@click.command()
+@click.command(epilog=examples("ifsl-bench status leaderboard", "ifsl-bench status campaign.toml --task glyphs-5shot"))
 @job_options
 @home_option
 @results_option
 @style_option
 def status(campaign: str | None, said: Said, home: str | None, results_dir: str | None, style: str) -> None:
-    """Say how far a campaign is: done, running (where, since when, how far), failed, out of date, missing."""
+    """Say how far a campaign is: done, running, failed, missing.
+
+    And where it runs, since when, what failed and why, and which results are out of date.
+    """
     check_alone("ifsl-bench status")
     jobs, work, _ = _wanted(campaign, said, "cpu", home, results_dir)
     from ifsl_bench.campaigns.status import document, rows_of, status_of, summary_of

@@ -27,7 +27,6 @@ from ifsl_bench.cli.weights import weights
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Unheard
 
-
 SECTIONS = {
     "Run": (run, plan, status, reproduce, pretrain),
     "Results": (leaderboard, table, compare, show, check),

@@ -11,15 +11,16 @@ from ifsl_bench.common.errors import UserError, unknown
 SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers; programs get more
 
 
-@click.command(epilog=examples("ifsl-bench methods", "ifsl-bench methods lr+a",
-                               "ifsl-bench methods --check my_method.py:MyMethod"))  # fmt: skip
+@click.command(
+    epilog=examples("ifsl-bench methods", "ifsl-bench methods lr+a", "ifsl-bench methods --check my_method.py:MyMethod")
+)
 @click.argument("name", required=False, metavar="[NAME]")
 @click.option("--check", "checked", metavar="NAME", help="Hold this method against the contract, on made-up episodes.")
 @style_option
 def methods(name: str | None, checked: str | None, style: str) -> None:
-    """List the methods; or show one with its options, what a search tries, and its paper (or --check it).
+    """List the methods; or show one with its options and paper.
 
-    NAME is what --method takes: a name of the list, or FILE.py:CLASS.
+    And what a search tries. NAME is what --method takes: a name of the list, or FILE.py:CLASS.
     """
     if name is not None and checked is not None:
         raise UserError("methods NAME shows a method, methods --check NAME checks it; say one of them")
@@ -82,7 +83,10 @@ def _check(name: str, style: str) -> None:
 @click.argument("names", nargs=-1, required=True, metavar="METHOD|TASK...")
 @home_option
 def cite(names: tuple[str, ...], home: str | None) -> None:
-    """Print BibTeX of the papers of methods, and of the data and protocol of tasks; each paper once."""
+    """Print BibTeX for methods and tasks.
+
+    Of tasks: of their data, and of the protocol. Each paper is there once.
+    """
     from ifsl_bench.plugin.bibliography import cite_method, cite_task, entries, rows
     from ifsl_bench.plugin.registry import METHODS, all_shorthands
     from ifsl_bench.plugin.registry import names as registered

@@ -126,7 +126,9 @@ def _campaign(context: click.Context, _: click.Parameter, values: Sequence[str])
     if len(values) > 1 or (values and not values[0].endswith(".toml") and _is_method(values[0])):
         method = values[0] if _is_method(values[0]) or len(values) > 1 else "NAME"
         task = values[1] if len(values) > 1 else "TASK"
-        raise UserError(f"methods and tasks are options: ifsl-bench {context.info_name} --method {method} --task {task}")
+        raise UserError(
+            f"methods and tasks are options: ifsl-bench {context.info_name} --method {method} --task {task}"
+        )
     return values[0] if values else None
 
 

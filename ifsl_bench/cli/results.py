@@ -1,4 +1,4 @@
-"""``ifsl-bench table``, ``leaderboard``, ``compare``, ``show``, ``check``, ``reproduce``: what is done with stored results."""
+"""What is done with stored results: ``table``, ``leaderboard``, ``compare``, ``show``, ``check``, ``reproduce``."""
 
 from __future__ import annotations
 
@@ -74,8 +74,13 @@ def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool,
     show_tables(tables, style, closing)
 
 
-@click.command(epilog=examples("ifsl-bench table glyphs-1shot glyphs-5shot", "ifsl-bench table glyphs-5shot --method lr,lr+a --full",
-                               "ifsl-bench table tiered-5shot --rank --format latex > table.tex"))  # fmt: skip
+@click.command(
+    epilog=examples(
+        "ifsl-bench table glyphs-1shot glyphs-5shot",
+        "ifsl-bench table glyphs-5shot --method lr,lr+a --full",
+        "ifsl-bench table tiered-5shot --rank --format latex > table.tex",
+    )
+)
 @click.argument("tasks", nargs=-1, metavar="TASK...")
 @click.option("--rank", is_flag=True, help="The ranks that each measured row can have; variants of a task apart.")
 @click.option("--setting", metavar="NAME", help="Only methods as published (paper, what --rank ranks), or tuned ones "
@@ -97,7 +102,10 @@ def table(
     results_dir: str | None,
     style: str,
 ) -> None:
-    """Print the stored and published rows of tasks (of every task that has any, where none is named)."""
+    """Print the stored and published rows of tasks.
+
+    Of every task that has any, where none is named.
+    """
     folders = readable(folders_of(home, results_dir))
     boards = _boards(tasks, labels, folders)
     if beside:
@@ -119,8 +127,13 @@ def table(
     show_tables([task_table(board, full) for board in boards], style)
 
 
-@click.command(epilog=examples("ifsl-bench leaderboard", "ifsl-bench leaderboard glyphs-5shot",
-                               "ifsl-bench leaderboard glyphs-5shot --setting tuned-12 --format csv"))  # fmt: skip
+@click.command(
+    epilog=examples(
+        "ifsl-bench leaderboard",
+        "ifsl-bench leaderboard glyphs-5shot",
+        "ifsl-bench leaderboard glyphs-5shot --setting tuned-12 --format csv",
+    )
+)
 @click.argument("tasks", nargs=-1, metavar="[TASK...]")
 @click.option("--setting", metavar="NAME", help="Methods as published (paper, the default), or tuned ones (tuned-12).")
 @click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
@@ -139,7 +152,7 @@ def leaderboard(
 ) -> None:
     """Print the ranked rows of tasks, yours among the stored ones.
 
-    Without a task: of each one of which something is measured.
+    Without a task: of each on which something is measured.
     """
     folders = readable(folders_of(home, results_dir))
     boards = _boards(tasks, labels, folders)
@@ -150,7 +163,11 @@ def leaderboard(
     _show_ranked(_in_setting(boards, setting), folders, style, full, labels)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ifsl-bench compare lr+a lr --task glyphs-5shot", "ifsl-bench compare first.seed-0.json second.seed-0.json"
+    )
+)
 @click.argument("a")
 @click.argument("b")
 @click.option("--task", "task", help="The task, where A and B are labels of stored rows.")
@@ -158,7 +175,7 @@ def leaderboard(
 @results_option
 @style_option
 def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str | None, style: str) -> None:
-    """Paired difference A - B: two labels of a task, or two result files."""
+    """Paired difference A - B of two rows of a task, or two files."""
     from ifsl_bench.board.boards import load_board
     from ifsl_bench.board.comparison import compare as compare_rows
     from ifsl_bench.board.measured import Row
@@ -191,13 +208,15 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
     show_tables([comparison_table(compare_rows(rows[0], rows[1], among))], style)
 
 
-@click.command(epilog=examples("ifsl-bench show lr+a glyphs-5shot", "ifsl-bench show results/glyphs-5shot/lr+a.seed-0.json"))
+@click.command(
+    epilog=examples("ifsl-bench show lr+a glyphs-5shot", "ifsl-bench show results/glyphs-5shot/lr+a.seed-0.json")
+)
 @click.argument("what", metavar="LABEL TASK|FILE.json", nargs=-1, required=True)
 @home_option
 @results_option
 @style_option
 def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style: str) -> None:
-    """Print a row of a task in full, with all its seeds; or one result file."""
+    """Print a row with all its seeds in full; or one result file."""
     from ifsl_bench.board.boards import load_board
     from ifsl_bench.board.render import READERS
     from ifsl_bench.board.result_file import read
@@ -236,12 +255,19 @@ def _no_row(board: Board, label: str) -> UserError:
     return unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ifsl-bench check results/glyphs-5shot/*.json", "ifsl-bench check mine.seed-0.json --task mine.toml"
+    )
+)
 @click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="RESULT.json...")
 @click.option("--task", "task_files", multiple=True, metavar="FILE.toml", help="Tasks of your own, for their results.")
 @home_option
 def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None) -> None:
-    """Verify result files before they are contributed: a line each, status 2 if one of them fails."""
+    """Verify result files before they are contributed.
+
+    A line each; status 2 if one of them fails.
+    """
     from ifsl_bench.protocol.task_files import find
     from ifsl_bench.running.check import check_file
 
@@ -259,7 +285,12 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
         raise UserError(f"{bad} of {len(files)} result files fail" if len(files) > 1 else "the result file fails")
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ifsl-bench reproduce results/glyphs-5shot/lr+a.seed-0.json",
+        "ifsl-bench reproduce mine.seed-0.json --method my.py:Mine --within 0.1",
+    )
+)
 @click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="RESULT.json...")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
@@ -280,7 +311,9 @@ def reproduce(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Run the jobs of stored results again: a line each, status 1 if one comes out otherwise.
+    """Run the jobs of stored results again, and compare.
+
+    A line each; status 1 if one comes out otherwise.
 
     Without --home all is made anew, the pretraining too unless its weights come with the package; data sets that you
     have prepared, and weights of backbones from elsewhere, are used as they are.

@@ -14,6 +14,7 @@ from ifsl_bench.cli.campaigns import show_plan
 from ifsl_bench.cli.options import (
     data_option,
     device_option,
+    examples,
     folders_of,
     home_option,
     job_options,
@@ -37,7 +38,13 @@ if TYPE_CHECKING:
     from ifsl_bench.campaigns.run import Ended
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ifsl-bench run --method imprint --task glyphs-5shot",
+        "ifsl-bench run --method lr,lr+a --task 'glyphs-*shot' --seeds 3 --dry-run",
+        "ifsl-bench run --method my.py:Mine --task glyphs-5shot --set width=2",
+    )
+)
 @job_options
 @data_option
 @click.option("--checkpoint", metavar="DIR", help="Evaluate this meta-trained model; nothing is trained or stored.")
@@ -77,7 +84,11 @@ def run(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Train and evaluate methods on tasks, and show them among the stored rows."""
+    """Train and evaluate methods on tasks, and show the rows.
+
+    They are shown among the stored ones. CAMPAIGN is a TOML file, or the name of one that comes with the package; with
+    it, --method and --task choose among its jobs. A run that was stopped goes on where it stopped.
+    """
     check_alone("ifsl-bench run")
     if campaign is None and (not said.tasks or (not said.methods and not checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")

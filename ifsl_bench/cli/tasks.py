@@ -7,16 +7,32 @@ from pathlib import Path
 
 import click
 
-from ifsl_bench.cli.options import Group, examples, folders_of, home_option, quiet_option, readable, reporter_for, style_option
+from ifsl_bench.cli.options import (
+    Group,
+    examples,
+    folders_of,
+    home_option,
+    quiet_option,
+    readable,
+    reporter_for,
+    style_option,
+)
 from ifsl_bench.cli.output import say, show_tables
 
 
-@click.group(cls=Group, invoke_without_command=True)
+@click.group(
+    cls=Group,
+    invoke_without_command=True,
+    epilog=examples("ifsl-bench tasks", "ifsl-bench tasks new mine --data glyphs"),
+)
 @home_option
 @style_option
 @click.pass_context
 def tasks(context: click.Context, home: str | None, style: str) -> None:
-    """List the tasks, and whether their data are there; or write a task file (new), or their reference."""
+    """List the tasks by data set, those that can be run first.
+
+    Or write a task file of your own (new), or print what may be in one (reference).
+    """
     if context.invoked_subcommand:
         return
     from ifsl_bench.board.render import READERS
@@ -38,14 +54,22 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
     say("\nRun one: ifsl-bench run --method imprint --task TASK", style)
 
 
-@tasks.command("new")
+@tasks.command(
+    "new",
+    epilog=examples(
+        "ifsl-bench tasks new mine --data glyphs", "ifsl-bench tasks new mine --data glyphs --out mine.toml"
+    ),
+)
 @click.argument("name")
 @click.option("--data", "data", required=True, metavar="DATASET", help="The data set that the tasks are on.")
 @click.option("--out", metavar="FILE", help="The file to write [among your tasks in the home folder].")
 @home_option
 @quiet_option
 def tasks_new(name: str, data: str, out: str | None, home: str | None, quiet: bool) -> None:
-    """Write a task file with a word on each key: tasks NAME-1shot and NAME-5shot, on a data set that is prepared."""
+    """Write tasks NAME-1shot and NAME-5shot on a data set.
+
+    The data set must be prepared. The file has a word on each key; every change to it makes another task.
+    """
     from ifsl_bench.data.preparing.new_tasks import write_new
 
     folders = folders_of(home)
@@ -55,9 +79,9 @@ def tasks_new(name: str, data: str, out: str | None, home: str | None, quiet: bo
     click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")
 
 
-@tasks.command("reference")
+@tasks.command("reference", epilog=examples("ifsl-bench tasks reference", "ifsl-bench tasks reference > task-file.md"))
 def tasks_reference() -> None:
-    """Print every key of a task file, with defaults and ranges, and the backbones; in Markdown."""
+    """Print every key of a task file, and the backbones; in Markdown."""
     from ifsl_bench.backbone.registered import described
     from ifsl_bench.protocol.reference import page
     from ifsl_bench.protocol.task import NO_BACKBONE

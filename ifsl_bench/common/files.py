@@ -137,7 +137,7 @@ def disk_errors(path: Path, but: Container[int] = ()) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Raises :class:`UserError` where nothing can be written to a folder, or it cannot be made; leaves nothing there."""
+    """Raises :class:`UserError` where a folder cannot be written to, or cannot be made; leaves nothing there."""
     there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not there.is_dir():
         raise UserError(f"cannot write to {folder}: {there} is no folder; choose another with --home or --results")

@@ -19,7 +19,9 @@ class Unheard(BaseException):
 
 def figures_in_words(figures: Mapping[str, float]) -> list[str]:
     """Figures as people read them; an accuracy is in percent, and says so."""
-    return [f"{key} {value:.2f}%" if key.endswith("accuracy") else f"{key} {value:.4g}" for key, value in figures.items()]
+    return [
+        f"{key} {value:.2f}%" if key.endswith("accuracy") else f"{key} {value:.4g}" for key, value in figures.items()
+    ]
 
 
 class Stage:

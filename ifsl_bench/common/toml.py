@@ -77,7 +77,7 @@ def _path(message: str, raw: Mapping[str, Any], kind: Any) -> list[str | int]:
     """The keys that lead to what a message of msgspec's is about; it writes ``[...]`` for a key of a table of names."""
     found = re.search(r" - at `\$(.*)`$", message)
     parts: list[str | int] = []
-    for key, number, name in re.findall(r"\.([\w-]+)|\[(\d+)\]|(\[\.\.\.\])", found[1] if found else ""):
+    for key, number, _ in re.findall(r"\.([\w-]+)|\[(\d+)\]|(\[\.\.\.\])", found[1] if found else ""):
         if key or number:
             parts.append(key or int(number))
             continue
@@ -104,7 +104,7 @@ def _with(raw: Any, path: Sequence[str | int], value: Any) -> Any:
     """A copy in which something else is at a path."""
     if not path:
         return value
-    copy = list(raw) if isinstance(raw, list) else dict(raw)
+    copy: Any = list(raw) if isinstance(raw, list) else dict(raw)
     copy[path[0]] = _with(raw[path[0]], path[1:], value)
     return copy
 

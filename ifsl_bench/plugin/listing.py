@@ -91,21 +91,20 @@ def described(said: str) -> Described:
     kind = chosen.method
     text, means = _sections((inspect.getdoc(kind) or "").replace("``", "`"))
     space, grid = space_of(kind), grid_of(kind)
-    options = []
-    for option in options_of(kind).values():
-        options.append(
-            {
-                "option": option.name,
-                "takes": option.spelled,
-                "default": short(meant.get(option.name, option.default)),
-                "tried": ", ".join(map(short, grid.get(option.name, ()))),
-                "--tune": _spread(space[option.name]) if option.name in space else "",
-                "meaning": means.get(option.name, ""),
-            }
-        )
+    options = [
+        {
+            "option": option.name,
+            "takes": option.spelled,
+            "default": short(meant.get(option.name, option.default)),
+            "tried": ", ".join(map(short, grid.get(option.name, ()))),
+            "--tune": _spread(space[option.name]) if option.name in space else "",
+            "meaning": means.get(option.name, ""),
+        }
+        for option in options_of(kind).values()
+    ]
     if RATE in space:
-        rate = {"option": RATE, "takes": "float", "default": "of the task", "tried": "", "--tune": _spread(space[RATE])}
-        options.append(rate | {"meaning": "learning rate of meta-training (--train rate=)"})
+        rate = {"option": RATE, "takes": "float", "default": "as published", "tried": ""}
+        options.append(rate | {"--tune": _spread(space[RATE]), "meaning": "of meta-training (--train rate=...)"})
     owner = chosen.distribution.get("name") or chosen.file or "this session"
     with_these = ", with " + ", ".join(f"{key}={short(value)}" for key, value in meant.items()) if meant else ""
     others = [name for name in vars(kind).get("shorthands", {}) if name != said]
