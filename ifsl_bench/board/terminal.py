@@ -25,10 +25,10 @@ GAP = 2  # spaces between columns
 MINE = "bold"  # the look of a row of the user's own
 # Between these two a line never ends: a number and its unit, +- or sign of comparison.
 GLUED = re.compile(r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])")
-PIECES = re.compile(
+PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])|(?=\xa0)")  # of long words
     r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])"
 )  # where a long word may end
-JOINED = "\x1f"  # stands for a space at which no line ends
+JOINED = "\xa0"  # stands for a space at which no line ends where there is room
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def _broken(word: str, width: int) -> list[str]:
         if part and cell_len(part + piece) > width:
             parts.append(part)
             part = ""
-        part += piece
+        part = part + piece if part else piece.lstrip(JOINED)
         while cell_len(part) > width:
             cut = next(i for i in range(len(part), 0, -1) if cell_len(part[:i]) <= width or i == 1)
             parts.append(part[:cut])

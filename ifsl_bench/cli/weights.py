@@ -21,7 +21,7 @@ def weights() -> None:
     "export",
     epilog=examples(
         "ifsl-bench weights export --task glyphs-5shot",
-        "ifsl-bench weights export --task tiered-5shot --head cosine --to w.safetensors",
+        "ifsl-bench weights export --task tiered-5shot --to w.safetensors",
     ),
 )
 @click.option("--task", help="A task, or a TOML file of your own.")
