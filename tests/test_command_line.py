@@ -239,7 +239,9 @@ def test_alone_it_prints_its_help(call):
     assert status == 0
     assert err == ""
     assert out == call("--help")[1]
-    assert {str(one.name) for commands in SECTIONS.values() for one in commands} == set(cli.commands), "none is forgotten"
+    assert {str(one.name) for commands in SECTIONS.values() for one in commands} == set(cli.commands), (
+        "none is forgotten"
+    )
     for name in cli.commands:
         assert f"\n  {name}  " in out
     assert call("data")[1] == call("data", "--help")[1]

@@ -25,9 +25,8 @@ GAP = 2  # spaces between columns
 MINE = "bold"  # the look of a row of the user's own
 # Between these two a line never ends: a number and its unit, +- or sign of comparison.
 GLUED = re.compile(r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])")
-PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])|(?=\xa0)")  # of long words
-    r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])"
-)  # where a long word may end
+# Where a long word may end: before an option, behind a stroke or a hyphen, at a space that is glued.
+PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])|(?=\xa0)")
 JOINED = "\xa0"  # stands for a space at which no line ends where there is room
 
 
