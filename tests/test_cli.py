@@ -202,7 +202,10 @@ MISTAKES = [
     (["run", "--method", "protonet", "--task", "glyphs-5"], "did you mean 'glyphs-5shot'"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalize=1"], "did you mean 'normalise'"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise=maybe"], "takes bool, not 'maybe'"),
-    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise"], "name=value"),
+    (
+        ["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise"],
+        "--set takes NAME=VALUE, not 'normalise'",
+    ),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--train", "step=3"], "did you mean 'steps'"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "1"], "--episodes must be 2 to 1,000,000"),
     (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "many"], "not a valid integer"),
@@ -220,7 +223,7 @@ MISTAKES = [
     (["data", "verify", "glyphs"], "not prepared"),
     (["table", "glyphs-6shot"], "did you mean 'glyphs-5shot'"),
     (["compare", "a", "b"], "there is no result file a"),
-    (["compare", "protonet", "lwoff", "--task", "mini-5shot"], "unknown row 'protonet'"),
+    (["compare", "protonet", "lwoff", "--task", "mini-5shot"], "nothing is measured on mini-5shot here"),
     (["show", "none.json"], "cannot read the result"),
     (["run", "--nonsense"], "No such option"),
 ]
@@ -252,7 +255,9 @@ def test_mistakes_are_one_line_and_status_2(call, arguments, message):
 def test_lists(call, here):
     status, out, _ = call("methods")
     assert status == 0
-    assert "normalise=false (bool)" in out
+    rows = {line.split()[0] for line in out.splitlines() if line.strip()}
+    assert {"lr", "lr+a", "lwof"} <= rows
+    assert "static-attractor" not in rows, "its shorthands are"
     status, out, _ = call("tasks")
     assert "glyphs-shared-1shot" in out
     assert "to be prepared from files" in out
@@ -498,7 +503,9 @@ def test_one_setting_has_one_label(call, here):
     names = [p.name for p in (here / "home/results/clusters-5shot").glob("*.json")]
     assert names == ["lwof.steps=20.seed-0.json"]
     assert len(list((here / "home/trained").glob("[!.]*lwof*"))) == 1
-    assert call("run", "--method", "imprint", "--task", TASK, "--train", "steps=20", "--device", "cpu")[0] == 0
+    status, _, err = call("run", "--method", "imprint,lwof", "--task", TASK, "--train", "steps=20", "--device", "cpu")
+    assert status == 0
+    assert "imprint: nothing is meta-trained, so --train changes nothing" in err
     assert (here / "home/results/clusters-5shot/imprint.seed-0.json").exists(), "nothing to train, nothing in the label"
     status, _, err = call("run", "--method", "lwof", "--task", TASK, "--train", "views=2")
     assert status == 2

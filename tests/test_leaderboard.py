@@ -405,11 +405,11 @@ def test_latex_has_the_papers_layout(stored_rows, full):
     assert found["c"][:width] == [""] * width, "not measured on 1-shot"
     assert found["d"][five].startswith("39.8")
     # The bold numbers of the paper's ablation tables.
-    assert found["lr+a"][:2] == ["\\textbf{55.31} $\\pm$ 0.32", "\\textbf{-11.72}"]
-    assert found["mlp+a"][five : five + 2] == ["\\textbf{63.04} $\\pm$ 0.30", "\\textbf{-10.66}"]
-    assert found["protonet"][five].startswith("57.05 $\\pm$ 0.10")
+    assert found["LR+A"][:2] == ["\\textbf{55.31} $\\pm$ 0.32", "\\textbf{-11.72}"]
+    assert found["MLP+A"][five : five + 2] == ["\\textbf{63.04} $\\pm$ 0.30", "\\textbf{-10.66}"]
+    assert found["ProtoNet"][five].startswith("57.05 $\\pm$ 0.10")
     if full:
-        assert found["mlp+s"][:4] == ["54.46 $\\pm$ 0.31", "-11.74", "-12.73", "-10.74"]
+        assert found["MLP+S"][:4] == ["54.46 $\\pm$ 0.31", "-11.74", "-12.73", "-10.74"]
     assert "\n% Provisional, without a rank. 1 seed: e (yours).\n" in latex
     outside = re.sub(r"(?m)^%.*$", "", latex)
     assert "±" not in outside
@@ -428,8 +428,8 @@ def test_latex_of_regular_tasks_and_of_several_data_sets(stored_rows):
     regular = latex.split("\\end{table}")[0]
     assert "Model & 1-shot & 5-shot \\\\" in regular
     found = {cells[0]: cells[1:] for cells in table_rows(regular)}
-    assert found["mlp+a"] == ["\\textbf{55.75} $\\pm$ 0.51", "70.14 $\\pm$ 0.44"]
-    assert found["lwof"] == ["55.45 $\\pm$ 0.89", "\\textbf{70.92} $\\pm$ 0.35"]
+    assert found["MLP+A"] == ["\\textbf{55.75} $\\pm$ 0.51", "70.14 $\\pm$ 0.44"]
+    assert found["LwoF"] == ["55.45 $\\pm$ 0.89", "\\textbf{70.92} $\\pm$ 0.35"]
     assert found["matchingnets"] == ["43.60", "55.30"]
     assert found["a"][0] == ""
 

@@ -108,13 +108,14 @@ def test_values_are_written_as_toml_reads_them():
 def test_new_writes_a_file_that_runs_as_the_data_need_it(here, call):
     status, out, err = call("tasks", "new", "mine", "--data", "clusters")
     assert status == 0, err
-    assert "--task mine.toml:mine-5shot" in out
-    (one, five) = find("mine.toml")
+    assert "--task mine-5shot" in out
+    assert find("mine-5shot")[0].name == "mine-5shot", "found by its name"
+    (one, five) = find("home/tasks/mine.toml")
     assert (one.name, five.name, five.shots, five.protocol) == ("mine-1shot", "mine-5shot", 5, "separate")
     assert five.pretraining.backbone == "none"
     assert five.dataset.fingerprint
     for arguments, message in (
-        (("mine", "--data", "clusters"), "mine.toml is there already"),
+        (("mine", "--data", "clusters"), "tasks/mine.toml is there already"),
         (("clusters", "--data", "clusters"), "clusters.toml is there already"),
         (("clusters", "--data", "clusters", "--out", "x.toml"), "there is a task 'clusters-1shot' already"),
         (("glyphs", "--data", "clusters"), "there is a task 'glyphs-1shot' already"),

@@ -78,7 +78,9 @@ def _weights(model: str, own_weights: bool) -> Any:
 
     plain, tag = _parts(model)
     if plain not in zoo.list_models(module=zoo):
-        raise unknown("model of torchvision", plain, zoo.list_models(module=zoo))
+        raise unknown(
+            "model of torchvision", plain, zoo.list_models(module=zoo), see="torchvision.models.list_models()"
+        )
     known = zoo.get_model_weights(plain)
     if tag and tag not in known.__members__:
         raise unknown(f"weights of torchvision:{plain}", tag, known.__members__)

@@ -246,7 +246,7 @@ class Trainer:
         self._round()
         accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self._held_out}
         shown = ", ".join(f"{name} {100 * value:.2f}%" for name, value in accuracy.items())
-        reporter.say(f"{title}: {shown}")
+        reporter.say(f"{title}: accuracy {shown}")
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
         self.info["rounded"] = str(ROUNDED).removeprefix("torch.")
         if not self._save():
@@ -299,7 +299,7 @@ class Trainer:
                 f"pretraining diverged: the loss is {value} at step {step + 1} of {spec.steps}; "
                 f"lower pretraining.schedule.rate (now {spec.schedule.rate}) in the task file"
             )
-        return {"loss": value, "accuracy": accuracy}
+        return {"loss": value, "accuracy": 100 * accuracy}
 
     @torch.inference_mode()
     def _accuracy(self, pool: Pool, batch: int) -> float:

@@ -85,7 +85,8 @@ def _table(board: Board, pairs: list[Pair]) -> Table[Pair]:
     reasons = {pair.apart: None for pair in pairs if pair.apart}
     notes += [f"Not comparable with the printed rows: {reason}." for reason in reasons]
     notes += [f"{pair.paper.label} ({pair.paper.source}): {pair.paper.said}." for pair in pairs if pair.paper.said]
-    return Table(COLUMNS, pairs, f"{board.name}, measured here beside what is printed", notes)
+    return Table(COLUMNS, pairs, f"{board.name}, measured here beside what is printed", notes,
+                 mine=lambda pair: pair.row.origin != STORED)  # fmt: skip
 
 
 def _delta(pair: Pair) -> str:
@@ -124,13 +125,13 @@ def _text(value: float | None) -> str:
 
 COLUMNS: tuple[Column[Pair], ...] = (
     Column(fields=lambda pair: {"task": pair.board.name}),
-    Column("method", lambda pair: pair.row.label, lambda pair: {"method": pair.row.label}),
+    Column("method", lambda pair: pair.row.label, lambda pair: {"method": pair.row.label}, fold=16),
     Column("Acc.", lambda pair: plus_minus(pair.row.summary()["acc"])),
     Column("printed", _printed),
     Column("difference", lambda pair: f"{pair.difference:+.2f}"),
     Column("band", lambda pair: _text(pair.paper.band)),
-    Column("verdict", lambda pair: pair.verdict or "not comparable"),
-    Column("Delta (printed)", _delta),
-    Column("seeds", lambda pair: str(len(pair.row.results))),
-    Column("source", lambda pair: f"{pair.row.origin}; {pair.paper.source}", _fields),
+    Column("verdict", lambda pair: pair.verdict or "not comparable", fold=10),
+    Column("Delta (printed)", _delta, drop=3),
+    Column("seeds", lambda pair: str(len(pair.row.results)), drop=1),
+    Column("source", lambda pair: f"{pair.row.origin}; {pair.paper.source}", _fields, fold=8, drop=2),
 )

@@ -31,12 +31,14 @@ class Heading:
     paper_short: bool = False
 
 
+# What a terminal without room leaves out, the highest first; what is not here stays.
+DROP = {"delta_b": 9, "delta_a": 8, "spread": 7, "calibrated_acc": 6, "to_best": 5, "trials": 4, "delta": 2}
 HEADINGS = {
     "acc": Heading("Acc.", r"Acc. $\uparrow$", short=True, paper_short=True),
     "calibrated_acc": Heading("cal. Acc.", r"cal. Acc. $\uparrow$", short=True),
-    "delta": Heading("Delta", r"$\Delta \downarrow$", short=True, paper_short=True),
-    "delta_a": Heading("Delta_a", r"$\Delta_a \downarrow$", short=True),
-    "delta_b": Heading("Delta_b", r"$\Delta_b \downarrow$", short=True),
+    "delta": Heading("Delta", r"$\Delta \uparrow$", short=True, paper_short=True),
+    "delta_a": Heading("Delta_a", r"$\Delta_a \uparrow$", short=True),
+    "delta_b": Heading("Delta_b", r"$\Delta_b \uparrow$", short=True),
     "base_joint": Heading("base joint"),
     "base_alone": Heading("base alone"),
     "novel_joint": Heading("novel joint"),
@@ -108,7 +110,7 @@ def _metric(name: str, shown: bool, bold: bool) -> Column[Entry]:
     def top(entry: Entry) -> bool:
         return bold and name == "acc" and entry.place is not None and entry.place.top
 
-    return Column(HEADINGS[name].text if shown else None, text, fields, top)
+    return Column(HEADINGS[name].text if shown else None, text, fields, top, drop=DROP.get(name, 0))
 
 
 def _source(ranked: bool) -> Column[Entry]:
@@ -125,7 +127,7 @@ def _source(ranked: bool) -> Column[Entry]:
             return said
         return f"{said}, {'not comparable' if entry.measured else 'other protocol'}"
 
-    return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)})
+    return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)}, fold=11)
 
 
 def _trials(shown: bool) -> Column[Entry]:
@@ -141,7 +143,7 @@ def _trials(shown: bool) -> Column[Entry]:
             return {"setting": None, "trials": None, "edge": None}
         return {"setting": row.setting, "trials": row.trials, "edge": ", ".join(row.edge)}
 
-    return Column("trials" if shown else None, text, fields)
+    return Column("trials" if shown else None, text, fields, fold=8)
 
 
 def _seen_fields(entry: Entry) -> dict[str, str | None]:
@@ -185,14 +187,15 @@ VARIANT: Column[Entry] = Column(fields=lambda entry: {"variant_of": entry.task.v
 KIND: Column[Entry] = Column(fields=lambda entry: {"kind": entry.kind})
 COMPARABLE: Column[Entry] = Column(fields=lambda entry: {"comparable": entry.comparable})
 RANK: Column[Entry] = Column("rank", _rank, _rank_fields)
-METHOD: Column[Entry] = Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label})
-TO_BEST: Column[Entry] = Column("to the best", _to_best)
+METHOD: Column[Entry] = Column("method", lambda entry: entry.label, lambda entry: {"method": entry.label}, fold=18)
+TO_BEST: Column[Entry] = Column("to the best", _to_best, drop=DROP["to_best"])
 TO_BEST_FIELDS: Column[Entry] = Column(fields=_to_best_fields)
 SEEDS: Column[Entry] = Column("seeds", lambda entry: str(entry.seeds or ""), lambda entry: {"seeds": entry.seeds})
 SPREAD: Column[Entry] = Column(
     "sd of seeds",
     lambda entry: "" if math.isnan(entry.spread) else f"{entry.spread:.2f}",
     lambda entry: {"sd_of_seeds": rounded(entry.spread)},
+    drop=DROP["spread"],
 )
 NOVEL_SEEN: Column[Entry] = Column(fields=_seen_fields)  # readers see it in words, with the source
 PARTIAL_DATA: Column[Entry] = Column(fields=lambda entry: {"partial_data": entry.partial})

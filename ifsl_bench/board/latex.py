@@ -9,10 +9,11 @@ from collections.abc import Collection, Mapping, Sequence
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.entries import Entry, entries_of
-from ifsl_bench.board.measured import having
+from ifsl_bench.board.measured import STORED, having
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.common.errors import one_line
+from ifsl_bench.plugin.bibliography import printed
 from ifsl_bench.protocol.contamination import MARKS
 from ifsl_bench.protocol.metrics import METRICS, REGULAR
 from ifsl_bench.protocol.task import Task
@@ -24,6 +25,10 @@ SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
 BOLD = (
     "Bold: of the ranked rows those that may be the best of the column, with 95% confidence for all rows at once, over "
     "episodes and training seeds; of each paper the highest of its numbers, without a test."
+)
+ARROWS = (
+    "Delta is joint accuracy minus accuracy among base or novel classes alone, so it is negative and higher is better. "
+    "Ren et al. (2019) print the same numbers under an arrow down, as decreases."
 )
 APART = (3, "Measured, not comparable")  # a block of a table, by its place
 
@@ -65,18 +70,21 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     columns = [name for name in columns if name in METRICS or having(measured, name)]
     if boards[0].task.regular:
         columns = list(REGULAR)
-    # Rows of one label may come from two places, the package and the user; then labels say which.
-    origins = len({row.origin for row in measured}) > 1
+    # Rows of one label may come from two places, the package and the user; then the user's says so.
+    twice = {row.label for row in measured if row.origin != STORED} & {
+        row.label for row in measured if row.origin == STORED
+    }
     blocks: dict[tuple[int, str], dict[str, dict[str, Entry]]] = {}
     bold: set[tuple[Entry, str]] = set()
     for board in boards:
         entries = entries_of(board)
         bold |= _bold(board, entries, columns)
         for entry in entries:
-            blocks.setdefault(_block(entry), {}).setdefault(_label(entry, origins), {})[board.name] = entry
+            blocks.setdefault(_block(entry), {}).setdefault(_label(entry, twice), {})[board.name] = entry
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
         f"% {BOLD}",
+        *([f"% {ARROWS}"] if set(columns) & {"delta", "delta_a", "delta_b"} else []),
         *(f"% {one_line(line)}" for line in dict.fromkeys(note for board in boards for note in _notes(board))),
         *([f"% {CALIBRATED}"] if "calibrated_acc" in columns else []),
         r"\begin{table}[t]",
@@ -136,8 +144,10 @@ def _block(entry: Entry) -> tuple[int, str]:
     return (0, f"Published: {entry.source}") if entry.comparable else (1, f"Published, other protocol: {entry.source}")
 
 
-def _label(entry: Entry, origins: bool) -> str:
-    label = f"{entry.label} ({entry.source})" if origins and entry.kind == "measured" else entry.label
+def _label(entry: Entry, twice: Collection[str]) -> str:
+    label = printed(entry.label)
+    if entry.measured and entry.measured.origin != STORED and entry.label in twice:
+        label += f", {entry.source}"
     if entry.measured and (mark := MARKS[entry.measured.novel_seen]):
         label += f", {mark}"
     return f"{label}, partial data" if entry.partial and not entry.comparable else label

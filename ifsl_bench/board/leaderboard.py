@@ -9,6 +9,7 @@ from ifsl_bench.board.boards import Board, load_variants
 from ifsl_bench.board.columns import task_columns
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.latex import paper_tables
+from ifsl_bench.board.measured import STORED
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
@@ -41,7 +42,8 @@ def task_table(board: Board, full: bool = False) -> Table[Entry]:
 
     entries = sorted(entries_of(board), key=order)
     known = _known(entries)
-    return Table(task_columns(board.task, full, False, known), entries, board.name, _notes(board, known))
+    notes = _notes(board, known)
+    return Table(task_columns(board.task, full, False, known), entries, board.name, notes, mine=_mine, whole=full)
 
 
 def leaderboard(
@@ -60,11 +62,19 @@ def leaderboard(
     Raises:
         UserError: nothing is stored of a task, nor of a variant of it.
     """
-    found = _with_variants(boards, results, labels)
     if style == "latex":
-        return paper_tables(found, full)
+        return paper_tables(_with_variants(boards, results, labels), full)
+    tables, closing = ranked_tables(boards, results, full, labels)
+    return render(tables, style, closing)
+
+
+def ranked_tables(
+    boards: Iterable[Board], results: Path, full: bool = False, labels: Collection[str] = ()
+) -> tuple[list[Table[Entry]], str]:
+    """What :func:`leaderboard` prints, before it is text: the tables, and what is said below all of them."""
+    found = _with_variants(boards, results, labels)
     closing = RULE if any(len(board.compared) > 1 for board in found) else ""
-    return render([ranked_table(board, full) for board in found], style, closing)
+    return [ranked_table(board, full) for board in found], closing
 
 
 def ranked_table(board: Board, full: bool = False) -> Table[Entry]:
@@ -81,7 +91,11 @@ def ranked_table(board: Board, full: bool = False) -> Table[Entry]:
     entries = entries_of(board, rank=True)
     known = _known(entries)
     notes = [*_notes(board, known), *notes_of_ranks(board)]
-    return Table(task_columns(board.task, full, True, known), entries, title, notes, order)
+    return Table(task_columns(board.task, full, True, known), entries, title, notes, order, _mine, full)
+
+
+def _mine(entry: Entry) -> bool:
+    return entry.measured is not None and entry.measured.origin != STORED
 
 
 def _known(entries: Iterable[Entry]) -> set[str]:

@@ -7,7 +7,11 @@ from ifsl_bench.board.comparison import p_value
 from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.common.errors import one_line
+from ifsl_bench.common.wording import numbers_in_words
+from ifsl_bench.plugin.registry import owners
+from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
 
+BACKBONES = "ifsl_bench.backbones"  # the group of entry points
 CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes; blank in older results."
 
 
@@ -17,7 +21,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
     Args:
         plus_minus: where the table has the +- that papers print.
     """
-    notes = []
+    notes, measured = [], (*board.rows, *board.others)
     if board.rows:
         count = len(board.rows[0].results[0].episodes)
         notes.append(f"Measured: mean ± 95% interval over {count:,} episodes, averaged over seeds, in percent.")
@@ -61,6 +65,10 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[
         for row in board.rows
         if _overrun(row)
     ]
+    named = board.task.pretraining.backbone
+    known = (named, named.partition(":")[0])
+    if measured and named not in (NO_BACKBONE, INCLUDED) and not any(owners(BACKBONES, one) for one in known):
+        notes.append(f"No backbone {named!r} is installed here: these rows cannot be made again on this machine.")
     above = "the rows above" if board.rows or board.papers else "results on the whole"
     apart = ((row, reason) for row in board.others if (reason := board.apart(row)))
     notes += [f"{row.label} ({row.origin}) is not comparable with {above}: {reason}." for row, reason in apart]
@@ -83,7 +91,7 @@ def notes_of_ranks(board: Board) -> list[str]:
     ranking, shown = board.ranking, {id(row) for row in board.rows}
     notes = []
     if ranking.family:
-        seeds = ", ".join(map(str, ranking.seeds))
+        seeds = numbers_in_words(ranking.seeds)
         notes.append(f"Ranks are among {len(ranking.family)} rows on seeds {seeds}, whichever rows are shown.")
     places = [place for place in ranking.places if id(place.row) in shown]
     reasons: dict[str, list[str]] = {}
@@ -122,7 +130,7 @@ def standing(board: Board, label: str) -> list[str]:
 def _difference(ranking: Ranking, mine: Row, other: Row) -> str:
     """Of a row to another, with its interval and what that is over."""
     gap, common = ranking.difference(mine, other), ranking.common(mine, other)
-    seeds = f"seed{'s' * (len(common) > 1)} {', '.join(map(str, common))}" if common else "no seed in common"
+    seeds = f"seed{'s' * (len(common) > 1)} {numbers_in_words(common)}" if common else "no seed in common"
     over = "over episodes alone, of these trained models" if gap.models_fixed else "over episodes and seeds"
     return (
         f"{other.label} ({other.origin}): {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value(gap.p)}, "

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import Comparison, p_value
-from ifsl_bench.board.measured import PARTIAL
+from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.over_classes import MANY
 from ifsl_bench.board.result_file import Calibration, Result, summary_entry
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.protocol.metrics import summarise
+
+PERCENT = "In percent; intervals are over the test episodes, trained models held fixed."
+METRIC: Column[str] = Column("metric", lambda name: HEADINGS[name].text, lambda name: {"metric": name})
 
 
 def result_table(result: Result, title: str = "") -> Table[str]:
@@ -19,28 +24,101 @@ def result_table(result: Result, title: str = "") -> Table[str]:
     def number(heading: str, part: str) -> Column[str]:
         return Column(heading, lambda name: f"{values[name][part]:.2f}", lambda name: {part: values[name][part]})
 
-    metric: Column[str] = Column("metric", lambda name: HEADINGS[name].text, lambda name: {"metric": name})
-    return Table([metric, number("mean", "mean"), number("95% interval", "interval")], list(values), title)
+    return Table([METRIC, number("mean", "mean"), number("95% interval", "interval")], list(values), title, [PERCENT])
+
+
+def row_table(row: Row) -> Table[str]:
+    """A line for each metric of a row: the mean over its seeds, and the mean of each seed."""
+    summary = row.summary()
+
+    def seed(place: int, number: int) -> Column[str]:
+        value = {name: float(row.by_seed(name)[place].mean()) for name in summary}
+        # The first seeds are the last to go where there is no room for all.
+        return Column(f"seed {number}", lambda name: f"{value[name]:.2f}",
+                      lambda name: {f"seed_{number}": rounded(value[name])}, drop=1 + place)  # fmt: skip
+
+    columns: list[Column[str]] = [
+        METRIC,
+        Column("mean", lambda name: f"{summary[name].mean:.2f}", lambda name: {"mean": rounded(summary[name].mean)}),
+        Column("95% interval", lambda name: f"{summary[name].interval:.2f}",
+               lambda name: {"interval": rounded(summary[name].interval)}),
+        *(seed(place, number) for place, number in enumerate(row.seeds)),
+    ]  # fmt: skip
+    first = row.results[0]
+    title = f"{row.label} on {first.task} ({row.origin}), {len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
+    return Table(columns, list(summary), title, [PERCENT])
+
+
+def facts_of(results: Sequence[Result]) -> str:
+    """What results of one row say about themselves beside their numbers, a line each: what they share once, the rest
+    by seed. What would steer a terminal is written out."""
+    each = [_facts(result) for result in results]
+    names = dict.fromkeys(name for facts in each for name in facts)
+    width = 13
+    lines = []
+    for name in names:
+        said = [facts.get(name, "") for facts in each]
+        if len(set(said)) == 1:
+            lines.append(f"{name:{width - 1}} {said[0]}")
+            continue
+        for place, (result, one) in enumerate(zip(results, said, strict=True)):
+            lines.append(f"{name if not place else '':{width - 1}} seed {result.seed}: {one}")
+    return "\n".join(map(one_line, lines))
 
 
 def result_facts(result: Result) -> str:
-    """Everything else a result says about itself, a line each; what would steer a terminal is written out."""
-    cost, training = result.cost, result.training
-    lines = [
-        f"method       {result.label}  options {result.options or 'default'}",
-        f"task         {result.task} (hash {result.task_hash}), seed {result.seed}",
-        f"episodes     {len(result.episodes):,}, digest {result.digest}",
-        f"data         fingerprint {result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
-        f"pretraining  {result.pretraining.get('key')}, accuracy {result.pretraining.get('accuracy')}",
-        f"training     {training or 'none'}",
-        *([f"calibration  {_calibration(result.calibration)}"] if result.calibration else []),
-        *(f"tuned        {key}: {values}" for key, values in result.tuned.items()),
-        *(f"solver       {key}: {values}" for key, values in result.solver.items()),
-        *(f"where        {stage} on {place}" for stage, place in result.places.items()),
-        f"cost         {', '.join(f'{k} {v:g}' for k, v in cost.items())}",
-        *(f"{key:12} {value}" for key, value in result.provenance.items()),
-    ]
-    return "\n".join(map(one_line, lines))
+    """Everything that one result says about itself beside its numbers, a line each."""
+    return facts_of([result])
+
+
+def _facts(result: Result) -> dict[str, str]:
+    """Name and text of everything that a result says beside its numbers."""
+    training = dict(result.training)
+    validation = training.pop("validation", None)
+    if isinstance(solves := training.get("solves"), Mapping):  # what did not happen is not listed
+        training["solves"] = {key: count for key, count in solves.items() if count != 0}
+    pretraining = dict(result.pretraining)
+    facts = {
+        "method": f"{result.label}, options {_words(result.options) or 'as by default'}",
+        "task": f"{result.task}, definition {result.task_hash}",
+        "episodes": f"{len(result.episodes):,}",
+        "digest": result.digest,
+        "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
+        "pretraining": f"{pretraining.get('key')}: {_words(pretraining.get('accuracy'), _percent) or 'no accuracy'}",
+        "training": _words(training) or "none",
+    }
+    if validation:
+        facts["validation"] = f"by step: {_words(validation, _percent)}"
+    if result.calibration:
+        facts["calibration"] = _calibration(result.calibration)
+    facts |= {f"tuned {key}": _words(values, _percent) for key, values in result.tuned.items()}
+    facts |= {str(key): _statistic(values, len(result.episodes)) for key, values in result.solver.items()}
+    facts |= {f"{stage} on": str(place) for stage, place in result.places.items()}
+    facts["cost"] = _words(result.cost)
+    return facts | {str(key): _words(value) or str(value) for key, value in result.provenance.items()}
+
+
+def _statistic(values: Mapping[str, float], episodes: int) -> str:
+    """Of a number for each episode: its mean and maximum, and how many episodes it is of where not of all."""
+    of = values.get("episodes", episodes)
+    unusual = {"episodes": of} if of != episodes else {}
+    unusual |= {"not finite": values["not_finite"]} if values.get("not_finite") else {}
+    return _words({key: values[key] for key in ("mean", "max") if key in values} | unusual)
+
+
+def _words(value: object, write: Callable[[object], str] | None = None) -> str:
+    """A value in words: mappings as "name value, name value", numbers with as many digits as anybody reads."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{str(key).replace('_', ' ')} {_words(one, write)}" for key, one in value.items())
+    if write is not None:
+        return write(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
+def _percent(value: object) -> str:
+    return f"{value:.2f}%" if isinstance(value, int | float) else str(value)
 
 
 def _calibration(found: Calibration) -> str:
@@ -81,11 +159,13 @@ def comparison_table(found: Comparison) -> Table[str]:
             "p (episodes)",
             lambda name: p_value(found.episodes[name].p).removeprefix("= "),
             lambda name: {"p": found.episodes[name].p},
+            drop=2,
         ),
         Column(
             "A - B over seeds" if found.seeds else None,
             lambda name: plus_minus(found.by_seed_interval[name], "+"),
             difference_of_seeds,
+            drop=3,
         ),
         Column(
             "A - B overall" if several else None,
@@ -101,6 +181,8 @@ def comparison_table(found: Comparison) -> Table[str]:
             "each seed" if found.seeds else None,
             lambda name: "  ".join(f"{value:+.2f}" for value in found.by_seed[name]),
             each_seed,
+            fold=14,
+            drop=4,
         ),
         Column(fields=lambda name: {"seeds": list(found.seeds), "partial_data": found.partial}),
     ]

@@ -30,12 +30,16 @@ class Column(Generic[R]):
         fields: names and plain values that programs get, of a row: a mean and its interval are two. A row may lack
             names that others have. Nothing where the column is for readers alone.
         bold: whether the cell of a row stands out, where the format has a way to say so.
+        fold: the least width at which a terminal folds the cells' texts; 0 for what stays on one line, as numbers do.
+        drop: where a terminal has no room, the column with the highest number goes first; 0 for one that stays.
     """
 
     heading: str | None = None
     text: Callable[[R], str] = str
     fields: Callable[[R], Mapping[str, Any]] = _nothing
     bold: Callable[[R], bool] = _never
+    fold: int = 0
+    drop: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Table(Generic[R]):
         title: for readers, as ``notes`` are; "" where the table needs none.
         notes: lines below the table.
         order: what readers' rows are sorted by; None where their order is that of ``rows``.
+        mine: whether a row is the user's own, which terminals show.
+        whole: whether a terminal that is too narrow gets the columns in several blocks, and not some of them only.
     """
 
     columns: Sequence[Column[R]]
@@ -60,6 +66,8 @@ class Table(Generic[R]):
     title: str = ""
     notes: Sequence[str] = ()
     order: Callable[[R], Any] | None = None
+    mine: Callable[[R], bool] = _never
+    whole: bool = False
 
     def records(self) -> list[dict[str, Any]]:
         """A mapping for each row, for programs."""
@@ -72,24 +80,40 @@ class Table(Generic[R]):
     def cells(self) -> list[list[Cell]]:
         """The rows that readers see, a cell for each of :meth:`headings`."""
         shown = [column for column in self.columns if column.heading is not None]
-        rows = sorted(self.rows, key=self.order) if self.order else self.rows
-        return [[Cell(column.text(row), column.bold(row)) for column in shown] for row in rows]
+        return [[Cell(column.text(row), column.bold(row)) for column in shown] for row in self.sorted_rows()]
+
+    def sorted_rows(self) -> Sequence[R]:
+        """The rows in the order that readers see."""
+        return sorted(self.rows, key=self.order) if self.order else self.rows
 
 
-def plain_table(rows: Sequence[Mapping[str, Any]], title: str = "") -> Table[Mapping[str, Any]]:
+def plain_table(
+    rows: Sequence[Mapping[str, Any]],
+    title: str = "",
+    fold: Mapping[str, int] | None = None,
+    drop: Sequence[str] = (),
+    mine: Callable[[Mapping[str, Any]], bool] = _never,
+) -> Table[Mapping[str, Any]]:
     """A table whose columns are the keys of its rows.
 
     Args:
         title: programs get it too, in a first column ``table``, since they get several tables as one.
+        fold: columns of text, each with the least width at which a terminal folds it.
+        drop: columns that a terminal without room leaves out, the first one first.
+        mine: whether a row is the user's own.
     """
+    ranks = {name: len(drop) - place for place, name in enumerate(drop)}
 
     def column(name: str) -> Column[Mapping[str, Any]]:
         def text(row: Mapping[str, Any]) -> str:
             return "" if row.get(name) is None else str(row[name])
 
-        return Column(name, text, lambda row: {name: row.get(name)})
+        def fields(row: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: row.get(name)}
+
+        return Column(name, text, fields, fold=(fold or {}).get(name, 0), drop=ranks.get(name, 0))
 
     columns = [column(name) for name in dict.fromkeys(name for row in rows for name in row)]
     if title:
         columns.insert(0, Column(fields=lambda row: {"table": title}))
-    return Table(columns, rows, title)
+    return Table(columns, rows, title, mine=mine)

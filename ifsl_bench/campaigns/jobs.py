@@ -60,7 +60,7 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
         UserError: an unknown name, an impossible option, too many jobs, or two that would replace each other's results.
     """
     from ifsl_bench.protocol.training import Training
-    from ifsl_bench.running.job import each_once, make_jobs
+    from ifsl_bench.running.job import check_trained, each_once, make_jobs
 
     campaign = _narrowed(campaign, "methods", lambda said: method_names(said, warn), campaign.only_methods, "method")
     many = sum(len(w.methods) * len(w.tasks) * len(w.seeds) for w in campaign.wanted)
@@ -75,6 +75,10 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
             made = make_jobs(usable, w.tasks, *how) if usable or not w.where else []
         for label in dict.fromkeys(job.label for job in made if w.trials and not job.trials):
             say(f"{label}: nothing to choose, so --tune changes nothing")
+        if not w.where:  # a file may be for more methods than are asked for now
+            check_trained(made, w.train)
+        for label in dict.fromkeys(job.label for job in made if w.train and not w.where and not job.trains):
+            say(f"{label}: nothing is meta-trained, so --train changes nothing")
         jobs += made
     if lacking and not jobs:
         raise Lacking(next(iter(lacking)))

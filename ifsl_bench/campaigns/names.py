@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from ifsl_bench.board.published import published_sets
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import MOST_LISTED, UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.prepare import is_prepared
 from ifsl_bench.plugin import registry
@@ -103,5 +103,8 @@ def _has_data(task: Task, home: Home) -> bool:
 def _fitting(glob: str, names: Iterable[str], kind: str) -> list[str]:
     found = [name for name in dict.fromkeys(names) if fnmatchcase(name, glob)]
     if not found:
-        raise UserError(f"no {kind} fits {glob[:80]!r}; there are: {', '.join(dict.fromkeys(names))}")
+        known = list(dict.fromkeys(names))
+        few = len(known) <= MOST_LISTED
+        listed = f"there are: {', '.join(known)}" if few else f"all {len(known):,}: ifsl-bench {kind}s"
+        raise UserError(f"no {kind} fits {glob[:80]!r}; {listed}")
     return found

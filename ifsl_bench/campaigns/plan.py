@@ -16,6 +16,7 @@ from ifsl_bench.campaigns.graph import Graph, Node, graph_of, key_of
 from ifsl_bench.common.processor import cores
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.common.timing import crowd, roughly
+from ifsl_bench.common.wording import numbers_in_words
 from ifsl_bench.data.preparing.of_task import data_of
 from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered
 from ifsl_bench.data.preparing.prepare import not_prepared, rough_seconds
@@ -272,9 +273,7 @@ def _title(steps: Sequence[Step]) -> str:
     seeds = sorted({int(found[1]) for step in steps if (found := re.search(r", seed (\d+)", step.what))})
     if len(seeds) < 2:
         return what
-    together = seeds == list(range(seeds[0], seeds[0] + len(seeds)))
-    said = f"{seeds[0]} to {seeds[-1]}" if together else ", ".join(map(str, seeds))
-    return re.sub(r", seed \d+", f", seeds {said}", what)
+    return re.sub(r", seed \d+", f", seeds {numbers_in_words(seeds, 2)}", what)
 
 
 def whys_of(plan: Plan) -> dict[str, str]:

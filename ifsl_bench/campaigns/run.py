@@ -18,6 +18,7 @@ from ifsl_bench.campaigns.watching import Told
 from ifsl_bench.campaigns.work import Setting
 from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import check_writable
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.renewing import put_aside
@@ -59,10 +60,13 @@ def run_campaign(
         workers: that run the stages; this process by default. They are closed at the end.
 
     Raises:
-        UserError: the only job cannot be run, or all of them for one and the same reason.
+        UserError: the only job cannot be run, or all of them for one and the same reason; or results cannot be written,
+            which is told before anything is computed.
     """
     graph = graph_of(jobs, work, rerun, retrain, command)
     renewed: set[Path] = set()
+    if graph.nodes:  # else nothing is written
+        check_writable(work.home.results)
 
     def before(node: Node) -> None:
         if node.anew:

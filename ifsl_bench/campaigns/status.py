@@ -17,6 +17,7 @@ from ifsl_bench.campaigns.logs import EVERY, log_path
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.owners import now_at, writes_still
 from ifsl_bench.common.progress import Mute
+from ifsl_bench.common.wording import numbers_in_words
 from ifsl_bench.data.preparing.outline import remembered
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
@@ -172,7 +173,7 @@ def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:
         log = ones[0].log if state == RUNNING else None
         seeds = sorted({one.job.seed for one in ones})
         if what != ones[0].stage:
-            what += f", seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+            what += f", seed{'s' * (len(seeds) > 1)} {numbers_in_words(seeds)}"
         row = {"state": state, "what": what, "jobs": str(len(ones)), "where": "", "since": "", "how far": why}
         if log:
             quiet = f" (no word for {log.silent / 60:.0f} min: it may have been killed)" if log.silent > SILENT else ""

@@ -6,39 +6,44 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ifsl_bench.cli.options import Group, folders_of, home_option, style_option
+from ifsl_bench.cli.options import Group, examples, folders_of, home_option, style_option
+from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
+    from ifsl_bench.board.table import Table
     from ifsl_bench.common.files import Home
     from ifsl_bench.running.cache import Item
     from ifsl_bench.running.job import Job
     from ifsl_bench.running.pruning import Verdict
 
 
-@click.group(cls=Group, invoke_without_command=True)
+@click.group(
+    cls=Group, invoke_without_command=True, epilog=examples("ifsl-bench cache", "ifsl-bench cache prune --dry-run")
+)
 @home_option
 @style_option
 @click.pass_context
 def cache(context: click.Context, home: str | None, style: str) -> None:
-    """List what takes space in the home folder; 'cache prune' removes what nothing needs."""
+    """List what takes space in the home folder; or prune it."""
     context.obj = home
     if context.invoked_subcommand is not None:
         return
-    from ifsl_bench.board.render import render
-    from ifsl_bench.board.table import plain_table
     from ifsl_bench.running.cache import listed
 
     folders = folders_of(home)
     items = listed(folders)
-    click.echo(render([plain_table(_rows([(item, "") for item in items]), str(folders.cache))], style))
+    show_tables([_table([(item, "") for item in items], str(folders.cache))], style)
 
 
-@cache.command("prune")
+@cache.command(
+    "prune",
+    epilog=examples("ifsl-bench cache prune --dry-run", "ifsl-bench cache prune --campaign campaign.toml --yes"),
+)
 @click.option(
     "--results", "results", multiple=True, metavar="DIR", help="A further folder of results; may be repeated."
 )
@@ -58,9 +63,10 @@ def prune(
     home: str | None,
     style: str,
 ) -> None:
-    """Remove what no stored result and no given campaign needs, after saying what."""
-    from ifsl_bench.board.render import render
-    from ifsl_bench.board.table import plain_table
+    """Remove what no stored result and no given campaign needs.
+
+    It says what, and asks, before it removes anything.
+    """
     from ifsl_bench.running.pruning import prune, verdicts
     from ifsl_bench.running.stored import results_folders
 
@@ -74,12 +80,13 @@ def prune(
     found = verdicts(folders, list(known), [job for jobs, _ in wanted for job in jobs], _warn)
     if dry_run:
         staying = [(one.item, one.why) for one in found if not one.goes]
-        click.echo(render([plain_table(_rows(staying, "stays because"), "stays")], style) + "\n")
+        show_tables([_table(staying, "stays", "stays because")], style)
+        click.echo()
     going = [(one.item, one.why) for one in found if one.goes]
     if not going:
         click.echo("nothing to remove")
         return
-    click.echo(render([plain_table(_rows(going, "goes because"), "goes")], style))
+    show_tables([_table(going, "goes", "goes because")], style)
     if dry_run or not _agreed(found, yes):
         return
     freed = prune(found, click.echo)
@@ -109,6 +116,12 @@ def _campaign(name: str, home: Home) -> tuple[list[Job], Path | None]:
 
 def _warn(text: str) -> None:
     click.echo(f"warning: {text}", err=True)
+
+
+def _table(items: Sequence[tuple[Item, str]], title: str, why: str = "") -> Table[Any]:
+    from ifsl_bench.board.table import plain_table
+
+    return plain_table(_rows(items, why), title, fold={"of": 16, "method": 12, why: 16}, drop=("last used", "count"))
 
 
 def _rows(items: Sequence[tuple[Item, str]], why: str = "") -> list[dict[str, object]]:

@@ -12,11 +12,13 @@ import click
 from ifsl_bench.cli.options import (
     data_option,
     device_option,
+    examples,
     folders_of,
     home_option,
     job_options,
     results_option,
 )
+from ifsl_bench.cli.output import say, show_tables
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
@@ -65,7 +67,13 @@ def tell_lacking(lacking: Mapping[str, int]) -> None:
         click.echo(f"ifsl-bench: {count:,} job{'s' * (count != 1)} cannot be run here: {why}", err=True)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ifsl-bench plan leaderboard --jobs 2",
+        "ifsl-bench plan --method paper --task glyphs-5shot --seeds 3",
+        "ifsl-bench plan campaign.toml --format json",
+    )
+)
 @job_options
 @data_option
 @click.option("--rerun", is_flag=True, help="As if no result were stored.")
@@ -79,7 +87,10 @@ def plan(
     campaign: str | None, said: Said, data: dict[str, str], rerun: bool, retrain: bool, jobs: int, device: str,
     home: str | None, results_dir: str | None, style: str,
 ) -> None:  # fmt: skip
-    """Say what a campaign would do: what is cached, what is out of date and why, and about how long it takes."""
+    """Say what a campaign would do, and about how long it takes.
+
+    CAMPAIGN is a TOML file, or the name of one that comes with the package; without it, what the options say.
+    """
     check_alone("ifsl-bench plan")
     made, work, files = _wanted(campaign, said, device, home, results_dir)
     from ifsl_bench.campaigns.data import check_data
@@ -97,13 +108,16 @@ def show_plan(found: Plan, style: str) -> None:
     _show(rows_of(found), notes_of(found), document(found) if style == "json" else {}, style)
 
 
-@click.command()
+@click.command(epilog=examples("ifsl-bench status leaderboard", "ifsl-bench status campaign.toml --task glyphs-5shot"))
 @job_options
 @home_option
 @results_option
 @style_option
 def status(campaign: str | None, said: Said, home: str | None, results_dir: str | None, style: str) -> None:
-    """Say how far a campaign is: done, running (where, since when, how far), failed, out of date, missing."""
+    """Say how far a campaign is: done, running, failed, missing.
+
+    And where it runs, since when, what failed and why, and which results are out of date.
+    """
     check_alone("ifsl-bench status")
     jobs, work, _ = _wanted(campaign, said, "cpu", home, results_dir)
     from ifsl_bench.campaigns.status import document, rows_of, status_of, summary_of
@@ -113,12 +127,13 @@ def status(campaign: str | None, said: Said, home: str | None, results_dir: str 
 
 
 def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], whole: Mapping[str, Any], style: str) -> None:
-    from ifsl_bench.board.render import READERS, prose, render
+    from ifsl_bench.board.render import READERS
     from ifsl_bench.board.table import plain_table
 
     if style == "json":
         click.echo(json.dumps(whole, indent=1))
         return
-    click.echo(render([plain_table(rows)], style))
+    fold = {"stage": 24, "what": 24, "where": 8, "device": 10, "how far": 16}
+    show_tables([plain_table(rows, fold=fold, drop=("device", "since", "where"))], style)
     if style in READERS:
-        click.echo("\n" + "\n".join(prose(note, style) for note in notes))
+        say("\n" + "\n".join(notes), style)

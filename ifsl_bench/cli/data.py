@@ -8,6 +8,7 @@ import click
 
 from ifsl_bench.cli.options import (
     Group,
+    examples,
     folders_of,
     home_option,
     quiet_option,
@@ -15,27 +16,42 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
+from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
 
 
-@click.group(cls=Group)
+@click.group(
+    cls=Group,
+    epilog=examples(
+        "ifsl-bench data list",
+        "ifsl-bench data prepare tiny --from tiny-imagenet-200.zip",
+        "ifsl-bench data show glyphs --out letters.png",
+    ),
+)
 def data() -> None:
     """Data sets: list, prepare, verify, stats, show."""
 
 
-@data.command("list")
+@data.command("list", epilog=examples("ifsl-bench data list", "ifsl-bench data list --format json"))
 @home_option
 @style_option
 def data_list(home: str | None, style: str) -> None:
     """List known and prepared data sets."""
-    from ifsl_bench.board.render import render
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue as data_commands
 
-    click.echo(render([plain_table(data_commands.listing(folders_of(home)))], style))
+    rows = data_commands.listing(folders_of(home))
+    show_tables([plain_table(rows, fold={"state": 12, "what": 24}, drop=("fingerprint", "features"))], style)
 
 
-@data.command("prepare")
+@data.command(
+    "prepare",
+    epilog=examples(
+        "ifsl-bench data prepare tiny --from tiny-imagenet-200.zip",
+        "ifsl-bench data prepare birds --from photographs/ --split birds.csv",
+        "ifsl-bench data prepare mine --from features/",
+    ),
+)
 @click.argument("name")
 @click.option("--from", "source", metavar="PATH", help="The folder or archive to make it from.")
 @click.option("--allow-partial", is_flag=True, help="Accept less than there should be; the data set is marked partial.")
@@ -62,13 +78,14 @@ def data_prepare(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Make a data set available: one of 'data list', or your own under a name of your choice.
+    """Make a data set available: a known one, or your own.
+
+    NAME is one of 'data list', or for your own data a name of your choice.
 
     Your own is a folder or archive of images, <root>/<class>/<image> (or <root>/<side>/<class>/<image>, the sides
     called train, val and test, or base, novel-train, novel-val and novel-test); or six files of frozen features, as
     .npz, .safetensors or .pt. Tasks NAME-1shot and NAME-5shot are written too.
     """
-    from ifsl_bench.board.render import render
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing.catalogue import pools_listing
     from ifsl_bench.data.preparing.prepare import prepare
@@ -81,46 +98,57 @@ def data_prepare(
     dataset = prepare(folders_of(home), name, path, force, reporter_for(quiet, verbose), allow_partial, own)
     mark = " (partial)" if dataset.partial else ""
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
-    click.echo(render([plain_table(pools_listing(dataset))]))
+    show_tables([plain_table(pools_listing(dataset), fold={"first classes": 16})])
 
 
-@data.command("verify")
+@data.command("verify", epilog=examples("ifsl-bench data verify", "ifsl-bench data verify glyphs"))
 @click.argument("names", nargs=-1)
 @home_option
 @quiet_option
 @verbose_option
 def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: bool) -> None:
-    """Compare the full checksums of prepared data sets (all where none is named)."""
+    """Compare the checksums of prepared data sets.
+
+    Of all where none is named.
+    """
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     for line in data_commands.verify_all(folders_of(home), names, reporter_for(quiet, verbose)):
         click.echo(line)
 
 
-@data.command("stats")
+@data.command("stats", epilog=examples("ifsl-bench data stats glyphs", "ifsl-bench data stats glyphs --format latex"))
 @click.argument("name")
 @home_option
 @style_option
 @quiet_option
 def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
-    """Print the data set's pools as in the paper's table, and what else it has to say."""
-    from ifsl_bench.board.render import render
+    """Print how many classes and images a data set has.
+
+    By pool, as in the paper's table; and what else it has to say.
+    """
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     tables = data_commands.statistics(folders_of(home), name, reporter_for(quiet))
-    click.echo(render([plain_table(rows, title) for title, rows in tables], style))
+    fold = {"mean": 12, "std": 12, "classes": 16}
+    show_tables([plain_table(rows, title, fold) for title, rows in tables], style)
 
 
-@data.command("show")
+@data.command(
+    "show",
+    epilog=examples(
+        "ifsl-bench data show glyphs", "ifsl-bench data show glyphs --out letters.jpg --classes 20 --images 4"
+    ),
+)
 @click.argument("name")
-@click.option("--out", default=None, metavar="FILE", help="The PNG to write [NAME.png].")
+@click.option("--out", default=None, metavar="FILE", help="The picture to write, .png, .jpg or .webp [NAME.png].")
 @click.option("--classes", default=12, show_default=True, type=click.IntRange(min=1), help="Classes of each pool.")
 @click.option("--images", default=8, show_default=True, type=click.IntRange(min=1), help="Images of each class.")
 @home_option
 @quiet_option
 def data_show(name: str, out: str | None, classes: int, images: int, home: str | None, quiet: bool) -> None:
-    """Write a contact sheet of a data set as a PNG."""
+    """Write a contact sheet: images of some classes of each pool."""
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     path = Path(out or f"{name}.png")

@@ -17,66 +17,46 @@ from ifsl_bench._version import __version__
 from ifsl_bench.cli.cache import cache
 from ifsl_bench.cli.campaigns import plan, status
 from ifsl_bench.cli.data import data
-from ifsl_bench.cli.options import Group, style_option
+from ifsl_bench.cli.methods import cite, methods
+from ifsl_bench.cli.options import Group, examples
 from ifsl_bench.cli.pretraining import pretrain
-from ifsl_bench.cli.results import check, compare, reproduce, show, table
+from ifsl_bench.cli.results import check, compare, leaderboard, reproduce, show, table
 from ifsl_bench.cli.running import run
 from ifsl_bench.cli.tasks import tasks
 from ifsl_bench.cli.weights import weights
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Unheard
 
+SECTIONS = {
+    "Run": (run, plan, status, reproduce, pretrain),
+    "Results": (leaderboard, table, compare, show, check),
+    "What there is": (methods, tasks, data, cite),
+    "Folders": (cache, weights),
+}
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class Program(Group):
+    """The commands by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(str(one.name), one.get_short_help_str(80)) for one in commands])
+
+
+@click.group(
+    cls=Program,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=examples("ifsl-bench leaderboard glyphs-5shot", "ifsl-bench run --method lr,lr+a --task glyphs-5shot",
+                    "ifsl-bench COMMAND --help"),
+)  # fmt: skip
 @click.version_option(__version__, prog_name="ifsl-bench")
 def cli() -> None:
     """A benchmark suite for incremental few-shot learning."""
 
 
-@cli.command()
-@click.option("--check", "checked", metavar="NAME", help="Hold this method against the contract, on made-up episodes.")
-@style_option
-def methods(checked: str | None, style: str) -> None:
-    """List the methods, with their options and where they come from; or check one (a name, or FILE.py:CLASS)."""
-    from ifsl_bench.board.render import render
-    from ifsl_bench.board.table import plain_table
-    from ifsl_bench.plugin import registry
-    from ifsl_bench.plugin.options import options_of
-    from ifsl_bench.plugin.settings import short
-
-    if checked is not None:
-        from ifsl_bench.plugin.contract import check_contract
-        from ifsl_bench.plugin.find_method import find_method
-
-        chosen, meant = find_method(checked)
-        found = list(check_contract(chosen.name, chosen.method, meant))
-        rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in found]
-        click.echo(render([plain_table(rules)], style))
-        if failed := [rule for rule, broken in found if broken]:
-            raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(found)} rules")
-        return
-    rows = []
-    for name in registry.names(registry.METHODS):
-        plugin = registry.load(registry.METHODS, name)
-        row = {
-            "method": name,
-            "shorthands": "",
-            "package": plugin.package,
-            "head": "",
-            "options": "",
-            "what": plugin.problem,
-        }
-        if not plugin.problem:
-            try:
-                kind = registry.method(name)
-            except UserError as error:
-                row["what"] = f"broken: {error}"
-            else:
-                shown = [f"{o.name}={short(o.default)} ({o.spelled})" for o in options_of(kind).values()]
-                row |= {"shorthands": ", ".join(kind.shorthands), "head": kind.head, "options": ", ".join(shown)}
-                row["what"] = (kind.__doc__ or "").strip().split("\n")[0]
-        rows.append(row)
-    click.echo(render([plain_table(rows)], style))
+for command in (command for commands in SECTIONS.values() for command in commands):
+    cli.add_command(command)
 
 
 def _guarded(call: Callable[[], Any]) -> int:
@@ -108,10 +88,6 @@ def _guarded(call: Callable[[], Any]) -> int:
     return status if isinstance(status, int) else 0
 
 
-for command in (plan, status, run, pretrain, table, compare, show, check, reproduce, data, tasks, cache, weights):
-    cli.add_command(command)
-
-
 def _standard_streams() -> None:
     """Streams that a shell has closed become /dev/null, others print whatever their encoding cannot as an escape.
 
@@ -135,4 +111,4 @@ def main() -> None:
     # Threads that spin while they wait slow everything down where another program wants the cores.
     # Read when torch is imported, so it must be set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sys.exit(_guarded(lambda: cli(standalone_mode=False)))
+    sys.exit(_guarded(lambda: cli(prog_name="ifsl-bench", standalone_mode=False)))

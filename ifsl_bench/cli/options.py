@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,14 +21,25 @@ if TYPE_CHECKING:
 
 
 class Group(click.Group):
-    """Suggests the nearest command for an unknown one."""
+    """Suggests the nearest command for an unknown one; alone, prints its help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args and self.no_args_is_help and not ctx.resilient_parsing:
+            click.echo(ctx.get_help(), color=ctx.color)
+            ctx.exit()
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
             from ifsl_bench.common.errors import unknown
 
-            raise unknown("command", args[0], self.commands)
+            raise unknown("command", args[0], self.commands, see=f"{ctx.command_path} --help")
         return super().resolve_command(ctx, args)
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help; as it is, since click would fill its lines."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
@@ -40,7 +52,7 @@ def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -
     for value in values:
         key, separator, text = value.partition("=")
         if not separator or not key.strip():
-            raise UserError(f"--{parameter.name} takes name=value, not {value!r}")
+            raise UserError(f"{parameter.opts[0]} takes NAME=VALUE, not {value!r}")
         pairs[key.strip()] = text.strip()
     return pairs
 
@@ -97,13 +109,44 @@ def change_options(command: Any) -> Any:
     return with_change
 
 
+class Seeds(click.IntRange):
+    """How many seeds; a list of them is told what to say instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not value.strip().lstrip("-").isdigit():
+            raise UserError(
+                f"--seeds takes how many training seeds to run, not {value!r}: --seeds 3 runs seeds 0, 1 and 2, "
+                "--seed 5 --seeds 3 seeds 5 to 7; a campaign file can list them (seeds = [0, 2, 7])"
+            )
+        return super().convert(value, param, ctx)
+
+
+def _campaign(context: click.Context, _: click.Parameter, values: Sequence[str]) -> str | None:
+    """The one campaign that is named; methods and tasks without their options are told how to say them."""
+    if len(values) > 1 or (values and not values[0].endswith(".toml") and _is_method(values[0])):
+        method = values[0] if _is_method(values[0]) or len(values) > 1 else "NAME"
+        task = values[1] if len(values) > 1 else "TASK"
+        raise UserError(
+            f"methods and tasks are options: ifsl-bench {context.info_name} --method {method} --task {task}"
+        )
+    return values[0] if values else None
+
+
+def _is_method(name: str) -> bool:
+    from ifsl_bench.plugin.bibliography import rows
+    from ifsl_bench.plugin.registry import METHODS
+    from ifsl_bench.plugin.registry import names as registered
+
+    return name in rows() or name in registered(METHODS)
+
+
 def job_options(command: Any) -> Any:
     """The options that say what to run, gathered into the arguments ``campaign`` and ``said``.
 
     They are used up here: a command's own ``--rerun``, ``--device`` and so on say how.
     """
     options = (
-        click.argument("campaign", required=False, metavar="[CAMPAIGN]"),
+        click.argument("campaign", nargs=-1, metavar="[CAMPAIGN]", callback=_campaign),
         click.option("--method", "methods", multiple=True, callback=names,
                      help="Methods, comma-separated or repeated; globs, or the sets paper and all."),
         click.option("--task", "tasks", multiple=True, callback=names,
@@ -116,7 +159,7 @@ def job_options(command: Any) -> Any:
                      help="Choose among N settings of each method on validation episodes."),
         click.option("--seed", type=click.IntRange(0, LARGEST_SEED), show_default="0",
                      help="Of training; the first of --seeds."),
-        click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), show_default="1", help="How many training seeds."),
+        click.option("--seeds", type=Seeds(1, MOST_SEEDS), show_default="1", help="How many training seeds."),
         click.option("--episodes", type=int, help="Only the first so many test episodes."),
         click.option("--calibrate", is_flag=True,
                      help="Add the bias to the novel logits that is best on validation episodes; a row NAME+cal."),
@@ -149,6 +192,25 @@ def folders_of(home: str | None, results_dir: str | None = None) -> Home:
     from ifsl_bench.common.files import Home
 
     return Home.locate(home, results_dir)
+
+
+def readable(folders: Home) -> Home:
+    """The folders, or empty ones with a warning where they cannot be read: lists of what the package has go on."""
+    from dataclasses import replace
+
+    from ifsl_bench.common.errors import one_line
+
+    nothing = Path(os.devnull) / "none"
+    for field, what in (("cache", "the home folder"), ("results", "the folder of results")):
+        path = getattr(folders, field)
+        try:
+            if path.is_dir():
+                next(path.iterdir(), None)
+        except OSError as error:
+            said = f"warning: {what} {path} cannot be read ({error.strerror}); nothing of yours is shown"
+            click.echo(one_line(said), err=True)
+            folders = replace(folders, **{field: nothing})
+    return folders
 
 
 def reporter_for(quiet: bool, verbose: bool = False) -> Reporter:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import click
 
-from ifsl_bench.cli.options import device_option, folders_of, home_option, quiet_option, reporter_for, verbose_option
+from ifsl_bench.cli.options import (
+    device_option,
+    examples,
+    folders_of,
+    home_option,
+    quiet_option,
+    reporter_for,
+    verbose_option,
+)
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import launch
 from ifsl_bench.protocol.limits import LARGEST_SEED
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ifsl-bench pretrain --task mini-5shot --head cosine",
+        "torchrun --nproc-per-node 4 -m ifsl_bench pretrain --task tiered-5shot",
+    )
+)
 @click.option("--task", help="A task, or a TOML file of your own.")
 @click.option("--head", default="linear", show_default=True,
               help="Of the base classifier: linear or cosine; 'ifsl-bench methods' has each method's.")  # fmt: skip
@@ -32,7 +45,10 @@ def pretrain(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Pretrain the backbone of a task, which later runs find done; alone, or with torchrun on several accelerators."""
+    """Pretrain the backbone of a task; later runs find it done.
+
+    Alone, or started by torchrun on several accelerators.
+    """
     if not task:
         raise UserError("say what to pretrain for, e.g.: ifsl-bench pretrain --task glyphs-5shot")
     folders, launched = folders_of(home), launch()

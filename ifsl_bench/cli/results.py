@@ -1,41 +1,93 @@
-"""``ifsl-bench table``, ``compare``, ``show``, ``check``, ``reproduce``: what is done with stored results."""
+"""What is done with stored results: ``table``, ``leaderboard``, ``compare``, ``show``, ``check``, ``reproduce``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ifsl_bench.cli.options import (
     device_option,
+    examples,
     folders_of,
     home_option,
     names,
     quiet_option,
+    readable,
     reporter_for,
     results_option,
     style_option,
     verbose_option,
 )
+from ifsl_bench.cli.output import say, show_tables
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.torchrun import check_alone
 
+if TYPE_CHECKING:
+    from ifsl_bench.board.boards import Board
+    from ifsl_bench.common.files import Home
 
-@click.command()
+
+label_option = click.option(
+    "--method", "labels", multiple=True, callback=names, metavar="LABEL",
+    help="Only rows with these labels, comma-separated or repeated.",
+)  # fmt: skip
+
+
+def _boards(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> list[Board]:
+    """Of the named tasks, or of all, with the rows of these labels."""
+    from ifsl_bench.board.boards import load_board
+    from ifsl_bench.protocol.task_files import find, own, packaged
+
+    if files := [name for name in tasks if name.endswith(".json")]:
+        raise UserError(f"{files[0]} is no task; a result file is shown by: ifsl-bench show {files[0]}")
+    chosen = [task for name in tasks for task in find(name, home=folders)]
+    boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
+    if labels:
+        known = {label for board in boards for label in board.labels}
+        for label in labels:
+            if label.lower() not in {other.lower() for other in known}:
+                raise unknown("row", label, known, where=f"of {', '.join(tasks) or 'any task'}",
+                              see=f"ifsl-bench table {' '.join(tasks)}".strip())  # fmt: skip
+        boards = [board.only(labels) for board in boards]
+    return boards if tasks else [board for board in boards if not board.empty]
+
+
+def _in_setting(boards: Sequence[Board], setting: str | None) -> list[Board]:
+    from ifsl_bench.board.measured import EVERY, PAPER
+
+    settings = {PAPER, *(row.setting for board in boards for row in board.compared)} - {EVERY}
+    if setting and setting not in settings:
+        raise unknown("setting", setting, settings)
+    return [board.in_setting(setting or PAPER) for board in boards]
+
+
+def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool, labels: Sequence[str]) -> None:
+    from ifsl_bench.board import leaderboard as ranked
+
+    if style == "latex":
+        click.echo(ranked.leaderboard(boards, folders.results, style, full, labels))
+        return
+    tables, closing = ranked.ranked_tables(boards, folders.results, full, labels)
+    show_tables(tables, style, closing)
+
+
+@click.command(
+    epilog=examples(
+        "ifsl-bench table glyphs-1shot glyphs-5shot",
+        "ifsl-bench table glyphs-5shot --method lr,lr+a --full",
+        "ifsl-bench table tiered-5shot --rank --format latex > table.tex",
+    )
+)
 @click.argument("tasks", nargs=-1, metavar="TASK...")
 @click.option("--rank", is_flag=True, help="The ranks that each measured row can have; variants of a task apart.")
 @click.option("--setting", metavar="NAME", help="Only methods as published (paper, what --rank ranks), or tuned ones "
               "(tuned-12 for the best of 12 trials).")  # fmt: skip
 @click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
 @click.option("--beside", is_flag=True, help="Measured rows beside the printed ones, and whether within the band.")
-@click.option(
-    "--method",
-    "labels",
-    multiple=True,
-    callback=names,
-    metavar="LABEL",
-    help="Only rows with these labels, comma-separated or repeated.",
-)
+@label_option
 @home_option
 @results_option
 @style_option
@@ -50,50 +102,72 @@ def table(
     results_dir: str | None,
     style: str,
 ) -> None:
-    """Print the stored and published rows of tasks (of every task that has any, where none is named)."""
-    from ifsl_bench.board.boards import load_board
-    from ifsl_bench.protocol.task_files import find, own, packaged
+    """Print the stored and published rows of tasks.
 
-    folders = folders_of(home, results_dir)
-    chosen = [task for name in tasks for task in find(name, home=folders)]
-    boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
-    if labels:
-        known = {label for board in boards for label in board.labels}
-        for label in labels:
-            if label.lower() not in {other.lower() for other in known}:
-                raise unknown("row", label, known, where=f"of {', '.join(tasks) or 'any task'}")
-        boards = [board.only(labels) for board in boards]
-    if not tasks:
-        boards = [board for board in boards if not board.empty]
+    Of every task that has any, where none is named.
+    """
+    folders = readable(folders_of(home, results_dir))
+    boards = _boards(tasks, labels, folders)
     if beside:
         from ifsl_bench.board.beside import beside_tables
-        from ifsl_bench.board.render import render
 
         if rank or full:
             raise UserError("--beside is a table of its own: leave out --rank and --full")
         if not (found := beside_tables(boards)):
             raise UserError("nothing was measured here that a paper prints too; docs/paper.md has the command")
-        click.echo(render(found, style))
+        show_tables(found, style)
         return
     if rank or setting:
-        from ifsl_bench.board.measured import EVERY, PAPER
-
-        settings = {PAPER, *(row.setting for board in boards for row in board.compared)} - {EVERY}
-        if setting and setting not in settings:
-            raise unknown("setting", setting, settings)
-        boards = [board.in_setting(setting or PAPER) for board in boards]
+        boards = _in_setting(boards, setting)
     if rank:
-        from ifsl_bench.board.leaderboard import leaderboard
+        _show_ranked(boards, folders, style, full, labels)
+        return
+    from ifsl_bench.board.leaderboard import task_table
 
-        click.echo(leaderboard(boards, folders.results, style, full, labels))
-    else:
-        from ifsl_bench.board.leaderboard import task_table
-        from ifsl_bench.board.render import render
-
-        click.echo(render([task_table(board, full) for board in boards], style))
+    show_tables([task_table(board, full) for board in boards], style)
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ifsl-bench leaderboard",
+        "ifsl-bench leaderboard glyphs-5shot",
+        "ifsl-bench leaderboard glyphs-5shot --setting tuned-12 --format csv",
+    )
+)
+@click.argument("tasks", nargs=-1, metavar="[TASK...]")
+@click.option("--setting", metavar="NAME", help="Methods as published (paper, the default), or tuned ones (tuned-12).")
+@click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
+@label_option
+@home_option
+@results_option
+@style_option
+def leaderboard(
+    tasks: tuple[str, ...],
+    setting: str | None,
+    full: bool,
+    labels: tuple[str, ...],
+    home: str | None,
+    results_dir: str | None,
+    style: str,
+) -> None:
+    """Print the ranked rows of tasks, yours among the stored ones.
+
+    Without a task: of each on which something is measured.
+    """
+    folders = readable(folders_of(home, results_dir))
+    boards = _boards(tasks, labels, folders)
+    if not tasks:
+        boards = [board for board in boards if board.rows]
+        if not boards:
+            raise UserError("nothing is measured yet; make a row with: ifsl-bench run --method NAME --task TASK")
+    _show_ranked(_in_setting(boards, setting), folders, style, full, labels)
+
+
+@click.command(
+    epilog=examples(
+        "ifsl-bench compare lr+a lr --task glyphs-5shot", "ifsl-bench compare first.seed-0.json second.seed-0.json"
+    )
+)
 @click.argument("a")
 @click.argument("b")
 @click.option("--task", "task", help="The task, where A and B are labels of stored rows.")
@@ -101,11 +175,10 @@ def table(
 @results_option
 @style_option
 def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str | None, style: str) -> None:
-    """Paired difference A - B: two labels of a task, or two result files."""
+    """Paired difference A - B of two rows of a task, or two files."""
     from ifsl_bench.board.boards import load_board
     from ifsl_bench.board.comparison import compare as compare_rows
     from ifsl_bench.board.measured import Row
-    from ifsl_bench.board.render import render
     from ifsl_bench.board.result_file import read
     from ifsl_bench.board.show import comparison_table
 
@@ -122,8 +195,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
         for name in (a, b):
             row = board.row(name)
             if row is None:
-                labels = {row.label for row in (*board.rows, *board.others)}
-                raise unknown("row", name, labels, where=f"of task {found.name}")
+                raise _no_row(board, name)
             rows.append(row)
         among = board.compared if all(any(row is other for other in board.compared) for row in rows) else ()
     else:
@@ -133,30 +205,69 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
                 raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
             result = read(path)
             rows.append(Row(f"{result.label}.seed-{result.seed}", "file", (result,)))
-    click.echo(render([comparison_table(compare_rows(rows[0], rows[1], among))], style))
+    show_tables([comparison_table(compare_rows(rows[0], rows[1], among))], style)
 
 
-@click.command()
-@click.argument("file", type=click.Path())
+@click.command(
+    epilog=examples("ifsl-bench show lr+a glyphs-5shot", "ifsl-bench show results/glyphs-5shot/lr+a.seed-0.json")
+)
+@click.argument("what", metavar="LABEL TASK|FILE.json", nargs=-1, required=True)
+@home_option
+@results_option
 @style_option
-def show(file: str, style: str) -> None:
-    """Print one result file in full."""
-    from ifsl_bench.board.render import prose, render
+def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style: str) -> None:
+    """Print a row with all its seeds in full; or one result file."""
+    from ifsl_bench.board.boards import load_board
+    from ifsl_bench.board.render import READERS
     from ifsl_bench.board.result_file import read
-    from ifsl_bench.board.show import result_facts, result_table
+    from ifsl_bench.board.show import facts_of, result_table, row_table
 
-    result = read(Path(file))
-    click.echo(render([result_table(result)], style))
-    if style in ("text", "markdown"):
-        click.echo("\n" + "\n".join(prose(line, style) for line in result_facts(result).split("\n")))
+    if len(what) == 1 and (what[0].endswith(".json") or Path(what[0]).is_file()):
+        result = read(Path(what[0]))
+        tables, facts = [result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], [result]
+    elif len(what) == 2:
+        label, task = what
+        from ifsl_bench.protocol.task_files import find
+
+        folders = folders_of(home, results_dir)
+        (found, *more) = find(task, home=folders)
+        if more:
+            raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
+        row = (board := load_board(found, folders.results)).row(label)
+        if row is None:
+            raise _no_row(board, label)
+        tables, facts = [row_table(row)], list(row.results)
+    else:
+        hint = f"ifsl-bench show {what[0]} glyphs-5shot" if len(what) == 1 else "ifsl-bench show lr+a glyphs-5shot"
+        said = f"{what[0]!r} is no file; " if len(what) == 1 else ""
+        raise UserError(f"{said}show takes a result file, or a row's label and its task: {hint}")
+    show_tables(tables, style)
+    if style in READERS:
+        say("\n" + facts_of(facts), style)
 
 
-@click.command()
+def _no_row(board: Board, label: str) -> UserError:
+    """The error for a row that is not among the measured ones of a task."""
+    labels = {row.label for row in (*board.rows, *board.others)}
+    if not labels:
+        return UserError(f"nothing is measured on {board.name} here; make a row with: "
+                         f"ifsl-bench run --method {label} --task {board.name}")  # fmt: skip
+    return unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
+
+
+@click.command(
+    epilog=examples(
+        "ifsl-bench check results/glyphs-5shot/*.json", "ifsl-bench check mine.seed-0.json --task mine.toml"
+    )
+)
 @click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="RESULT.json...")
 @click.option("--task", "task_files", multiple=True, metavar="FILE.toml", help="Tasks of your own, for their results.")
 @home_option
 def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None) -> None:
-    """Verify result files before they are contributed: a line each, status 2 if one of them fails."""
+    """Verify result files before they are contributed.
+
+    A line each; status 2 if one of them fails.
+    """
     from ifsl_bench.protocol.task_files import find
     from ifsl_bench.running.check import check_file
 
@@ -174,7 +285,12 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
         raise UserError(f"{bad} of {len(files)} result files fail" if len(files) > 1 else "the result file fails")
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ifsl-bench reproduce results/glyphs-5shot/lr+a.seed-0.json",
+        "ifsl-bench reproduce mine.seed-0.json --method my.py:Mine --within 0.1",
+    )
+)
 @click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="RESULT.json...")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
@@ -195,7 +311,9 @@ def reproduce(
     quiet: bool,
     verbose: bool,
 ) -> None:
-    """Run the jobs of stored results again: a line each, status 1 if one comes out otherwise.
+    """Run the jobs of stored results again, and compare.
+
+    A line each; status 1 if one comes out otherwise.
 
     Without --home all is made anew, the pretraining too unless its weights come with the package; data sets that you
     have prepared, and weights of backbones from elsewhere, are used as they are.

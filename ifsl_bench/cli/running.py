@@ -15,6 +15,7 @@ from ifsl_bench.cli.campaigns import show_plan, tell_lacking
 from ifsl_bench.cli.options import (
     data_option,
     device_option,
+    examples,
     folders_of,
     home_option,
     job_options,
@@ -24,6 +25,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
+from ifsl_bench.cli.output import say, show_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
@@ -37,7 +39,13 @@ if TYPE_CHECKING:
     from ifsl_bench.campaigns.run import Ended
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "ifsl-bench run --method imprint --task glyphs-5shot",
+        "ifsl-bench run --method lr,lr+a --task 'glyphs-*shot' --seeds 3 --dry-run",
+        "ifsl-bench run --method my.py:Mine --task glyphs-5shot --set width=2",
+    )
+)
 @job_options
 @data_option
 @click.option("--checkpoint", metavar="DIR", help="Evaluate this meta-trained model; nothing is trained or stored.")
@@ -77,7 +85,11 @@ def run(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Train and evaluate methods on tasks, and show them among the stored rows."""
+    """Train and evaluate methods on tasks, and show the rows.
+
+    They are shown among the stored ones. CAMPAIGN is a TOML file, or the name of one that comes with the package; with
+    it, --method and --task choose among its jobs. A run that was stopped goes on where it stopped.
+    """
     check_alone("ifsl-bench run")
     if campaign is None and (not said.tasks or (not said.methods and not checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
@@ -98,7 +110,7 @@ def run(
     from ifsl_bench.board.leaderboard import task_table
     from ifsl_bench.board.measured import EVERY, PAPER
     from ifsl_bench.board.notes import standing
-    from ifsl_bench.board.render import PROGRAMS, render
+    from ifsl_bench.board.render import PROGRAMS
     from ifsl_bench.board.show import result_table
     from ifsl_bench.campaigns import api
     from ifsl_bench.campaigns.data import check_data, prepare_from
@@ -125,7 +137,7 @@ def run(
             change=said.change.said(), work=work, command=command,
         )  # fmt: skip
         title = f"{result.label} on {result.task}, seed {result.seed}"
-        click.echo(render([result_table(result, title)], style))
+        show_tables([result_table(result, title)], style)
         return 0
     asked_for = jobs_of(wanted, work.home, reporter.warn, reporter.say)
     made = asked_for.jobs
@@ -161,20 +173,22 @@ def run(
         )  # fmt: skip
     boards = [load_board(task, work.home.results) for task in tasks]
     if style in PROGRAMS:
-        click.echo(render([task_table(board, full) for board in boards], style))
+        show_tables([task_table(board, full) for board in boards], style)
         return tell(ended, len(made), asked_for.lacking)
     for whole in boards:
         labels = dict.fromkeys(one.label for one in ended.made if one.task.name == whole.name)
         if not labels:
             continue
         board = whole.usual(labels)
-        click.echo("\n" + render([task_table(board, full)], style))
+        click.echo()
+        show_tables([task_table(board, full)], style)
         for label in labels:
             row = board.row(label)
             setting = row.setting if row and row.setting != EVERY else PAPER
-            click.echo("\n" + "\n".join(standing(board.in_setting(setting), label)))
+            say("\n" + "\n".join(standing(board.in_setting(setting), label)), style)
     if beside := beside_tables(boards):
-        click.echo("\n" + render(beside, style))
+        click.echo()
+        show_tables(beside, style)
     return tell(ended, len(made), asked_for.lacking)
 
 

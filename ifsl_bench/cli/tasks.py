@@ -2,46 +2,86 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from ifsl_bench.cli.options import Group, folders_of, home_option, quiet_option, reporter_for, style_option
+from ifsl_bench.cli.options import (
+    Group,
+    examples,
+    folders_of,
+    home_option,
+    quiet_option,
+    readable,
+    reporter_for,
+    style_option,
+)
+from ifsl_bench.cli.output import say, show_tables
 
 
-@click.group(cls=Group, invoke_without_command=True)
+@click.group(
+    cls=Group,
+    invoke_without_command=True,
+    epilog=examples("ifsl-bench tasks", "ifsl-bench tasks new mine --data glyphs"),
+)
 @home_option
 @style_option
 @click.pass_context
 def tasks(context: click.Context, home: str | None, style: str) -> None:
-    """List the tasks, and whether their data are there; or write a task file (new), or their reference."""
+    """List the tasks by data set, those that can be run first.
+
+    Or write a task file of your own (new), or print what may be in one (reference).
+    """
     if context.invoked_subcommand:
         return
-    from ifsl_bench.board.render import render
+    from ifsl_bench.board.render import READERS
     from ifsl_bench.board.table import plain_table
-    from ifsl_bench.data.preparing import catalogue as data_commands
+    from ifsl_bench.data.preparing.catalogue import task_listing
+    from ifsl_bench.protocol.task_files import packaged
 
-    click.echo(render([plain_table(data_commands.task_listing(folders_of(home)))], style))
+    rows = task_listing(readable(folders_of(home)))
+    if style not in READERS:
+        show_tables([plain_table(rows)], style)
+        return
+    drop = ("backbone", "episodes", "protocol")
+    tables = []
+    for data in dict.fromkeys(row["data"] for row in rows):
+        some = [{key: text for key, text in row.items() if key != "data"} for row in rows if row["data"] == data]
+        table = plain_table(some, "", {"what": 24}, drop, lambda row: row["task"] not in packaged())
+        tables.append(replace(table, title=data))
+    show_tables(tables, style)
+    say("\nRun one: ifsl-bench run --method imprint --task TASK", style)
 
 
-@tasks.command("new")
+@tasks.command(
+    "new",
+    epilog=examples(
+        "ifsl-bench tasks new mine --data glyphs", "ifsl-bench tasks new mine --data glyphs --out mine.toml"
+    ),
+)
 @click.argument("name")
 @click.option("--data", "data", required=True, metavar="DATASET", help="The data set that the tasks are on.")
-@click.option("--out", metavar="FILE", help="The file to write [NAME.toml].")
+@click.option("--out", metavar="FILE", help="The file to write [among your tasks in the home folder].")
 @home_option
 @quiet_option
 def tasks_new(name: str, data: str, out: str | None, home: str | None, quiet: bool) -> None:
-    """Write a task file with a word on each key: tasks NAME-1shot and NAME-5shot, on a data set that is prepared."""
+    """Write tasks NAME-1shot and NAME-5shot on a data set.
+
+    The data set must be prepared. The file has a word on each key; every change to it makes another task.
+    """
     from ifsl_bench.data.preparing.new_tasks import write_new
 
-    path = Path(out or f"{name}.toml")
-    made = write_new(folders_of(home), name, data, path, reporter_for(quiet))
-    click.echo(f"wrote {path}; try: ifsl-bench run --method imprint --task {path}:{made[-1]}")
+    folders = folders_of(home)
+    path = Path(out) if out else folders.tasks / f"{name}.toml"  # where names are found
+    made = write_new(folders, name, data, path, reporter_for(quiet))
+    task = f"{path}:{made[-1]}" if out else made[-1]
+    click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")
 
 
-@tasks.command("reference")
+@tasks.command("reference", epilog=examples("ifsl-bench tasks reference", "ifsl-bench tasks reference > task-file.md"))
 def tasks_reference() -> None:
-    """Print every key of a task file, with defaults and ranges, and the backbones; in Markdown."""
+    """Print every key of a task file, and the backbones; in Markdown."""
     from ifsl_bench.backbone.registered import described
     from ifsl_bench.protocol.reference import page
     from ifsl_bench.protocol.task import NO_BACKBONE

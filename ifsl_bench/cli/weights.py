@@ -6,24 +6,34 @@ from pathlib import Path
 
 import click
 
-from ifsl_bench.cli.options import Group, folders_of, home_option, reporter_for, style_option
+from ifsl_bench.cli.options import Group, examples, folders_of, home_option, reporter_for, style_option
+from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.limits import LARGEST_SEED
 
 
-@click.group(cls=Group)
+@click.group(cls=Group, epilog=examples("ifsl-bench weights list", "ifsl-bench weights export --task glyphs-5shot"))
 def weights() -> None:
-    """Hand on the weights of a backbone as one file, take such a file, or list what is here."""
+    """Hand on weights of backbones as files, or list what is here."""
 
 
-@weights.command("export")
+@weights.command(
+    "export",
+    epilog=examples(
+        "ifsl-bench weights export --task glyphs-5shot",
+        "ifsl-bench weights export --task tiered-5shot --to w.safetensors",
+    ),
+)
 @click.option("--task", help="A task, or a TOML file of your own.")
 @click.option("--head", default="linear", show_default=True, help="Of the base classifier: linear or cosine.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, LARGEST_SEED), help="Of training.")
 @click.option("--to", metavar="FILE", help="The file to write [KEY.safetensors in the current folder].")
 @home_option
 def export(task: str | None, head: str, seed: int, to: str | None, home: str | None) -> None:
-    """Write the backbone and base classifier of a task into one file, with what made them."""
+    """Write backbone and base classifier of a task into one file.
+
+    With what made them.
+    """
     if not task:
         raise UserError("say the weights of which task, e.g.: ifsl-bench weights export --task tiered-5shot")
     from ifsl_bench.running.weights import export_weights
@@ -32,12 +42,18 @@ def export(task: str | None, head: str, seed: int, to: str | None, home: str | N
     click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, weights {said.sha256}")
 
 
-@weights.command("import")
+@weights.command(
+    "import",
+    epilog=examples("ifsl-bench weights import w.safetensors", "ifsl-bench weights import *.safetensors --force"),
+)
 @click.argument("files", metavar="FILE...", nargs=-1)
 @click.option("--force", is_flag=True, help="Put other weights of the same pretraining aside.")
 @home_option
 def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
-    """Take files of 'weights export': runs on their tasks begin with these weights then."""
+    """Take files of 'weights export'.
+
+    Runs on their tasks begin with these weights then.
+    """
     if not files:
         raise UserError("say which file, e.g.: ifsl-bench weights import tiered.safetensors")
     from ifsl_bench.running.weights import import_weights
@@ -49,13 +65,13 @@ def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
         click.echo(f"weights: {said.sha256}")
 
 
-@weights.command("list")
+@weights.command("list", epilog=examples("ifsl-bench weights list", "ifsl-bench weights list --format csv"))
 @home_option
 @style_option
 def list_(home: str | None, style: str) -> None:
-    """List the pretrainings that are finished in the home folder, and those that come with the package."""
-    from ifsl_bench.board.render import render
+    """List the finished pretrainings, here and of the package."""
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.running.weights import weights_listing
 
-    click.echo(render([plain_table(weights_listing(folders_of(home)))], style))
+    rows = weights_listing(folders_of(home))
+    show_tables([plain_table(rows, fold={"pretraining": 20, "trained on": 12, "where": 8}, drop=("weights",))], style)

@@ -45,13 +45,25 @@ class CorruptFile(UserError):
     """A file of ours that is cut short, changed, or of another version."""
 
 
-def unknown(kind: str, name: object, known: Iterable[str], where: str = "") -> UserError:
-    """The error for a name that is not in a list, with the nearest names and the whole list."""
-    names = sorted(known)
+MOST_LISTED = 12  # names; more are no help in a line
+
+
+def unknown(kind: str, name: object, known: Iterable[str], where: str = "", see: str = "") -> UserError:
+    """The error for a name that is not in a list, with the nearest three names, and all of them where they are few.
+
+    Args:
+        where: what list it is.
+        see: the command that shows all of them, where they are many.
+    """
+    names = sorted(set(known))
     near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = f" did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-    listed = ", ".join(names) if names else "none"
-    return UserError(f"unknown {kind} {name!r}{f' {where}' if where else ''};{hint} available: {listed}")
+    if len(names) <= MOST_LISTED:
+        listed = f"available: {', '.join(names) or 'none'}"
+    else:
+        some = "" if near else f"{', '.join(names[:3])}, ... "
+        listed = f"all {len(names):,}: {see}" if see else f"available: {some}({len(names):,})"
+    return UserError(f"unknown {kind} {str(name)[:80]!r}{f' {where}' if where else ''};{hint} {listed}")
 
 
 def where(error: BaseException, file: str = "") -> str:

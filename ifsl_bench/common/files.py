@@ -16,6 +16,7 @@ import math
 import os
 import re
 import stat
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
@@ -133,6 +134,20 @@ def disk_errors(path: Path, but: Container[int] = ()) -> Iterator[None]:
             said = path if said.name.startswith(PARTIAL) else said  # what it was to be
             raise UserError(f"cannot write {said}: {reasons[error.errno]}") from error
         raise
+
+
+def check_writable(folder: Path) -> None:
+    """Raises :class:`UserError` where a folder cannot be written to, or cannot be made; leaves nothing there."""
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise UserError(f"cannot write to {folder}: {there} is no folder; choose another with --home or --results")
+    try:
+        with tempfile.TemporaryFile(dir=there, prefix=PARTIAL):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror or error}; choose another folder with --home or --results"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO
 
@@ -17,11 +17,18 @@ class Unheard(BaseException):
     work itself, whatever it is, is never this one."""
 
 
+def figures_in_words(figures: Mapping[str, float]) -> list[str]:
+    """Figures as people read them; an accuracy is in percent, and says so."""
+    return [
+        f"{key} {value:.2f}%" if key.endswith("accuracy") else f"{key} {value:.4g}" for key, value in figures.items()
+    ]
+
+
 class Stage:
     """A running stage; ``advance`` it as work gets done."""
 
     def advance(self, amount: int = 1, **figures: float) -> None:
-        """``amount`` units are done; ``figures`` (loss, accuracy, ...) are shown beside the bar."""
+        """``amount`` units are done; ``figures`` (loss, accuracy in percent, ...) are shown beside the bar."""
 
 
 class Reporter:
@@ -87,7 +94,7 @@ class _LogStage(Stage):
 
     def shown(self) -> str:
         """The last loss, accuracy, ..."""
-        return "".join(f"  {key} {value:.4g}" for key, value in self.figures.items())
+        return "".join(f"  {figure}" for figure in figures_in_words(self.figures))
 
 
 class LogReporter(Reporter):
@@ -151,7 +158,7 @@ class RichReporter(Reporter):
 
             class Bar(Stage):
                 def advance(self, amount: int = 1, **figures: float) -> None:
-                    shown = "  ".join(f"{key} {value:.4g}" for key, value in figures.items())
+                    shown = "  ".join(figures_in_words(figures))
                     bar.update(task, advance=amount)
                     if shown:
                         bar.update(task, figures=shown)

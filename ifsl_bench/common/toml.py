@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+import msgspec.inspect
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.limits import TOML_LINE, Limit, read_text
@@ -61,8 +62,63 @@ def held(raw: Mapping[str, Any], kind: type[T], where: str, keys: Iterable[str])
     try:
         return msgspec.convert(raw, kind, strict=True)
     except msgspec.ValidationError as error:
-        message = str(error).replace("Object contains", "it contains").replace("$.", "").replace("`$`", "its top level")
+        path = _path(str(error), raw, kind)
+        message = re.sub(r" - at `.*`$", "", str(error)).replace("Object contains", "it contains")
         if field := re.search(r"unknown field `(.*?)`", message):
-            near = difflib.get_close_matches(field[1], set(keys), n=2, cutoff=0.6)
+            near = difflib.get_close_matches(field[1], set(keys) - {field[1]}, n=2, cutoff=0.6)
             message += f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-        raise UserError(f"{where}: {message[:300]}") from error
+        if message.startswith("Invalid enum value") and (allowed := _allowed(kind, path)):
+            message += f", which is none of {', '.join(map(repr, allowed))}"
+        place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+        raise UserError(f"{where}: {message[:300]} - at `{place or 'its top level'}`"[:600]) from error
+
+
+def _path(message: str, raw: Mapping[str, Any], kind: Any) -> list[str | int]:
+    """The keys that lead to what a message of msgspec's is about; it writes ``[...]`` for a key of a table of names."""
+    found = re.search(r" - at `\$(.*)`$", message)
+    parts: list[str | int] = []
+    for key, number, _ in re.findall(r"\.([\w-]+)|\[(\d+)\]|(\[\.\.\.\])", found[1] if found else ""):
+        if key or number:
+            parts.append(key or int(number))
+            continue
+        table = _at(raw, parts)
+        for one in table if isinstance(table, Mapping) else ():
+            try:
+                msgspec.convert(_with(raw, parts, {one: table[one]}), kind, strict=True)
+            except msgspec.ValidationError as error:
+                if str(error) == message:
+                    parts.append(one)
+                    break
+        else:
+            parts.append("...")
+    return parts
+
+
+def _at(raw: Any, path: Sequence[str | int]) -> Any:
+    for part in path:
+        raw = raw[part]
+    return raw
+
+
+def _with(raw: Any, path: Sequence[str | int], value: Any) -> Any:
+    """A copy in which something else is at a path."""
+    if not path:
+        return value
+    copy: Any = list(raw) if isinstance(raw, list) else dict(raw)
+    copy[path[0]] = _with(raw[path[0]], path[1:], value)
+    return copy
+
+
+def _allowed(kind: Any, path: Sequence[str | int]) -> tuple[Any, ...]:
+    """The values that a key may have, where these are few."""
+    found = msgspec.inspect.type_info(kind)
+    for part in path:
+        if isinstance(found, msgspec.inspect.StructType):
+            found = next(field.type for field in found.fields if field.encode_name == part)
+        elif isinstance(found, msgspec.inspect.DictType):
+            found = found.value_type
+        elif isinstance(found, msgspec.inspect.ListType):
+            found = found.item_type
+        else:
+            return ()
+    return found.values if isinstance(found, msgspec.inspect.LiteralType) else ()

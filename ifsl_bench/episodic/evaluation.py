@@ -166,9 +166,11 @@ def evaluate(
         (reporter or Reporter()).stage(title, len(episodes)) as stage,
         closing(_answers(method, loader, _blocks(loader, episodes, whole), answered, at_once)) as answers,
     ):
+        right = done = 0.0
         for answer in answers:
             found.append(answer)
-            stage.advance(len(answer.counts))
+            right, done = right + answer.accuracy * len(answer.counts), done + len(answer.counts)
+            stage.advance(len(answer.counts), accuracy=right / done)
     return joined(found)
 
 

@@ -148,7 +148,7 @@ def meta_train(
                         for _, loss in _steps(method, name, loader, optimiser, spec, training, first, last, solves):
                             stage.advance(1, **({"loss": loss} if loss is not None else {}))
                 accuracy = validate(method)
-                stage.advance(0, validation=accuracy)
+                stage.advance(0, **{"validation accuracy": accuracy})
                 info["step"], info["solves"] = last, solves.whole()
                 info["history"] = {**info["history"], str(last): accuracy}
                 if info["best"] is None or accuracy > info["history"][str(info["best"])]:

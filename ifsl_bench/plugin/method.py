@@ -136,6 +136,7 @@ class Method(nn.Module, ABC):
             subclasses, which may do more.
         revision: raise it to have trained models made anew that the harness would take for those of the same method: it
             tells methods apart by what they compute on a few made-up episodes, not by their source.
+        bibtex: the paper to cite, as ``ifsl-bench cite NAME`` prints it.
     """
 
     head: ClassVar[Literal["linear", "cosine"]] = "linear"
@@ -147,6 +148,7 @@ class Method(nn.Module, ABC):
     transductive: ClassVar[bool] = False
     parallel_copies: ClassVar[bool] = False
     revision: ClassVar[int] = 0
+    bibtex: ClassVar[str] = ""
 
     def __init__(self, base: Base, ways: int) -> None:
         super().__init__()

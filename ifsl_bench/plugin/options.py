@@ -114,6 +114,8 @@ def check_method(method: type[Method]) -> None:
         raise UserError(f"{called}.transductive is {method.transductive!r}, expected True or False")
     if type(method.revision) is not int:
         raise UserError(f"{called}.revision is {method.revision!r}, expected a whole number")
+    if not isinstance(method.bibtex, str):
+        raise UserError(f"{called}.bibtex is {method.bibtex!r}, expected the text of a BibTeX entry")
     needs = method.requires
     if not isinstance(needs, Mapping) or not all(isinstance(one, str) for pair in needs.items() for one in pair):
         raise UserError(f"{called}.requires is {needs!r}, expected module -> the command that installs it")

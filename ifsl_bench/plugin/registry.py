@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 METHODS = "ifsl_bench.methods"
 DATASETS = "ifsl_bench.datasets"
+SEE = {METHODS: "ifsl-bench methods", DATASETS: "ifsl-bench data list"}  # where all are listed
 OWN = "ifsl_bench"  # this package's distribution
 
 
@@ -148,7 +149,7 @@ def get(group: str, kind: str, name: str) -> Any:
             because something has to be installed first.
     """
     if not owners(group, name):
-        raise unknown(kind, name, names(group))
+        raise unknown(kind, name, names(group), see=SEE.get(group, ""))
     plugin = load(group, name)
     if plugin.problem:
         kind_of = Lacking if plugin.lacks else UserError
@@ -193,7 +194,7 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
         if not package or same_package(package, package_of(point))
     ]
     if not found:
-        raise unknown("method", name, [*names(METHODS), *all_shorthands()])
+        raise unknown("method", name, [*names(METHODS), *all_shorthands()], see=SEE[METHODS])
     if len(found) > 1:
         whose = " and ".join(f"{called(METHODS, point)} of {package_of(point)}" for point, *_ in found)
         raise UserError(f"{name!r} is a shorthand of several methods, {whose}; name the method and its options instead")

@@ -24,6 +24,7 @@ from ifsl_bench.protocol.limits import NAME, check_name, check_task
 from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
 from ifsl_bench.protocol.variants import Change, Variant, changed, derived, merged
 
+ALL = "ifsl-bench tasks"  # where all tasks are listed
 _LOOKED_AT = 100  # files of the current folder, for a task whose file was not named
 
 
@@ -86,7 +87,7 @@ def _variants(file: TaskFile | _VariantFile, where: str, known: Mapping[str, Tas
     for name, entry in file.variants.items():
         check_name(name, where)
         if entry.of not in known:
-            raise unknown("task", entry.of, known, where=f"that {name!r} of {where} is a variant of")
+            raise unknown("task", entry.of, known, where=f"that {name!r} of {where} is a variant of", see=ALL)
         try:
             tasks[name] = derived(known[entry.of], name, entry)
         except UserError as error:
@@ -198,7 +199,7 @@ def _named(name: str, home: Home | None) -> list[Task]:
     if name not in known:
         if told := _forgotten(name, home or Home.locate(), known.values()):
             raise UserError(f"unknown task {name!r}: {told}")
-        raise unknown("task", name, known)
+        raise unknown("task", name, known, see=ALL)
     return [known[name]]
 
 

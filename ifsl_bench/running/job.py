@@ -221,6 +221,15 @@ def make_jobs(
     return each_once(jobs)
 
 
+def check_trained(jobs: Iterable[Job], train: Mapping[str, Any]) -> None:
+    """Raises :class:`UserError` where somebody says how to train, and nothing is meta-trained."""
+    if train and not any(job.trains for job in jobs):
+        labels = " and ".join(dict.fromkeys(job.label for job in jobs))
+        raise UserError(
+            f"{labels}: nothing is meta-trained, so --train ({', '.join(train)}) changes nothing; leave it out"
+        )
+
+
 def each_once(jobs: Iterable[Job]) -> list[Job]:
     """The jobs without those that are there twice.
 

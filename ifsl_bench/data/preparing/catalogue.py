@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +27,10 @@ from ifsl_bench.data.preparing.prepare import (
 )
 from ifsl_bench.data.read.file_tree import some
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.task import DataSpec
+from ifsl_bench.protocol.task import DataSpec, Task
 from ifsl_bench.protocol.task_files import own, packaged
 
+FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
 _NAME = 24  # letters of a class's name in a table
 
 
@@ -97,9 +99,10 @@ def _feature_bytes(home: Home) -> dict[str, int]:
 
 
 def task_listing(home: Home) -> list[dict[str, str]]:
-    """The packaged tasks and the user's own, and whether their data are there."""
+    """The packaged tasks and the user's own, by data set: those first whose data are there, or need no files."""
     known = registry.names(registry.DATASETS)
 
+    @cache
     def state(name: str) -> str:
         if is_prepared(home, name):
             return "prepared"
@@ -108,7 +111,13 @@ def task_listing(home: Home) -> list[dict[str, str]]:
         plugin = registry.load(registry.DATASETS, name)
         if plugin.problem:
             return plugin.problem
-        return "to be prepared from files" if plugin.value.needs_source else "made when first used"
+        if not plugin.value.needs_source:
+            return "made when first used"
+        return f"to be prepared from files: {command(name)}"
+
+    def order(task: Task) -> tuple[int, str]:
+        name = task.dataset.name
+        return ("prepared", "made when first used", state(name)).index(state(name)), name
 
     return [
         {
@@ -120,7 +129,7 @@ def task_listing(home: Home) -> list[dict[str, str]]:
             "backbone": task.pretraining.backbone,
             "data": f"{task.dataset.name}: {state(task.dataset.name)}",
         }
-        for task in [*packaged().values(), *own(home).values()]
+        for task in sorted([*packaged().values(), *own(home).values()], key=order)
     ]
 
 
@@ -133,7 +142,7 @@ def opened(home: Home, name: str, reporter: Reporter) -> Dataset:
     specs = {task.dataset.name: task.dataset for task in [*packaged().values(), *own(home).values()]}
     known = {*registry.names(registry.DATASETS), *prepared_names(home), *specs}
     if name not in known:
-        raise unknown("data set", name, known)
+        raise unknown("data set", name, known, see="ifsl-bench data list")
     spec = specs.get(name, DataSpec(name=name))
     raise UserError(not_prepared(home, spec))
 
@@ -219,11 +228,19 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
 
 
 def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
-    """A PNG with some classes of each pool, a row each, spread over the pool's classes."""
+    """A picture of some classes of each pool, a row each, spread over the pool's classes; its name says the format.
+
+    Raises:
+        UserError: another format, no such folder or data set, or features.
+    """
     import torch
     from PIL import Image, ImageDraw
     from torchvision.utils import make_grid
 
+    if (kind := FORMS.get(path.suffix.lower())) is None:
+        raise UserError(f"{path}: a contact sheet ends in {', '.join(FORMS)}")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}")
     dataset = opened(home, name, reporter)
     if len(dataset.shape) != 3:
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
@@ -245,6 +262,6 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
         corner = gap + i % columns * (width + gap), 1 + i // columns * (height + gap)
         draw.text(corner, f"{pool.name} ({len(pool.classes)} classes, {len(pool):,} images)", fill=(0, 0, 0))
     out = io.BytesIO()
-    sheet.save(out, format="PNG")
+    sheet.save(out, format=kind)
     with disk_errors(path):
         write_bytes(path, out.getvalue())

@@ -28,6 +28,10 @@ def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) 
     """
     if not re.fullmatch(NAME, name):
         raise UserError(f"{name!r} is no name for tasks: {RULE}")
+    if said := re.search(r"-\d+shot$", name):
+        plain = name.removesuffix(said[0])
+        raise UserError(f"the tasks are called NAME-1shot and NAME-5shot; leave out {said[0]!r}: "
+                        f"ifsl-bench tasks new {plain or 'NAME'} --data {data}")  # fmt: skip
     if path.exists():
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
     dataset = opened(home, data, reporter)

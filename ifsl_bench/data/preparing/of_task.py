@@ -28,7 +28,8 @@ def data_of(task: Task, home: Home) -> tuple[DataSpec, ...]:
         specs |= {other.dataset.name: other.dataset for other in own(home).values()}
     known = registry.names(registry.DATASETS)
     if name not in specs and name not in known and not is_prepared(home, name):
-        raise unknown("data set", name, {*known, *specs}, where=f"that {task.name!r} takes novel classes from")
+        raise unknown("data set", name, {*known, *specs}, where=f"that {task.name!r} takes novel classes from",
+                      see="ifsl-bench data list")  # fmt: skip
     return task.dataset, specs.get(name, DataSpec(name=name))
 
 

@@ -141,7 +141,8 @@ def prepare(
     if name not in known and path is None:
         if is_prepared(home, name):
             return open_dataset(dataset_folder(home, name))
-        raise unknown("data set", name, known, where="(for images or features of your own, add --from FOLDER)")
+        raise unknown("data set", name, known, where="(for images or features of your own, add --from FOLDER)",
+                      see="ifsl-bench data list")  # fmt: skip
     if name in known and own is not None and own.given():
         raise UserError(f"{', '.join(own.given())}: for data sets of your own; {name!r} is divided as it is published")
     source = registered.dataset_source(name) if name in known else OwnData(name, own or OwnOptions())

@@ -234,12 +234,16 @@ def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]
     shared = counts["novel/train"] == 0
     need = {"base": 2 * WAYS if shared else 2, "novel/train": 0 if shared else WAYS,
             "novel/val": WAYS, "novel/test": WAYS}  # fmt: skip
-    for side, least in need.items():
-        if counts[side] < least:
-            raise UserError(
-                f"{WAYS}-way episodes need at least {least} classes on side {side}; {where} gives it {counts[side]} "
-                f"of {len(sides)}"
-            )
+    if lacking := [side for side, least in need.items() if counts[side] < least]:
+        needed = ", ".join(f"{least} on {side}" for side, least in need.items() if least)
+        given = ", ".join(f"{counts[side]} on {side}" for side in need if need[side] or counts[side])
+        empty = [side for side in lacking if not counts[side]] if where.startswith("the folders") else []
+        spelled = [" or ".join(repr(name) for name, of in SPELLED.items() if of == side) for side in empty]
+        missing = "".join(f"; there is no class in a folder {names}" for names in spelled)
+        raise UserError(
+            f"{WAYS}-way episodes need {sum(need.values())} classes at least, {needed}; by {where} there are "
+            f"{given}{missing}"
+        )
     # base/val and base/test; where meta-training draws on base/val too, validation has the odd half of each class.
     tenths = [len(paths) // 10 for name, paths in classes.items() if sides[name] == "base"]
     held = sum(tenths if shared else (tenth // 2 for tenth in tenths))

@@ -1,0 +1,231 @@
+"""Tables and text laid out for the width of a terminal. What a pipe gets is :func:`ifsl_bench.board.render.render`'s.
+
+Texts are folded at spaces and, in a method's label, before an option; a number stays on its line, with its +- and its
+unit. Where folding is not enough, columns are left out, those first that say the least (:attr:`Column.drop`), and a
+line says which; a table that is to be whole has its columns in several blocks instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.cells import cell_len
+
+from ifsl_bench.board.table import Cell, Table
+from ifsl_bench.common.errors import one_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LEAST = 80  # columns of a terminal; a narrower one gets lines of this width
+GAP = 2  # spaces between columns
+MINE = "bold"  # the look of a row of the user's own
+# Between these two a line never ends: a number and its unit, +- or sign of comparison.
+GLUED = re.compile(r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])")
+# Where a long word may end: before an option, behind a stroke or a hyphen, at a space that is glued.
+PIECES = re.compile(r"(?<=[\w)])(?=[.+@][A-Za-z_])|(?<=[/,;|])(?=\S)|(?<=[A-Za-z]-)(?=[A-Za-z])|(?=\xa0)")
+JOINED = "\xa0"  # stands for a space at which no line ends where there is room
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A column with its heading and cells, and how wide it is."""
+
+    heading: str
+    cells: list[Cell]
+    fold: int
+    drop: int
+    natural: int
+    least: int
+
+
+def fold(text: str, width: int, hanging: int = 0) -> list[str]:
+    """A text as lines of at most so many columns, all but the first indented by ``hanging``.
+
+    Its own indentation is kept. A word that is too long ends before an option or behind a slash, and only where it has
+    none of these anywhere else.
+    """
+    start = len(text) - len(text.lstrip(" "))
+    words = GLUED.sub(JOINED, text.strip(" ")).split(" ")
+    lines: list[str] = []
+    line, room = " " * start, width
+    empty = True
+    for word in words:
+        gap = "" if empty else " "
+        if cell_len(line) + len(gap) + cell_len(word) <= room:
+            line, empty = line + gap + word, False
+            continue
+        if not empty:
+            lines.append(line)
+            line = " " * (start + hanging)
+        *full, rest = _broken(word, width - cell_len(line))
+        for part in full:
+            lines.append(line + part)
+            line = " " * (start + hanging)
+        line, empty = line + rest, False
+    return [one.replace(JOINED, " ").rstrip() for one in [*lines, line]]
+
+
+def _broken(word: str, width: int) -> list[str]:
+    """A word in parts of at most so many columns."""
+    if cell_len(word) <= width:
+        return [word]
+    parts, part = [], ""
+    for piece in PIECES.split(word):
+        if part and cell_len(part + piece) > width:
+            parts.append(part)
+            part = ""
+        part = part + piece if part else piece.lstrip(JOINED)
+        while cell_len(part) > width:
+            cut = next(i for i in range(len(part), 0, -1) if cell_len(part[:i]) <= width or i == 1)
+            parts.append(part[:cut])
+            part = part[cut:]
+    return [*parts, part] if part else parts
+
+
+def _least(texts: Iterable[str]) -> int:
+    """The widest of what a line never ends in."""
+    return max((cell_len(word) for text in texts for word in GLUED.sub(JOINED, text).split(" ")), default=0)
+
+
+def _columns(table: Table[Any]) -> list[_Shown]:
+    rows = table.cells()
+    found = []
+    for place, column in enumerate(column for column in table.columns if column.heading is not None):
+        heading = one_line(str(column.heading))
+        cells = [Cell(one_line(row[place].text), row[place].bold) for row in rows]
+        natural = max((cell_len(cell.text) for cell in cells), default=0)
+        natural = max(natural, _least([heading]), 0 if column.fold else 1)
+        least = min(natural, max(column.fold, _least([heading]))) if column.fold else natural
+        if not rows or any(cell.text for cell in cells):  # what is empty throughout says nothing
+            found.append(_Shown(heading, cells, column.fold, column.drop, natural, least))
+    return found
+
+
+def _needed(columns: Sequence[_Shown]) -> int:
+    return sum(column.least for column in columns) + GAP * (len(columns) - 1)
+
+
+def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]]:
+    """The columns that there is room for, and the headings of the others."""
+    kept = list(columns)
+    while _needed(kept) > width and (candidates := [c for c in kept if c.drop]):
+        kept.remove(max(candidates, key=lambda c: c.drop))
+    return kept, [column.heading for column in columns if column not in kept]
+
+
+def _widths(columns: Sequence[_Shown], width: int) -> list[int]:
+    """How wide each column is: as its cells are, or folded where there is no room for that."""
+    room = width - GAP * (len(columns) - 1)
+    widths = [column.least for column in columns]
+    while sum(widths) < room:
+        short = [i for i, column in enumerate(columns) if widths[i] < column.natural]
+        if not short:
+            break
+        place = max(short, key=lambda i: columns[i].natural - widths[i])
+        widths[place] += 1
+    while sum(widths) > room:  # nothing more can go: texts are folded further
+        place = max((i for i, c in enumerate(columns) if c.fold), key=lambda i: widths[i], default=-1)
+        if place < 0 or widths[place] <= 8:
+            break
+        widths[place] -= 1
+    return widths
+
+
+def _blocks(columns: list[_Shown], width: int) -> list[list[_Shown]]:
+    """All columns, in as many blocks as they need, the ones that name a row first in each."""
+    names = [column for column in columns if not column.drop and column.fold][:1]
+    rest = [column for column in columns if column not in names]
+    blocks: list[list[_Shown]] = []
+    for column in rest:
+        if not blocks or _needed([*blocks[-1], column]) > width:
+            blocks.append(list(names))
+        blocks[-1].append(column)
+    return blocks or [list(names)]
+
+
+def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = "") -> None:
+    """Prints tables for readers at a terminal, each with its title above and its notes below.
+
+    Args:
+        closing: said below all tables.
+    """
+    from rich.text import Text
+
+    width = max(LEAST, console.width)
+    gone: dict[str, None] = {}
+    for number, table in enumerate(tables):
+        if number:
+            _line(console, Text())
+        if table.title:
+            for line in fold(one_line(table.title), width):
+                _line(console, Text(line, "bold"))
+            _line(console, Text())
+        columns = _columns(table)
+        if table.whole and _needed(columns) > width:
+            blocks = _blocks(columns, width)
+        else:
+            kept, left_out = _fitting(columns, width)
+            blocks = [kept]
+            gone |= dict.fromkeys(left_out)
+        for place, block in enumerate(blocks):
+            if place:
+                _line(console, Text())
+            for text in _grid(block, table, _widths(block, width)):
+                _line(console, text)
+        if table.notes:
+            _line(console, Text())
+        for note in table.notes:
+            print_text(note, console)
+    if gone:
+        _line(console, Text())
+        print_text(f"No room for: {', '.join(gone)}. A wider terminal, a pipe and --format csv have every column.",
+                   console, "dim")  # fmt: skip
+    if closing:
+        _line(console, Text())
+        print_text(closing, console)
+
+
+def _grid(columns: Sequence[_Shown], table: Table[Any], widths: Sequence[int]) -> Iterable[Any]:
+    from rich.text import Text
+
+    heads = [fold(column.heading, width) for column, width in zip(columns, widths, strict=True)]
+    yield from _lines(heads, widths, ["bold"] * len(columns))
+    yield Text((" " * GAP).join("-" * width for width in widths))
+    for place, row in enumerate(table.sorted_rows()):
+        mine = MINE if table.mine(row) else ""
+        cells = [column.cells[place] for column in columns]
+        folded = [fold(cell.text, width, 0) for cell, width in zip(cells, widths, strict=True)]
+        yield from _lines(folded, widths, ["bold" if cell.bold else mine for cell in cells], mine)
+
+
+def _lines(
+    cells: Sequence[Sequence[str]], widths: Sequence[int], styles: Sequence[str], row: str = ""
+) -> Iterable[Any]:
+    from rich.text import Text
+
+    for number in range(max(map(len, cells), default=0)):
+        text = Text(style=row)
+        for place, (cell, width, style) in enumerate(zip(cells, widths, styles, strict=True)):
+            said = cell[number] if number < len(cell) else ""
+            text.append(said, style)
+            text.append(" " * (width - cell_len(said) + GAP) if place < len(cells) - 1 else "")
+        text.rstrip()
+        yield text
+
+
+def print_text(text: str, console: Console, style: str = "") -> None:
+    """Prints a paragraph, folded at the width of the terminal; what would steer it is written out."""
+    from rich.text import Text
+
+    hanging = len(found[0]) if (found := re.match(r" *\S+  +(?=\S)", text)) else 0  # a name, then what is said of it
+    start = len(text) - len(text.lstrip(" "))
+    for line in fold(one_line(text), max(LEAST, console.width), max(0, hanging - start)):
+        _line(console, Text(line, style))
+
+
+def _line(console: Console, text: Any) -> None:
+    console.print(text, soft_wrap=True, markup=False, highlight=False)

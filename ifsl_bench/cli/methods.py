@@ -1,0 +1,108 @@
+"""``ifsl-bench methods`` and ``cite``: what there is to run, and whom to cite for it."""
+
+from __future__ import annotations
+
+import click
+
+from ifsl_bench.cli.options import examples, folders_of, home_option, style_option
+from ifsl_bench.cli.output import document, say, show_tables
+from ifsl_bench.common.errors import UserError, unknown
+
+SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers; programs get more
+
+
+@click.command(
+    epilog=examples("ifsl-bench methods", "ifsl-bench methods lr+a", "ifsl-bench methods --check my_method.py:MyMethod")
+)
+@click.argument("name", required=False, metavar="[NAME]")
+@click.option("--check", "checked", metavar="NAME", help="Hold this method against the contract, on made-up episodes.")
+@style_option
+def methods(name: str | None, checked: str | None, style: str) -> None:
+    """List the methods; or show one with its options and paper.
+
+    And what a search tries. NAME is what --method takes: a name of the list, or FILE.py:CLASS.
+    """
+    if name is not None and checked is not None:
+        raise UserError("methods NAME shows a method, methods --check NAME checks it; say one of them")
+    if checked is not None:
+        _check(checked, style)
+    elif name is not None:
+        _describe(name, style)
+    else:
+        _list(style)
+
+
+def _list(style: str) -> None:
+    from ifsl_bench.board.render import READERS
+    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.plugin.listing import method_rows
+
+    rows = method_rows()
+    if style in READERS:
+        shown = [name for name in SHOWN if name != "package" or len({row["package"] for row in rows}) > 1]
+        rows = [{name: row[name] for name in shown} for row in rows]
+    show_tables([plain_table(rows, fold={"what": 48}, drop=("paper", "package", "trained"))], style)
+    if style in READERS:
+        say("\nOptions, what is searched and the paper of one: ifsl-bench methods NAME", style)
+
+
+def _describe(name: str, style: str) -> None:
+    from ifsl_bench.board.render import READERS
+    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.plugin.listing import described
+
+    found = described(name)
+    table = plain_table(found.options, fold={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24},
+                        drop=("tried",))  # fmt: skip
+    if style not in READERS:
+        show_tables([table], style)
+        return
+    say(found.title, style)
+    say("\n" + "\n".join(f"{key:13}{text}" for key, text in found.facts) + "\n", style)
+    if found.options:
+        show_tables([table], style)
+        say("\n'tried': the values that the method as published chooses from on validation episodes; '--tune': what a "
+            "search tries.\n", style)  # fmt: skip
+    document(found.text, style)
+
+
+def _check(name: str, style: str) -> None:
+    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.plugin.contract import check_contract
+    from ifsl_bench.plugin.find_method import find_method
+
+    chosen, meant = find_method(name)
+    found = list(check_contract(chosen.name, chosen.method, meant))
+    rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in found]
+    show_tables([plain_table(rules, fold={"rule": 40, "found": 20})], style)
+    if failed := [rule for rule, broken in found if broken]:
+        raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(found)} rules")
+
+
+@click.command(epilog=examples("ifsl-bench cite lr+a", "ifsl-bench cite mini-5shot >> paper.bib"))
+@click.argument("names", nargs=-1, required=True, metavar="METHOD|TASK...")
+@home_option
+def cite(names: tuple[str, ...], home: str | None) -> None:
+    """Print BibTeX for methods and tasks.
+
+    Of tasks: of their data, and of the protocol. Each paper is there once.
+    """
+    from ifsl_bench.plugin.bibliography import cite_method, cite_task, entries, rows
+    from ifsl_bench.plugin.registry import METHODS, all_shorthands
+    from ifsl_bench.plugin.registry import names as registered
+    from ifsl_bench.protocol.task_files import find, is_plain, own, packaged
+
+    folders, found = folders_of(home), list[str]()
+    for name in names:
+        if name in rows() or name in registered(METHODS) or name.endswith(".py") or ".py:" in name:
+            found.append(cite_method(name))
+            continue
+        tasks = {**packaged(), **own(folders)}
+        if name.partition("+")[0] in tasks or ".toml" in name or not is_plain(name):
+            found += [cite_task(task) for task in find(name, home=folders)]
+        elif name in all_shorthands():
+            found.append(cite_method(name))
+        else:
+            raise unknown("method or task", name, [*registered(METHODS), *all_shorthands(), *tasks],
+                          see="ifsl-bench methods, ifsl-bench tasks")  # fmt: skip
+    click.echo("\n\n".join(entries(found)))

@@ -1,0 +1,70 @@
+"""Where the output of commands goes: laid out for a terminal, and the same for everybody in a pipe or a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ifsl_bench.board.table import Table
+
+TEXT = "text"
+
+
+def at_terminal(style: str = TEXT) -> bool:
+    """Whether a person at a terminal reads this; other formats are the same everywhere."""
+    return style == TEXT and sys.stdout.isatty()
+
+
+def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = "") -> None:
+    """Prints tables in a format; at a terminal, text is laid out for its width.
+
+    Args:
+        closing: said to readers below all tables.
+    """
+    from ifsl_bench.board.render import render
+
+    if not at_terminal(style):
+        click.echo(render(tables, style, closing))
+        return
+    from ifsl_bench.board.terminal import print_tables
+
+    print_tables(tables, _console(), closing)
+
+
+def say(text: str = "", style: str = TEXT) -> None:
+    """Prints lines of text beside tables for readers; at a terminal, each is folded at its width."""
+    from ifsl_bench.board.render import prose
+
+    for line in text.split("\n"):
+        if not at_terminal(style):
+            click.echo(prose(line, style))
+            continue
+        from ifsl_bench.board.terminal import print_text
+
+        print_text(line, _console())
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def document(text: str, style: str = TEXT) -> None:
+    """Prints a text of several paragraphs; at a terminal, all but what is indented or a formula is set anew."""
+    if not at_terminal(style):
+        click.echo(text)
+        return
+    for paragraph in text.split("\n\n"):
+        lines = paragraph.split("\n")
+        if any(line.startswith("    ") for line in lines):
+            say(paragraph)
+        else:
+            say(" ".join(line.strip() for line in lines))
+        click.echo()

@@ -1,0 +1,16 @@
+"""How texts for people say lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
+    """Whole numbers in order, each once; so many neighbours or more are a range: "0 to 4, 7, 9"."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]} to {run[-1]}" if len(run) >= least else ", ".join(map(str, run)) for run in runs)

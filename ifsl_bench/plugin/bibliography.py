@@ -1,0 +1,139 @@
+"""What to cite for a method or a task, and how papers print a row's label. Imports no torch for what is packaged.
+
+Papers of the package are in ``papers.bib`` beside its methods and its tasks; the field ``keywords`` says of which rows
+or data sets each is. A method of another package has its BibTeX in :attr:`ifsl_bench.Method.bibtex`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+import msgspec
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.limits import TASK_FILE
+from ifsl_bench.common.toml import held, parsed
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocol.task import Task
+
+PROTOCOL = "ren2019incremental"  # the paper whose protocol all tasks follow
+_OPTION = re.compile(r"\.(?=[A-Za-z_][\w.-]*=)")  # where a label's next option begins; values have dots too
+
+
+class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How papers print a row, and what it is in a few words."""
+
+    printed: str
+    says: str
+
+
+@dataclass(frozen=True)
+class Paper:
+    """An entry of a bibliography.
+
+    Attributes:
+        of: the rows or data sets that it is to be cited for.
+        bibtex: the entry, without the field that says so.
+    """
+
+    key: str
+    of: tuple[str, ...]
+    bibtex: str
+
+    def field(self, name: str) -> str:
+        """A field's text without braces; "" where there is none."""
+        found = re.search(rf"^\s*{name}\s*=\s*{{(.*?)}},?$", self.bibtex, re.MULTILINE | re.DOTALL)
+        return re.sub(r"[{}]", "", " ".join(found[1].split())) if found else ""
+
+    @property
+    def short(self) -> str:
+        """Authors and year in a few words: "Qi et al. 2018"."""
+        names = [name.split(",")[0] for name in self.field("author").split(" and ")]
+        names = [re.sub(r"\\[\"'~^`]?", "", name) for name in names]
+        who = names[0] if len(names) == 1 else " and ".join(names) if len(names) == 2 else f"{names[0]} et al."
+        return f"{who} {self.field('year')}"
+
+
+@lru_cache(maxsize=2)
+def papers(folder: str) -> tuple[Paper, ...]:
+    """The papers of ``methods`` or ``tasks``, in the order of the file."""
+    text = (resources.files(f"ifsl_bench.{folder}") / "papers.bib").read_text(encoding="utf-8")
+    found = []
+    for entry in re.findall(r"^@.*?^}$", text, re.MULTILINE | re.DOTALL):
+        head = re.match(r"@\w+\{([^,\s]+),", entry)
+        of = re.search(r"^ *keywords *= *\{(.*?)\},?\n", entry, re.MULTILINE | re.DOTALL)
+        if head is None or of is None:
+            raise RuntimeError(f"{folder}/papers.bib: an entry without a key or keywords: {entry[:60]}")
+        names = tuple(name.strip() for name in of[1].split(","))
+        found.append(Paper(head[1], names, entry.replace(of[0], "")))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def rows() -> Mapping[str, Named]:
+    """The rows of the package's methods, by the names that ``--method`` takes."""
+    where = resources.files("ifsl_bench.methods") / "rows.toml"
+    raw = parsed(where.read_text(encoding="utf-8"), str(where), TASK_FILE)
+    return held(raw, dict[str, Named], str(where), ("printed", "says"))
+
+
+def printed(label: str) -> str:
+    """A row's label as papers print it: ``lr+a+cal.gamma=1e-05`` is "LR+A, calibrated (gamma = 1e-05)".
+
+    What nobody has said how to print stays as it is.
+    """
+    head, *options = _OPTION.split(label)
+    name, _, setting = head.partition("@")
+    calibrated = name.endswith("+cal")
+    name = name.removesuffix("+cal")
+    name = rows()[name].printed if name in rows() else name
+    parts = [name, *(["calibrated"] if calibrated else [])]
+    if setting:
+        trials = setting.removeprefix("tuned-")
+        parts.append(f"tuned in {trials} trials" if trials.isdigit() else setting)
+    said = ", ".join(option.replace("=", " = ", 1).replace("_", " ") for option in options)
+    return ", ".join(parts) + (f" ({said})" if said else "")
+
+
+def of_method(name: str) -> list[Paper]:
+    """The package's papers of a row, or of all rows of a method, the first the one that the method is from."""
+    names = {name}
+    if name not in rows() and registry.owners(registry.METHODS, name):
+        names |= set(vars(registry.method(name)).get("shorthands", {}))
+    return [paper for paper in papers("methods") if names & set(paper.of)]
+
+
+def cite_method(name: str) -> str:
+    """BibTeX for a method: a registered name, a shorthand, or ``path/to/file.py:Class``.
+
+    Raises:
+        UserError: no such method, or one that says no paper.
+    """
+    if found := of_method(name):
+        return "\n\n".join(paper.bibtex for paper in found)
+    from ifsl_bench.plugin.find_method import find_method
+
+    chosen, _ = find_method(name)
+    if text := chosen.method.bibtex.strip():
+        return text
+    raise UserError(f"method {name!r} names no paper; whoever wrote it can: bibtex, an attribute of its class")
+
+
+def cite_task(task: Task) -> str:
+    """BibTeX for a task: of its data sets, and of the protocol."""
+    names = [task.dataset.name, *([task.novel_from] if task.novel_from else [])]
+    parts = []
+    for name in dict.fromkeys(names):
+        found = [paper.bibtex for paper in papers("tasks") if name in paper.of]
+        parts += found or [f"% data set {name}: no paper"]
+    (protocol,) = (paper for paper in papers("methods") if paper.key == PROTOCOL)
+    return "\n\n".join([*parts, protocol.bibtex])
+
+
+def entries(texts: Iterable[str]) -> list[str]:
+    """The entries and remarks of several texts, each once."""
+    return list(dict.fromkeys(part.strip() for text in texts for part in text.split("\n\n") if part.strip()))

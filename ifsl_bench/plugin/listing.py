@@ -1,0 +1,146 @@
+"""The methods that are registered, as rows and in full: options, what is searched, papers."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.bibliography import Paper, of_method, printed, rows
+from ifsl_bench.plugin.find_method import find_method
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.options import grid_of, options_of, space_of, trains
+from ifsl_bench.plugin.settings import short
+from ifsl_bench.plugin.space import RATE, Range
+
+OPTIONS = "Options:"  # what begins the section of a docstring that says what options mean
+
+
+@dataclass(frozen=True)
+class Described:
+    """A method in full.
+
+    Attributes:
+        facts: what it is, name and text.
+        options: a row for each option, with what is searched.
+        papers: of the package's bibliography.
+        text: the docstring without the section on options.
+    """
+
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    options: tuple[dict[str, str], ...]
+    papers: tuple[Paper, ...]
+    text: str
+
+
+def method_rows() -> list[dict[str, Any]]:
+    """A row for each name that ``--method`` takes: a method's shorthands, or the method where it has none."""
+    found: list[dict[str, Any]] = []
+    for name in registry.names(registry.METHODS):
+        plugin = registry.load(registry.METHODS, name)
+        kind, problem = None, plugin.problem
+        if not problem:
+            try:
+                kind = registry.method(name)
+            except UserError as error:
+                problem = f"broken: {error}"
+        if kind is None:
+            found.append(_row(name, name, plugin.package) | {"what": problem})
+            continue
+        for row, meant in (dict(vars(kind).get("shorthands", {})) or {name: {}}).items():
+            found.append(_row(row, name, plugin.package) | _usable(row, kind, meant))
+    return sorted(found, key=lambda row: str(row["method"]))
+
+
+def _row(row: str, name: str, package: str) -> dict[str, Any]:
+    return {"method": row, "what": "", "head": "", "trained": "", "paper": "", "package": package, "of": name,
+            "options": ""}  # fmt: skip
+
+
+def _usable(row: str, kind: type[Method], meant: Mapping[str, Any]) -> dict[str, Any]:
+    said = rows()[row].says if row in rows() else (kind.__doc__ or "").strip().split("\n")[0]
+    shown = [f"{o.name}={short(meant.get(o.name, o.default))} ({o.spelled})" for o in options_of(kind).values()]
+    return {
+        "what": said,
+        "head": kind.head,
+        "trained": _trained(kind, meant),
+        "paper": ", ".join(paper.short for paper in of_method(row)[:1]),
+        "options": ", ".join(shown),
+    }
+
+
+def _trained(kind: type[Method], options: Mapping[str, Any]) -> str:
+    try:
+        return "yes" if trains(kind, options) else "no"
+    except UserError:  # it refuses what it is tried on
+        return ""
+
+
+def described(said: str) -> Described:
+    """A method by its name, a shorthand or ``path/to/file.py:Class``.
+
+    Raises:
+        UserError: there is no such method, or it cannot be used.
+    """
+    chosen, meant = find_method(said)
+    kind = chosen.method
+    text, means = _sections((inspect.getdoc(kind) or "").replace("``", "`"))
+    space, grid = space_of(kind), grid_of(kind)
+    options = [
+        {
+            "option": option.name,
+            "takes": option.spelled,
+            "default": short(meant.get(option.name, option.default)),
+            "tried": ", ".join(map(short, grid.get(option.name, ()))),
+            "--tune": _spread(space[option.name]) if option.name in space else "",
+            "meaning": means.get(option.name, ""),
+        }
+        for option in options_of(kind).values()
+    ]
+    if RATE in space:
+        rate = {"option": RATE, "takes": "float", "default": "as published", "tried": ""}
+        options.append(rate | {"--tune": _spread(space[RATE]), "meaning": "of meta-training (--train rate=...)"})
+    owner = chosen.distribution.get("name") or chosen.file or "this session"
+    with_these = ", with " + ", ".join(f"{key}={short(value)}" for key, value in meant.items()) if meant else ""
+    others = [name for name in vars(kind).get("shorthands", {}) if name != said]
+    facts = [("method", f"{chosen.name} of {owner}{with_these}")]
+    facts += [("rows", f"{', '.join(others)}: the same method with other options")] if others else []
+    facts += [("head", f"{kind.head}: of the base classifier that it starts from")]
+    facts += [("trained", {"yes": "meta-trained", "no": "nothing is meta-trained"}.get(_trained(kind, meant), "?"))]
+    facts += [("transductive", "an answer may depend on the other queries of its episode")] if kind.transductive else []
+    papers = of_method(said)
+    facts += [("paper", f"{one.field('title')} ({one.short})") for one in papers]
+    facts += [("cite", f"ifsl-bench cite {said}")] if papers or kind.bibtex else []
+    title = printed(said) if printed(said) != said else ""
+    says = rows()[said].says if said in rows() else ""
+    return Described(": ".join(filter(None, [title or said, says])), tuple(facts), tuple(options), tuple(papers), text)
+
+
+def _spread(values: Any) -> str:
+    if isinstance(values, Range):
+        return f"{short(values.low)} to {short(values.high)}{' (log)' if values.log else ''}"
+    return ", ".join(map(short, values.values))
+
+
+def _sections(doc: str) -> tuple[str, dict[str, str]]:
+    """A docstring without its section on options, and what that says of each."""
+    before, marked, section = doc.partition(f"\n{OPTIONS}\n")
+    if not marked:
+        return doc, {}
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    name = ""
+    for line in section.split("\n"):
+        if rest or (line and not line.startswith(" ")):
+            rest.append(line)
+        elif head := re.match(r" {4}(\w+): (.*)", line):
+            name = head[1]
+            found[name] = head[2]
+        elif line.strip() and name:
+            found[name] += f" {line.strip()}"
+    return "\n".join([before.rstrip(), *(["", *rest] if rest else [])]), found

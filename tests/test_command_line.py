@@ -1,0 +1,275 @@
+"""What the command line looks like: at terminals of several widths, in a pipe, and in its help."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from rich.cells import cell_len
+
+from ifsl_bench.board import boards
+from ifsl_bench.board.result_file import packaged_root, stored
+from ifsl_bench.board.terminal import GLUED, fold
+from ifsl_bench.cli.main import SECTIONS, cli
+from ifsl_bench.common.progress import LogReporter
+from ifsl_bench.common.wording import numbers_in_words
+
+TASK = "glyphs-5shot"
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+INTERVAL = re.compile(r"[+-]?\d+\.\d\d ± \d+\.\d\d")
+CAMPAIGN = '[[run]]\nmethods = ["lr", "lr+a"]\ntasks = "glyphs-5shot"\nseeds = 40\n'
+
+
+class Terminal(io.StringIO):
+    """A standard output that is one."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def rows(tmp_path, monkeypatch) -> list[str]:
+    """Labels of some stored rows, half of them the user's own: the longest labels, and those with most seeds."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted((packaged_root() / TASK).glob("*.seed-*.json")):
+        found.setdefault(path.name.rpartition(".seed-")[0], []).append(path)
+    by_seeds = sorted(found, key=lambda label: (-len(found[label]), label))
+    labels = list(dict.fromkeys([*by_seeds[:2], *sorted(found, key=len)[-2:]]))
+    for place, label in enumerate(labels):
+        folder = tmp_path / ("packaged" if place % 2 else "home/results") / TASK
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in found[label]:
+            shutil.copy(path, folder)
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "packaged")
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    Path("c.toml").write_text(CAMPAIGN)
+    return labels
+
+
+@pytest.fixture
+def at_terminal(monkeypatch, call):
+    """Runs a command line at a terminal of so many columns; returns status and what is seen."""
+
+    def run(columns: int, *arguments: str) -> tuple[int, str]:
+        screen = Terminal()
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "xterm-256color")
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", screen)
+            status, _, err = call(*arguments)
+        assert "Traceback" not in err
+        return status, screen.getvalue()
+
+    return run
+
+
+def commands(label: str, other: str) -> list[list[str]]:
+    one = next((Path("home/results") / TASK).glob("*.json"))
+    return [
+        [], ["methods"], ["methods", "lr+a"], ["methods", "lr", "--format", "text"], ["tasks"], ["data", "list"],
+        ["table", TASK], ["table", TASK, "--rank"], ["table", TASK, "--full"], ["table", TASK, "--rank", "--full"],
+        ["leaderboard"], ["compare", label, other, "--task", TASK], ["show", label, TASK], ["show", str(one)],
+        ["cite", "lr+a", "lda", "cub-5shot", "tiered-1shot"], ["cache"], ["weights", "list"],
+        ["status", "c.toml"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_no_line_is_wider_than_the_terminal_and_no_number_is_broken(rows, at_terminal, call, columns):
+    for arguments in commands(rows[0], rows[1]):
+        status, seen = at_terminal(columns, *arguments)
+        text = ESCAPE.sub("", seen)
+        assert status == 0, arguments
+        wide = [line for line in text.splitlines() if cell_len(line) > columns]
+        assert not wide, (arguments, wide)
+        whole = set(INTERVAL.findall(call(*arguments)[1]))
+        found = INTERVAL.findall(text)
+        assert set(found) <= whole, arguments
+        assert text.count(" ± ") == len(found) + text.count("mean ± 95%"), "every +- stands beside its number"
+        assert not [line for line in text.splitlines() if line != line.rstrip()], "no blanks at the end"
+
+
+def test_wide_terminals_show_every_column(rows, at_terminal):
+    _, narrow = at_terminal(80, "table", TASK)
+    _, wide = at_terminal(200, "table", TASK)
+    assert "No room for: " in narrow
+    assert "Delta_b" in narrow.partition("No room for: ")[2]
+    assert "No room for" not in wide
+    assert "Delta_b" in wide
+
+
+def test_what_was_asked_for_in_full_is_shown_in_full(rows, at_terminal):
+    _, narrow = at_terminal(80, "table", TASK, "--full")
+    assert "No room for" not in narrow
+    for heading in ("base joint", "novel alone", "Delta_b"):
+        assert re.search(heading.replace(" ", r"\s+"), ESCAPE.sub("", narrow)), heading
+
+
+def test_the_users_own_rows_stand_out(rows, at_terminal):
+    _, seen = at_terminal(100, "table", TASK)
+    lines = seen.splitlines()
+    mine = [line for line in lines if ESCAPE.sub("", line).rstrip().endswith("yours")]
+    theirs = [line for line in lines if ESCAPE.sub("", line).rstrip().endswith("stored")]
+    assert mine
+    assert theirs
+    assert all("\x1b[1m" in line for line in mine)
+    assert not any("\x1b" in line for line in theirs)
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "300"])
+def test_a_pipe_gets_all_columns_without_colour_whatever_the_width(rows, call, monkeypatch, columns):
+    expected = call("table", TASK)[1]
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    out = call("table", TASK)[1]
+    assert out == expected
+    assert "\x1b" not in out
+    assert all(heading in out.splitlines()[2] for heading in ("Acc.", "Delta_a", "Delta_b", "sd of seeds", "source"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a pseudo-terminal")
+def test_a_real_terminal(rows):
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    child, screen = pty.fork()
+    if not child:
+        command = [sys.executable, "-m", "ifsl_bench", "table", TASK]
+        os.execve(sys.executable, command, {**os.environ, "TERM": "xterm", "COLUMNS": ""} | {"LINES": ""})
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 90, 0, 0))
+    text = b""
+    while True:
+        try:
+            part = os.read(screen, 1 << 16)
+        except OSError:  # the end, as Linux says it
+            break
+        if not part:
+            break
+        text += part
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    lines = ESCAPE.sub("", text.decode()).splitlines()
+    assert max(map(cell_len, lines)) <= 90
+    assert any("±" in line for line in lines)
+
+
+# -- folding
+
+TEXT = "lr+a.gamma=0.001.gradient=t-bptt: +2.61 ± 0.26 points, p < 1e-15, in 3.3 h of 1,234.56 MB (95% of 12 methods)"
+
+
+@pytest.mark.parametrize("width", range(12, 60))
+def test_folding_keeps_words_and_numbers(width):
+    lines = fold(TEXT, width)
+    assert max(map(cell_len, lines)) <= width
+    assert "".join(lines).replace(" ", "") == TEXT.replace(" ", ""), "nothing is lost"
+    for whole in ("+2.61 ± 0.26", "< 1e-15", "0.001", "3.3 h", "1,234.56 MB"):
+        assert any(whole in line for line in lines) or len(whole) > width, whole
+
+
+def test_folding_counts_the_columns_of_wide_letters():
+    assert max(map(cell_len, fold("学習の方法 " * 6, 20))) <= 20
+    assert fold("", 20) == [""]
+    assert fold("  two  words", 40)[0].startswith("  two")
+
+
+def test_what_is_glued():
+    assert GLUED.sub("_", "8.2 ± 0.2, p = 0.05, 5 MB and 5 methods") == "8.2_±_0.2, p =_0.05, 5_MB and 5 methods"
+
+
+def test_numbers_in_words():
+    assert numbers_in_words(range(1000)) == "0 to 999"
+    assert numbers_in_words([3, 0, 1, 2, 7, 7]) == "0 to 3, 7"
+    assert numbers_in_words([0, 1, 2]) == "0, 1, 2"
+    assert numbers_in_words([]) == ""
+
+
+def test_status_shortens_seeds(rows, call):
+    out = call("status", "c.toml")[1]
+    assert re.search(r"lr on glyphs-5shot, seeds \d+ to 39\b", out)
+
+
+# -- help
+
+
+def every(command: click.Command, name: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], click.Command]]:
+    found = [(name, command)]
+    for sub, child in command.commands.items() if isinstance(command, click.Group) else ():
+        found += every(child, (*name, sub))
+    return found
+
+
+COMMANDS = every(cli)
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS, ids=[" ".join(name) or "alone" for name, _ in COMMANDS])
+def test_every_help_ends_with_examples_that_are_commands(name, command, call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = call(*name, "--help")
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "..." not in (command.get_short_help_str(80)), "the first line is whole in the list of commands"
+    shown = [line.strip() for line in out.partition("Examples:\n")[2].splitlines() if line.strip()]
+    assert 2 <= len(shown) <= 3
+    for line in shown:
+        program, *words = shlex.split(line.partition(" >")[0])
+        if program == "torchrun" or "COMMAND" in words:
+            continue
+        assert program == "ifsl-bench"
+        context, found = click.Context(cli, info_name="ifsl-bench"), cli
+        while isinstance(found, click.Group) and words and words[0] in found.commands:
+            found = found.commands[words.pop(0)]
+        assert found is not cli
+        found.make_context("x", words, parent=context)  # raises for what it does not take
+
+
+def test_alone_it_prints_its_help(call):
+    status, out, err = call()
+    assert status == 0
+    assert err == ""
+    assert out == call("--help")[1]
+    assert {str(one.name) for commands in SECTIONS.values() for one in commands} == set(cli.commands), (
+        "none is forgotten"
+    )
+    for name in cli.commands:
+        assert f"\n  {name}  " in out
+    assert call("data")[1] == call("data", "--help")[1]
+
+
+# -- logs and figures
+
+
+def test_logs_carry_loss_and_accuracy_in_percent():
+    out = io.StringIO()
+    reporter = LogReporter(out, every=0.0)
+    with reporter.stage("meta-training", 2) as stage:
+        stage.advance(1, loss=1.23456)
+        stage.advance(1, **{"validation accuracy": 74.305})
+    lines = out.getvalue().splitlines()
+    assert lines[1].endswith("  loss 1.235")
+    assert lines[-1].endswith("  loss 1.235  validation accuracy 74.31%")
+
+
+def test_a_run_logs_loss_and_accuracy(here, call):
+    status, _, err = call("run", "--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=20",
+                          "--device", "cpu", "-v")  # fmt: skip
+    assert status == 0
+    (trained,) = (line for line in err.splitlines() if re.match(r"meta-training .*: done", line))
+    assert re.search(r"  loss \d+\.\d+  validation accuracy \d+\.\d\d%$", trained)
+    (evaluated,) = (line for line in err.splitlines() if re.match(r"evaluating .*: done", line))
+    (result,) = stored(Path("home/results"), ["clusters-5shot"])[0]
+    assert evaluated.endswith(f"accuracy {result.summary['acc']['mean']:.2f}%")
+    pretrained = [line for line in err.splitlines() if line.startswith("pretraining") and ": done" in line]
+    assert pretrained
+    assert all(re.search(r"accuracy \d+\.\d\d%$", line) for line in pretrained)
