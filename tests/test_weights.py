@@ -16,6 +16,7 @@ from ifsl_bench.backbone import shipped as shipping
 from ifsl_bench.backbone.pretrain import pretrain
 from ifsl_bench.backbone.shipped import NOTE, shipped, shipped_file
 from ifsl_bench.backbone.weights_file import OURS, read_weights, write_weights
+from ifsl_bench.board.result_file import packaged_root
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
@@ -322,3 +323,16 @@ def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path):
     whole = ("running", "network.scale", "network.offset", "network.means", "network.covariance")
     kinds = {str(value.dtype) for name, value in load(content).items() if not any(part in name for part in whole)}
     assert kinds <= {"torch.float16", "torch.int64"}
+
+
+def test_stored_rows_are_on_the_backbones_that_come_with_the_package():
+    """So a stranger's row stands beside rows on the same features."""
+    offered, found = shipping.shipped(), set()
+    for path in sorted(packaged_root().glob("*/*.seed-*.json")):
+        made_with = json.loads(path.read_text())["pretraining"]
+        if made_with["key"] in offered:
+            assert made_with["sha256"] == offered[made_with["key"]].sha256, path.name
+            found.add(made_with["key"])
+        else:  # of a changed task, whose backbone is trained anew
+            assert "+" in path.parent.name, path
+    assert {key.partition("-")[0] for key in found} == {"glyphs", "tiny"}
