@@ -122,7 +122,7 @@ def test_the_users_own_rows_stand_out(rows, at_terminal):
     theirs = [line for line in lines if ESCAPE.sub("", line).rstrip().endswith("stored")]
     assert mine
     assert theirs
-    assert all("\x1b[1m" in line for line in mine)
+    assert all("\x1b[1;36m" in line for line in mine)
     assert not any("\x1b" in line for line in theirs)
 
 
