@@ -64,6 +64,8 @@ def at_terminal(monkeypatch, call):
         screen = Terminal()
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setenv("TERM", "xterm-256color")
+        for name in ("NO_COLOR", "FORCE_COLOR"):
+            monkeypatch.delenv(name, raising=False)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", screen)
             status, _, err = call(*arguments)
