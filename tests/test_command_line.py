@@ -64,6 +64,8 @@ def at_terminal(monkeypatch, call):
         screen = Terminal()
         monkeypatch.setenv("COLUMNS", str(columns))
         monkeypatch.setenv("TERM", "xterm-256color")
+        for name in ("NO_COLOR", "FORCE_COLOR"):
+            monkeypatch.delenv(name, raising=False)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", screen)
             status, _, err = call(*arguments)
@@ -122,7 +124,7 @@ def test_the_users_own_rows_stand_out(rows, at_terminal):
     theirs = [line for line in lines if ESCAPE.sub("", line).rstrip().endswith("stored")]
     assert mine
     assert theirs
-    assert all("\x1b[1m" in line for line in mine)
+    assert all("\x1b[1;36m" in line for line in mine)
     assert not any("\x1b" in line for line in theirs)
 
 

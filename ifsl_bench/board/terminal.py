@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 LEAST = 80  # columns of a terminal; a narrower one gets lines of this width
 GAP = 2  # spaces between columns
-MINE = "bold"  # the look of a row of the user's own
+LONG = 24  # columns of a word that makes a column wider; longer ones are broken
+MINE = "bold cyan"  # the look of a row of the user's own
 # Between these two a line never ends: a number and its unit, +- or sign of comparison.
 GLUED = re.compile(r"(?<=\d) (?=[±%(]|points?\b|h\b|s\b|min\b|days?\b|[MGk]B\b)|(?<=[±<>=]) (?=[\d+-])")
 # Where a long word may end: before an option, behind a stroke or a hyphen, at a space that is glued.
@@ -91,15 +92,23 @@ def _least(texts: Iterable[str]) -> int:
     return max((cell_len(word) for text in texts for word in GLUED.sub(JOINED, text).split(" ")), default=0)
 
 
+def _piece(text: str) -> int:
+    """The widest part of a text that folding keeps whole."""
+    words = GLUED.sub(JOINED, text).split(" ")
+    return max((cell_len(piece) for word in words for piece in PIECES.split(word)), default=0)
+
+
 def _columns(table: Table[Any]) -> list[_Shown]:
     rows = table.cells()
     found = []
     for place, column in enumerate(column for column in table.columns if column.heading is not None):
         heading = one_line(str(column.heading))
         cells = [Cell(one_line(row[place].text), row[place].bold) for row in rows]
-        natural = max((cell_len(cell.text) for cell in cells), default=0)
-        natural = max(natural, _least([heading]), 0 if column.fold else 1)
-        least = min(natural, max(column.fold, _least([heading]))) if column.fold else natural
+        widest = max((cell_len(cell.text) for cell in cells), default=0)
+        natural, least = max(widest, cell_len(heading)), max(widest, _least([heading]))
+        if column.fold:
+            word = min(LONG, max((_piece(cell.text) for cell in cells), default=0))
+            least = min(natural, max(column.fold, word, _least([heading])))
         if not rows or any(cell.text for cell in cells):  # what is empty throughout says nothing
             found.append(_Shown(heading, cells, column.fold, column.drop, natural, least))
     return found

@@ -133,7 +133,7 @@ def _show(rows: Sequence[Mapping[str, str]], notes: Sequence[str], whole: Mappin
     if style == "json":
         click.echo(json.dumps(whole, indent=1))
         return
-    fold = {"stage": 24, "what": 24, "where": 8, "device": 10, "how far": 16}
+    fold = {"stage": 44, "what": 24, "where": 8, "device": 26, "how far": 16}
     show_tables([plain_table(rows, fold=fold, drop=("device", "since", "where"))], style)
     if style in READERS:
         say("\n" + "\n".join(notes), style)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ifsl_bench.cli.options import examples, folders_of, home_option, style_option
+from ifsl_bench.cli.options import complete_methods, examples, folders_of, home_option, style_option
 from ifsl_bench.cli.output import document, say, show_tables
 from ifsl_bench.common.errors import UserError, unknown
 
@@ -14,7 +14,7 @@ SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers;
 @click.command(
     epilog=examples("ifsl-bench methods", "ifsl-bench methods lr+a", "ifsl-bench methods --check my_method.py:MyMethod")
 )
-@click.argument("name", required=False, metavar="[NAME]")
+@click.argument("name", required=False, metavar="[NAME]", shell_complete=complete_methods)
 @click.option("--check", "checked", metavar="NAME", help="Hold this method against the contract, on made-up episodes.")
 @style_option
 def methods(name: str | None, checked: str | None, style: str) -> None:

@@ -47,6 +47,27 @@ def names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple
     return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
 
 
+def complete_tasks(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """The tasks that a word may become; behind a comma, that of its last part."""
+    from ifsl_bench.protocol.task_files import own, packaged
+
+    return _completed(begun, [*packaged(), *own(folders_of(None))])
+
+
+def complete_methods(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    """The methods that a word may become, without importing any."""
+    from ifsl_bench.plugin.bibliography import rows
+    from ifsl_bench.plugin.registry import METHODS
+    from ifsl_bench.plugin.registry import names as registered
+
+    return _completed(begun, [*rows(), *registered(METHODS)])
+
+
+def _completed(begun: str, known: Sequence[str]) -> list[str]:
+    before, comma, last = begun.rpartition(",")
+    return [before + comma + name for name in dict.fromkeys(known) if name.startswith(last)]
+
+
 def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
     pairs = {}
     for value in values:
@@ -147,9 +168,9 @@ def job_options(command: Any) -> Any:
     """
     options = (
         click.argument("campaign", nargs=-1, metavar="[CAMPAIGN]", callback=_campaign),
-        click.option("--method", "methods", multiple=True, callback=names,
+        click.option("--method", "methods", multiple=True, callback=names, shell_complete=complete_methods,
                      help="Methods, comma-separated or repeated; globs, or the sets paper and all."),
-        click.option("--task", "tasks", multiple=True, callback=names,
+        click.option("--task", "tasks", multiple=True, callback=names, shell_complete=complete_tasks,
                      help="Tasks, or TOML files of your own; globs, or the sets paper and all."),
         click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
                      help="An option of the method."),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ifsl_bench.cli.options import (
+    complete_tasks,
     device_option,
     examples,
     folders_of,
@@ -81,7 +82,7 @@ def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool,
         "ifsl-bench table tiered-5shot --rank --format latex > table.tex",
     )
 )
-@click.argument("tasks", nargs=-1, metavar="TASK...")
+@click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
 @click.option("--rank", is_flag=True, help="The ranks that each measured row can have; variants of a task apart.")
 @click.option("--setting", metavar="NAME", help="Only methods as published (paper, what --rank ranks), or tuned ones "
               "(tuned-12 for the best of 12 trials).")  # fmt: skip
@@ -134,7 +135,7 @@ def table(
         "ifsl-bench leaderboard glyphs-5shot --setting tuned-12 --format csv",
     )
 )
-@click.argument("tasks", nargs=-1, metavar="[TASK...]")
+@click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
 @click.option("--setting", metavar="NAME", help="Methods as published (paper, the default), or tuned ones (tuned-12).")
 @click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
 @label_option
@@ -170,7 +171,9 @@ def leaderboard(
 )
 @click.argument("a")
 @click.argument("b")
-@click.option("--task", "task", help="The task, where A and B are labels of stored rows.")
+@click.option(
+    "--task", "task", shell_complete=complete_tasks, help="The task, where A and B are labels of stored rows."
+)
 @home_option
 @results_option
 @style_option

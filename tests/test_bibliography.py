@@ -1,0 +1,125 @@
+"""What is cited for methods and tasks, held against the methods' own docstrings and the tasks that there are."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from importlib.metadata import distribution
+
+import pytest
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.bibliography import cite_method, cite_task, of_method, papers, printed, rows
+from ifsl_bench.protocol.task_files import packaged
+
+ENTRIES = [paper for folder in ("methods", "tasks") for paper in papers(folder)]
+OURS = sorted(p for p in distribution("ifsl_bench").entry_points if p.group == registry.METHODS)
+NO_PAPER = ("glyphs", "tiny")  # what is rendered here, and a public download: how their data sets' names begin
+
+
+def rows_of(point) -> list[str]:
+    """The names of a method that is registered; of its shorthands, where it has any. One may lack its package."""
+    try:
+        return list(vars(registry.method(point.name)).get("shorthands", {})) or [point.name]
+    except UserError:
+        return [point.name]
+
+
+@pytest.mark.parametrize("point", OURS, ids=lambda point: point.name)
+def test_every_method_has_papers_and_a_name_in_print(point):
+    """The first paper's authors and year are those that the method's file names."""
+    module = importlib.import_module(point.value.partition(":")[0])
+    text = " ".join(
+        [module.__doc__ or "", *(kind.__doc__ or "" for kind in vars(module).values() if isinstance(kind, type))]
+    )
+    for row in rows_of(point):
+        named = rows()[row]
+        assert len(named.says) <= 50, "one line of the list at 80 columns"
+        assert printed(row) == named.printed
+        first = of_method(row)[0]
+        surname = re.sub(r"\{\\\"u\}", "ü", first.bibtex.partition("author")[2].partition("{")[2]).split(",")[0]
+        assert re.search(rf"{surname}.*{first.field('year')}", text, re.DOTALL), (row, surname)
+        assert first.bibtex in cite_method(row)
+    assert cite_method(point.name)
+
+
+def test_no_row_is_of_a_method_that_there_is_not():
+    known = {row for point in OURS for row in rows_of(point)}
+    assert set(rows()) == known
+    assert {name for paper in papers("methods") for name in paper.of} == known
+
+
+@pytest.mark.parametrize("name", sorted(packaged()))
+def test_every_task_has_its_data_and_the_protocol(name):
+    task = packaged()[name]
+    text = cite_task(task)
+    assert "1810.07218" in text, "the protocol's paper"
+    of_data = [paper for paper in papers("tasks") if task.dataset.name in paper.of]
+    assert bool(of_data) != task.dataset.name.startswith(NO_PAPER)
+    assert all(paper.bibtex in text for paper in of_data)
+
+
+def test_data_sets_of_papers_are_those_of_tasks():
+    assert {name for paper in papers("tasks") for name in paper.of} <= {t.dataset.name for t in packaged().values()}
+
+
+@pytest.mark.parametrize("paper", ENTRIES, ids=lambda paper: paper.key)
+def test_entries_are_whole(paper):
+    assert paper.bibtex.count("{") == paper.bibtex.count("}")
+    assert max(map(len, paper.bibtex.splitlines())) <= 80
+    assert "keywords" not in paper.bibtex
+    for field in ("title", "author", "year"):
+        assert paper.field(field), field
+    assert re.fullmatch(r"(19|20)\d\d", paper.field("year"))
+    assert paper.field("year") in paper.key
+    assert [one.key for one in ENTRIES].count(paper.key) == 1
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("lr+a", "LR+A"),
+        ("lwof", "LwoF"),
+        ("protonet", "ProtoNet"),
+        ("lr+a.gamma=1e-05", "LR+A (gamma = 1e-05)"),
+        ("lr+a+cal.gamma=0.001.gradient=t-bptt", "LR+A, calibrated (gamma = 0.001, gradient = t-bptt)"),
+        ("lr@tuned-12.weight_decay=0.5", "LR, tuned in 12 trials (weight decay = 0.5)"),
+        ("mine", "mine"),
+        ("other:lr", "other:lr"),
+    ],
+)
+def test_labels_in_print(label, shown):
+    assert printed(label) == shown
+
+
+def test_cite(call, tmp_path):
+    status, out, _ = call("cite", "lr+a", "lr", "tiered-5shot+ways=10", "anil")
+    assert status == 0
+    keys = re.findall(r"^@\w+\{([^,]+),$", out, re.M)
+    assert keys == ["ren2019incremental", "ren2018meta", "raghu2020rapid"], "each once"
+    source = tmp_path / "mine.py"
+    source.write_text(
+        "from ifsl_bench import Method\nclass Mine(Method):\n    bibtex = '@misc{me, year = {2026}}'\n"
+        "    def forward(self, support, query): ...\n"
+        "class Silent(Method):\n    def forward(self, support, query): ...\n"
+    )
+    assert call("cite", f"{source}:Mine")[1] == "@misc{me, year = {2026}}\n"
+    status, _, err = call("cite", f"{source}:Silent")
+    assert status == 2
+    assert "names no paper" in err
+    status, _, err = call("cite", "lr+q")
+    assert status == 2
+    assert "did you mean 'lr+s' or 'lr+a'" in err
+
+
+def test_latex_prints_labels_and_arrows_as_papers_do(call):
+    status, out, _ = call("table", "tiered-1shot", "tiered-5shot", "--rank", "--format", "latex")
+    assert status == 0
+    for label in ("ProtoNet", "Imprint", "LwoF", "LR+S", "MLP+A"):
+        assert f"\n{label} & " in out
+    assert "(stored)" not in out
+    assert r"$\Delta \uparrow$" in out
+    assert "downarrow" not in out, "the highest number is bold, and it is the best"
+    (row,) = (line for line in out.splitlines() if line.startswith("LR+A & "))
+    assert r"\textbf{-6.07}" in row, "printed in bold in the paper's table, as the highest"

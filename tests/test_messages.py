@@ -1,0 +1,167 @@
+"""What the command line says to mistakes: one line with what is wrong, where, and what to say instead."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ifsl_bench.common.errors import unknown
+from ifsl_bench.protocol.task_files import packaged
+
+TASK = ("--task", "glyphs-5shot")
+LONG = "x" * 300  # longer than a file system takes, so that looking at it fails
+
+MISTAKES = [
+    (["run", "--method", "lr", *TASK, "--set", "weight_decay"], "--set takes NAME=VALUE, not 'weight_decay'"),
+    (["run", "--method", "imprint,lda", *TASK, "--train", "steps=5"], "imprint and lda: nothing is meta-trained"),
+    (["run", "--method", "lr", *TASK, "--seeds", "0,1,2"], "--seeds 3 runs seeds 0, 1 and 2"),
+    (["run", "--method", "lr", *TASK, "--seeds", "0"], "--seeds"),
+    (["run", "imprint", "glyphs-5shot"], "ifsl-bench run --method imprint --task glyphs-5shot"),
+    (["run", "lr+a"], "ifsl-bench run --method lr+a --task TASK"),
+    (["plan", "mine", "glyphs-5shot"], "ifsl-bench plan --method mine --task glyphs-5shot"),
+    (["run", "--method", "lr", "--task", "glyfs-5shot"], "did you mean 'glyphs-5shot'"),
+    (["run", "--method", "lr", "--task", "qqq"], "ifsl-bench tasks"),
+    (["run", "--method", "zz*", *TASK], "no method fits 'zz*'; all "),
+    (["run", "--method", "lr", *TASK, "--backbone", "timm:resnet9"], "did you mean 'resnet"),
+    (["run", "--method", "lr", *TASK, "--backbone", "torchvision:resnet9"], "torchvision.models.list_models()"),
+    (["compare", "lr", "lr+a", "--task", "cub-5shot"], "nothing is measured on cub-5shot here"),
+    (["show", "imprint"], "ifsl-bench show imprint glyphs-5shot"),
+    (["show", "qqq", "glyphs-5shot"], "unknown row 'qqq' of task glyphs-5shot"),
+    (["show", "a", "b", "c"], "show takes a result file, or a row's label and its task"),
+    (["table", "a/b.json"], "ifsl-bench show a/b.json"),
+    (["run", "--method", "imprint", *TASK, "--results", "file/x"], "file is no folder; choose another"),
+    (["data", "show", "glyphs", "--out", "nowhere/x.png"], "there is no folder nowhere"),
+    (["data", "show", "glyphs", "--out", "x.pdf"], "ends in .png, .jpg, .jpeg, .webp"),
+    (["tasks", "new", "glyphs-5shot", "--data", "glyphs"], "leave out '-5shot': ifsl-bench tasks new glyphs"),
+    (["methods", "lr", "--check", "lr"], "say one of them"),
+    (["methods", "qqq"], "ifsl-bench methods"),
+    (["leaderboard", "qqq"], "ifsl-bench tasks"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(a)[:60] for a, _ in MISTAKES])
+def test_a_mistake_is_told_in_one_line(call, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    status, out, err = call(*arguments)
+    assert status == 2
+    assert message in err
+    assert err.count("\n") == 1
+    assert len(err.replace(LONG, "")) < 330, "the nearest names and where all are, not all of them"
+    assert out == ""
+    assert sorted(tmp_path.rglob("*")) == before, "nothing is left behind"
+
+
+def test_few_names_are_listed_and_many_are_not():
+    assert str(unknown("thing", "q", ["a", "b"])) == "unknown thing 'q'; available: a, b"
+    many = [f"name-{i}" for i in range(100)]
+    said = str(unknown("thing", "name-1x", many, see="ifsl-bench things"))
+    assert said.count("name-") == 4, "what was said, and the nearest three"
+    assert said.endswith("all 100: ifsl-bench things")
+
+
+DATA = '[dataset]\nname = "d"\n[pretraining]\nbackbone = "none"\nsteps = 1\n[pretraining.schedule]\nrate = 0.1\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        (DATA + '[tasks.a]\nshots = 1\n[tasks.b-2]\nshots = "1"\n', ["Expected `int`, got `str`", "`tasks.b-2.shots`"]),
+        (
+            DATA + '[tasks.a]\nshots = 1\nprotocol = "sep"\n',
+            ["'sep', which is none of 'separate', 'shared'", "tasks.a"],
+        ),
+        (DATA + "[tasks.a]\nshots = 1\n[episodes]\nways = 5\n", ["field `episodes`; did you mean 'episode'?"]),
+        (DATA + "[tasks.a]\nshotz = 1\n", ["did you mean 'shots'", "`tasks.a`"]),
+    ],
+)
+def test_a_task_file_that_is_wrong_names_task_and_key(call, tmp_path, monkeypatch, text, messages):
+    monkeypatch.chdir(tmp_path)
+    Path("t.toml").write_text(text)
+    status, _, err = call("table", "t.toml")
+    assert status == 2
+    assert err.startswith("ifsl-bench: t.toml: ")
+    assert "'episodes'" not in err
+    for message in messages:
+        assert message in err
+
+
+def test_lists_go_on_where_the_home_cannot_be_read(call):
+    for arguments in (["tasks"], ["leaderboard", "tiered-5shot"], ["table", "tiered-5shot"]):
+        status, out, err = call(*arguments, "--home", LONG)
+        assert status == 0, err
+        assert "5shot" in out
+        assert "warning: the home folder" in err
+        assert "nothing of yours is shown" in err
+
+
+def test_training_that_some_take_is_told_of_the_others(here, call):
+    status, _, err = call("run", "--method", "lwof,imprint", "--task", "clusters.toml:clusters-5shot", "--train",
+                          "steps=20", "--device", "cpu", "--dry-run")  # fmt: skip
+    assert status == 0
+    assert "imprint: nothing is meta-trained, so --train changes nothing" in err
+    assert "lwof: nothing" not in err
+
+
+def test_results_that_cannot_be_written_are_told_before_anything_is_computed(here, call):
+    Path("file").write_text("")
+    status, _, err = call("run", "--method", "imprint", "--task", "clusters.toml:clusters-5shot", "--device", "cpu",
+                          "--results", "file")  # fmt: skip
+    assert status == 2
+    assert err.count("\n") == 1, "no stage has begun"
+    assert not list(Path("home").glob("pretrained/*"))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("s.jpg", "JPEG"), ("s.webp", "WEBP"), ("s.PNG", "PNG")])
+def test_a_contact_sheet_is_of_the_kind_that_its_name_says(call, glyph_home, tmp_path, name, kind):
+    sheet = tmp_path / name
+    status, _, err = call("data", "show", "glyphs", "--home", str(glyph_home), "--out", str(sheet), "--classes", "2",
+                          "--images", "2")  # fmt: skip
+    assert status == 0, err
+    with Image.open(sheet) as image:
+        assert image.format == kind
+
+
+def test_a_new_task_is_found_by_its_name(here, call):
+    status, out, err = call("tasks", "new", "mine", "--data", "clusters")
+    assert status == 0, err
+    assert "--task mine-5shot" in out
+    assert "mine-5shot" in call("tasks")[1]
+    assert call("run", "--method", "imprint", "--task", "mine-5shot", "--dry-run", "--device", "cpu")[0] == 0
+
+
+def test_methods_are_rows_of_one_line(call):
+    status, out, _ = call("methods", "--format", "csv")
+    assert status == 0
+    status, out, _ = call("methods")
+    assert status == 0
+    lines = {line.split()[0]: line for line in out.splitlines()[2:] if line}
+    assert {"lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a", "imprint"} <= lines.keys()
+    assert "Ren et al. 2019" in lines["lr+a"]
+    status, out, _ = call("methods", "lr+a")
+    assert status == 0
+    for text in ("learner=lr", "gamma", "0.0001 to 1 (log)", "Incremental Few-Shot Learning", "ifsl-bench cite lr+a"):
+        assert text in out, text
+
+
+def test_tasks_are_by_data_set_and_those_that_can_be_run_come_first(call, here):
+    out = call("tasks")[1]
+    titles = [line.partition(":")[0] for line in out.splitlines() if ": " in line and not line.startswith("Run")]
+    assert len(titles) == len(set(titles)) == len({task.dataset.name for task in packaged().values()} | set(titles))
+    first = [line for line in out.splitlines() if ": " in line][:2]
+    assert not any("files" in line for line in first), "prepared, or made when first used"
+    assert out.index("glyphs-5shot") < out.index("cub-5shot")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell's completion")
+def test_completion_knows_tasks_and_methods(call, monkeypatch):
+    monkeypatch.setenv("_IFSL_BENCH_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "ifsl-bench run --task glyphs-1shot,cub-5")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert call()[1] == "plain,glyphs-1shot,cub-5shot\n"
+    monkeypatch.setenv("COMP_WORDS", "ifsl-bench run --method lr+")
+    assert set(call()[1].split()) == {"plain,lr+a", "plain,lr+s"}
