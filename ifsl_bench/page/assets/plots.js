@@ -1,0 +1,171 @@
+"use strict";
+// What Plotly draws. It reads names, ticks and hover texts as HTML, so that each goes through `label`.
+const muted = new Set(); // names of rows that the chips have put out
+const label = (text) => text.replace(/[&<>]/g, (mark) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[mark]);
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const narrow = () => innerWidth < 600;
+
+function drawChips(one, shown) {
+  const rows = shown.map((number) => DATA.rows[number]).filter((row) => row.origin);
+  const chips = rows.map((row) => el("label", {},
+    el("input", { type: "checkbox", value: row.name, checked: !muted.has(row.name) }), mark(row), row.name));
+  const every = rows.some((row) => muted.has(row.name));
+  const button = el("button", { type: "button", onclick: () => {
+    for (const row of rows) every ? muted.delete(row.name) : muted.add(row.name);
+    update();
+  } }, every ? "all" : "none");
+  find("#chips").replaceChildren(find("#chips legend"), ...chips, ...(rows.length > 1 ? [button] : []));
+  find("#chips").hidden = !rows.length;
+}
+
+function layout(more) {
+  const axis = { gridcolor: colour("--line"), zeroline: false, linecolor: colour("--soft"), automargin: true,
+    tickfont: { size: 11 }, title: { standoff: 8 } };
+  const { xaxis = {}, yaxis = {}, ...rest } = more;
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest",
+    margin: { l: 48, r: 12, t: 8, b: 42 }, height: 420, dragmode: narrow() ? false : "zoom",
+    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("--ink") },
+    hoverlabel: { align: "left", bgcolor: colour("--paper"), bordercolor: colour("--soft"), font: { color: colour("--ink") } },
+    xaxis: { ...axis, ...xaxis, title: { ...axis.title, ...xaxis.title } },
+    yaxis: { ...axis, ...yaxis, title: { ...axis.title, ...yaxis.title } }, ...rest,
+  };
+}
+
+/** Draws into a figure, or says why there is nothing to draw. */
+function draw(id, traces, more, nothing) {
+  const canvas = find("#" + id + " .canvas");
+  if (!traces.length) {
+    Plotly.purge(canvas);
+    canvas.replaceChildren(el("p", {}, nothing));
+    return;
+  }
+  if (!canvas.classList.contains("js-plotly-plot")) canvas.replaceChildren();
+  const modes = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d"];
+  Plotly.react(canvas, traces, layout(more), { displaylogo: false, responsive: true, modeBarButtonsToRemove: modes });
+  canvas.removeAllListeners?.("plotly_click");
+  canvas.on("plotly_click", (event) => {
+    const number = event.points[0]?.data.meta;
+    if (Number.isInteger(number)) showRow(number);
+  });
+}
+
+/** A trace of a row: a click on it says where it comes from. */
+const trace = (number, text, more) => ({ type: "scatter", mode: "markers", meta: number, hoverinfo: "text",
+  hovertext: label(DATA.rows[number].name) + "<br>" + text, ...more });
+const marker = (row, more = {}) => ({ color: row.look[0], symbol: row.look[1], size: 10, ...more });
+
+function drawPlots(one, shown) {
+  const rows = shown.filter((number) => DATA.rows[number].origin && !muted.has(DATA.rows[number].name));
+  drawTradeoff(one, rows);
+  drawSeeds(rows);
+  drawValidation(rows);
+  drawCost(rows);
+}
+
+// --- base against novel accuracy -------------------------------------------------------------------------------------
+
+function drawTradeoff(one, numbers) {
+  const known = numbers.filter((number) => DATA.rows[number].point);
+  const traces = known.flatMap((number) => tradeoffOf(number));
+  if (traces.length) traces.unshift(...levels(one.queries));
+  const points = known.flatMap((number) => [DATA.rows[number].point, DATA.rows[number].calibrated].filter(Boolean));
+  const span = (at) => {
+    const values = points.map((point) => point[at]);
+    return [Math.max(0, Math.min(...values) - 6), Math.min(100, Math.max(...values) + 6)];
+  };
+  draw("tradeoff", traces, {
+    xaxis: { title: { text: "base accuracy, %" }, range: points.length ? span(0) : undefined },
+    yaxis: { title: { text: "novel accuracy, %" }, range: points.length ? span(1) : undefined },
+  }, "No row here has base and novel accuracies.");
+}
+
+function tradeoffOf(number) {
+  const row = DATA.rows[number];
+  const traces = [];
+  if (row.curve) {
+    traces.push(trace(number, "", { x: row.curve[0], y: row.curve[1], mode: "lines", hoverinfo: "skip",
+      line: { color: row.look[0], dash: row.look[2], width: 1.5 } }));
+  }
+  const said = ([base, novel]) => `base ${base.toFixed(2)}, novel ${novel.toFixed(2)}`;
+  if (row.calibrated) {
+    traces.push(trace(number, said(row.calibrated) + ` with the bias found on validation<br>cal. Acc. ${plusMinus(row.values.calibrated_acc)}`,
+      { x: [row.calibrated[0]], y: [row.calibrated[1]], marker: marker(row, { symbol: row.look[1] + "-open", size: 9, line: { width: 2 } }) }));
+  }
+  traces.push(trace(number, said(row.point) + `<br>Acc. ${plusMinus(row.values.acc)}`,
+    { x: [row.point[0]], y: [row.point[1]], marker: marker(row, { size: 11 }) }));
+  return traces;
+}
+
+/** Lines of equal accuracy over all queries, and of equal harmonic mean. */
+function levels([base, novel]) {
+  const steps = Array.from({ length: 19 }, (_, i) => 5 * (i + 1));
+  const grid = Array.from({ length: 401 }, (_, i) => i / 4);
+  const within = (y) => (y >= 0 && y <= 100 ? y : null);
+  const line = (y, dash, name) => ({ type: "scatter", mode: "lines", x: grid, y: grid.map((x) => within(y(x))), hoverinfo: "text",
+    hovertext: name, line: { color: colour("--soft"), width: 0.7, dash }, opacity: 0.6 });
+  return steps.flatMap((level) => [
+    line((x) => (level * (base + novel) - base * x) / novel, "dot", `Acc. ${level}`),
+    line((x) => (2 * x > level ? (level * x) / (2 * x - level) : null), "dash", `harmonic mean ${level}`),
+  ]);
+}
+
+// --- seeds, validation, cost -----------------------------------------------------------------------------------------
+
+function drawSeeds(numbers) {
+  const pick = find("#seeds select");
+  const known = numbers.filter((number) => DATA.rows[number].by_seed[pick.value]);
+  const traces = known.flatMap((number, i) => {
+    const row = DATA.rows[number];
+    const [mean, interval] = row.values[pick.value];
+    const line = { x: [mean], y: [i], mode: "markers", marker: { color: colour("--ink"), symbol: "line-ns-open", size: 14 },
+      error_x: { type: "data", array: [interval || 0], color: colour("--ink"), thickness: 1.2, width: 3 } };
+    const dots = row.by_seed[pick.value];
+    return [trace(number, plusMinus([mean, interval]), line),
+      trace(number, "", { x: dots, y: dots.map(() => i), marker: marker(row, { size: 8, opacity: 0.85 }),
+        hovertext: dots.map((value, s) => `${label(row.name)}<br>seed ${row.seeds[s]}: ${value.toFixed(2)}`) })];
+  });
+  draw("seeds", traces, {
+    height: 90 + 24 * Math.max(known.length, 3), margin: { l: 20, r: 12, t: 8, b: 42 },
+    xaxis: { title: { text: METRICS[pick.value] + ", %" } },
+    yaxis: { range: [known.length - 0.4, -0.6], tickvals: known.map((_, i) => i), showgrid: false,
+      ticktext: known.map((number) => label(short(DATA.rows[number].name))) },
+  }, "No row here has it.");
+}
+
+const short = (name) => (name.length > (narrow() ? 16 : 32) ? name.slice(0, narrow() ? 15 : 31) + "…" : name);
+
+function drawValidation(numbers) {
+  const traces = numbers.flatMap((number) => {
+    const row = DATA.rows[number];
+    return (row.validation || []).filter(([steps]) => steps.length).map(([steps, values], s) => trace(number, "", {
+      x: steps, y: values, mode: "lines", line: { color: row.look[0], dash: row.look[2], width: 1.4 }, opacity: 0.85,
+      hovertext: steps.map((step, i) => `${label(row.name)}<br>seed ${row.seeds[s]}, step ${step}: ${values[i].toFixed(2)}`) }));
+  });
+  draw("validation", traces, { xaxis: { title: { text: "step" }, rangemode: "tozero" }, yaxis: { title: { text: "validation Acc., %" } } },
+    "No row here was meta-trained.");
+}
+
+const COSTS = { seconds: "seconds of meta-training and evaluation", milliseconds: "milliseconds an episode", parameters: "parameters that are learned" };
+
+function drawCost(numbers) {
+  const what = find("#cost select").value;
+  const known = numbers.filter((number) => DATA.rows[number].cost?.[what] !== undefined);
+  const traces = known.map((number) => {
+    const row = DATA.rows[number];
+    const [mean, interval] = row.values.acc;
+    return trace(number, `${row.cost[what].toLocaleString("en")} ${COSTS[what]}<br>Acc. ${plusMinus(row.values.acc)}`, {
+      x: [row.cost[what]], y: [mean], marker: marker(row),
+      error_y: { type: "data", array: [interval || 0], color: row.look[0], thickness: 1, width: 2 } });
+  });
+  draw("cost", traces, { xaxis: { title: { text: COSTS[what] }, type: what === "parameters" ? "linear" : "log" }, yaxis: { title: { text: "Acc., %" } } },
+    "No row here says what it cost.");
+}
+
+find("#chips").addEventListener("input", (event) => {
+  if (event.target.checked) muted.delete(event.target.value);
+  else muted.add(event.target.value);
+  drawPlots(board(), filter(board()));
+});
+for (const pick of all("#seeds select, #cost select")) pick.addEventListener("input", update);
+start();

@@ -1,0 +1,50 @@
+"""How the paper of a row is cited: the one place that knows. Imports no torch."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+
+from ifsl_bench.board.published import titles
+from ifsl_bench.plugin import registry
+
+
+@dataclass(frozen=True)
+class Citation:
+    """Of a method or of a paper's row.
+
+    Attributes:
+        text: what it is and where it was published, a paragraph for readers.
+        bibtex: entries for a bibliography; "" where nobody has written any.
+    """
+
+    text: str
+    bibtex: str
+
+
+def citation_of_row(method: str, label: str) -> Citation:
+    """Of a measured row, by what its results call the method."""
+    return Citation(_first_words(method), "")
+
+
+def citation_of_paper(source: str) -> Citation:
+    """Of a published row, by the name of the file that it is printed from."""
+    return Citation(titles().get(source, source), "")
+
+
+@lru_cache(maxsize=256)
+def _first_words(method: str) -> str:
+    """What the module of a registered method says that it is; "" where that cannot be read. Runs none of its code."""
+    points = registry.owners(registry.METHODS, method)
+    if len(points) != 1:
+        return ""
+    try:
+        spec = find_spec(points[0].module)
+        source = spec.loader.get_source(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
+        said = ast.get_docstring(ast.parse(source or "")) or ""
+    except Exception:  # somebody's package, whatever is wrong with it
+        return ""
+    return inspect.cleandoc(said).split("\n\n")[0].replace("\n", " ")
