@@ -14,9 +14,11 @@ from typing import Any
 from ifsl_bench._version import __version__
 from ifsl_bench.board.entries import Entry
 from ifsl_bench.board.leaderboard import RULE
+from ifsl_bench.board.table import Table
 from ifsl_bench.page.gather import Page, PageBoard, PageRow
 
 SCRIPTS = ("page.js", "details.js", "pairs.js", "plots.js")  # in this order, after Plotly
+# The columns that are shown before more are asked for, in this order; the others come last.
 ALWAYS = ("rank", "method", "Acc.", "cal. Acc.", "Delta", "Delta_a", "Delta_b", "to the best", "seeds", "source")
 WIDE = ("Delta_a", "Delta_b", "seeds", "source")  # of these, what a narrow screen is not shown until it asks for more
 SETTINGS = {"paper": "as published"}
@@ -47,6 +49,7 @@ def page_html(page: Page) -> str:
         scripts=scripts,
         policy=_policy(scripts),
         classes_of=_classes,
+        columns_of=_columns,
         flags_of=_flags,
         symbols=_asset("marks.svg"),
     )
@@ -97,6 +100,13 @@ def _counts(page: Page) -> dict[str, int]:
         "tasks": len({row.task for row in measured}),
         "published": len(page.rows) - len(measured),
     }
+
+
+def _columns(table: Table[Entry]) -> list[int]:
+    """The places of a table's columns in the order of the page, without those that say nothing of any row."""
+    headings, cells = table.headings(), table.cells()
+    known = [i for i in range(len(headings)) if any(line[i].text for line in cells)]
+    return sorted(known, key=lambda i: (*ALWAYS, headings[i]).index(headings[i]))
 
 
 def _classes(heading: str) -> str:

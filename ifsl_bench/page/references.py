@@ -1,4 +1,4 @@
-"""How the paper of a row is cited: the one place that knows. Imports no torch."""
+"""How the paper of a row is cited: the one place that knows. Imports no torch for what is packaged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 
+from ifsl_bench.board.looks import method_of
 from ifsl_bench.board.published import titles
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
 
 
@@ -26,13 +28,41 @@ class Citation:
 
 
 def citation_of_row(method: str, label: str) -> Citation:
-    """Of a measured row, by what its results call the method."""
-    return Citation(_first_words(method), "")
+    """Of a measured row.
+
+    Args:
+        method: what its results call the method.
+        label: the row's; ``lr+a`` of it says which papers are meant where a method is of several.
+    """
+    name = method_of(label)
+    return Citation(_first_words(method), _bibtex(name) or _bibtex(method))
 
 
 def citation_of_paper(source: str) -> Citation:
     """Of a published row, by the name of the file that it is printed from."""
-    return Citation(titles().get(source, source), "")
+    text = titles().get(source, source)
+    return Citation(text, "\n\n".join(entry for title, entry in _papers() if text.lower().startswith(title.lower())))
+
+
+def _bibtex(name: str) -> str:
+    """What ``ifsl-bench cite`` prints for a method; "" where nobody has said it."""
+    try:
+        from ifsl_bench.plugin.bibliography import cite_method
+    except ImportError:
+        return ""
+    try:
+        return cite_method(name)
+    except UserError:
+        return ""
+
+
+def _papers() -> list[tuple[str, str]]:
+    """The papers of the package, by title."""
+    try:
+        from ifsl_bench.plugin.bibliography import papers
+    except ImportError:
+        return []
+    return [(paper.field("title"), paper.bibtex) for paper in papers("methods")]
 
 
 @lru_cache(maxsize=256)

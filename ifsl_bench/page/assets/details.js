@@ -13,7 +13,8 @@ function plusMinus([mean, interval]) {
 /** Facts as [name, text] from numbers in the list of texts. */
 const facts = (pairs) => pairs.map(([name, text]) => [DATA.texts[name], DATA.texts[text]]);
 
-function list(pairs) {
+function list(pairs, kind = "") {
+  if (kind) return el("dl", { class: kind }, ...pairs.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
   return el("dl", {}, ...pairs.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
 }
 
@@ -63,7 +64,7 @@ function perSeed(seeds) {
     el("thead", {}, el("tr", {}, ...short.map((name) => el("th", { scope: "col" }, name)))),
     el("tbody", {}, ...values.map((value) => el("tr", {}, ...short.map((name) => el("td", {}, value[name] || ""))))));
   const long = names.filter((name) => !short.includes(name));
-  const lines = values.map((value) => el("details", {},
+  const lines = values.map((value) => el("details", { open: true },
     el("summary", {}, "seed " + value.seed), list(long.filter((name) => value[name]).map((name) => [name, value[name]]))));
   return [el("div", { class: "scroll", tabindex: 0 }, table), ...(long.length ? lines : [])];
 }
@@ -74,7 +75,7 @@ function showRow(number) {
   if (row.setting) about.push(["setting", row.setting]);
   if (row.note) about.push(["note", row.note]);
   const values = Object.entries(row.values).map(([name, value]) => [METRICS[name], plusMinus(value)]);
-  const parts = [list(about), el("h3", {}, "In percent" + (row.origin ? ", ± the 95% interval over episodes" : ", as printed")), list(values)];
+  const parts = [list(about), el("h3", {}, "In percent" + (row.origin ? ", ± the 95% interval over episodes" : ", as printed")), list(values, "grid")];
   if (row.origin) {
     const [shared, seeds] = row.origin;
     const own = seeds.map(facts);

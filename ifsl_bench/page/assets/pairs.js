@@ -18,7 +18,8 @@ function drawPairs(one, shown) {
   const name = (n) => DATA.rows[n].name;
   const cell = (a, b) => {
     const pair = known.get(a + " " + b);
-    if (!pair) return el("td");
+    if (a === b) return el("td", {}, el("button", { type: "button", tabindex: -1, "aria-label": name(a), title: name(a), onclick: () => showRow(a) }, "·"));
+    if (!pair) return el("td", {}, el("button", { type: "button", tabindex: -1, "aria-label": `${name(a)} minus ${name(b)}: not compared` }, ""));
     const mean = pair[2];
     const text = (mean > 0 ? "+" : "") + mean.toFixed(Math.abs(mean) < 9.95 ? 1 : 0);
     const strength = (0.06 + 0.5 * Math.sqrt(Math.abs(mean) / most)).toFixed(2);
@@ -41,10 +42,7 @@ find("#pairs table").addEventListener("keydown", (event) => {
   if (!step || !from) return;
   event.preventDefault();
   const lines = all("#pairs tbody tr");
-  let y = lines.indexOf(from.parentNode) + step[0];
-  let x = from.cellIndex + step[1];
-  if (lines[y]?.cells[x] && !find("button", lines[y].cells[x])) [y, x] = [y + step[0], x + step[1]]; // over the diagonal
-  const to = lines[y]?.cells[x] && find("button", lines[y].cells[x]);
+  const to = find("button", lines[lines.indexOf(from.parentNode) + step[0]]?.cells[from.cellIndex + step[1]] || el("td"));
   if (!to) return;
   find("button", from).tabIndex = -1;
   to.tabIndex = 0;

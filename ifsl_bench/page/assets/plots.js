@@ -56,6 +56,7 @@ const trace = (number, text, more) => ({ type: "scatter", mode: "markers", meta:
 const marker = (row, more = {}) => ({ color: row.look[0], symbol: row.look[1], size: 10, ...more });
 
 function drawPlots(one, shown) {
+  find("#plots").hidden = !one.rows.some((number) => DATA.rows[number].origin);
   const rows = shown.filter((number) => DATA.rows[number].origin && !muted.has(DATA.rows[number].name));
   drawTradeoff(one, rows);
   drawSeeds(rows);
@@ -68,15 +69,17 @@ function drawPlots(one, shown) {
 function drawTradeoff(one, numbers) {
   const known = numbers.filter((number) => DATA.rows[number].point);
   const traces = known.flatMap((number) => tradeoffOf(number));
-  if (traces.length) traces.unshift(...levels(one.queries));
   const points = known.flatMap((number) => [DATA.rows[number].point, DATA.rows[number].calibrated].filter(Boolean));
   const span = (at) => {
     const values = points.map((point) => point[at]);
     return [Math.max(0, Math.min(...values) - 6), Math.min(100, Math.max(...values) + 6)];
   };
+  const [x, y] = points.length ? [span(0), span(1)] : [[0, 100], [0, 100]];
+  if (traces.length) traces.unshift(...levels(one.queries, y));
   draw("tradeoff", traces, {
-    xaxis: { title: { text: "base accuracy, %" }, range: points.length ? span(0) : undefined },
-    yaxis: { title: { text: "novel accuracy, %" }, range: points.length ? span(1) : undefined },
+    xaxis: { title: { text: "base accuracy, %" }, range: x, showgrid: false },
+    yaxis: { title: { text: "novel accuracy, %" }, range: y, showgrid: false },
+    annotations: levelNames(one.queries, x, y),
   }, "No row here has base and novel accuracies.");
 }
 
@@ -97,17 +100,31 @@ function tradeoffOf(number) {
   return traces;
 }
 
-/** Lines of equal accuracy over all queries, and of equal harmonic mean. */
-function levels([base, novel]) {
-  const steps = Array.from({ length: 19 }, (_, i) => 5 * (i + 1));
+// Novel accuracy at a base accuracy x where the accuracy over all queries, or the harmonic mean, is `level`.
+const levelsOf = ([bottom, top]) => {
+  const step = top - bottom > 30 ? 10 : 5;
+  return Array.from({ length: 100 / step - 1 }, (_, i) => step * (i + 1));
+};
+const equalAcc = (level, [base, novel]) => (x) => (level * (base + novel) - base * x) / novel;
+const equalHarmonic = (level) => (x) => (2 * x > level ? (level * x) / (2 * x - level) : NaN);
+
+function levels(queries, range) {
   const grid = Array.from({ length: 401 }, (_, i) => i / 4);
   const within = (y) => (y >= 0 && y <= 100 ? y : null);
   const line = (y, dash, name) => ({ type: "scatter", mode: "lines", x: grid, y: grid.map((x) => within(y(x))), hoverinfo: "text",
-    hovertext: name, line: { color: colour("--soft"), width: 0.7, dash }, opacity: 0.6 });
-  return steps.flatMap((level) => [
-    line((x) => (level * (base + novel) - base * x) / novel, "dot", `Acc. ${level}`),
-    line((x) => (2 * x > level ? (level * x) / (2 * x - level) : null), "dash", `harmonic mean ${level}`),
-  ]);
+    hovertext: name, line: { color: colour("--soft"), width: 0.7, dash }, opacity: 0.55 });
+  return levelsOf(range).flatMap((level) => [line(equalAcc(level, queries), "dot", `Acc. ${level}`),
+    line(equalHarmonic(level), "dash", `harmonic mean ${level}`)]);
+}
+
+/** What the lines are, at the left edge (accuracy) and the right one (harmonic mean) of the ranges that are shown. */
+function levelNames(queries, [left, right], [bottom, top]) {
+  const name = (x, y, text, xanchor) => ({ x, y: y(x), text, xanchor, yanchor: "bottom", showarrow: false,
+    font: { size: 9, color: colour("--soft") } });
+  const edge = (right - left) * 0.006;
+  const inside = ({ y }) => y > bottom && y < top - 0.04 * (top - bottom);
+  return levelsOf([bottom, top]).flatMap((level) => [name(left + edge, equalAcc(level, queries), `Acc. ${level}`, "left"),
+    name(right - edge, equalHarmonic(level), `harmonic ${level}`, "right")]).filter(inside);
 }
 
 // --- seeds, validation, cost -----------------------------------------------------------------------------------------
@@ -148,6 +165,9 @@ function drawValidation(numbers) {
 
 const COSTS = { seconds: "seconds of meta-training and evaluation", milliseconds: "milliseconds an episode", parameters: "parameters that are learned" };
 
+const TICKS = Array.from({ length: 22 }, (_, i) => Number(((i % 2 ? 3 : 1) * 10 ** (Math.floor(i / 2) - 4)).toPrecision(1)));
+const LOG = { type: "log", tickvals: TICKS, ticktext: TICKS.map((value) => value.toLocaleString("en", { maximumFractionDigits: 4 })) };
+
 function drawCost(numbers) {
   const what = find("#cost select").value;
   const known = numbers.filter((number) => DATA.rows[number].cost?.[what] !== undefined);
@@ -158,7 +178,7 @@ function drawCost(numbers) {
       x: [row.cost[what]], y: [mean], marker: marker(row),
       error_y: { type: "data", array: [interval || 0], color: row.look[0], thickness: 1, width: 2 } });
   });
-  draw("cost", traces, { xaxis: { title: { text: COSTS[what] }, type: what === "parameters" ? "linear" : "log" }, yaxis: { title: { text: "Acc., %" } } },
+  draw("cost", traces, { xaxis: { title: { text: COSTS[what] }, ...(what === "parameters" ? { rangemode: "tozero" } : LOG) }, yaxis: { title: { text: "Acc., %" } } },
     "No row here says what it cost.");
 }
 
