@@ -122,7 +122,9 @@ def test_the_tables_are_those_of_the_command(board, text, setting):
     reader = Reader(text)
     (shown,) = [rows for about, rows in reader.tables if about.get("data-setting") == setting]
     printed = ranked_table(board.in_setting(setting), full=True)
-    headings = [cell.replace("Δ", "Delta").replace("Deltaa", "Delta_a").replace("Deltab", "Delta_b") for cell in shown[0]]
+    headings = [
+        cell.replace("Δ", "Delta").replace("Deltaa", "Delta_a").replace("Deltab", "Delta_b") for cell in shown[0]
+    ]
     assert set(headings) <= set(printed.headings())
     assert {"rank", "method", "Acc.", "cal. Acc.", "AUSUC", "to the best", "seeds"} <= set(headings)
     at = [printed.headings().index(heading) for heading in headings]
@@ -155,10 +157,13 @@ def test_differences_are_those_of_compare_and_marked_as_ranks_have_them(board, t
             assert (mean, interval) == (pytest.approx(found.mean, abs=1e-4), pytest.approx(found.interval, abs=1e-4))
             assert value == pytest.approx(found.p, rel=0.01, abs=1e-300)
             assert (seeds, fixed) == ([0, 1, 2], False)
-            p += [found.p / 2 if found.mean > 0 else 1 - found.p / 2, found.p / 2 if found.mean < 0 else 1 - found.p / 2]
+            p += [
+                found.p / 2 if found.mean > 0 else 1 - found.p / 2,
+                found.p / 2 if found.mean < 0 else 1 - found.p / 2,
+            ]
         told = holm(np.array(p)).reshape(-1, 2).any(1)
         assert [pair[5] for pair in pairs] == told.tolist()
-        assert 0 < told.sum()
+        assert told.sum() > 0
         ranks = {place.row.label: place.ranks for place in Ranking(list(ranked.values()), metric).places}
         for number in one["ranked"]:
             label = rows[number]["label"]
@@ -184,7 +189,9 @@ def test_points_curves_seeds_and_costs_follow_from_the_results(board, text):
     assert row["by_seed"]["acc"] == [round(r.summary["acc"]["mean"], 3) for r in measured.results]
     hits = np.array([[r.episodes.column(n).mean() for n in ("base_joint", "novel_joint")] for r in measured.results])
     assert row["point"] == pytest.approx(hits.mean(0) * 4, abs=1e-3)
-    hits = np.array([[r.episodes.column(f"calibrated_{n}").mean() for n in ("base", "novel")] for r in measured.results])
+    hits = np.array(
+        [[r.episodes.column(f"calibrated_{n}").mean() for n in ("base", "novel")] for r in measured.results]
+    )
     assert row["calibrated"] == pytest.approx(hits.mean(0) * 4, abs=1e-3)
     base, novel = np.array(row["curve"])
     assert (np.diff(base) <= 0).all()

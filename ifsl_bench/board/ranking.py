@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
-from ifsl_bench.board.rank_intervals import Difference, Prior, RankInterval, difference, fit_prior, rank_intervals, significantly_better
+from ifsl_bench.board.rank_intervals import (
+    Difference,
+    Prior,
+    RankInterval,
+    difference,
+    fit_prior,
+    rank_intervals,
+    significantly_better,
+)
 
 SEEDS = 3  # what a rank needs
 

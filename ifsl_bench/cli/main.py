@@ -109,7 +109,9 @@ def _guarded(call: Callable[[], Any]) -> int:
     return status if isinstance(status, int) else 0
 
 
-for command in (plan, status, run, pretrain, table, report, compare, show, check, reproduce, data, tasks, cache, weights):
+for command in (
+    plan, status, run, pretrain, table, report, compare, show, check, reproduce, data, tasks, cache, weights,
+):  # fmt: skip
     cli.add_command(command)
 
 

@@ -141,7 +141,7 @@ def gather(boards: Iterable[Board]) -> Page:
 
 
 def _settings(board: Board) -> list[str]:
-    """"paper" first; the others have rows of their own."""
+    """ "paper" first; the others have rows of their own."""
     return [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]
 
 

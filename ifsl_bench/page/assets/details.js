@@ -13,9 +13,12 @@ function plusMinus([mean, interval]) {
 /** Facts as [name, text] from numbers in the list of texts. */
 const facts = (pairs) => pairs.map(([name, text]) => [DATA.texts[name], DATA.texts[text]]);
 
-function list(pairs, kind = "") {
-  if (kind) return el("dl", { class: kind }, ...pairs.map(([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text))));
-  return el("dl", {}, ...pairs.flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
+/** Names and texts: the short ones beside each other, the long ones below. */
+function list(pairs) {
+  const [short, long] = [true, false].map((kind) => pairs.filter(([, text]) => (text.length <= 24) === kind));
+  const item = ([name, text]) => el("div", {}, el("dt", {}, name), el("dd", {}, text));
+  return el("div", {}, ...(short.length ? [el("dl", { class: "grid" }, ...short.map(item))] : []),
+    ...(long.length ? [el("dl", {}, ...long.map(item))] : []));
 }
 
 /** A word as a shell takes it. */
@@ -75,7 +78,7 @@ function showRow(number) {
   if (row.setting) about.push(["setting", row.setting]);
   if (row.note) about.push(["note", row.note]);
   const values = Object.entries(row.values).map(([name, value]) => [METRICS[name], plusMinus(value)]);
-  const parts = [list(about), el("h3", {}, "In percent" + (row.origin ? ", ± the 95% interval over episodes" : ", as printed")), list(values, "grid")];
+  const parts = [list(about), el("h3", {}, "In percent" + (row.origin ? ", ± the 95% interval over episodes" : ", as printed")), list(values)];
   if (row.origin) {
     const [shared, seeds] = row.origin;
     const own = seeds.map(facts);
@@ -83,8 +86,8 @@ function showRow(number) {
     parts.push(
       el("h3", {}, "Where it comes from"), list(facts(shared)),
       el("h3", {}, seeds.length > 1 ? "Each seed" : "Its seed"), ...perSeed(seeds),
-      el("h3", {}, "To see more, or to run it again"),
-      copied("ifsl-bench show " + quoted("results/" + file) + "\nifsl-bench reproduce " + quoted("results/" + file)));
+      el("h3", {}, "To see more, or to run it again, in the folder of results"),
+      copied("ifsl-bench show " + quoted(file) + "\nifsl-bench reproduce " + quoted(file)));
   }
   open([mark(row), row.name], ...parts, ...cited(row));
   writeAddress(row.name);
