@@ -23,11 +23,12 @@ from ifsl_bench.board.leaderboard import ranked_table
 from ifsl_bench.board.rank_intervals import holm
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.render import render
-from ifsl_bench.board.result_file import Result, write
+from ifsl_bench.board.result_file import Result, packaged_root, write
 from ifsl_bench.page.gather import FINEST, boards_of, gather
 from ifsl_bench.page.html import page_html, script_json
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.task_files import find, packaged
 from tests.test_calibrated_results import result
+from tests.test_leaderboard import result as plain
 
 ASSETS = resources.files("ifsl_bench.page") / "assets"
 TASK = "mini-5shot"
@@ -287,3 +288,48 @@ def test_variants_come_along_and_empty_tasks_do_not(tmp_path, monkeypatch):
     (variant,) = find(f"{TASK}+ways=10")
     write(tmp_path, made("a", 0, task=variant.name, task_hash=variant.hash))
     assert [board.name for board in boards_of(tasks, tmp_path, named=False)] == [TASK]
+
+
+@pytest.mark.parametrize("task", ["mini-regular-5shot", "tiny-pack-5shot"])
+def test_results_without_base_classes_and_older_ones_have_gaps(task, tmp_path, monkeypatch):
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    for seed in range(3):
+        write(tmp_path, plain("old", seed, np.arange(100) % 9 + seed, task))
+        write(tmp_path, plain("older", seed, np.arange(100) % 7 + seed, task))
+    page = gather([load_board(find(task)[0], tmp_path)])
+    row = page.rows[0]
+    assert (row.curve, row.calibrated, row.validation, row.cost) == (None, None, [], {})
+    assert (row.point is None) == task.startswith("mini-regular")
+    assert page.boards[0].pairs.keys() == {"acc"}
+    assert data_of(page_html(page))["boards"][0]["ranked"] == [0, 1]
+
+
+def test_no_file_that_results_name_as_their_method_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path)
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    for name in (f"{tmp_path}/evil.py:Evil", "evil:Evil"):
+        write(tmp_path / "results", made(name, 0, method=name))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert page_html(gather([load_board(find(TASK)[0], tmp_path / "results")]))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
+    pytest.importorskip("ifsl_bench.plugin.bibliography")
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path)
+    write(tmp_path / "results", made("lr+a.gamma=1e-05", 0, method="attractor", options={"gamma": 1e-5}))
+    data = data_of(page_html(gather([load_board(find(TASK)[0], tmp_path / "results")])))
+    cited = {row["label"]: data["citations"][row["cited"]] for row in data["rows"]}
+    assert "@inproceedings{ren2019" in cited["lr+a.gamma=1e-05"][1]
+    assert "@inproceedings{ren2019" in cited["mlp"][1], "a published row"
+    assert data_of(text)["citations"][0][1] == "", "of a method that nobody knows"
+
+
+def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
+    kept = Path(__file__).parents[1] / "docs" / "leaderboard.html"
+    if not kept.exists():
+        pytest.skip("none is kept")
+    made_now = page_html(gather(boards_of(packaged().values(), packaged_root(), named=False)))
+    assert kept.read_text(encoding="utf-8") == made_now, (
+        "ifsl-bench report --results results --out docs/leaderboard.html"
+    )

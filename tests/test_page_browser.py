@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,7 +195,7 @@ def test_a_number_is_one_click_from_where_it_comes_from_and_the_address_leads_ba
     for fact in ("ifsl-bench run --method x --seed 2", "c0ffee", "a CPU", "d200", "mini-5shot/b.seed-1.json"):
         assert fact in said
     page.locator("dialog button:has-text('copy')").first.click()
-    page.wait_for_function("/^copied|selected; copy it/m.test(document.querySelector('dialog').innerText)")
+    page.locator("dialog button", has_text=re.compile("^(copied|selected; copy it)$")).wait_for()
     box = page.locator("dialog").bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= page.viewport_size["width"]

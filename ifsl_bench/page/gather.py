@@ -84,7 +84,6 @@ class PageBoard:
     task: str
     title: str
     setting: str
-    regular: bool
     table: Table[Entry]
     entries: list[Entry]
     rows: list[int]
@@ -159,7 +158,7 @@ def _board(view: Board, table: Table[Entry], entries: list[Entry], numbers: dict
             pairs[metric] = found
     queries = shape.base_queries, shape.ways * shape.novel_queries
     order = [numbers[_key(entry)] for entry in entries]
-    return PageBoard(view.name, table.title, view.setting, view.task.regular, table, entries, order, queries, pairs)
+    return PageBoard(view.name, table.title, view.setting, table, entries, order, queries, pairs)
 
 
 def _row(entry: Entry, shared: bool, citations: dict[Citation, int]) -> PageRow:

@@ -14,6 +14,7 @@ from typing import Any
 from ifsl_bench._version import __version__
 from ifsl_bench.board.entries import Entry
 from ifsl_bench.board.leaderboard import RULE
+from ifsl_bench.board.measured import EVERY, PAPER
 from ifsl_bench.board.table import Table
 from ifsl_bench.page.gather import Page, PageBoard, PageRow
 
@@ -21,7 +22,6 @@ SCRIPTS = ("page.js", "details.js", "pairs.js", "plots.js")  # in this order, af
 # The columns that are shown before more are asked for, in this order; the others come last.
 ALWAYS = ("rank", "method", "Acc.", "cal. Acc.", "Delta", "Delta_a", "Delta_b", "to the best", "seeds", "source")
 WIDE = ("Delta_a", "Delta_b", "seeds", "source")  # of these, what a narrow screen is not shown until it asks for more
-SETTINGS = {"paper": "as published"}
 
 
 def page_html(page: Page) -> str:
@@ -40,7 +40,7 @@ def page_html(page: Page) -> str:
         rows=page.rows,
         overviews=[overview for name in settings_of(page) if len((overview := _overview(page, name))[1]) > 1],
         tasks=tasks_of(page),
-        settings={name: SETTINGS.get(name, name) for name in settings_of(page)},
+        settings={name: _said(name) for name in settings_of(page)},
         version=__version__,
         counts=_counts(page),
         rule=RULE.partition(": ")[2],
@@ -65,7 +65,15 @@ def script_json(value: Any) -> str:
 
 def settings_of(page: Page) -> list[str]:
     """The settings that some task has, methods as published first."""
-    return list(dict.fromkeys(sorted((board.setting for board in page.boards), key=lambda s: (s not in SETTINGS, s))))
+    return list(dict.fromkeys(sorted((board.setting for board in page.boards), key=lambda s: (s != PAPER, s))))
+
+
+def _said(setting: str) -> str:
+    """A setting in words."""
+    trials = setting.removeprefix("tuned-")
+    return {PAPER: "as published", EVERY: "the same in all"}.get(
+        setting, f"best of {trials} trials" if trials.isdigit() else setting
+    )
 
 
 def tasks_of(page: Page) -> list[tuple[str, list[str]]]:
@@ -160,13 +168,13 @@ def _data(page: Page) -> dict[str, Any]:
 
     rows = []
     for row in page.rows:
-        entry = asdict(row)
+        entry = asdict(row) | {"setting": _said(row.setting)}
         if row.origin:
             entry["origin"] = [pooled(row.origin.shared), [pooled(seed) for seed in row.origin.seeds]]
         rows.append({name: value for name, value in entry.items() if value not in (None, "", [], {})})
     boards = [
         {
-            "task": board.task, "setting": board.setting, "regular": board.regular, "rows": board.rows,
+            "task": board.task, "setting": board.setting, "said": _said(board.setting), "rows": board.rows,
             "queries": board.queries, "ranked": list(_ranked(board)),
             "pairs": {name: [list(asdict(pair).values()) for pair in pairs] for name, pairs in board.pairs.items()},
         }

@@ -45,10 +45,15 @@ def citation_of_paper(source: str) -> Citation:
 
 
 def _bibtex(name: str) -> str:
-    """What ``ifsl-bench cite`` prints for a method; "" where nobody has said it."""
+    """What ``ifsl-bench cite`` prints for a method that is installed; "" where nobody has said it.
+
+    Results may name any file as their method's; none is run for a page.
+    """
     try:
-        from ifsl_bench.plugin.bibliography import cite_method
+        from ifsl_bench.plugin.bibliography import cite_method, rows
     except ImportError:
+        return ""
+    if name not in rows() and not registry.owners(registry.METHODS, name):
         return ""
     try:
         return cite_method(name)

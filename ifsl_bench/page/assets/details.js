@@ -102,7 +102,7 @@ function showPair(pair, one, metric) {
     ["ranking", told ? "significant among all comparisons (Holm, 5%)" : "not significant among all comparisons (Holm, 5%)"],
     ["over", fixed ? "episodes alone, of these trained models" : "episodes and training seeds"],
     ["seeds", seeds.join(", ") || "none in common"],
-    ["task", one.task + ", " + one.setting],
+    ["task", one.task + ", " + one.said],
   ];
   const labels = rows.map((row) => quoted(row.label)).join(" ");
   open([rows[0].name + " minus " + rows[1].name], list(said),
