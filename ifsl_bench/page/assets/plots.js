@@ -165,8 +165,12 @@ function drawValidation(numbers) {
 
 const COSTS = { seconds: "seconds of meta-training and evaluation", milliseconds: "milliseconds an episode", parameters: "parameters that are learned" };
 
-const TICKS = Array.from({ length: 22 }, (_, i) => Number(((i % 2 ? 3 : 1) * 10 ** (Math.floor(i / 2) - 4)).toPrecision(1)));
-const LOG = { type: "log", tickvals: TICKS, ticktext: TICKS.map((value) => value.toLocaleString("en", { maximumFractionDigits: 4 })) };
+/** An axis of powers of ten, with ticks between them as far as there is room. */
+function logAxis(values) {
+  const steps = Math.max(...values) / Math.min(...values) < 30 ? [1, 2, 5] : [1, 3];
+  const ticks = Array.from({ length: 14 }, (_, i) => steps.map((step) => Number((step * 10 ** (i - 5)).toPrecision(1)))).flat();
+  return { type: "log", tickvals: ticks, ticktext: ticks.map((value) => value.toLocaleString("en", { maximumFractionDigits: 5 })) };
+}
 
 function drawCost(numbers) {
   const what = find("#cost select").value;
@@ -178,8 +182,8 @@ function drawCost(numbers) {
       x: [row.cost[what]], y: [mean], marker: marker(row),
       error_y: { type: "data", array: [interval || 0], color: row.look[0], thickness: 1, width: 2 } });
   });
-  draw("cost", traces, { xaxis: { title: { text: COSTS[what] }, ...(what === "parameters" ? { rangemode: "tozero" } : LOG) }, yaxis: { title: { text: "Acc., %" } } },
-    "No row here says what it cost.");
+  const kind = what === "parameters" ? { rangemode: "tozero" } : logAxis(known.map((number) => DATA.rows[number].cost[what]));
+  draw("cost", traces, { xaxis: { title: { text: COSTS[what] }, ...kind }, yaxis: { title: { text: "Acc., %" } } }, "No row here says what it cost.");
 }
 
 find("#chips").addEventListener("input", (event) => {
