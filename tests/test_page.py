@@ -18,6 +18,7 @@ import pytest
 
 from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.leaderboard import ranked_table
 from ifsl_bench.board.rank_intervals import holm
@@ -170,6 +171,28 @@ def test_differences_are_those_of_compare_and_marked_as_ranks_have_them(board, t
             label = rows[number]["label"]
             better = sum(p[5] for p in pairs if (p[0] == number and p[2] < 0) or (p[1] == number and p[2] > 0))
             assert ranks[label].first == 1 + better
+
+
+def test_the_numbers_are_those_that_the_commands_print(call, results, board, text):
+    rows = [row for row in data_of(text)["rows"] if row.get("setting") != "best of 12 trials"]
+    status, out, _ = call("table", TASK, "--rank", "--full", "--results", str(results), "--format", "json")
+    assert status == 0
+    printed = json.loads(out)
+    assert sorted((row["label"], row["source"]) for row in rows) == sorted((p["method"], p["source"]) for p in printed)
+    for one in printed:
+        (row,) = [row for row in rows if (row["label"], row["source"]) == (one["method"], one["source"])]
+        for name in HEADINGS:
+            assert row["values"].get(name, [None, None]) == [one[name], one[f"{name}_interval"]]
+        assert len(row.get("seeds", [])) == (one["seeds"] or 0)
+    status, out, _ = call("compare", "a", "b", "--task", TASK, "--results", str(results), "--format", "json")
+    assert status == 0
+    (one,) = [one for one in json.loads(out) if one["metric"] == "acc"]
+    numbers = {row["label"]: number for number, row in enumerate(data_of(text)["rows"])}
+    pairs = {(pair[0], pair[1]): pair for pair in data_of(text)["boards"][0]["pairs"]["acc"]}
+    pair = pairs[numbers["b"], numbers["a"]]
+    assert pair[2:5] == pytest.approx(
+        [-one["difference"], one["interval_overall"], one["p_overall"]], rel=0.01, abs=1e-4
+    )
 
 
 def test_a_row_of_yours_is_compared_with_the_stored_family_alone(results, tmp_path, monkeypatch):

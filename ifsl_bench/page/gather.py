@@ -47,6 +47,7 @@ class PageRow:
         look: colour, and Plotly's names of marker and dash.
         cited: number in the list of citations.
         note: what a reader should know of a published row.
+        printed: the +- that a paper prints beside its accuracy, of unknown kind.
         origin: None for published rows.
     """
 
@@ -66,6 +67,7 @@ class PageRow:
     look: tuple[str, str, str]
     cited: int
     note: str
+    printed: float | None
     origin: Origin | None
 
 
@@ -182,6 +184,7 @@ def _row(entry: Entry, shared: bool, citations: dict[Citation, int]) -> PageRow:
         look=_look(entry.label),
         cited=citations.setdefault(cited, len(citations)),
         note=entry.note,
+        printed=entry.printed,
         origin=origin_of(row) if row else None,
     )
 

@@ -49,7 +49,9 @@ function filter(one) {
     const row = DATA.rows[line.dataset.row];
     const said = (row.label + " " + row.source).toLowerCase();
     const flags = line.dataset.flags.split(" ").filter(Boolean);
-    line.hidden = !(flags.every((flag) => controls.elements[flag].checked) && words.every((word) => said.includes(word)));
+    line.hidden = !(
+      flags.every((flag) => controls.elements[flag].checked) && words.every((word) => said.includes(word))
+    );
     if (!line.hidden) shown.add(Number(line.dataset.row));
   }
   find(".none", article(one)).hidden = shown.size > 0;
@@ -105,7 +107,8 @@ function sortBy(heading) {
 function writeAddress(row = null) {
   const said = new URLSearchParams({ task: controls.elements.task.value, setting: controls.elements.setting.value });
   if (controls.elements.search.value) said.set("search", controls.elements.search.value);
-  for (const name of CHECKS) if (controls.elements[name].checked !== DEFAULTS[name]) said.set(name, Number(!DEFAULTS[name]));
+  for (const name of CHECKS)
+    if (controls.elements[name].checked !== DEFAULTS[name]) said.set(name, Number(!DEFAULTS[name]));
   if (row) said.set("row", row);
   history.replaceState(null, "", "#" + said);
 }
