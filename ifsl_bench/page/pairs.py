@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.ranking import Ranking
 
+SMALLEST = 1e-15  # p-value; smaller ones are tails of a distribution that no data have been held against
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -16,7 +18,7 @@ class Pair:
         a, b: the rows, numbers in the list of all rows.
         mean: points of accuracy.
         interval: half-width of the 95% interval of this difference alone, over episodes and seeds.
-        p: two-sided p-value of this difference alone.
+        p: two-sided p-value of this difference alone; 0 where it is below :data:`SMALLEST`.
         significant: whether it is one of those that ranks rest on: all comparisons of the ranking at once, by Holm's
             procedure.
         seeds: that both are compared on.
@@ -63,7 +65,7 @@ def _pairs(ranking: Ranking, family: list[Row], guest: Row | None, numbers: dict
             told = (id(a), id(b)) in better or (id(b), id(a)) in better
             mean, interval = round(gap.mean, 4), round(gap.interval, 4)
             found.append(
-                Pair(numbers[id(a)], numbers[id(b)], mean, interval, float(f"{gap.p:.3g}"), told,
+                Pair(numbers[id(a)], numbers[id(b)], mean, interval, float(f"{gap.p:.3g}") if gap.p >= SMALLEST else 0.0, told,
                      ranking.common(a, b), gap.models_fixed)
             )  # fmt: skip
     return found

@@ -161,7 +161,9 @@ function showPair(pair, one, metric) {
   );
 }
 
-find("#details").addEventListener("close", () => writeAddress());
+find("#details").addEventListener("close", (event) => {
+  if (!event.target.open) writeAddress(); // else another row has taken its place by now
+});
 find("#details").addEventListener("click", (event) => {
   if (event.target === event.currentTarget) event.currentTarget.close(); // beside it
 });
