@@ -46,11 +46,12 @@ def pairs_of(ranking: Ranking, numbers: dict[int, int]) -> list[Pair]:
     for part in (ranking, ranking.apart):
         if part is None:
             continue
-        family = [row for row in ranked if any(row is other for other in part.family)]
+        mine = [row for row in ranked if any(row is other for other in part.rows)]
+        family = [row for row in mine if any(row is other for other in part.family)]
         found += _pairs(part, family, None, numbers)
-        guests = [row for row in ranked if row not in family and any(row is other for other in part.rows)]
-        for guest in guests:
-            found += _pairs(part, family, guest, numbers)
+        for row in mine:
+            if not any(row is other for other in family):
+                found += _pairs(part, family, row, numbers)
     return found
 
 
@@ -63,9 +64,7 @@ def _pairs(ranking: Ranking, family: list[Row], guest: Row | None, numbers: dict
         for b in family[at + 1 :] if guest is None else family:
             gap = ranking.difference(a, b)
             told = (id(a), id(b)) in better or (id(b), id(a)) in better
-            mean, interval = round(gap.mean, 4), round(gap.interval, 4)
-            found.append(
-                Pair(numbers[id(a)], numbers[id(b)], mean, interval, float(f"{gap.p:.3g}") if gap.p >= SMALLEST else 0.0, told,
-                     ranking.common(a, b), gap.models_fixed)
-            )  # fmt: skip
+            p = float(f"{gap.p:.3g}") if gap.p >= SMALLEST else 0.0
+            numbered, rounded = (numbers[id(a)], numbers[id(b)]), (round(gap.mean, 4), round(gap.interval, 4))
+            found.append(Pair(*numbered, *rounded, p, told, ranking.common(a, b), gap.models_fixed))
     return found
