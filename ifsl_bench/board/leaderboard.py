@@ -34,7 +34,7 @@ def task_table(board: Board, full: bool = False) -> Table[Entry]:
         UserError: there is no row.
     """
     if board.empty:
-        raise _nothing_stored(board)
+        raise nothing_stored(board)
 
     def order(entry: Entry) -> tuple[int, float]:
         apart = entry.kind == "measured" and not entry.comparable
@@ -117,12 +117,12 @@ def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[st
         if labels:
             variants = [other.only(labels) for other in variants]
         if board.empty and not variants:
-            raise _nothing_stored(board)
+            raise nothing_stored(board)
         found |= {b.name: b for b in (board, *variants) if not b.empty}
     return list(found.values())
 
 
-def _nothing_stored(board: Board) -> UserError:
+def nothing_stored(board: Board) -> UserError:
     """The error for a task without any row."""
     remarks = f" ({'; '.join(board.remarks)})" if board.remarks else ""
     return UserError(

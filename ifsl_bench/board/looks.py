@@ -11,14 +11,11 @@ import re
 from dataclasses import dataclass
 from hashlib import sha256
 
+from ifsl_bench.plugin.bibliography import rows
+
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#808080")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # Matplotlib's names
 DASHES = ("solid", "dashed", "dotted", "dashdot")  # Matplotlib's names
-# The paper's rows, and those that come with the package: each its own pair of colour and marker.
-KNOWN = (
-    "lr+a", "lwof", "imprint", "mlp+a", "lr+s", "lr", "protonet",
-    "mlp", "mlp+s", "anil", "teen", "lda", "subspace", "castle", "acastle",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,21 +28,21 @@ class Look:
 
 
 def look_of(label: str) -> Look:
-    """The look of a row by its label; options, tuning and calibration (``lr+a.gamma=1e-05+cal``) do not change it.
+    """The look of a row by its label; options, tuning and calibration do not change it.
 
-    A method that does not come with the package gets the look that its name's hash chooses among the pairs that those
+    Methods of the package have theirs by their place in methods/rows.toml. Another method gets the look that its name's hash chooses among the pairs that those
     do not have: the same in every figure, though two such methods may share one.
     """
-    method = method_of(label)
-    if method in KNOWN:
-        index = KNOWN.index(method)
+    method, ours = method_of(label), list(rows())  # each its own pair of colour and marker
+    if method in ours:
+        index = ours.index(method)
     else:
-        free = len(COLOURS) * len(MARKERS) - len(KNOWN)
-        index = len(KNOWN) + int.from_bytes(sha256(method.encode()).digest()[:4]) % free
+        free = len(COLOURS) * len(MARKERS) - len(ours)
+        index = len(ours) + int.from_bytes(sha256(method.encode()).digest()[:4]) % free
     turn = index // len(COLOURS)
     return Look(COLOURS[index % len(COLOURS)], MARKERS[turn % len(MARKERS)], DASHES[turn % len(DASHES)])
 
 
 def method_of(label: str) -> str:
-    """The method's part of a row's label: ``lr+a`` of ``lr+a.gamma=1e-05+cal`` and of ``lr+a@tuned-12``."""
+    """The method's part of a row's label, without options, tuning and calibration."""
     return re.split(r"[.@ ]|\+cal\b", label, maxsplit=1)[0]

@@ -69,3 +69,8 @@ def published(task: str) -> list[PublishedRow]:
             about = {"source": stem, "protocol": file.protocol, "note": note}
             rows.append(PublishedRow(label=label, values=named, band=band, **about))
     return rows
+
+
+def titles() -> dict[str, str]:
+    """The papers that rows are printed from, by the name that tables have as their source: title, and what was read."""
+    return {stem: f"{file.title}. {file.source}." for stem, file in _files()}

@@ -159,7 +159,13 @@ class RankInterval:
 
 
 def rank_intervals(rows: Sequence[np.ndarray], fixed: np.ndarray) -> list[RankInterval]:
-    """The ranks that each row can have; see the top of this module.
+    """The ranks that each row can have; see the top of this module, and :func:`significantly_better` for arguments."""
+    better, n = significantly_better(rows, fixed), len(rows)
+    return [RankInterval(1 + int(better[:, i].sum()), n - int(better[i].sum())) for i in range(n)]
+
+
+def significantly_better(rows: Sequence[np.ndarray], fixed: np.ndarray) -> np.ndarray:
+    """[rows, rows] bool: whether row i is significantly better than row j, of all such hypotheses at once.
 
     Args:
         rows: [seeds, episodes] each, more is better. They may be made when they are asked for: two are in memory at a
@@ -175,7 +181,7 @@ def rank_intervals(rows: Sequence[np.ndarray], fixed: np.ndarray) -> list[RankIn
             pairs.append((i, j))
             found.append(difference(row, rows[j], prior, int(not fixed[i]) + int(not fixed[j])))
     p = np.array([(d.p_better(), replace(d, mean=-d.mean).p_better()) for d in found]).reshape(-1)
-    better = np.zeros((n, n), dtype=bool)  # better[i, j]: row i is significantly better than row j
+    better = np.zeros((n, n), dtype=bool)
     for (i, j), (ours, theirs) in zip(pairs, holm(p).reshape(-1, 2), strict=True):
         better[i, j], better[j, i] = ours, theirs
-    return [RankInterval(1 + int(better[:, i].sum()), n - int(better[i].sum())) for i in range(n)]
+    return better

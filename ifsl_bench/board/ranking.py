@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
-from ifsl_bench.board.rank_intervals import Difference, Prior, RankInterval, difference, fit_prior, rank_intervals
+from ifsl_bench.board.rank_intervals import (
+    Difference,
+    Prior,
+    RankInterval,
+    difference,
+    fit_prior,
+    rank_intervals,
+    significantly_better,
+)
 
 SEEDS = 3  # what a rank needs
 
@@ -102,6 +110,19 @@ class Ranking:
         both = tuple(seed for seed in a.seeds if seed in b.seeds)
         ranked = not self._reason(a) and not self._reason(b)
         return tuple(seed for seed in both if seed in self.seeds) if ranked else both
+
+    def better(self, guest: Row | None = None) -> set[tuple[int, int]]:
+        """The differences that ranks rest on: pairs (a, b), by id of the row, of which a is significantly better.
+
+        Args:
+            guest: a row that is ranked with the family without being of it; None for the family's own ranks.
+        """
+        rows = [*self.family, *([guest] if guest is not None else [])]
+        if not rows:
+            return set()
+        seeds = self.seeds if guest is None else self.common(guest, guest)
+        found = significantly_better(_BySeed(rows, self.metric, seeds), _fixed(rows))
+        return {(id(rows[i]), id(rows[j])) for i, j in np.argwhere(found)}
 
     @cached_property
     def best(self) -> Row:

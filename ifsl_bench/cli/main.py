@@ -20,6 +20,7 @@ from ifsl_bench.cli.data import data
 from ifsl_bench.cli.methods import cite, methods
 from ifsl_bench.cli.options import Group, examples
 from ifsl_bench.cli.pretraining import pretrain
+from ifsl_bench.cli.report import report
 from ifsl_bench.cli.results import check, compare, leaderboard, reproduce, show, table
 from ifsl_bench.cli.running import run
 from ifsl_bench.cli.tasks import tasks
@@ -29,7 +30,7 @@ from ifsl_bench.common.progress import Unheard
 
 SECTIONS = {
     "Run": (run, plan, status, reproduce, pretrain),
-    "Results": (leaderboard, table, compare, show, check),
+    "Results": (leaderboard, table, report, compare, show, check),
     "What there is": (methods, tasks, data, cite),
     "Folders": (cache, weights),
 }

@@ -1,0 +1,172 @@
+"""What a notebook shows: tables and results with a short text, HTML, and pandas where it is installed.
+
+Labels, titles and notes may be somebody else's text: HTML has them escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from ifsl_bench.board.render import render
+from ifsl_bench.board.table import Table
+from ifsl_bench.common.errors import Lacking, one_line
+from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
+
+if TYPE_CHECKING:
+    import pandas
+
+    from ifsl_bench.board.result_file import Result
+
+MOST = 30  # rows of a table that a notebook shows
+INSTALL = 'pip install "ifsl_bench[pandas]"'
+
+
+def data_frame(records: Sequence[dict[str, Any]]) -> pandas.DataFrame:
+    """A column for each name that a record has, in the order of their first appearance.
+
+    Raises:
+        Lacking: pandas is not installed.
+    """
+    try:
+        import pandas
+    except ImportError:
+        raise Lacking(f"to_pandas() needs an extra (pandas is not installed): {INSTALL}") from None
+    return pandas.DataFrame.from_records(records, columns=list(dict.fromkeys(n for one in records for n in one)))
+
+
+class Frame:
+    """Tables in a notebook: what ``ifsl-bench table``, ``leaderboard`` or ``compare`` print.
+
+    Iterating gives a dict for each row, with the names and plain numbers of ``--format json``: percent, and half-widths
+    of 95% intervals under the same name with ``_interval``.
+    """
+
+    def __init__(self, tables: Sequence[Table[Any]], closing: str = "") -> None:
+        self._tables, self._closing = tuple(tables), closing
+
+    def records(self) -> list[dict[str, Any]]:
+        """A dict for each row of all tables."""
+        return [record for table in self._tables for record in table.records()]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A data frame with a row for each of :meth:`records`; raises :class:`Lacking` without pandas."""
+        return data_frame(self.records())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.records())
+
+    def __len__(self) -> int:
+        return sum(len(table.rows) for table in self._tables)
+
+    def __repr__(self) -> str:
+        lines: list[str] = []
+        for table in self._tables:
+            grid = render([Table(table.columns, table.rows, order=table.order)]).split("\n")
+            more = len(grid) - 2 - MOST
+            shown = grid[: 2 + MOST] + ([f"... and {more} more rows; to_pandas() has them all"] if more > 0 else [])
+            lines += ["", *([one_line(table.title), ""] if table.title else []), *shown]
+        return "\n".join(lines[1:])
+
+    def _repr_html_(self) -> str:
+        return "".join(map(_html, self._tables)) + (f"<p>{escape(one_line(self._closing))}</p>" if self._closing else "")
+
+
+def _html(table: Table[Any]) -> str:
+    from tabulate import tabulate
+
+    cells = [[one_line(cell.text) for cell in row] for row in table.cells()]  # tabulate escapes them
+    grid = tabulate(cells, table.headings(), "html", disable_numparse=True)
+    notes = "".join(f"<br>{escape(one_line(note))}" for note in table.notes)
+    return f"<p><b>{escape(one_line(table.title))}</b></p>{grid}<p><small>{notes.removeprefix('<br>')}</small></p>"
+
+
+class Results(Sequence["Result"]):
+    """Results in a notebook."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self._results = tuple(results)
+
+    @overload
+    def __getitem__(self, index: int) -> Result: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Results: ...
+
+    def __getitem__(self, index: int | slice) -> Result | Results:
+        return Results(self._results[index]) if isinstance(index, slice) else self._results[index]
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A row for each result, see :func:`facts`; raises :class:`Lacking` without pandas."""
+        return data_frame([facts(result) for result in self])
+
+    def episodes_to_pandas(self) -> pandas.DataFrame:
+        """A row for each episode of each result: ``task``, ``method``, ``seed``, ``episode`` and the counts of right
+        queries, see :func:`episodes`; raises :class:`Lacking` without pandas."""
+        frames = [episodes(result) for result in self]
+        if not frames:
+            return data_frame([])
+        import pandas
+
+        return pandas.concat(frames, ignore_index=True)
+
+    def __repr__(self) -> str:
+        shown = [f"  {line(result)}" for result in self[:MOST]]
+        more = [f"  ... and {len(self) - MOST} more"] if len(self) > MOST else []
+        return "\n".join([f"{len(self)} result{'s' * (len(self) != 1)}", *shown, *more])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(repr(self))}</pre>"
+
+
+def line(result: Result) -> str:
+    """A result in a line: what it is of, and its accuracy."""
+    found = result.summary["acc"]
+    said = f"{result.label} on {result.task}, seed {result.seed}"
+    return one_line(f"{said}: Acc. {found['mean']:.2f} ± {found['interval']:.2f}% of {len(result.episodes):,} episodes")
+
+
+def facts(result: Result) -> dict[str, Any]:
+    """A result as a row: what it is of, each metric and its interval in percent, seconds, and where it was made."""
+    summary = {}
+    for name, value in result.summary.items():
+        summary |= {name: value["mean"], f"{name}_interval": value["interval"]}
+    return {
+        "task": result.task,
+        "method": result.label,
+        "seed": result.seed,
+        "setting": result.setting,
+        "episodes": len(result.episodes),
+        **summary,
+        "training_seconds": result.cost.get("training_seconds"),
+        "evaluation_seconds": result.cost.get("evaluation_seconds"),
+        "digest": result.digest,
+        "backbone": result.pretraining.get("key"),
+        "device": result.provenance.get("device"),
+        "version": result.provenance.get("version"),
+        "commit": result.provenance.get("commit"),
+        "time": result.provenance.get("time"),
+    }
+
+
+def episodes(result: Result) -> pandas.DataFrame:
+    """A row for each episode: its number, counts of right queries, and ``acc``, percent of all queries.
+
+    ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the classes
+    of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation.
+    """
+    counts = result.counts()
+    columns = {n: getattr(counts, n) for n in (*COUNTS, *MORE_COUNTS) if getattr(counts, n, None) is not None}
+    count = len(counts)
+    fixed = {"task": result.task, "method": result.label, "seed": result.seed, "episode": np.arange(count)}
+    queries = {"base_queries": counts.base_queries, "novel_queries": counts.novel_queries}
+    acc = counts.per_episode()["acc"]
+    frame = data_frame([{"episode": 0}])  # says what is missing where pandas is
+    whole = {k: np.broadcast_to(v, count) for k, v in {**fixed, **queries, **columns, "acc": acc}.items()}
+    return type(frame)(whole)

@@ -1,0 +1,42 @@
+"""``ifsl-bench report``: results as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ifsl_bench.cli.options import examples, folders_of, home_option, results_option
+
+
+@click.command(
+    epilog=examples("ifsl-bench report", "ifsl-bench report glyphs-5shot --out glyphs.html")
+)
+@click.argument("tasks", nargs=-1, metavar="TASK...")
+@click.option("--out", metavar="FILE", default="report.html", show_default=True, help="The file to write.")
+@home_option
+@results_option
+def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str | None) -> None:
+    """Write one HTML page of tasks (of every task that has rows, where none is named).
+
+    It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
+    """
+    from ifsl_bench.common.errors import UserError
+    from ifsl_bench.common.files import write_bytes
+    from ifsl_bench.page.gather import boards_of, gather
+    from ifsl_bench.page.html import page_html
+    from ifsl_bench.protocol.task_files import find, own, packaged
+
+    if (path := Path(out)).is_dir():
+        raise UserError(f"--out {out} is a folder; name the file to write, as in --out {path / 'report.html'}")
+    folders = folders_of(home, results_dir)
+    chosen = [task for name in tasks for task in find(name, home=folders)]
+    found = boards_of(chosen or [*packaged().values(), *own(folders).values()], folders.results, bool(chosen))
+    if not found:
+        raise UserError("nothing is stored yet; make a result with: ifsl-bench run --method NAME --task NAME")
+    page = gather(found)
+    content = page_html(page).encode()
+    write_bytes(path, content)
+    names = {board.task for board in page.boards}
+    click.echo(f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
+               f"{len(content) / 1e6:.1f} MB; open it in a browser")  # fmt: skip

@@ -1,0 +1,253 @@
+"""From boards to what the page says, in plain dataclasses. Imports no torch."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ifsl_bench.board.boards import Board, load_board, load_variants
+from ifsl_bench.board.columns import HEADINGS, rounded
+from ifsl_bench.board.entries import Entry, entries_of
+from ifsl_bench.board.leaderboard import nothing_stored, ranked_table
+from ifsl_bench.board.looks import DASHES, MARKERS, look_of
+from ifsl_bench.board.measured import EVERY, PAPER, Row
+from ifsl_bench.board.ranking import Ranking
+from ifsl_bench.board.table import Table
+from ifsl_bench.page.curves import bias_curve
+from ifsl_bench.page.origins import Origin, origin_of
+from ifsl_bench.page.pairs import Pair, pairs_of
+from ifsl_bench.page.references import Citation, citation_of_paper, citation_of_row
+from ifsl_bench.protocol.metrics import BALANCE, METRICS
+from ifsl_bench.protocol.task import Task
+
+SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")  # Plotly's names for MARKERS
+LINES = ("solid", "dash", "dot", "dashdot")  # Plotly's names for DASHES
+FINEST = 0.8  # percent: what points of a curve are apart at least
+OF_SEEDS = ("acc", "calibrated_acc", "harmonic", "ausuc", "delta")  # what the page can show of each seed
+
+
+@dataclass(frozen=True)
+class PageRow:
+    """A row of a task, measured or published.
+
+    Attributes:
+        name: its label, and where two rows of a task share one, where it is from.
+        values: metric -> mean and half-width of its 95% interval (None where there is none), in percent.
+        seeds: the training seeds, ascending.
+        by_seed: metric -> the mean of each seed; of :data:`OF_SEEDS`.
+        point: base and novel accuracy, in percent; None where they are not known.
+        calibrated: the same with the bias that was chosen on validation episodes.
+        curve: base and novel accuracy against ascending biases, [[base, ...], [novel, ...]]; None in older results.
+        validation: a [steps, accuracies] for each seed; empty where nothing was meta-trained.
+        cost: "seconds" of meta-training and evaluation, "milliseconds" an episode, "parameters" that are learned; means
+            over seeds.
+        look: colour, and Plotly's names of marker and dash.
+        cited: number in the list of citations.
+        note: what a reader should know of a published row.
+        printed: the +- that a paper prints beside its accuracy, of unknown kind.
+        origin: None for published rows.
+    """
+
+    task: str
+    label: str
+    name: str
+    source: str
+    setting: str
+    values: dict[str, tuple[float | None, float | None]]
+    seeds: list[int]
+    by_seed: dict[str, list[float]]
+    point: tuple[float, float] | None
+    calibrated: tuple[float, float] | None
+    curve: list[list[float]] | None
+    validation: list[list[list[float]]]
+    cost: dict[str, float]
+    look: tuple[str, str, str]
+    cited: int
+    note: str
+    printed: float | None
+    origin: Origin | None
+
+
+@dataclass(frozen=True)
+class PageBoard:
+    """A task in one setting.
+
+    Attributes:
+        table: what ``ifsl-bench table --rank --full --setting ...`` prints.
+        entries: its rows in the order that readers see.
+        rows: for each row of the table its number in the list of all rows.
+        queries: base and novel queries of an episode.
+        pairs: metric -> all differences between its ranked rows.
+    """
+
+    task: str
+    title: str
+    setting: str
+    table: Table[Entry]
+    entries: list[Entry]
+    rows: list[int]
+    queries: tuple[int, int]
+    pairs: dict[str, list[Pair]]
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the page says."""
+
+    boards: list[PageBoard]
+    rows: list[PageRow]
+    citations: list[Citation]
+
+
+def boards_of(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
+    """What is known of tasks, each followed by the tasks whose protocol departs from its own; as far as there are rows.
+
+    Args:
+        named: whether somebody has asked for these very tasks, so that one without rows is an error.
+
+    Raises:
+        UserError: nothing is stored of such a task, nor of a variant of it.
+    """
+    boards = {task.name: load_board(task, results) for task in tasks}
+    found: dict[str, Board] = {}
+    for board in boards.values():
+        variants = [other for other in load_variants(board.task, results) if other.name not in boards]
+        if named and board.empty and not variants:
+            raise nothing_stored(board)
+        found |= {one.name: one for one in (board, *variants) if not one.empty}
+    return list(found.values())
+
+
+def gather(boards: Iterable[Board]) -> Page:
+    """What is known of these tasks, in each setting that has rows of its own."""
+    found: list[PageBoard] = []
+    rows: list[PageRow] = []
+    citations: dict[Citation, int] = {}
+    for board in boards:
+        names = Counter(entry.label for entry in entries_of(board))
+        numbers: dict[object, int] = {}
+        for setting in _settings(board):
+            view = board.in_setting(setting)
+            table = ranked_table(view, full=True)
+            entries = sorted(table.rows, key=table.order) if table.order else list(table.rows)
+            for entry in entries:
+                if _key(entry) not in numbers:
+                    numbers[_key(entry)] = len(rows)
+                    rows.append(_row(entry, names[entry.label] > 1, citations))
+            found.append(_board(view, table, entries, numbers))
+    return Page(found, rows, list(citations))
+
+
+def _settings(board: Board) -> list[str]:
+    """ "paper" first; the others have rows of their own."""
+    return [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]
+
+
+def _key(entry: Entry) -> object:
+    return id(entry.measured) if entry.measured else (entry.label, entry.source)
+
+
+def _board(view: Board, table: Table[Entry], entries: list[Entry], numbers: dict[object, int]) -> PageBoard:
+    shape = view.task.episode
+    own = {id(row): numbers[id(row)] for row in view.rows}
+    pairs = {}
+    for metric in ("acc", "calibrated_acc"):
+        able = [row for row in view.compared if metric in row.metrics]
+        if found := pairs_of(Ranking(able, metric, view.setting), own):
+            pairs[metric] = found
+    queries = shape.base_queries, shape.ways * shape.novel_queries
+    order = [numbers[_key(entry)] for entry in entries]
+    return PageBoard(view.name, table.title, view.setting, table, entries, order, queries, pairs)
+
+
+def _row(entry: Entry, shared: bool, citations: dict[Citation, int]) -> PageRow:
+    row = entry.measured
+    cited = citation_of_row(row.results[0].method, row.label) if row else citation_of_paper(entry.source)
+    values = {name: (rounded(v.mean), rounded(v.interval)) for name, v in entry.values.items() if name in HEADINGS}
+    return PageRow(
+        task=entry.task.name,
+        label=entry.label,
+        name=f"{entry.label} ({entry.source})" if shared else entry.label,
+        source=entry.source,
+        setting=row.setting if row else "",
+        values={name: values[name] for name in (*METRICS, *BALANCE) if name in values},
+        seeds=list(row.seeds) if row else [],
+        by_seed=_by_seed(row) if row else {},
+        point=_point(entry, "base_joint", "novel_joint"),
+        calibrated=_calibrated(row) if row else None,
+        curve=_curve(row) if row else None,
+        validation=[_validation(r.training) for r in row.results if r.training] if row else [],
+        cost=_cost(row) if row else {},
+        look=_look(entry.label),
+        cited=citations.setdefault(cited, len(citations)),
+        note=entry.note,
+        printed=entry.printed,
+        origin=origin_of(row) if row else None,
+    )
+
+
+def _by_seed(row: Row) -> dict[str, list[float]]:
+    return {name: [round(float(v), 3) for v in row.by_seed(name).mean(1)] for name in OF_SEEDS if name in row.metrics}
+
+
+def _point(entry: Entry, *names: str) -> tuple[float, float] | None:
+    base, novel = (entry.values[name].mean if name in entry.values else math.nan for name in names)
+    return None if math.isnan(base + novel) else (round(base, 3), round(novel, 3))
+
+
+def _calibrated(row: Row) -> tuple[float, float] | None:
+    """Base and novel accuracy with each seed's own bias, the mean over seeds."""
+    if "calibrated_acc" not in row.metrics:
+        return None
+    shares = []
+    for result in row.results:
+        counts = result.counts()
+        if counts.calibrated_base is None or counts.calibrated_novel is None:
+            return None
+        base = counts.calibrated_base.mean() / counts.base_queries
+        shares.append((base, counts.calibrated_novel.mean() / counts.novel_queries))
+    base, novel = (100 * sum(part) / len(shares) for part in zip(*shares, strict=True))
+    return round(float(base), 3), round(float(novel), 3)
+
+
+def _curve(row: Row) -> list[list[float]] | None:
+    """As far apart as an eye can tell; of five seeds there are some 250 points."""
+    curve = None if row.results[0].episodes.base_queries == 0 else bias_curve(row)
+    if curve is None:
+        return None
+    base, novel = curve[:, 1].tolist(), curve[:, 2].tolist()
+    kept = [0]
+    for i in range(1, len(base)):
+        if math.dist((base[i], novel[i]), (base[kept[-1]], novel[kept[-1]])) >= FINEST or i == len(base) - 1:
+            kept.append(i)
+    return [[round(part[i], 2) for i in kept] for part in (base, novel)]
+
+
+def _look(label: str) -> tuple[str, str, str]:
+    look = look_of(label)
+    return look.colour, SYMBOLS[MARKERS.index(look.marker)], LINES[DASHES.index(look.dash)]
+
+
+def _validation(training: dict[str, object]) -> list[list[float]]:
+    """Steps, and the accuracy on validation episodes at each, in percent."""
+    found = training.get("validation")
+    if not isinstance(found, dict):
+        return [[], []]
+    points = sorted((int(step), round(float(value), 3)) for step, value in found.items())
+    return [[step for step, _ in points], [value for _, value in points]]
+
+
+def _cost(row: Row) -> dict[str, float]:
+    def mean(name: str) -> float:
+        return sum(r.cost.get(name, math.nan) for r in row.results) / len(row.results)
+
+    rate = mean("episodes_per_second")
+    found = {
+        "seconds": mean("training_seconds") + mean("evaluation_seconds"),
+        "milliseconds": 1000 / rate if rate > 0 else math.nan,
+        "parameters": mean("parameters"),
+    }
+    return {name: float(f"{value:.4g}") for name, value in found.items() if math.isfinite(value)}

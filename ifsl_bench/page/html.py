@@ -1,0 +1,184 @@
+"""From what the page says to one HTML file that needs nothing else. Imports no torch."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from ifsl_bench._version import __version__
+from ifsl_bench.board.entries import Entry
+from ifsl_bench.board.leaderboard import RULE
+from ifsl_bench.board.measured import EVERY, PAPER
+from ifsl_bench.board.table import Table
+from ifsl_bench.page.gather import Page, PageBoard, PageRow
+
+SCRIPTS = ("page.js", "details.js", "pairs.js", "plots.js")  # in this order, after Plotly
+# The columns that are shown before more are asked for, in this order; the others come last.
+ALWAYS = ("rank", "method", "Acc.", "cal. Acc.", "Delta", "Delta_a", "Delta_b", "to the best", "seeds", "source")
+WIDE = ("Delta_a", "Delta_b", "seeds", "source")  # of these, what a narrow screen is not shown until it asks for more
+
+
+def page_html(page: Page) -> str:
+    """The page: the same bytes for the same results, whenever and wherever it is made."""
+    import jinja2
+
+    loader = jinja2.FunctionLoader(_asset)
+    environment = jinja2.Environment(
+        autoescape=True, loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    scripts = [_asset("plotly-basic.min.js"), *map(_asset, SCRIPTS)]
+    for script in scripts:
+        assert "</script" not in script.lower(), "a script that would end early"
+    return environment.get_template("report.html.j2").render(
+        boards=page.boards,
+        rows=page.rows,
+        overviews=[overview for name in settings_of(page) if len((overview := _overview(page, name))[1]) > 1],
+        tasks=tasks_of(page),
+        settings={name: _said(name) for name in settings_of(page)},
+        version=__version__,
+        counts=_counts(page),
+        rule=RULE.partition(": ")[2],
+        style=_asset("style.css"),
+        data=script_json(_data(page)),
+        scripts=scripts,
+        policy=_policy(scripts),
+        classes_of=_classes,
+        columns_of=_columns,
+        flags_of=_flags,
+        symbols=_asset("marks.svg"),
+    )
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand in a ``<script>`` element: nothing in it ends the element or begins a comment."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for mark in "<>&\u2028\u2029":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return text
+
+
+def settings_of(page: Page) -> list[str]:
+    """The settings that some task has, methods as published first."""
+    return list(dict.fromkeys(sorted((board.setting for board in page.boards), key=lambda s: (s != PAPER, s))))
+
+
+def _said(setting: str) -> str:
+    """A setting in words."""
+    trials = setting.removeprefix("tuned-")
+    return {PAPER: "as published", EVERY: "the same in all"}.get(
+        setting, f"best of {trials} trials" if trials.isdigit() else setting
+    )
+
+
+def tasks_of(page: Page) -> list[tuple[str, list[str]]]:
+    """Tasks under headings: those that something was measured on come first."""
+    found: dict[str, list[str]] = {"measured": [], "published rows alone": []}
+    for task in dict.fromkeys(board.task for board in page.boards):
+        measured = any(row.origin for row in page.rows if row.task == task)
+        found["measured" if measured else "published rows alone"].append(task)
+    return [(heading, tasks) for heading, tasks in found.items() if tasks]
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files("ifsl_bench.page").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _policy(scripts: Sequence[str]) -> str:
+    """What a browser is allowed: the scripts that are meant, by their hashes, and nothing from anywhere else."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _counts(page: Page) -> dict[str, int]:
+    measured = [row for row in page.rows if row.origin]
+    return {
+        "results": sum(len(row.seeds) for row in measured),
+        "rows": len(measured),
+        "tasks": len({row.task for row in measured}),
+        "published": len(page.rows) - len(measured),
+    }
+
+
+def _columns(table: Table[Entry]) -> list[int]:
+    """The places of a table's columns in the order of the page, without those that say nothing of any row."""
+    headings, cells = table.headings(), table.cells()
+    known = [i for i in range(len(headings)) if any(line[i].text for line in cells)]
+    return sorted(known, key=lambda i: (*ALWAYS, headings[i]).index(headings[i]))
+
+
+def _classes(heading: str) -> str:
+    """Of a column: whether it is of numbers, and shown only when more are asked for, or only on a wide screen."""
+    kinds = ["" if heading in ("method", "source") else "n", "" if heading in ALWAYS else "more"]
+    return " ".join(kind for kind in (*kinds, "wide" if heading in WIDE else "") if kind)
+
+
+def _flags(entry: Entry) -> str:
+    """What a row is filtered by."""
+    row, place = entry.measured, entry.place
+    flags = {
+        "published": row is None,
+        "options": row is not None and row.has_options,
+        "provisional": row is not None and (place is None or place.provisional),
+    }
+    return " ".join(name for name, holds in flags.items() if holds)
+
+
+def _overview(page: Page, setting: str) -> tuple[str, list[str], list[tuple[PageRow, list[tuple[int, str, str]]]]]:
+    """The setting, tasks with ranked rows, and for each method its row's number, accuracy and ranks on each of them.
+
+    A method that has no row with a rank on a task has number -1 there. Methods are in the order of the first task.
+    """
+    boards = [board for board in page.boards if board.setting == setting and _ranked(board)]
+    found: dict[str, dict[str, tuple[int, str, str]]] = {}
+    for board in boards:
+        for number, (entry, ranks) in _ranked(board).items():
+            said = number, f"{entry.values['acc'].mean:.2f}", ranks
+            found.setdefault(page.rows[number].name, {}).setdefault(board.task, said)
+    tasks = [board.task for board in boards]
+    lines = [
+        (page.rows[next(iter(cells.values()))[0]], [cells.get(task, (-1, "", "")) for task in tasks])
+        for cells in found.values()
+    ]
+    return setting, tasks, lines
+
+
+def _ranked(board: PageBoard) -> dict[int, tuple[Entry, str]]:
+    """The rows with ranks by their number, in the table's order."""
+    both = zip(board.rows, board.entries, strict=True)
+    return {number: (entry, str(entry.place.ranks)) for number, entry in both if entry.place and entry.place.ranks}
+
+
+def _data(page: Page) -> dict[str, Any]:
+    """For the scripts. Texts that many results share, as commands and digests are, stand there once."""
+    texts: dict[str, int] = {}
+
+    def pooled(facts: Mapping[str, str]) -> list[tuple[int, int]]:
+        return [(texts.setdefault(k, len(texts)), texts.setdefault(v, len(texts))) for k, v in facts.items()]
+
+    rows = []
+    for row in page.rows:
+        entry = asdict(row) | {"setting": _said(row.setting)}
+        if row.origin:
+            entry["origin"] = [pooled(row.origin.shared), [pooled(seed) for seed in row.origin.seeds]]
+        rows.append({name: value for name, value in entry.items() if value not in (None, "", [], {})})
+    boards = [
+        {
+            "task": board.task, "setting": board.setting, "said": _said(board.setting), "rows": board.rows,
+            "queries": board.queries, "ranked": list(_ranked(board)),
+            "pairs": {name: [list(asdict(pair).values()) for pair in pairs] for name, pairs in board.pairs.items()},
+        }
+        for board in page.boards
+    ]  # fmt: skip
+    citations = [[citation.text, citation.bibtex] for citation in page.citations]
+    return {"rows": rows, "boards": boards, "citations": citations, "texts": list(texts)}

@@ -1,0 +1,77 @@
+"""Where the numbers of a row come from: each result's file, command, commit, device and data. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ifsl_bench.board.measured import PARTIAL, Row
+from ifsl_bench.board.result_file import Result, path_of
+from ifsl_bench.common.errors import one_line
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Of a row.
+
+    Attributes:
+        shared: what all of its seeds say alike.
+        seeds: what each says besides; the same names for all.
+    """
+
+    shared: dict[str, str]
+    seeds: list[dict[str, str]]
+
+
+def origin_of(row: Row) -> Origin:
+    """All that a reader needs to find a row's results, and to make them again."""
+    facts = [_facts(result) for result in row.results]
+    names = list(dict.fromkeys(name for one in facts for name in one))
+    same = [name for name in names if len({one.get(name, "") for one in facts}) == 1 and name != "seed"]
+    shared = {name: facts[0][name] for name in same}
+    return Origin(shared, [{name: one.get(name, "") for name in names if name not in same} for one in facts])
+
+
+def _facts(result: Result) -> dict[str, str]:
+    said, backbone = result.provenance, result.pretraining
+    libraries = said.get("libraries") or {}
+    facts: dict[str, Any] = {
+        "seed": result.seed,
+        "file": path_of(Path(), result).as_posix(),
+        "Acc.": f"{result.summary['acc']['mean']:.2f}",
+        "command": said.get("command"),
+        "commit": said.get("commit"),
+        "version": said.get("version"),
+        "device": said.get("device"),
+        "Python": said.get("python"),
+        "libraries": ", ".join(f"{k} {v}" for k, v in libraries.items()) if isinstance(libraries, Mapping) else "",
+        "time": said.get("time"),
+        "options": _pairs(result.options),
+        "training": _pairs(result.train),
+        "chosen": "; ".join(map(_chosen, result.tuned.values())),
+        "episodes": f"{len(result.episodes):,}",
+        "digest of the episodes": result.digest,
+        "hash of the task": result.task_hash,
+        "fingerprint of the data": result.fingerprint,
+        "of the novel classes' data": result.novel_fingerprint,
+        "data": PARTIAL if result.partial else "",
+        "backbone": backbone.get("key"),
+        "SHA-256 of its weights": backbone.get("sha256"),
+        "code of the method": said.get("method_source"),
+        "seconds": _pairs({k.removesuffix("_seconds"): v for k, v in result.cost.items() if k.endswith("_seconds")}),
+    }
+    return {name: one_line(str(value)) for name, value in facts.items() if value not in (None, "", {})}
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in values.items())
+
+
+def _chosen(tried: Mapping[str, float]) -> str:
+    """The best of what was tried on validation episodes."""
+    if not tried:
+        return ""
+    best = max(tried, key=lambda name: tried[name])
+    return f"{best} ({tried[best]:.2f}% on validation episodes, the best of {len(tried)})"

@@ -1,0 +1,85 @@
+"""How the paper of a row is cited: the one place that knows. Imports no torch for what is packaged."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+
+from ifsl_bench.board.looks import method_of
+from ifsl_bench.board.published import titles
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin import registry
+
+
+@dataclass(frozen=True)
+class Citation:
+    """Of a method or of a paper's row.
+
+    Attributes:
+        text: what it is and where it was published, a paragraph for readers.
+        bibtex: entries for a bibliography; "" where nobody has written any.
+    """
+
+    text: str
+    bibtex: str
+
+
+def citation_of_row(method: str, label: str) -> Citation:
+    """Of a measured row.
+
+    Args:
+        method: what its results call the method.
+        label: the row's; ``lr+a`` of it says which papers are meant where a method is of several.
+    """
+    name = method_of(label)
+    return Citation(_first_words(method), _bibtex(name) or _bibtex(method))
+
+
+def citation_of_paper(source: str) -> Citation:
+    """Of a published row, by the name of the file that it is printed from."""
+    text = titles().get(source, source)
+    return Citation(text, "\n\n".join(entry for title, entry in _papers() if text.lower().startswith(title.lower())))
+
+
+def _bibtex(name: str) -> str:
+    """What ``ifsl-bench cite`` prints for a method that is installed; "" where nobody has said it.
+
+    Results may name any file as their method's; none is run for a page.
+    """
+    try:
+        from ifsl_bench.plugin.bibliography import cite_method, rows
+    except ImportError:
+        return ""
+    if name not in rows() and not registry.owners(registry.METHODS, name):
+        return ""
+    try:
+        return cite_method(name)
+    except UserError:
+        return ""
+
+
+def _papers() -> list[tuple[str, str]]:
+    """The papers of the package, by title."""
+    try:
+        from ifsl_bench.plugin.bibliography import papers
+    except ImportError:
+        return []
+    return [(paper.field("title"), paper.bibtex) for paper in papers("methods")]
+
+
+@lru_cache(maxsize=256)
+def _first_words(method: str) -> str:
+    """What the module of a registered method says that it is; "" where that cannot be read. Runs none of its code."""
+    points = registry.owners(registry.METHODS, method)
+    if len(points) != 1:
+        return ""
+    try:
+        spec = find_spec(points[0].module)
+        source = spec.loader.get_source(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
+        said = ast.get_docstring(ast.parse(source or "")) or ""
+    except Exception:  # somebody's package, whatever is wrong with it
+        return ""
+    return inspect.cleandoc(said).split("\n\n")[0].replace("\n", " ")
