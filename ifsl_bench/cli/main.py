@@ -18,6 +18,7 @@ from ifsl_bench.cli.cache import cache
 from ifsl_bench.cli.campaigns import plan, status
 from ifsl_bench.cli.data import data
 from ifsl_bench.cli.options import Group, style_option
+from ifsl_bench.cli.plot import plot
 from ifsl_bench.cli.pretraining import pretrain
 from ifsl_bench.cli.results import check, compare, reproduce, show, table
 from ifsl_bench.cli.running import run
@@ -108,7 +109,8 @@ def _guarded(call: Callable[[], Any]) -> int:
     return status if isinstance(status, int) else 0
 
 
-for command in (plan, status, run, pretrain, table, compare, show, check, reproduce, data, tasks, cache, weights):
+COMMANDS = (plan, status, run, pretrain, table, compare, show, plot, check, reproduce, data, tasks, cache, weights)
+for command in COMMANDS:
     cli.add_command(command)
 
 

@@ -1,0 +1,37 @@
+"""What a bias on all novel logits makes of a row: its base-novel curve. Imports no torch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.result_file import Result
+
+
+def bias_curve(row: Row) -> np.ndarray | None:
+    """Base and novel accuracy of a row against a bias, the mean over its seeds: [m, 3], bias and two percentages.
+
+    The bias is on a method's own logits, so that seeds are averaged at the same bias, as those of a table are at none.
+    Between the biases that a seed's file has (some fifty, and exactly that of its accuracy) it is taken to be straight.
+    None where a seed has no curve, as in older results.
+    """
+    curves = [_curve(result) for result in row.results]
+    known = [curve for curve in curves if curve is not None]
+    if len(known) < len(curves):
+        return None
+    low, high = max(curve[0, 0] for curve in known), min(curve[-1, 0] for curve in known)
+    at = np.unique(np.concatenate([curve[:, 0] for curve in known]))
+    at = at[(at >= low) & (at <= high)]
+    means = [np.mean([np.interp(at, curve[:, 0], curve[:, part]) for curve in known], 0) for part in (1, 2)]
+    return np.stack([at, *means], 1)
+
+
+def _curve(result: Result) -> np.ndarray | None:
+    """Of one seed, [m, 3], ascending in the bias."""
+    found, counts = result.calibration, result.counts()
+    if found is None or not found.curve.bias:
+        return None
+    points = dict(zip(found.curve.bias, zip(found.curve.base_joint, found.curve.novel_joint, strict=True), strict=True))
+    points[found.bias if found.applied else 0.0] = int(counts.base_joint.sum()), int(counts.novel_joint.sum())
+    base, novel = len(counts) * counts.base_queries, len(counts) * counts.novel_queries
+    return np.array([(b, 100 * points[b][0] / base, 100 * points[b][1] / novel) for b in sorted(points)])
