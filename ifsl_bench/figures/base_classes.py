@@ -47,8 +47,8 @@ def draw(
 ) -> tuple[Figure, list[str]]:
     """A row of each board becomes a line, with the 95% interval over episodes that its table has.
 
-    Follows figure 6 of Ren et al. (2019), "Results on tiered-ImageNet with {50, 100, 150, 200} base classes", which has
-    no intervals. Joint accuracy falls with every class that is added to the softmax, and rises with what a backbone
+    Follows the figure "Results on tiered-ImageNet with {50, 100, 150, 200} base classes" of Ren et al. (2019), with
+    intervals and any rows. Joint accuracy falls with every class that is added to the softmax, and rises with what a backbone
     learns from more of them; each number has its own backbone. Rows stored for one number alone are left out.
 
     Raises:

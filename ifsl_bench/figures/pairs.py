@@ -46,7 +46,7 @@ def draw(board: Board, wide: bool = False, metric: str = "acc") -> tuple[Figure,
     figure = new_figure(cell * count + 0.95 + 0.06 * max(map(len, names)) * 0.75, wide)
     axes = figure.add_subplot(aspect="equal")
     sizes = np.abs(values[~np.eye(count, dtype=bool)])
-    most = max(float(np.quantile(sizes, FULL)), 1e-6)
+    most = max(1.2 * float(np.quantile(sizes, FULL)), 1e-6)
     mesh = axes.pcolormesh(values, cmap=COLOURS, vmin=-most, vmax=most, edgecolors="white", linewidth=0.5)
     for i in range(count):
         for j in range(count):
