@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ifsl_bench.cli.options import Group, folders_of, home_option, names, results_option
+from ifsl_bench.cli.options import (
+    Group,
+    device_option,
+    folders_of,
+    home_option,
+    names,
+    quiet_option,
+    reporter_for,
+    results_option,
+    verbose_option,
+)
+from ifsl_bench.cli.options import pairs as pairs_of
 from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.protocol.limits import MOST_SEEDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ifsl_bench.board.boards import Board
     from ifsl_bench.common.files import Home
+    from ifsl_bench.episodic.prepared import Workspace
     from ifsl_bench.protocol.task import Task
+    from ifsl_bench.running.job import Job
 
 
 class Kinds(Group):
@@ -47,18 +63,125 @@ def _checked(_: click.Context, __: click.Parameter, value: str) -> Path:
 
 out_option = click.option("--out", required=True, callback=_checked, metavar="FILE", help="x.pdf, x.svg or x.png.")
 wide_option = click.option("--wide", is_flag=True, help="Two columns wide.")
-labels_option = click.option("--method", "labels", multiple=True, callback=names, metavar="LABEL",
-                             help="Only rows with these labels, comma-separated or repeated [methods without options "
-                             "of their own].")  # fmt: skip
-setting_option = click.option("--setting", metavar="NAME", help="Methods as published (paper), or tuned ones "
-                              "(tuned-12).")  # fmt: skip
+index_option = click.option("--index", type=int, default=0, show_default=True, help="Which test episode.")
+
+
+@dataclass(frozen=True)
+class OfResults:
+    """What is asked of a figure that is made from results."""
+
+    out: Path
+    labels: tuple[str, ...]
+    setting: str | None
+    wide: bool
+    folders: Home
+
+    def board(self, name: str) -> Board:
+        """The rows of a task that are to be drawn."""
+        from ifsl_bench.board.boards import load_board
+        from ifsl_bench.figures.rows import shown
+
+        return shown(load_board(self.task(name), self.folders.results), self.labels, self.setting)
+
+    def task(self, name: str) -> Task:
+        """The one task of that name.
+
+        Raises:
+            UserError: no such task, or a file that defines several.
+        """
+        from ifsl_bench.protocol.task_files import find
+
+        (found, *more) = find(name, home=self.folders)
+        if more:
+            raise UserError(f"{name} defines several tasks; choose one as {name}:NAME")
+        return found
 
 
 def of_results(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of figures that are made from results."""
-    for option in reversed((out_option, labels_option, setting_option, wide_option, home_option, results_option)):
-        command = option(command)
-    return command
+    """The options of figures that are made from results, gathered into one argument ``asked``."""
+
+    @functools.wraps(command)
+    def with_asked(**given: Any) -> Any:
+        folders = folders_of(given.pop("home"), given.pop("results_dir"))
+        said = {name: given.pop(name) for name in ("out", "labels", "setting", "wide")}
+        return command(asked=OfResults(**said, folders=folders), **given)
+
+    labels = click.option("--method", "labels", multiple=True, callback=names, metavar="LABEL",
+                          help="Only rows with these labels, comma-separated or repeated [methods without options of "
+                          "their own].")  # fmt: skip
+    setting = click.option("--setting", metavar="NAME", help="Methods as published (paper), or tuned ones (tuned-12).")
+    found: Callable[..., Any] = with_asked
+    for option in reversed((out_option, labels, setting, wide_option, home_option, results_option)):
+        found = option(found)
+    return found
+
+
+@dataclass(frozen=True)
+class OfModels:
+    """What is asked of a figure that is made with trained models."""
+
+    out: Path
+    methods: tuple[str, ...]
+    options: dict[str, str]
+    train: bool
+    wide: bool
+    work: Workspace
+
+    def jobs(self, task: str, seed: int = 0) -> list[Job]:
+        """Of the methods on a task.
+
+        Raises:
+            UserError: an unknown name or option, or a model that is not trained and is not to be.
+        """
+        from ifsl_bench.figures.models import check_trained, jobs_of
+
+        jobs = jobs_of(self.methods, task, self.work.home, [seed], self.options)
+        if not self.train:
+            check_trained(jobs, self.work.home)
+        return jobs
+
+
+def of_models(*usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of figures that are made with trained models, gathered into one argument ``asked``.
+
+    Args:
+        usual: the methods where the user names none; none where one has to be named.
+    """
+
+    def decorated(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_asked(**given: Any) -> Any:
+            from ifsl_bench.backbone.device import keep_freed_memory
+            from ifsl_bench.campaigns import api
+
+            keep_freed_memory()
+            reporter = reporter_for(given.pop("quiet"), given.pop("verbose"))
+            work = api.workspace(given.pop("home"), None, given.pop("device"), reporter)
+            said = {name: given.pop(name) for name in ("out", "methods", "options", "train", "wide")}
+            said["methods"] = said["methods"] or usual
+            return command(asked=OfModels(**said, work=work), **given)
+
+        methods = click.option("--method", "methods", multiple=True, callback=names, required=not usual,
+                               show_default=", ".join(usual) or None,
+                               help="Methods, comma-separated or repeated.")  # fmt: skip
+        options = click.option("--set", "options", multiple=True, callback=pairs_of, metavar="NAME=VALUE",
+                               help="An option of the methods.")  # fmt: skip
+        train = click.option("--train", is_flag=True, help="Train what is not trained yet, as 'run' does.")
+        found: Callable[..., Any] = with_asked
+        for option in reversed((out_option, methods, options, train, wide_option, device_option, home_option,
+                                quiet_option, verbose_option)):  # fmt: skip
+            found = option(found)
+        return found
+
+    return decorated
+
+
+def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Whole numbers from 1, comma-separated."""
+    words = [word.strip() for word in value.split(",") if word.strip()]
+    if not words or not all(word.isascii() and word.isdigit() and 0 < int(word[:9]) for word in words):
+        raise UserError(f"--{parameter.name} takes whole numbers from 1, as in 5,20, not {value!r}")
+    return tuple(sorted({int(word) for word in words}))
 
 
 def written(drawing: tuple[Figure, Sequence[str]], out: Path) -> None:
@@ -72,54 +195,28 @@ def written(drawing: tuple[Figure, Sequence[str]], out: Path) -> None:
         click.echo(note)
 
 
-def the_task(name: str, home: Home) -> Task:
-    """The one task of that name.
-
-    Raises:
-        UserError: no such task, or a file that defines several.
-    """
-    from ifsl_bench.protocol.task_files import find
-
-    (found, *more) = find(name, home=home)
-    if more:
-        raise UserError(f"{name} defines several tasks; choose one as {name}:NAME")
-    return found
-
-
-def the_board(task: str, labels: Sequence[str], setting: str | None, home: Home) -> Board:
-    """The rows of a task that are to be drawn."""
-    from ifsl_bench.board.boards import load_board
-    from ifsl_bench.figures.rows import shown
-
-    return shown(load_board(the_task(task, home), home.results), labels, setting)
-
-
 @plot.command()
 @click.argument("task")
 @of_results
-def tradeoff(
-    task: str, out: Path, labels: tuple[str, ...], setting: str | None, wide: bool, home: str | None,
-    results_dir: str | None,
-) -> None:  # fmt: skip
-    """Base against novel accuracy, with the curves that a bias on novel logits traces, and lines of equal Acc.
+def tradeoff(task: str, asked: OfResults) -> None:
+    """Base against novel accuracy, with bias curves.
+
+    A row is the curve that a bias on all novel logits traces, its argmax a point; grey lines join equal Acc.
 
     \b
     ifsl-bench plot tradeoff glyphs-5shot --out tradeoff.pdf
-    ifsl-bench plot tradeoff glyphs-5shot --method lr,lr+s,lr+a --wide --out tradeoff.svg
+    ifsl-bench plot tradeoff glyphs-5shot --method lr,lr+s,lr+a --wide --out x.svg
     """
     from ifsl_bench.figures.tradeoff import draw
 
-    written(draw(the_board(task, labels, setting, folders_of(home, results_dir)), wide), out)
+    written(draw(asked.board(task), asked.wide), asked.out)
 
 
 @plot.command()
 @click.argument("tasks", nargs=-1, required=True, metavar="TASK...")
 @of_results
-def ranks(
-    tasks: tuple[str, ...], out: Path, labels: tuple[str, ...], setting: str | None, wide: bool, home: str | None,
-    results_dir: str | None,
-) -> None:  # fmt: skip
-    """The ranks that each method can have, a panel a task.
+def ranks(tasks: tuple[str, ...], asked: OfResults) -> None:
+    """The ranks that each method can have.
 
     \b
     ifsl-bench plot ranks glyphs-5shot --out ranks.pdf
@@ -127,75 +224,156 @@ def ranks(
     """
     from ifsl_bench.figures.ranks import draw
 
-    folders = folders_of(home, results_dir)
-    written(draw([the_board(task, labels, setting, folders) for task in tasks], wide), out)
+    written(draw([asked.board(task) for task in tasks], asked.wide), asked.out)
 
 
 @plot.command()
 @click.argument("task")
 @of_results
-def pairs(
-    task: str, out: Path, labels: tuple[str, ...], setting: str | None, wide: bool, home: str | None,
-    results_dir: str | None,
-) -> None:  # fmt: skip
-    """Paired differences between every two methods as a heat map; what is not significant is hatched.
+def pairs(task: str, asked: OfResults) -> None:
+    """Paired differences of all methods, a heat map.
+
+    What is not significant is hatched. Numbers stand in the cells where there is room: with --wide, or few --method.
 
     \b
     ifsl-bench plot pairs glyphs-5shot --wide --out pairs.pdf
     """
     from ifsl_bench.figures.pairs import draw
 
-    written(draw(the_board(task, labels, setting, folders_of(home, results_dir)), wide), out)
+    written(draw(asked.board(task), asked.wide), asked.out)
 
 
 @plot.command()
 @click.argument("task")
 @of_results
-def seeds(
-    task: str, out: Path, labels: tuple[str, ...], setting: str | None, wide: bool, home: str | None,
-    results_dir: str | None,
-) -> None:  # fmt: skip
-    """The accuracy of every training seed as a dot.
+def seeds(task: str, asked: OfResults) -> None:
+    """The accuracy of every training seed.
 
     \b
     ifsl-bench plot seeds glyphs-5shot --out seeds.pdf
     """
     from ifsl_bench.figures.seeds import draw
 
-    written(draw(the_board(task, labels, setting, folders_of(home, results_dir)), wide), out)
+    written(draw(asked.board(task), asked.wide), asked.out)
 
 
 @plot.command()
 @click.argument("task")
 @of_results
-def validation(
-    task: str, out: Path, labels: tuple[str, ...], setting: str | None, wide: bool, home: str | None,
-    results_dir: str | None,
-) -> None:  # fmt: skip
-    """Validation accuracy in the course of meta-training.
+def validation(task: str, asked: OfResults) -> None:
+    """Validation accuracy while meta-training.
 
     \b
-    ifsl-bench plot validation glyphs-5shot --out validation.pdf
+    ifsl-bench plot validation glyphs-5shot --method lr+s,lr+a --out validation.pdf
     """
     from ifsl_bench.figures.validation import draw
 
-    written(draw(the_board(task, labels, setting, folders_of(home, results_dir)), wide), out)
+    written(draw(asked.board(task), asked.wide), asked.out)
 
 
 @plot.command("base-classes")
 @click.argument("task")
 @of_results
-def base_classes(
-    task: str, out: Path, labels: tuple[str, ...], setting: str | None, wide: bool, home: str | None,
-    results_dir: str | None,
-) -> None:  # fmt: skip
-    """Accuracy against the number of base classes, from results of TASK and of TASK+base-classes=N.
+def base_classes(task: str, asked: OfResults) -> None:
+    """Accuracy by the number of base classes.
+
+    From results of TASK and of TASK+base-classes=N, which ``run --base-classes N`` makes.
 
     \b
     ifsl-bench run --method imprint,lr --task glyphs-5shot --base-classes 50
-    ifsl-bench plot base-classes glyphs-5shot --method imprint,lr --out base-classes.pdf
+    ifsl-bench plot base-classes glyphs-5shot --method imprint,lr --out classes.pdf
     """
     from ifsl_bench.figures.base_classes import boards_of, draw
 
-    folders = folders_of(home, results_dir)
-    written(draw(boards_of(the_task(task, folders), folders), labels, setting, wide), out)
+    boards = boards_of(asked.task(task), asked.folders)
+    written(draw(boards, asked.labels, asked.setting, asked.wide), asked.out)
+
+
+@plot.command("inner-steps")
+@click.argument("tasks", nargs=-1, required=True, metavar="TASK...")
+@click.option("--steps", default="1,2,5,10,20,50,100,200,500", show_default=True, callback=_numbers, metavar="N,...",
+              help="After which gradient steps to stop.")  # fmt: skip
+@click.option("--unrolled", default="20", show_default=True, callback=_numbers, metavar="N,...",
+              help="Steps that T-BPTT is trained with; a line each.")  # fmt: skip
+@click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), default=1, show_default=True,
+              help="How many training seeds to average over.")  # fmt: skip
+@click.option("--episodes", type=int, default=500, show_default=True, help="Only the first so many test episodes.")
+@of_models("lr+a")
+def inner_steps(
+    tasks: tuple[str, ...], steps: tuple[int, ...], unrolled: tuple[int, ...], seeds: int, episodes: int,
+    asked: OfModels,
+) -> None:  # fmt: skip
+    """Accuracy by inner steps, of RBP and T-BPTT.
+
+    Models that were trained with either are evaluated after so many gradient steps of the inner problem, and converged.
+
+    \b
+    ifsl-bench plot inner-steps glyphs-1shot glyphs-5shot --train --wide --out steps.pdf
+    """
+    from ifsl_bench.figures.inner_steps import courses, draw
+
+    how = {"steps": steps, "unrolled": unrolled, "seeds": range(seeds), "episodes": episodes,
+           "options": asked.options, "train": asked.train}  # fmt: skip
+    found = {task: courses(asked.methods, task, asked.work, **how) for task in tasks}
+    written(draw(found, asked.wide), asked.out)
+
+
+@plot.command("episode-pca")
+@click.argument("task")
+@index_option
+@of_models("lr+a")
+def episode_pca(task: str, index: int, asked: OfModels) -> None:
+    """An episode before and after the fast weights.
+
+    In the plane of its first two principal components, with the regions where the method answers with each class.
+
+    \b
+    ifsl-bench plot episode-pca glyphs-5shot --index 3 --method lr+a,imprint --out pca.pdf
+    """
+    from ifsl_bench.figures.episode_pca import draw, plane_of
+    from ifsl_bench.figures.models import check_index, open_model
+
+    jobs = asked.jobs(task)
+    check_index(jobs[0].task, index)
+    written(draw([plane_of(open_model(job, asked.work), index) for job in jobs], asked.wide), asked.out)
+
+
+@plot.command()
+@click.argument("task")
+@index_option
+@of_models("lr+a")
+def attractors(task: str, index: int, asked: OfModels) -> None:
+    """Base weights and the attractors they produce.
+
+    \b
+    ifsl-bench plot attractors glyphs-5shot --method lr+a,lr+s --out attractors.pdf
+    """
+    from ifsl_bench.figures.attractors import draw, weights_of
+    from ifsl_bench.figures.models import check_index, open_model
+
+    jobs = asked.jobs(task)
+    check_index(jobs[0].task, index)
+    written(draw([weights_of(open_model(job, asked.work), index) for job in jobs], asked.wide), asked.out)
+
+
+@plot.command()
+@click.argument("task")
+@index_option
+@of_models()
+def episode(task: str, index: int, asked: OfModels) -> None:
+    """The contact sheet of an episode.
+
+    Support images above, queries below, with what the methods call them: a tick is right, a cross wrong.
+
+    \b
+    ifsl-bench plot episode glyphs-5shot --index 3 --method lr+a,imprint --wide --out episode.pdf
+    """
+    from ifsl_bench.figures.episode_sheet import Answered, check_images, draw
+    from ifsl_bench.figures.models import check_index, dataset_of, episode_of, open_model
+
+    jobs = asked.jobs(task)
+    check_index(jobs[0].task, index)
+    dataset = dataset_of(jobs[0], asked.work)
+    check_images(dataset, jobs[0].task)
+    answers = [Answered(job.label, episode_of(open_model(job, asked.work), index)) for job in jobs]
+    written(draw(answers, dataset, jobs[0].task, asked.wide), asked.out)

@@ -14,11 +14,10 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.board.looks import COLOURS, MARKERS
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.figures.models import Episode, Ready, episode_of
+from ifsl_bench.figures.models import Episode, episode_of
 from ifsl_bench.figures.style import legend_below, legend_height, new_figure, styled, text_of
-from ifsl_bench.figures.texts import short_names
 from ifsl_bench.plugin.method import Query, ask, masked_logits
+from ifsl_bench.running.ranges import Ready
 
 POINTS = 160  # of the plane, along each side
 GREY = "#9A9A9A"
@@ -50,7 +49,7 @@ class Plane:
 
 
 @torch.no_grad()
-def plane_of(ready: Ready, index: int, work: Workspace) -> Plane:
+def plane_of(ready: Ready, index: int) -> Plane:
     """A test episode as a method sees it.
 
     The plane holds the mean of the episode's features and the two directions along which they vary most. Its points are
@@ -110,8 +109,7 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
     (2019), which shows prototypes and base weights, and paths in place of regions.
     """
     episode = planes[0].episode
-    short = short_names([*episode.base_classes, *episode.classes])[len(episode.base_classes) :]
-    names = [f"N{way + 1} {name}" for way, name in enumerate(short)] + ["base classes", "wrong"]
+    names = [f"N{way + 1} {name}" for way, name in enumerate(episode.classes)] + ["base classes", "wrong"]
     side = 3.1 if wide else 1.45
     figure = new_figure((side + 0.25) * len(planes) + legend_height(names, wide) + 0.1, wide)
     for row, (left, right) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
@@ -121,7 +119,7 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
         right.set_title(f"after: {int(row.episode.right.sum())} of {len(row.query)} right")
         left.set(xlabel=f"PC 1 ({100 * row.share[0]:.0f}%)", ylabel=f"PC 2 ({100 * row.share[1]:.0f}%)")
         right.set(xlabel=f"PC 1 ({100 * row.share[0]:.0f}%)")
-    handles = [Line2D([], [], **way_look(way), markersize=5) for way in range(len(short))]
+    handles = [Line2D([], [], **way_look(way), markersize=5) for way in range(len(episode.classes))]
     handles += [Line2D([], [], color=GREY, marker="o", linestyle="none", markersize=3.5, markeredgewidth=0)]
     handles += [Line2D([], [], color="black", marker="x", linestyle="none", markersize=4, markeredgewidth=0.8)]
     legend_below(figure, handles, names, wide)

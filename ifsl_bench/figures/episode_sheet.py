@@ -15,7 +15,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.figures.models import Episode
 from ifsl_bench.figures.style import COLUMN, DARK, PAGE, dots, styled, text_of
-from ifsl_bench.figures.texts import fitting, short_names, width_of
+from ifsl_bench.figures.texts import fitting, width_of
 from ifsl_bench.protocol.task import Task
 
 CELL, IMAGE, SUPPORT = 0.64, 0.42, 0.24  # inches: of a query with its texts, its image, a support image
@@ -91,8 +91,8 @@ class _Names:
     """What classes are called under a query: N1 for the first novel class, base classes by their short names."""
 
     def __init__(self, episode: Episode) -> None:
-        names = [text_of(name) for name in short_names([*episode.base_classes, *episode.classes])]
-        self.base, self.novel = names[: len(episode.base_classes)], names[len(episode.base_classes) :]
+        self.base = [text_of(name) for name in episode.base_classes]
+        self.novel = [text_of(name) for name in episode.classes]
 
     def __getitem__(self, label: int) -> str:
         known = len(self.base)

@@ -57,7 +57,7 @@ class Course:
 
 
 def courses(
-    method: str, task: str, work: Workspace, *, steps: Sequence[int] = STEPS, unrolled: Sequence[int] = (DEFAULT,),
+    methods: Sequence[str], task: str, work: Workspace, *, steps: Sequence[int] = STEPS, unrolled: Sequence[int] = (DEFAULT,),
     seeds: Sequence[int] = (0,), episodes: int = EPISODES, options: Mapping[str, Any] | None = None, train: bool = False,
 ) -> list[Course]:  # fmt: skip
     """Evaluates the models of a method on the first test episodes of a task.
@@ -67,20 +67,20 @@ def courses(
     :mod:`ifsl_bench.learners.episodic`); "converged" is each model's own evaluation, the number in its result.
 
     Args:
-        method: as ``run`` takes it, with an option ``gradient``.
+        methods: as ``run`` takes them, with an option ``gradient``; a line each for RBP and each of ``unrolled``.
         unrolled: T-BPTT's steps in training, a model each.
         options: of all models, as ``run --set`` takes them.
         train: train what is not there yet, as ``run`` does.
 
     Raises:
-        UserError: a method without such an option, impossible numbers, a model that is not trained.
+        UserError: a method without that option, impossible numbers, a model that is not trained.
     """
-    rows = _jobs(method, task, work, unrolled, seeds, options or {})
+    rows = [row for method in methods for row in _jobs(method, task, work, unrolled, seeds, options or {})]
     _check(steps, unrolled, episodes, rows[0][0].task)
     if not train:  # all that is missing is told before anything is computed
         check_trained([job for jobs in rows for job in jobs], work.home)
     found = []
-    for jobs, number in zip(rows, (0, *unrolled), strict=True):
+    for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
         of_seeds = [dict(_accuracies(open_model(job, work), steps, episodes, work)) for job in jobs]
         means = {n: estimate(np.mean([one[n] for one in of_seeds], 0)) for n in of_seeds[0]}
         found.append(Course(_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
@@ -172,7 +172,7 @@ def _look(course: Course, row: int) -> dict[str, Any]:
     if not course.unrolled:
         return look
     dashes = [style for style in DASHES if style != look["linestyle"]]
-    return look | hollow(course.label) | {"linestyle": dashes[(row - 1) % len(dashes)]}
+    return look | hollow(course.label) | {"linestyle": dashes[row % len(dashes)]}
 
 
 def _panel(axes: Axes, courses: Sequence[Course]) -> None:

@@ -12,10 +12,12 @@ import torch
 from ifsl_bench.backbone.shipped import is_offered
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.outline import outline_of
 from ifsl_bench.episodic.evaluation import predict
 from ifsl_bench.episodic.loader import Batch
-from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.figures.texts import short_names
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocol.episodes import Episodes
@@ -58,6 +60,11 @@ def open_model(job: Job, work: Workspace) -> Ready:
     return Evaluate(job).ready(work, work.reporter)
 
 
+def dataset_of(job: Job, work: Workspace) -> Dataset:
+    """The data set of a job's task, made where it needs no files; raises :class:`UserError` where it is not there."""
+    return PreparedTask(job.task, job.method.head, job.seed, work).dataset
+
+
 def is_trained(job: Job, home: Home) -> bool:
     """Whether nothing has to be trained for a job: no backbone, no trial, no method."""
     stage = MetaTrain(job)
@@ -96,8 +103,8 @@ class Episode:
         drawn: indices of images, [1, ...].
         batch: features.
         logits: [Q, K + N], classes that are out of play at -inf.
-        classes: names of the N novel classes.
-        base_classes: names of the K base classes.
+        classes: short names of the N novel classes.
+        base_classes: short names of the K base classes.
     """
 
     drawn: Episodes
@@ -121,11 +128,6 @@ class Episode:
         """[Q] bool."""
         return self.predicted == self.labels
 
-    def name(self, label: int) -> str:
-        """Of a joint label."""
-        known = len(self.base_classes)
-        return self.base_classes[label] if label < known else self.classes[label - known]
-
 
 @torch.no_grad()
 def episode_of(ready: Ready, index: int) -> Episode:
@@ -133,7 +135,11 @@ def episode_of(ready: Ready, index: int) -> Episode:
     loader, dataset, task = ready.loader("test"), ready.prepared.dataset, ready.job.task
     drawn, batch = loader.sampler.sample(index, 1), loader.batch(index, 1)
     answer = predict(ready.method.eval(), ready.job.name, batch)
-    names = dataset.pool(task.pool("test", "novel")).classes
-    novel = tuple(names[i] for i in drawn.classes[0].tolist())
-    base = dataset.pool("base/train").classes
-    return Episode(drawn, batch, masked_logits(answer, batch.masked)[0].float().cpu(), novel, tuple(base))
+    novel = tuple(novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
+    base = tuple(short_names(dataset.pool("base/train").classes))
+    return Episode(drawn, batch, masked_logits(answer, batch.masked)[0].float().cpu(), novel, base)
+
+
+def novel_names(dataset: Dataset, task: Task) -> list[str]:
+    """Of all novel classes that test episodes draw from, made short."""
+    return short_names(dataset.pool(task.pool("test", "novel")).classes)
