@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ifsl_bench.episodic.prepared import Workspace
     from ifsl_bench.protocol.task import Task
     from ifsl_bench.running.job import Job
+    from ifsl_bench.running.ranges import Ready
 
 
 class Kinds(Group):
@@ -127,18 +128,21 @@ class OfModels:
     wide: bool
     work: Workspace
 
-    def jobs(self, task: str, seed: int = 0) -> list[Job]:
-        """Of the methods on a task.
+    def jobs(self, task: str, index: int) -> list[Job]:
+        """Of the methods on a task; raises :class:`UserError` for an unknown name or option, or an episode beyond."""
+        from ifsl_bench.figures.models import check_index, jobs_of
 
-        Raises:
-            UserError: an unknown name or option, or a model that is not trained and is not to be.
-        """
-        from ifsl_bench.figures.models import check_trained, jobs_of
+        jobs = jobs_of(self.methods, task, self.work.home, [0], self.options)
+        check_index(jobs[0].task, index)
+        return jobs
 
-        jobs = jobs_of(self.methods, task, self.work.home, [seed], self.options)
+    def opened(self, jobs: Sequence[Job]) -> Iterator[Ready]:
+        """Their models, one after the other; raises :class:`UserError` before where one is not trained, nor to be."""
+        from ifsl_bench.figures.models import check_trained, open_model
+
         if not self.train:
             check_trained(jobs, self.work.home)
-        return jobs
+        yield from (open_model(job, self.work) for job in jobs)
 
 
 def of_models(*usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -179,7 +183,7 @@ def of_models(*usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
     """Whole numbers from 1, comma-separated."""
     words = [word.strip() for word in value.split(",") if word.strip()]
-    if not words or not all(word.isascii() and word.isdigit() and 0 < int(word[:9]) for word in words):
+    if not words or not all(word.isascii() and word.isdigit() and int(word[:9]) > 0 for word in words):
         raise UserError(f"--{parameter.name} takes whole numbers from 1, as in 5,20, not {value!r}")
     return tuple(sorted({int(word) for word in words}))
 
@@ -312,9 +316,11 @@ def inner_steps(
     """
     from ifsl_bench.figures.inner_steps import courses, draw
 
-    how = {"steps": steps, "unrolled": unrolled, "seeds": range(seeds), "episodes": episodes,
-           "options": asked.options, "train": asked.train}  # fmt: skip
-    found = {task: courses(asked.methods, task, asked.work, **how) for task in tasks}
+    found = {
+        task: courses(asked.methods, task, asked.work, steps=steps, unrolled=unrolled, seeds=range(seeds),
+                      episodes=episodes, options=asked.options, train=asked.train)
+        for task in tasks
+    }  # fmt: skip
     written(draw(found, asked.wide), asked.out)
 
 
@@ -331,11 +337,9 @@ def episode_pca(task: str, index: int, asked: OfModels) -> None:
     ifsl-bench plot episode-pca glyphs-5shot --index 3 --method lr+a,imprint --out pca.pdf
     """
     from ifsl_bench.figures.episode_pca import draw, plane_of
-    from ifsl_bench.figures.models import check_index, open_model
 
-    jobs = asked.jobs(task)
-    check_index(jobs[0].task, index)
-    written(draw([plane_of(open_model(job, asked.work), index) for job in jobs], asked.wide), asked.out)
+    planes = [plane_of(ready, index) for ready in asked.opened(asked.jobs(task, index))]
+    written(draw(planes, asked.wide), asked.out)
 
 
 @plot.command()
@@ -349,11 +353,9 @@ def attractors(task: str, index: int, asked: OfModels) -> None:
     ifsl-bench plot attractors glyphs-5shot --method lr+a,lr+s --out attractors.pdf
     """
     from ifsl_bench.figures.attractors import draw, weights_of
-    from ifsl_bench.figures.models import check_index, open_model
 
-    jobs = asked.jobs(task)
-    check_index(jobs[0].task, index)
-    written(draw([weights_of(open_model(job, asked.work), index) for job in jobs], asked.wide), asked.out)
+    found = [weights_of(ready, index) for ready in asked.opened(asked.jobs(task, index))]
+    written(draw(found, asked.wide), asked.out)
 
 
 @plot.command()
@@ -369,11 +371,10 @@ def episode(task: str, index: int, asked: OfModels) -> None:
     ifsl-bench plot episode glyphs-5shot --index 3 --method lr+a,imprint --wide --out episode.pdf
     """
     from ifsl_bench.figures.episode_sheet import Answered, check_images, draw
-    from ifsl_bench.figures.models import check_index, dataset_of, episode_of, open_model
+    from ifsl_bench.figures.models import dataset_of, episode_of
 
-    jobs = asked.jobs(task)
-    check_index(jobs[0].task, index)
+    jobs = asked.jobs(task, index)
     dataset = dataset_of(jobs[0], asked.work)
     check_images(dataset, jobs[0].task)
-    answers = [Answered(job.label, episode_of(open_model(job, asked.work), index)) for job in jobs]
+    answers = [Answered(ready.job.label, episode_of(ready, index)) for ready in asked.opened(jobs)]
     written(draw(answers, dataset, jobs[0].task, asked.wide), asked.out)

@@ -29,14 +29,14 @@ from ifsl_bench.solve.tree import Tree, tensors
 
 EPISODES = 20  # in which a class is looked at, as in the paper
 LOOKED = 2000  # test episodes that these are sought in
-RING: dict[str, Any] = {"marker": "o", "linestyle": "none", "markerfacecolor": "white", "markeredgecolor": "#707070",
-                        "markeredgewidth": 0.5, "markersize": 3}  # fmt: skip
-PRODUCED: dict[str, Any] = {"marker": "^", "linestyle": "none", "color": "#707070", "markersize": 3,
+RING: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 3, "markerfacecolor": "white",
+                        "markeredgecolor": "#707070", "markeredgewidth": 0.5}  # fmt: skip
+PRODUCED: dict[str, Any] = {"marker": "^", "linestyle": "none", "markersize": 3, "color": "#707070",
                             "markeredgewidth": 0}  # fmt: skip
 FAST: dict[str, Any] = {"marker": "P", "linestyle": "none", "markersize": 5, "markeredgecolor": "black",
                         "markeredgewidth": 0.4}  # fmt: skip
-STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "color": "black", "markersize": 8, "markeredgecolor": "white",
-                        "markeredgewidth": 0.5}  # fmt: skip
+STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "markersize": 8, "color": "black",
+                        "markeredgecolor": "white", "markeredgewidth": 0.5}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,9 @@ def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str
     """A row for each method that attends to base classes: on the left where base weights lead, on the right an episode.
 
     Left: base weights (rings) and the attractor that each produces where all attention is on it (triangles); an
-    episode's attractors are means of these, weighted by attention. Right: the attractors of the episode's classes (large
-    points) and of the same classes in other episodes (small ones), the base classes' attractors around them where they
-    are near, and lines from an attractor to the fast weights that the support images pull from there (plus signs). A black
+    episode's attractors are means of these, weighted by attention. Right: the attractors of the episode's classes
+    (large points) and of the same classes in other episodes (small ones), the base classes' attractors where they are
+    near, and lines from an attractor to the fast weights that the support images pull from there (plus signs). A black
     star is the one attractor of a static method, which has a row of its own where no other is drawn.
 
     Each panel is the plane of the first two principal components of what it shows, in percent of its variance.

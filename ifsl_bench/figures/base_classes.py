@@ -48,8 +48,8 @@ def draw(
     """A row of each board becomes a line, with the 95% interval over episodes that its table has.
 
     Follows the figure "Results on tiered-ImageNet with {50, 100, 150, 200} base classes" of Ren et al. (2019), with
-    intervals and any rows. Joint accuracy falls with every class that is added to the softmax, and rises with what a backbone
-    learns from more of them; each number has its own backbone. Rows stored for one number alone are left out.
+    intervals and any rows. Joint accuracy falls with every class that is added to the softmax, and rises with what a
+    backbone learns from more of them; each number has its own backbone. Rows stored for one number alone are left out.
 
     Raises:
         UserError: no row is stored for two numbers of base classes.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,8 +61,8 @@ def plane_of(ready: Ready, index: int) -> Plane:
     """
     job = ready.job
     if job.method.transductive:
-        raise UserError(f"{job.label} is transductive: what it says of a point depends on the others, so that there are "
-                        f"no decision regions")  # fmt: skip
+        raise UserError(f"{job.label} is transductive: what it says of a point depends on the others, so that there "
+                        f"are no decision regions")  # fmt: skip
     if job.task.regular:
         raise UserError(f"task {job.task.name} has no base classes: there is nothing before the novel ones")
     episode = episode_of(ready, index)
@@ -126,7 +127,7 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
     return figure, []
 
 
-def way_look(way: int) -> dict[str, object]:
+def way_look(way: int) -> dict[str, Any]:
     """Colour and marker of the points of a novel class, by its place in the episode."""
     return {"color": WAYS[way % len(WAYS)], "marker": MARKERS[way % len(MARKERS)], "linestyle": "none",
             "markeredgecolor": "black", "markeredgewidth": 0.4}  # fmt: skip

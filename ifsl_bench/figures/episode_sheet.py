@@ -152,8 +152,8 @@ def _query(
     novel, row = bool(episode.drawn.query_novel[0, query]), int(episode.drawn.query[0, query])
     sheet.image((sheet.novel if novel else sheet.base)[row], x + (width - IMAGE) / 2, y, IMAGE)
     y += IMAGE + LINE / 2 + 0.02
-    sheet.axes.text(x + width / 2, y, fitting(names[int(episode.labels[query])], width - 0.02), ha="center", va="center",
-                    color=DARK)  # fmt: skip
+    name = fitting(names[int(episode.labels[query])], width - 0.02)
+    sheet.axes.text(x + width / 2, y, name, ha="center", va="center", color=DARK)
     for i, one in enumerate(answers):
         y += LINE
         right = bool(one.episode.right[query])

@@ -57,9 +57,17 @@ class Course:
 
 
 def courses(
-    methods: Sequence[str], task: str, work: Workspace, *, steps: Sequence[int] = STEPS, unrolled: Sequence[int] = (DEFAULT,),
-    seeds: Sequence[int] = (0,), episodes: int = EPISODES, options: Mapping[str, Any] | None = None, train: bool = False,
-) -> list[Course]:  # fmt: skip
+    methods: Sequence[str],
+    task: str,
+    work: Workspace,
+    *,
+    steps: Sequence[int] = STEPS,
+    unrolled: Sequence[int] = (DEFAULT,),
+    seeds: Sequence[int] = (0,),
+    episodes: int = EPISODES,
+    options: Mapping[str, Any] | None = None,
+    train: bool = False,
+) -> list[Course]:
     """Evaluates the models of a method on the first test episodes of a task.
 
     All of them search alike here, whatever they were trained with: gradient steps from the fixed start, of size 1 or
@@ -107,14 +115,12 @@ def _label(job: Job) -> str:
     return ".".join(label(job.method, job.name, shown, job.task))
 
 
-def _accuracies(
-    ready: Ready, steps: Sequence[int], episodes: int, work: Workspace
-) -> Iterator[tuple[int, np.ndarray]]:
+def _accuracies(ready: Ready, steps: Sequence[int], episodes: int, work: Workspace) -> Iterator[tuple[int, np.ndarray]]:
     """Number of steps, and the accuracy of each episode [n], in percent."""
     loader, job = ready.loader("test"), ready.job
     for n in (*steps, CONVERGED):
         method = ready.method if n == CONVERGED else stopped(ready, n, work)
-        title = f"{job.label}: {'converged' if n == CONVERGED else f'{n:,} steps'}"
+        title = f"{job.label}: {'converged' if n == CONVERGED else f'{n:,} inner steps'}"
         found = evaluate(method, job.name, loader, range(episodes), work.reporter, title, job.episodes)
         yield n, found.counts.value("acc")
 

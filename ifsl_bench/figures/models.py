@@ -1,4 +1,4 @@
-"""Trained models for figures: those that ``run`` has left in the home folder, or trained now where that is asked for."""
+"""Trained models for figures: those that ``run`` has left in the home folder, or trained now where asked for."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def command_of(job: Job, home: Home) -> str:
 def check_index(task: Task, index: int) -> None:
     """Raises :class:`UserError` for an episode that the task's stream of test episodes does not count."""
     if not 0 <= index < task.evaluation.episodes:
-        raise UserError(f"--index takes a test episode of {task.name}, 0 to {task.evaluation.episodes - 1}, not {index}")
+        raise UserError(
+            f"--index takes a test episode of {task.name}, 0 to {task.evaluation.episodes - 1}, not {index}"
+        )
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,9 @@ def draw(board: Board, wide: bool = False, metric: str = "acc") -> tuple[Figure,
                                          gid=f"not significant {i} {j}"))  # fmt: skip
             if i != j and cell >= NUMBER:
                 dark = told[i, j] and np.dot(mesh.to_rgba(values[i, j])[:3], LUMINANCE) < 0.5
-                axes.text(j + 0.5, i + 0.5, _number(values[i, j]), ha="center", va="center",
-                          color="white" if dark else "black",
-                          bbox=None if told[i, j] else {"facecolor": "white", "edgecolor": "none", "pad": 0.8})  # fmt: skip
+                box = None if told[i, j] else {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+                axes.text(j + 0.5, i + 0.5, _number(values[i, j]), ha="center", va="center", bbox=box,
+                          color="white" if dark else "black")  # fmt: skip
     axes.set(xlim=(0, count), ylim=(count, 0))
     axes.set_yticks(np.arange(count) + 0.5, names)
     axes.set_xticks(np.arange(count) + 0.5, names, rotation=45, ha="right", rotation_mode="anchor")
@@ -68,7 +68,8 @@ def draw(board: Board, wide: bool = False, metric: str = "acc") -> tuple[Figure,
     extend: Any = "both" if most < sizes.max() else "neither"
     bar = figure.colorbar(mesh, ax=axes, location="top", fraction=0.05, pad=0.02, aspect=30, extend=extend)
     bar.set_label("row minus column, points of Acc.; hatched: not significant")
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    for spine in bar.ax.spines.values():
+        spine.set_visible(False)
     few = [name for name, row in zip(names, rows, strict=True) if len(row.seeds) < SEEDS and not row.fixed]
     said = f"with fewer than {SEEDS} seeds, so that a difference says little of the method: {', '.join(few)}"
     return figure, [said] if few else []

@@ -36,20 +36,20 @@ def draw(boards: Sequence[Board], wide: bool = False) -> tuple[Figure, list[str]
         _panel(axes, board, ranked)
     for axes in list(panels)[len(boards) :]:
         axes.remove()
-    notes = []
-    for board in boards:
-        if out := [place.row.label for place in board.ranking.places if place.provisional and _is_in(board, place)]:
-            notes.append(f"{board.name}: not ranked, being provisional: {', '.join(out)}")
-    return figure, notes
+    out = {board.name: [one.row.label for one in _shown(board) if one.provisional] for board in boards}
+    return figure, [
+        f"{task}: not ranked, being provisional: {', '.join(names)}" for task, names in out.items() if names
+    ]
 
 
-def _is_in(board: Board, place: Ranked) -> bool:
-    return any(place.row is row for row in board.rows)
+def _shown(board: Board) -> list[Ranked]:
+    """The rows of a board in their places, the best first. Ranks are among all that the task has."""
+    here = {id(row) for row in board.rows}
+    return [place for place in board.ranking.places if id(place.row) in here]
 
 
 def _placed(board: Board) -> list[Ranked]:
-    """The ranked rows of a board, the best first. Ranks are among all that the task has."""
-    found = [place for place in board.ranking.places if not place.provisional and _is_in(board, place)]
+    found = [place for place in _shown(board) if not place.provisional]
     if not found:
         raise UserError(f"{board.name}: no row of these is ranked, for which it takes three seeds: "
                         f"ifsl-bench run --task {board.name} --method {board.rows[0].label} --seeds 3")  # fmt: skip

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ FORMATS: dict[str, dict[str, None]] = {
     "svg": {"Date": None, "Creator": None},
     "png": {"Software": None},
 }
-RULES = {
+RULES: Any = {  # Matplotlib's names
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],  # comes with Matplotlib
     "font.size": SMALLEST,
@@ -177,7 +177,7 @@ def heights(rows: int, each: float = 0.165, more: float = 0.5) -> float:
     return more + each * rows
 
 
-def grid(axes: Axes, which: str = "x") -> None:
+def grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:
     """Faint lines behind everything."""
-    axes.grid(axis=which, color="#E4E4E4", linewidth=0.5)  # type: ignore[arg-type]
+    axes.grid(axis=which, color="#E4E4E4", linewidth=0.5)
     axes.set_axisbelow(True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
@@ -22,14 +22,21 @@ def short_names(names: Sequence[str]) -> list[str]:
     """
     words = [one_line(name).split() or [one_line(name)] for name in names]
     beginnings = Counter(tuple(w[:n]) for w in words for n in range(1, len(w)))
-    plain = [w[:-1] if len(w) > 1 and re.fullmatch(r"\(.*\)", w[-1]) else w for w in words]
-    shared = [max((n for n in range(1, len(w)) if beginnings[tuple(w[:n])] > 1), default=0) for w in plain]
-    found = [" ".join(w) for w in words]
-    for forms in (words, plain):  # the shorter, the better
-        shorter = [" ".join(w[n:]) for w, n in zip(forms, shared, strict=True)]
-        often = Counter(shorter)
-        found = [new if often[new] == 1 else old for new, old in zip(shorter, found, strict=True)]
-    return found
+    left = [_forms(w, beginnings) for w in words]  # what each name may be called, the shortest first
+    while True:
+        often = Counter(forms[0] for forms in left)
+        again = [forms for forms in left if often[forms[0]] > 1 and len(forms) > 1]
+        if not again:
+            return [forms[0] for forms in left]
+        for forms in again:
+            del forms[0]
+
+
+def _forms(words: list[str], beginnings: Mapping[tuple[str, ...], int]) -> list[str]:
+    plain = words[:-1] if len(words) > 1 and re.fullmatch(r"\(.*\)", words[-1]) else words
+    shared = max((n for n in range(1, len(plain)) if beginnings[tuple(plain[:n])] > 1), default=0)
+    suffixes = [" ".join(form[start:]) for form in (plain, words) for start in range(shared, -1, -1)]
+    return list(dict.fromkeys(suffixes))
 
 
 @functools.lru_cache(4096)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,7 +12,18 @@ from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.curves import bias_curve
 from ifsl_bench.figures.rows import by_accuracy, names_of
-from ifsl_bench.figures.style import DARK, FAINT, dots, drawn, hollow, legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.figures.style import (
+    DARK,
+    FAINT,
+    dots,
+    drawn,
+    hollow,
+    legend_below,
+    legend_height,
+    new_figure,
+    styled,
+    text_of,
+)
 
 MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is cut
 
@@ -62,9 +71,8 @@ def _point(row: Row) -> tuple[float, float]:
 def _view(axes: Axes, points: np.ndarray) -> None:
     low, high = points.min(0), points.max(0)
     size = np.maximum(high - low, 4)
-    for change, least, most in zip((axes.set_xlim, axes.set_ylim), low - MARGIN * size, high + MARGIN * size,
-                                   strict=True):  # fmt: skip
-        change(max(0, least), min(100, most))
+    (left, bottom), (right, top) = np.maximum(0, low - MARGIN * size), np.minimum(100, high + MARGIN * size)
+    axes.set(xlim=(left, right), ylim=(bottom, top))
 
 
 def _equal_accuracy(axes: Axes, row: Row) -> None:
@@ -75,7 +83,7 @@ def _equal_accuracy(axes: Axes, row: Row) -> None:
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     least, most = share * left + (1 - share) * bottom, share * right + (1 - share) * top
     step = next(step for step in (1, 2, 5, 10, 20) if (most - least) / step <= 6)
-    levels: Sequence[float] = np.arange(np.ceil(least / step) * step, most, step)
+    levels = np.arange(np.ceil(least / step) * step, most, step)
     for level in levels:
         x = np.array([left, right])
         axes.plot(x, (level - share * x) / (1 - share), color=FAINT, linewidth=0.5, zorder=1, gid=f"Acc. {level:g}",
