@@ -178,7 +178,7 @@ def _look(course: Course, row: int) -> dict[str, Any]:
     if not course.unrolled:
         return look
     dashes = [style for style in DASHES if style != look["linestyle"]]
-    return look | hollow(course.label) | {"linestyle": dashes[row % len(dashes)]}
+    return look | hollow(course.label) | {"linestyle": dashes[(row - 1) % len(dashes)]}
 
 
 def _panel(axes: Axes, courses: Sequence[Course]) -> None:

@@ -43,7 +43,7 @@ def draw(board: Board, wide: bool = False, metric: str = "acc") -> tuple[Figure,
     told = significant(found)
     side = (PAGE if wide else COLUMN) - 0.3 - 0.06 * max(map(len, names))
     cell = min(side / count, 0.45)
-    figure = new_figure(cell * count + 0.95 + 0.06 * max(map(len, names)) * 0.75, wide)
+    figure = new_figure(cell * count + 0.85 + 0.06 * max(map(len, names)) * 0.75, wide)
     axes = figure.add_subplot(aspect="equal")
     sizes = np.abs(values[~np.eye(count, dtype=bool)])
     most = max(1.2 * float(np.quantile(sizes, FULL)), 1e-6)
