@@ -301,10 +301,10 @@ def base_classes(task: str, asked: OfResults) -> None:
               help="Steps that T-BPTT is trained with; a line each.")  # fmt: skip
 @click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), default=1, show_default=True,
               help="How many training seeds to average over.")  # fmt: skip
-@click.option("--episodes", type=int, default=500, show_default=True, help="Only the first so many test episodes.")
+@click.option("--episodes", type=int, help="Only the first so many test episodes [500].")
 @of_models("lr+a")
 def inner_steps(
-    tasks: tuple[str, ...], steps: tuple[int, ...], unrolled: tuple[int, ...], seeds: int, episodes: int,
+    tasks: tuple[str, ...], steps: tuple[int, ...], unrolled: tuple[int, ...], seeds: int, episodes: int | None,
     asked: OfModels,
 ) -> None:  # fmt: skip
     """Accuracy by inner steps, of RBP and T-BPTT.

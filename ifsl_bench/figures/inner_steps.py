@@ -23,7 +23,6 @@ from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.settings import label
 from ifsl_bench.protocol.metrics import Estimate, estimate
-from ifsl_bench.protocol.task import Task
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.ranges import Ready
 from ifsl_bench.running.stages import MetaTrain
@@ -64,7 +63,7 @@ def courses(
     steps: Sequence[int] = STEPS,
     unrolled: Sequence[int] = (DEFAULT,),
     seeds: Sequence[int] = (0,),
-    episodes: int = EPISODES,
+    episodes: int | None = None,
     options: Mapping[str, Any] | None = None,
     train: bool = False,
 ) -> list[Course]:
@@ -77,6 +76,7 @@ def courses(
     Args:
         methods: as ``run`` takes them, with an option ``gradient``; a line each for RBP and each of ``unrolled``.
         unrolled: T-BPTT's steps in training, a model each.
+        episodes: the first so many test episodes; :data:`EPISODES` by default, or all where these are fewer.
         options: of all models, as ``run --set`` takes them.
         train: train what is not there yet, as ``run`` does.
 
@@ -84,7 +84,12 @@ def courses(
         UserError: a method without that option, impossible numbers, a model that is not trained.
     """
     rows = [row for method in methods for row in _jobs(method, task, work, unrolled, seeds, options or {})]
-    _check(steps, unrolled, episodes, rows[0][0].task)
+    most = rows[0][0].task.evaluation.episodes
+    episodes = min(EPISODES, most) if episodes is None else episodes
+    if not steps or min(*steps, *unrolled, 1) < 1:
+        raise UserError("--steps and --unrolled take numbers of steps from 1")
+    if not 2 <= episodes <= most:
+        raise UserError(f"--episodes must be 2 to {most:,} for task {rows[0][0].task.name}, not {episodes}")
     if not train:  # all that is missing is told before anything is computed
         check_trained([job for jobs in rows for job in jobs], work.home)
     found = []
@@ -134,13 +139,6 @@ def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
     method = stage.fresh(work)
     method.load_state_dict(ready.method.state_dict())
     return stage.to_evaluate(work, method.eval())
-
-
-def _check(steps: Sequence[int], unrolled: Sequence[int], episodes: int, task: Task) -> None:
-    if not steps or min(*steps, *unrolled, 1) < 1:
-        raise UserError("--steps and --unrolled take numbers of steps from 1")
-    if not 2 <= episodes <= task.evaluation.episodes:
-        raise UserError(f"--episodes must be 2 to {task.evaluation.episodes:,} for task {task.name}, not {episodes}")
 
 
 @styled
