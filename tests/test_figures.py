@@ -231,11 +231,11 @@ def test_nothing_is_cut_off_at_the_edges(kind, board):
 def test_same_input_same_bytes_whatever_the_users_settings(suffix, board, tmp_path, monkeypatch):
     for name in ("a", "b"):
         save(drawing("tradeoff", board)[0], tmp_path / f"{name}.{suffix}")
-        monkeypatch.setitem(mpl.rcParams, "font.size", 3.0)
-        monkeypatch.setitem(mpl.rcParams, "lines.linewidth", 9.0)
+        monkeypatch.setitem(mpl.rcParams, "figure.facecolor", "red")
+        monkeypatch.setitem(mpl.rcParams, "xtick.direction", "in")
         monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
     assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
-    assert mpl.rcParams["font.size"] == 3.0, "the user's settings are gone"
+    assert mpl.rcParams["figure.facecolor"] == "red", "the user's settings are gone"
 
 
 def test_a_method_looks_the_same_whatever_stands_beside_it(board):

@@ -161,7 +161,7 @@ def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
     assert "lr+s is static" in notes[0]
     drawn = {line.get_gid(): line for axes in figure.axes for line in axes.lines}
     assert len(drawn["base weights"].get_xdata()) == len(drawn["attractors of base classes"].get_xdata()) == known
-    assert "static attractor" in drawn
+    assert "static centre" in drawn
     assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
     with pytest.raises(UserError, match="has no attractors"):
         attractors.weights_of(opened(trained, "imprint"), 2)

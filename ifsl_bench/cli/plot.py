@@ -136,13 +136,13 @@ class OfModels:
         check_index(jobs[0].task, index)
         return jobs
 
-    def opened(self, jobs: Sequence[Job]) -> Iterator[Ready]:
-        """Their models, one after the other; raises :class:`UserError` before where one is not trained, nor to be."""
+    def opened(self, jobs: Sequence[Job]) -> Iterator[tuple[str, Ready]]:
+        """Their labels and models, one after the other; raises :class:`UserError` before where one is not trained, nor to be."""
         from ifsl_bench.figures.models import check_trained, open_model
 
         if not self.train:
             check_trained(jobs, self.work.home)
-        yield from (open_model(job, self.work) for job in jobs)
+        yield from ((job.label, open_model(job, self.work)) for job in jobs)
 
 
 def of_models(*usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -338,7 +338,7 @@ def episode_pca(task: str, index: int, asked: OfModels) -> None:
     """
     from ifsl_bench.figures.episode_pca import draw, plane_of
 
-    planes = [plane_of(ready, index) for ready in asked.opened(asked.jobs(task, index))]
+    planes = [plane_of(ready, index, label) for label, ready in asked.opened(asked.jobs(task, index))]
     written(draw(planes, asked.wide), asked.out)
 
 
@@ -354,7 +354,7 @@ def attractors(task: str, index: int, asked: OfModels) -> None:
     """
     from ifsl_bench.figures.attractors import draw, weights_of
 
-    found = [weights_of(ready, index) for ready in asked.opened(asked.jobs(task, index))]
+    found = [weights_of(ready, index, label) for label, ready in asked.opened(asked.jobs(task, index))]
     written(draw(found, asked.wide), asked.out)
 
 
@@ -376,5 +376,5 @@ def episode(task: str, index: int, asked: OfModels) -> None:
     jobs = asked.jobs(task, index)
     dataset = dataset_of(jobs[0], asked.work)
     check_images(dataset, jobs[0].task)
-    answers = [Answered(ready.job.label, episode_of(ready, index)) for ready in asked.opened(jobs)]
+    answers = [Answered(label, episode_of(ready, index)) for label, ready in asked.opened(jobs)]
     written(draw(answers, dataset, jobs[0].task, asked.wide), asked.out)

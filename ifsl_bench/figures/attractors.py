@@ -80,10 +80,13 @@ class _Watched:
 
 
 @torch.no_grad()
-def weights_of(ready: Ready, index: int) -> Weights:
+def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
     """The attractors and fast weights of a test episode, and the attractors of its classes in others.
 
     LR's fast weights are those of its scores; MLP's are those of its part that is linear in the features, W_3.
+
+    Args:
+        label: what the method is called, if not by all its options.
 
     Raises:
         UserError: a method without attractors; or T-BPTT's that stops early, which finds no minimum.
@@ -122,7 +125,7 @@ def weights_of(ready: Ready, index: int) -> Weights:
         full[way, : len(rows_of_way)] = torch.stack(rows_of_way).float().cpu()
     names = novel_names(dataset, job.task)
     produced = _produced(method, part)
-    return Weights(job.label, _array(method.base.weight), None if produced is None else _array(produced[:, :size]),
+    return Weights(label or job.label, _array(method.base.weight), None if produced is None else _array(produced[:, :size]),
                    full.numpy(), _array(fast), tuple(names[i] for i in ids))  # fmt: skip
 
 
@@ -168,8 +171,8 @@ def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str
     stars = [one for one in fixed if one is not rows[0]]
     across = 1 if rows[0].produced is None else 2
     entries = [(f"N{way + 1} {name}", way_look(way) | {"markersize": 5}) for way, name in enumerate(found[0].classes)]
-    entries += [("base weight", RING), ("its attractor", PRODUCED)] if across == 2 else []
-    entries += [("fast weights", FAST | {"color": "white"})] + ([("static attractor", STAR)] if fixed else [])
+    entries += [("base weights", RING), ("their attractors", PRODUCED)] if across == 2 else []
+    entries += [("fast weights", FAST | {"color": "white"})] + ([("static centre", STAR)] if fixed else [])
     names = [name for name, _ in entries]
     side = 2.9 if wide else 1.5 * (1 if across == 2 else 1.6)
     figure = new_figure((side + 0.35) * len(rows) + legend_height(names, wide), wide)
@@ -181,7 +184,7 @@ def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str
         panels[-1].set_title("an episode" if across == 2 else text_of(one.label))
     handles = [Line2D([], [], **look) for _, look in entries]
     legend_below(figure, handles, names, wide)
-    return figure, [f"{one.label} is static: its attractor is the star" for one in stars]
+    return figure, [f"{one.label} is static: all of its attractors are the star" for one in stars]
 
 
 def _plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -225,10 +228,10 @@ def _episode(axes: Axes, one: Weights, stars: Sequence[np.ndarray]) -> None:
         ends = flat(np.stack([rows[0], one.fast[way]]))
         axes.plot(*flat(rows[1:]).T, **look | {"markeredgewidth": 0}, markersize=2.5, alpha=0.7, zorder=2)
         axes.plot(*ends.T, color=str(look["color"]), linewidth=0.8, zorder=3)
-        axes.plot(*ends[0], **look, markersize=5.5, zorder=5, gid=f"attractor {way}")
+        axes.plot(*ends[0], **look, markersize=5.5, zorder=5, gid=f"centre {way}")
         axes.plot(*ends[1], **FAST, color=str(look["color"]), zorder=4, gid=f"fast weights {way}")
     for star in stars:
-        axes.plot(*flat(star), **STAR, zorder=6, gid="static attractor")
+        axes.plot(*flat(star), **STAR, zorder=6, gid="static centre")
     axes.margins(0.08)
     left, right = axes.get_xlim(), axes.get_ylim()
     if one.produced is not None:

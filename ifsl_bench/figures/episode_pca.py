@@ -20,7 +20,9 @@ from ifsl_bench.figures.style import legend_below, legend_height, new_figure, st
 from ifsl_bench.plugin.method import Query, ask, masked_logits
 from ifsl_bench.running.ranges import Ready
 
-POINTS = 160  # of the plane, along each side
+POINTS = 200  # of the plane, along each side
+AT_ONCE = 8192  # points that a method is asked for
+ROOM = 9  # points around the name of a region
 GREY = "#9A9A9A"
 WAYS = tuple(colour for colour in COLOURS if colour != "#808080")  # grey is for base classes
 
@@ -50,11 +52,14 @@ class Plane:
 
 
 @torch.no_grad()
-def plane_of(ready: Ready, index: int) -> Plane:
+def plane_of(ready: Ready, index: int, label: str = "") -> Plane:
     """A test episode as a method sees it.
 
     The plane holds the mean of the episode's features and the two directions along which they vary most. Its points are
     answered by the method itself, as queries beside the episode's support.
+
+    Args:
+        label: what the method is called, if not by all its options.
 
     Raises:
         UserError: a transductive method, whose answer to a point depends on the others; regular few-shot learning.
@@ -83,17 +88,18 @@ def plane_of(ready: Ready, index: int) -> Plane:
     before, after = (part.argmax(-1).reshape(POINTS, POINTS).numpy() for part in (logits[:, :known], logits))
     shares = (values**2 / (values**2).sum())[:2].tolist()
     places = flat.cpu().numpy()
-    return Plane(job.label, episode, places[: len(support)], places[len(support) :], (shares[0], shares[1]),
+    return Plane(label or job.label, episode, places[: len(support)], places[len(support) :], (shares[0], shares[1]),
                  x.numpy(), y.numpy(), before, after)  # fmt: skip
 
 
 def _answers(ready: Ready, episode: Episode, points: torch.Tensor) -> torch.Tensor:
     """Joint logits of points [P, D] in the space of features, [P, K + N]."""
-    base = ready.method.base
-    points = points.to(base.weight)
-    query = Query(points[None], torch.nn.functional.linear(points, base.weight, base.bias)[None])
-    answer = ask(ready.method.eval(), ready.job.name, episode.batch.support, query)
-    return masked_logits(answer, episode.batch.masked)[0].float().cpu()
+    base, found = ready.method.base, []
+    for some in points.to(base.weight).split(AT_ONCE):
+        query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
+        answer = ask(ready.method.eval(), ready.job.name, episode.batch.support, query)
+        found.append(masked_logits(answer, episode.batch.masked)[0].float().cpu())
+    return torch.cat(found)
 
 
 @styled
@@ -146,6 +152,7 @@ def _panel(axes: Axes, plane: Plane, after: bool) -> None:
     edges[1:] |= labels[1:] != labels[:-1]
     axes.imshow(np.where(edges, 1.0, np.nan), cmap=ListedColormap(["white"]), origin="lower", extent=extent,
                 aspect="auto", interpolation="nearest")  # fmt: skip
+    _name_regions(axes, plane, kinds)
     novel = episode.drawn.query_novel[0].cpu().numpy()
     axes.plot(*plane.query[~novel].T, "o", color=GREY, markersize=3, markeredgewidth=0.3, markeredgecolor="white")
     way = episode.labels.numpy() - known
@@ -158,3 +165,15 @@ def _panel(axes: Axes, plane: Plane, after: bool) -> None:
     axes.set(xlim=extent[:2], ylim=extent[2:])
     axes.set_xticks([])
     axes.set_yticks([])
+
+
+def _name_regions(axes: Axes, plane: Plane, kinds: np.ndarray) -> None:
+    """N1, N2 and so on where a region has room: colours may repeat, and not everyone tells them apart."""
+    from scipy.ndimage import distance_transform_edt
+
+    for way in range(1, len(plane.episode.classes) + 1):
+        inside = np.pad(kinds == way, 1)  # the frame is an edge too
+        depth = distance_transform_edt(inside)[1:-1, 1:-1]
+        if depth.max() >= ROOM:
+            y, x = np.unravel_index(depth.argmax(), depth.shape)
+            axes.text(plane.x[x], plane.y[y], f"N{way}", ha="center", va="center", color="#303030", zorder=1.5)

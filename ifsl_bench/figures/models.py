@@ -54,7 +54,7 @@ def check_trained(jobs: Sequence[Job], home: Home) -> None:
 
 def open_model(job: Job, work: Workspace) -> Ready:
     """The job's method where it is evaluated, with what was chosen and trained for ``run``, or is now: it stays in the
-    home folder. Raises :class:`UserError` for data that are not there."""
+    home folder. Its ``job`` has the options that were chosen. Raises :class:`UserError` for data that are not there."""
     PrepareData(job.task, job.sides).check(outline_of(job.task, work.home))
     PrepareData(job.task, job.sides).run(work)
     return Evaluate(job).ready(work, work.reporter)

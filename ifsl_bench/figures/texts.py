@@ -36,7 +36,7 @@ def _forms(words: list[str], beginnings: Mapping[tuple[str, ...], int]) -> list[
     plain = words[:-1] if len(words) > 1 and re.fullmatch(r"\(.*\)", words[-1]) else words
     shared = max((n for n in range(1, len(plain)) if beginnings[tuple(plain[:n])] > 1), default=0)
     suffixes = [" ".join(form[start:]) for form in (plain, words) for start in range(shared, -1, -1)]
-    return list(dict.fromkeys(suffixes))
+    return sorted(dict.fromkeys(suffixes), key=len)
 
 
 @functools.lru_cache(4096)
