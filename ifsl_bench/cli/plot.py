@@ -137,7 +137,11 @@ class OfModels:
         return jobs
 
     def opened(self, jobs: Sequence[Job]) -> Iterator[tuple[str, Ready]]:
-        """Their labels and models, one after the other; raises :class:`UserError` before where one is not trained, nor to be."""
+        """Their labels and models, one after the other.
+
+        Raises:
+            UserError: before any, where one is not trained and is not to be.
+        """
         from ifsl_bench.figures.models import check_trained, open_model
 
         if not self.train:

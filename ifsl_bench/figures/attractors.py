@@ -125,8 +125,14 @@ def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
         full[way, : len(rows_of_way)] = torch.stack(rows_of_way).float().cpu()
     names = novel_names(dataset, job.task)
     produced = _produced(method, part)
-    return Weights(label or job.label, _array(method.base.weight), None if produced is None else _array(produced[:, :size]),
-                   full.numpy(), _array(fast), tuple(names[i] for i in ids))  # fmt: skip
+    return Weights(
+        label or job.label,
+        _array(method.base.weight),
+        None if produced is None else _array(produced[:, :size]),
+        full.numpy(),
+        _array(fast),
+        tuple(names[i] for i in ids),
+    )
 
 
 def _array(values: Tensor) -> np.ndarray:

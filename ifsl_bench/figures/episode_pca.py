@@ -171,9 +171,13 @@ def _name_regions(axes: Axes, plane: Plane, kinds: np.ndarray) -> None:
     """N1, N2 and so on where a region has room: colours may repeat, and not everyone tells them apart."""
     from scipy.ndimage import distance_transform_edt
 
+    points = np.concatenate([plane.support, plane.query])
+    free = np.ones(kinds.shape, dtype=bool)  # of points, and of the frame
+    free[np.searchsorted(plane.y, points[:, 1]), np.searchsorted(plane.x, points[:, 0])] = False
+    free[[0, -1]] = free[:, [0, -1]] = False
     for way in range(1, len(plane.episode.classes) + 1):
-        inside = np.pad(kinds == way, 1)  # the frame is an edge too
-        depth = distance_transform_edt(inside)[1:-1, 1:-1]
+        depth = distance_transform_edt((kinds == way) & free)
         if depth.max() >= ROOM:
-            y, x = np.unravel_index(depth.argmax(), depth.shape)
-            axes.text(plane.x[x], plane.y[y], f"N{way}", ha="center", va="center", color="#303030", zorder=1.5)
+            row, column = divmod(int(depth.argmax()), depth.shape[1])
+            axes.text(float(plane.x[column]), float(plane.y[row]), f"N{way}", ha="center", va="center",
+                      color="#303030", gid=f"region {way}")  # fmt: skip
