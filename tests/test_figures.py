@@ -200,8 +200,7 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
         base_classes.boards_of(find("glyphs-1shot")[0], Home.locate(measured / "home", measured / "home"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("kind", "wide"), [*((kind, False) for kind in KINDS), ("pairs", True)])
 def test_no_text_is_smaller_than_promised_and_widths_are_those_of_columns(kind, wide, board):
     figure, _ = drawing(kind, board, wide)
     assert figure.get_figwidth() == (PAGE if wide else COLUMN)
@@ -294,6 +293,16 @@ def test_mistakes_are_told_in_a_line(call, measured, tmp_path):
     status, out, err = call("plot", "ranks", task, "--out", x, *known)
     assert (status, out, err) == (0, f"wrote {x}\n", "")
     assert Path(x).read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "base-classes"])
+def test_every_kind_is_a_command(kind, call, measured, tmp_path):
+    task, out = f"{measured / 'clusters.toml'}:clusters-5shot", tmp_path / f"{kind}.svg"
+    status, said, err = call("plot", kind, task, "--out", str(out), "--results", str(measured / "results"), "--home",
+                             str(measured / "home"))  # fmt: skip
+    assert (status, err) == (0, "")
+    assert said.startswith(f"wrote {out}\n")
+    assert out.read_text().startswith("<?xml")
 
 
 def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):

@@ -167,6 +167,17 @@ def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
         attractors.weights_of(opened(trained, "imprint"), 2)
 
 
+@pytest.mark.parametrize("arguments", [["inner-steps", "--steps", "1,3", "--unrolled", str(STEPS)], ["attractors"],
+                                       ["episode-pca", "--method", "lr+a,imprint"]])  # fmt: skip
+def test_every_kind_is_a_command_that_gives_the_same_bytes(arguments, trained, call, tmp_path):
+    work, task, _ = trained
+    files = [tmp_path / "a.pdf", tmp_path / "b.pdf"]
+    for file in files:
+        status, said, err = call("plot", *arguments, task, "--out", str(file), "--home", str(work.home.cache), "-q")
+        assert (status, said, err) == (0, f"wrote {file}\n", "")
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_features_have_no_contact_sheet_and_an_episode_has_a_number(trained, call, tmp_path):
     work, task, _ = trained
     home = ("--home", str(work.home.cache), "--out", str(tmp_path / "x.png"), "-q")
@@ -187,7 +198,7 @@ def test_features_have_no_contact_sheet_and_an_episode_has_a_number(trained, cal
 
 
 @pytest.mark.filterwarnings("ignore:the base classifier is at chance")
-def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path):
+def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path, call):
     work = workspace(glyph_features_home, tmp_path / "results", "cpu")
     (job,) = jobs_of(["protonet"], f"{tmp_path / 'few.toml'}:few-1shot", work.home)
     ready = open_model(job, work)
@@ -215,3 +226,9 @@ def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path):
     whole = figure.get_tightbbox()
     assert (whole.x0, whole.y0) >= (-0.02, -0.02)
     assert whole.x1 <= figure.get_figwidth() + 0.02
+    out = tmp_path / "x.png"
+    task = f"{tmp_path / 'few.toml'}:few-1shot"
+    status, _, err = call("plot", "episode", task, "--index", "3", "--method", "protonet", "--home",
+                          str(glyph_features_home), "--out", str(out), "-q")  # fmt: skip
+    assert status == 0, err
+    assert out.read_bytes().startswith(b"\x89PNG")
