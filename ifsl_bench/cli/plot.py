@@ -245,6 +245,7 @@ def pairs(task: str, asked: OfResults) -> None:
 
     \b
     ifsl-bench plot pairs glyphs-5shot --wide --out pairs.pdf
+    ifsl-bench plot pairs glyphs-5shot --method lr,lr+s,lr+a,mlp,mlp+s,mlp+a --out pairs.pdf
     """
     from ifsl_bench.figures.pairs import draw
 
@@ -259,6 +260,7 @@ def seeds(task: str, asked: OfResults) -> None:
 
     \b
     ifsl-bench plot seeds glyphs-5shot --out seeds.pdf
+    ifsl-bench plot seeds glyphs-5shot --method lr,lr+s,lr+a --out seeds.svg
     """
     from ifsl_bench.figures.seeds import draw
 
@@ -272,6 +274,7 @@ def validation(task: str, asked: OfResults) -> None:
     """Validation accuracy while meta-training.
 
     \b
+    ifsl-bench plot validation glyphs-5shot --out validation.pdf
     ifsl-bench plot validation glyphs-5shot --method lr+s,lr+a --out validation.pdf
     """
     from ifsl_bench.figures.validation import draw
@@ -316,7 +319,8 @@ def inner_steps(
     Models that were trained with either are evaluated after so many gradient steps of the inner problem, and converged.
 
     \b
-    ifsl-bench plot inner-steps glyphs-1shot glyphs-5shot --train --wide --out steps.pdf
+    ifsl-bench plot inner-steps glyphs-5shot --train --out steps.pdf
+    ifsl-bench plot inner-steps glyphs-1shot glyphs-5shot --wide --seeds 3 --unrolled 5,20 --out steps.pdf
     """
     from ifsl_bench.figures.inner_steps import courses, draw
 
@@ -338,6 +342,7 @@ def episode_pca(task: str, index: int, asked: OfModels) -> None:
     In the plane of its first two principal components, with the regions where the method answers with each class.
 
     \b
+    ifsl-bench plot episode-pca glyphs-5shot --train --out pca.pdf
     ifsl-bench plot episode-pca glyphs-5shot --index 3 --method lr+a,imprint --out pca.pdf
     """
     from ifsl_bench.figures.episode_pca import draw, plane_of
@@ -354,7 +359,8 @@ def attractors(task: str, index: int, asked: OfModels) -> None:
     """Base weights and the attractors they produce.
 
     \b
-    ifsl-bench plot attractors glyphs-5shot --method lr+a,lr+s --out attractors.pdf
+    ifsl-bench plot attractors glyphs-5shot --train --out attractors.pdf
+    ifsl-bench plot attractors glyphs-5shot --method lr+a,lr+s --index 3 --wide --out attractors.pdf
     """
     from ifsl_bench.figures.attractors import draw, weights_of
 
@@ -372,6 +378,7 @@ def episode(task: str, index: int, asked: OfModels) -> None:
     Support images above, queries below, with what the methods call them: a tick is right, a cross wrong.
 
     \b
+    ifsl-bench plot episode glyphs-5shot --method imprint --out episode.pdf
     ifsl-bench plot episode glyphs-5shot --index 3 --method lr+a,imprint --wide --out episode.pdf
     """
     from ifsl_bench.figures.episode_sheet import Answered, check_images, draw

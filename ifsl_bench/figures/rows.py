@@ -23,19 +23,24 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) 
     if not board.rows:
         raise UserError(f"no comparable result is stored for task {board.name}; make one, as with "
                         f"ifsl-bench run --method imprint --task {board.name}")  # fmt: skip
-    if labels:
+    settings = {PAPER, *(row.setting for row in board.rows)} - {EVERY}
+    if setting and setting not in settings:
+        raise unknown("setting", setting, settings, where=f"of task {board.name}")
+    if not labels:
+        found = board.in_setting(setting or PAPER)
+        plain = tuple(row for row in found.rows if not (row.has_options or row.superseded))
+        found = replace(found, rows=plain or found.rows)
+    else:
         known = {row.label for row in board.rows}
         for label in labels:
             if label.lower() not in {one.lower() for one in known}:
                 raise unknown("row", label, known, where=f"of task {board.name}")
-        found = replace(board.only(labels), setting=setting or PAPER)
-        return found if setting is None else found.in_setting(setting)
-    settings = {PAPER, *(row.setting for row in board.rows)} - {EVERY}
-    if setting and setting not in settings:
-        raise unknown("setting", setting, settings)
-    found = board.in_setting(setting or PAPER)
-    plain = tuple(row for row in found.rows if not (row.has_options or row.superseded))
-    return replace(found, rows=plain or found.rows)
+        found = board.only(labels)
+        found = found.in_setting(setting) if setting else found
+    if not found.rows:
+        raise UserError(f"{board.name}: none of these rows is of setting {found.setting}; there are: "
+                        f"{', '.join(sorted(settings))}")  # fmt: skip
+    return found
 
 
 def by_accuracy(board: Board) -> list[Row]:

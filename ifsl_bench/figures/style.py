@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -100,13 +101,15 @@ def format_of(path: Path) -> str:
     """The format that a file's name asks for.
 
     Raises:
-        UserError: another one than those of :data:`FORMATS`; or a folder that is not there, before anything is drawn.
+        UserError: another one than those of :data:`FORMATS`; or a folder that is not there or cannot be written, before anything is drawn.
     """
     if (found := path.suffix.lower().removeprefix(".")) not in FORMATS:
         said = f"{path.suffix!r}" if path.suffix else "a name without any"
         raise UserError(f"--out takes a file that ends in .pdf, .svg or .png, not {said}")
     if not path.parent.is_dir():
         raise UserError(f"--out: there is no folder {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"--out: folder {path.parent} cannot be written")
     return found
 
 
