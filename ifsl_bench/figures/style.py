@@ -101,7 +101,8 @@ def format_of(path: Path) -> str:
     """The format that a file's name asks for.
 
     Raises:
-        UserError: another one than those of :data:`FORMATS`; or a folder that is not there or cannot be written, before anything is drawn.
+        UserError: another one than those of :data:`FORMATS`; or a folder that is not there or cannot be written, before
+            anything is drawn.
     """
     if (found := path.suffix.lower().removeprefix(".")) not in FORMATS:
         said = f"{path.suffix!r}" if path.suffix else "a name without any"
