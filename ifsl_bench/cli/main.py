@@ -19,6 +19,7 @@ from ifsl_bench.cli.campaigns import plan, status
 from ifsl_bench.cli.data import data
 from ifsl_bench.cli.methods import cite, methods
 from ifsl_bench.cli.options import Group, examples
+from ifsl_bench.cli.plot import plot
 from ifsl_bench.cli.pretraining import pretrain
 from ifsl_bench.cli.report import report
 from ifsl_bench.cli.results import check, compare, leaderboard, reproduce, show, table
@@ -30,7 +31,7 @@ from ifsl_bench.common.progress import Unheard
 
 SECTIONS = {
     "Run": (run, plan, status, reproduce, pretrain),
-    "Results": (leaderboard, table, report, compare, show, check),
+    "Results": (leaderboard, table, report, plot, compare, show, check),
     "What there is": (methods, tasks, data, cite),
     "Folders": (cache, weights),
 }

@@ -16,7 +16,7 @@ from ifsl_bench.board.looks import DASHES, MARKERS, look_of
 from ifsl_bench.board.measured import EVERY, PAPER, Row
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.table import Table
-from ifsl_bench.page.curves import bias_curve
+from ifsl_bench.board.curves import bias_curve
 from ifsl_bench.page.origins import Origin, origin_of
 from ifsl_bench.page.pairs import Pair, pairs_of
 from ifsl_bench.page.references import Citation, citation_of_paper, citation_of_row

@@ -12,6 +12,7 @@ from ifsl_bench.board.looks import method_of
 from ifsl_bench.board.published import titles
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.bibliography import cite_method, papers, rows
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,6 @@ def _bibtex(name: str) -> str:
 
     Results may name any file as their method's; none is run for a page.
     """
-    try:
-        from ifsl_bench.plugin.bibliography import cite_method, rows
-    except ImportError:
-        return ""
     if name not in rows() and not registry.owners(registry.METHODS, name):
         return ""
     try:
@@ -63,10 +60,6 @@ def _bibtex(name: str) -> str:
 
 def _papers() -> list[tuple[str, str]]:
     """The papers of the package, by title."""
-    try:
-        from ifsl_bench.plugin.bibliography import papers
-    except ImportError:
-        return []
     return [(paper.field("title"), paper.bibtex) for paper in papers("methods")]
 
 

@@ -6,11 +6,12 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ifsl_bench.common.building import leftovers, unfinished
-from ifsl_bench.common.errors import CorruptFile, UserError, unknown
+from ifsl_bench.common.errors import CorruptFile, UserError, one_line, unknown
 from ifsl_bench.common.files import Home, disk_errors, write_bytes
 from ifsl_bench.common.locks import is_locked
 from ifsl_bench.common.owners import PARTIAL, is_abandoned, what
@@ -30,8 +31,12 @@ from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec, Task
 from ifsl_bench.protocol.task_files import own, packaged
 
+if TYPE_CHECKING:
+    from PIL import ImageFont
+
 FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
 _NAME = 24  # letters of a class's name in a table
+NAMES_WIDE, LINE_HIGH = 124, 12  # pixels on a contact sheet: of what the names of classes have, of a line of one
 
 
 def prepared_names(home: Home) -> list[str]:
@@ -228,6 +233,7 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
 
 
 def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
+    """A PNG with some classes of each pool, a row each with its name, spread over the pool's classes."""
     """A picture of some classes of each pool, a row each, spread over the pool's classes; its name says the format.
 
     Raises:
@@ -246,22 +252,49 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
     pools = [dataset.pool(pool) for pool in POOLS if dataset.has(pool)]
     classes = min(classes, max(len(pool.classes) for pool in pools))
-    blocks = []
+    blocks, rows = [], []
     for pool in pools:
         chosen = np.unique(np.linspace(0, len(pool.classes) - 1, min(classes, len(pool.classes))).round().astype(int))
         tiles = np.full((classes, images, *dataset.shape), 255, np.uint8)  # white where there are fewer
         for row, c in zip(tiles, chosen, strict=False):
             shown = pool.images[pool.starts[c] : min(pool.starts[c + 1], pool.starts[c] + images)]
             row[: len(shown)] = shown
-        blocks.append(make_grid(torch.from_numpy(tiles).flatten(0, 1).permute(0, 3, 1, 2), images, pad_value=255))
-    columns, gap = 2, 14  # of pixels, with room for a line of text
+        block = make_grid(torch.from_numpy(tiles).flatten(0, 1).permute(0, 3, 1, 2), images, pad_value=255)
+        blocks.append(torch.nn.functional.pad(block, (NAMES_WIDE, 0), value=255))
+        rows.append([pool.classes[c] for c in chosen])
+    columns, gap = 2, 16  # of pixels, with room for a line of text
     sheet = Image.fromarray(make_grid(blocks, columns, gap, pad_value=255).permute(1, 2, 0).numpy())
     _, height, width = blocks[0].shape
-    draw = ImageDraw.Draw(sheet)
-    for i, pool in enumerate(pools):
-        corner = gap + i % columns * (width + gap), 1 + i // columns * (height + gap)
-        draw.text(corner, f"{pool.name} ({len(pool.classes)} classes, {len(pool):,} images)", fill=(0, 0, 0))
+    draw, font, tile = ImageDraw.Draw(sheet), _font(), dataset.shape[0] + 2  # make_grid leaves two pixels between
+    for i, (pool, names) in enumerate(zip(pools, rows, strict=True)):
+        x, y = gap + i % columns * (width + gap), gap + i // columns * (height + gap)
+        draw.text((x, y - 14), f"{pool.name} ({len(pool.classes)} classes, {len(pool):,} images)", 0, font)
+        for row, name in enumerate(names):
+            lines = _lines(name, font, tile // LINE_HIGH or 1)
+            draw.text((x, y + 2 + row * tile), "\n".join(lines), 0, font, spacing=0)
     out = io.BytesIO()
     sheet.save(out, format=kind)
     with disk_errors(path):
         write_bytes(path, out.getvalue())
+
+
+def _font() -> ImageFont.FreeTypeFont:
+    """DejaVu, which comes with Matplotlib: class names may be in any script."""
+    import matplotlib
+    from PIL import ImageFont
+
+    file = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
+    return ImageFont.truetype(str(file), 10, layout_engine=ImageFont.Layout.BASIC)
+
+
+def _lines(name: str, font: ImageFont.FreeTypeFont, most: int) -> list[str]:
+    """A class's name in lines that fit beside a row of images, cut where these are too many."""
+    lines = [""]
+    for word in one_line(name).split():
+        for piece in [word[i : i + 12] for i in range(0, len(word), 12)]:
+            longer = f"{lines[-1]} {piece}".strip()
+            if font.getlength(longer) <= NAMES_WIDE - 12 or not lines[-1]:
+                lines[-1] = longer
+            else:
+                lines.append(piece)
+    return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]}…"]

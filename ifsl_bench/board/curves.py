@@ -12,7 +12,8 @@ def bias_curve(row: Row) -> np.ndarray | None:
     """Base and novel accuracy of a row against a bias, the mean over its seeds: [m, 3], bias and two percentages.
 
     The bias is on a method's own logits, so that seeds are averaged at the same bias, as those of a table are at none.
-    Between the biases that a seed's file has (some fifty, and exactly that of its accuracy) it is taken to be straight.
+    Between the biases that a seed's file has (some fifty, none, and the one found in validation) it is taken to be
+    straight.
     None where a seed has no curve, as in older results.
     """
     curves = [_curve(result) for result in row.results]
@@ -32,6 +33,8 @@ def _curve(result: Result) -> np.ndarray | None:
     if found is None or not found.curve.bias:
         return None
     points = dict(zip(found.curve.bias, zip(found.curve.base_joint, found.curve.novel_joint, strict=True), strict=True))
+    if counts.calibrated_base is not None and counts.calibrated_novel is not None:
+        points[found.bias] = int(counts.calibrated_base.sum()), int(counts.calibrated_novel.sum())
     points[found.bias if found.applied else 0.0] = int(counts.base_joint.sum()), int(counts.novel_joint.sum())
     base, novel = len(counts) * counts.base_queries, len(counts) * counts.novel_queries
     return np.array([(b, 100 * points[b][0] / base, 100 * points[b][1] / novel) for b in sorted(points)])

@@ -1,0 +1,246 @@
+"""Base weights and the attractors that they produce, in two dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.episodic.loader import Batch
+from ifsl_bench.figures.episode_pca import way_look
+from ifsl_bench.figures.models import novel_names
+from ifsl_bench.figures.style import FAINT, legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.learners.attractor import Memory
+from ifsl_bench.learners.attractor_method import AttractorMethod
+from ifsl_bench.learners.episodic import LinearLearner
+from ifsl_bench.plugin.method import ask
+from ifsl_bench.running.ranges import Ready
+from ifsl_bench.solve.minimise import solvers_replaced
+from ifsl_bench.solve.outcome import Outcome, Solver
+from ifsl_bench.solve.tree import Tree, tensors
+
+EPISODES = 20  # in which a class is looked at, as in the paper
+LOOKED = 2000  # test episodes that these are sought in
+RING: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 3, "markerfacecolor": "white",
+                        "markeredgecolor": "#707070", "markeredgewidth": 0.5}  # fmt: skip
+PRODUCED: dict[str, Any] = {"marker": "^", "linestyle": "none", "markersize": 3, "color": "#707070",
+                            "markeredgewidth": 0}  # fmt: skip
+FAST: dict[str, Any] = {"marker": "P", "linestyle": "none", "markersize": 5, "markeredgecolor": "black",
+                        "markeredgewidth": 0.4}  # fmt: skip
+STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "markersize": 8, "color": "black",
+                        "markeredgecolor": "white", "markeredgewidth": 0.5}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of a method, in the space of the base weights: D numbers each, biases left out.
+
+    Attributes:
+        label: of the method.
+        base: [K, D], the base classifier's.
+        produced: [K, D], the attractor of an attention that is on one base class alone; None for a static one.
+        centres: [N, M, D], the attractors of the N novel classes in up to M episodes that have them, the episode first;
+            rows of NaN where there are fewer.
+        fast: [N, D], the fast weights of the episode.
+        classes: short names of the novel classes.
+    """
+
+    label: str
+    base: np.ndarray
+    produced: np.ndarray | None
+    centres: np.ndarray
+    fast: np.ndarray
+    classes: tuple[str, ...]
+
+    @property
+    def static(self) -> bool:
+        """Whether all classes have one attractor, in every episode."""
+        found = self.centres[np.isfinite(self.centres).all(-1)]
+        return bool(np.allclose(found, found[0]))
+
+
+class _Watched:
+    """A solver that notes what it finds."""
+
+    def __init__(self, solver: Solver, seen: list[Tree]) -> None:
+        self.solver, self.seen = solver, seen
+
+    def run(self, objective: Any, v0: Any, args: Any) -> Outcome:
+        found = self.solver.run(objective, v0, args)
+        self.seen.append(found.v)
+        return found
+
+
+@torch.no_grad()
+def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
+    """The attractors and fast weights of a test episode, and the attractors of its classes in others.
+
+    LR's fast weights are those of its scores; MLP's are those of its part that is linear in the features, W_3.
+
+    Args:
+        label: what the method is called, if not by all its options.
+
+    Raises:
+        UserError: a method without attractors; or T-BPTT's that stops early, which finds no minimum.
+    """
+    job, method = ready.job, ready.method.eval()
+    if not isinstance(method, AttractorMethod):
+        raise UserError(f"{job.label} has no attractors; lr+a, lr+s, mlp+a and mlp+s have")
+    part = 0 if isinstance(method.learner, LinearLearner) else 1
+    size = method.base.weight.shape[1]
+
+    def centres(batch: Batch) -> Tensor:
+        found = method.centres(batch.support)[part][..., :size]
+        return found.expand(len(batch), method.ways, size)
+
+    loader, dataset = ready.loader("test"), ready.prepared.dataset
+    batch, drawn = loader.batch(index, 1), loader.sampler.sample(index, 1)
+    seen: list[Tree] = []
+    with solvers_replaced(lambda solver: _Watched(solver, seen)):
+        ask(method, job.name, batch.support, batch.query)
+    if not seen:
+        raise UserError(f"{job.label} stops its search early, so there is no minimum to show: leave out converge=false")
+    fast = tensors(seen[-1])[part][0, :, :size]
+    ids = drawn.classes[0].tolist()
+    found = [[row] for row in centres(batch)[0]]
+    classes = loader.sampler.classes(min(LOOKED, job.task.evaluation.episodes))
+    for other in np.flatnonzero(np.isin(classes, ids).any(1)):
+        if int(other) == index or min(map(len, found)) >= EPISODES:
+            continue
+        rows = centres(loader.batch(int(other), 1))[0]
+        for way, one in enumerate(classes[other].tolist()):
+            if one in ids and len(found[ids.index(one)]) < EPISODES:
+                found[ids.index(one)].append(rows[way])
+    most = max(map(len, found))
+    full = torch.full((len(ids), most, size), torch.nan)
+    for way, rows_of_way in enumerate(found):
+        full[way, : len(rows_of_way)] = torch.stack(rows_of_way).float().cpu()
+    names = novel_names(dataset, job.task)
+    produced = _produced(method, part)
+    return Weights(
+        label or job.label,
+        _array(method.base.weight),
+        None if produced is None else _array(produced[:, :size]),
+        full.numpy(),
+        _array(fast),
+        tuple(names[i] for i in ids),
+    )
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().float().cpu().numpy()
+
+
+def _produced(method: AttractorMethod, part: int) -> Tensor | None:
+    """f_phi of each base weight, and U_0, [K, size]; None where no base weight is attended to."""
+    memory = next((module for module in method.children() if isinstance(module, Memory)), None)
+    if memory is None:
+        return None
+    offset = getattr(method, "offset", None)
+    return memory(method.base.weight)[part] + (0 if offset is None else offset[part])
+
+
+@styled
+def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str]]:
+    """A row for each method that attends to base classes: on the left where base weights lead, on the right an episode.
+
+    Left: base weights (rings) and the attractor that each produces where all attention is on it (triangles); an
+    episode's attractors are means of these, weighted by attention. Right: the attractors of the episode's classes
+    (large points) and of the same classes in other episodes (small ones), the base classes' attractors where they are
+    near, and lines from an attractor to the fast weights that the support images pull from there (plus signs). A black
+    star is the one attractor of a static method, which has a row of its own where no other is drawn.
+
+    Each panel is the plane of the first two principal components of what it shows, in percent of its variance.
+    Follows two figures of Ren et al. (2019): "Our attractor model learns to 'pull' prototypes towards base class
+    weights" and, of the supplement, "Visualization of example features and attractors using t-SNE". The latter has
+    features in place of fast weights; and a t-SNE keeps no distances, which matter here.
+
+    Args:
+        found: of the same episode.
+
+    Raises:
+        UserError: methods that start from different base weights.
+    """
+    if any(one.base.shape != found[0].base.shape or not np.allclose(one.base, found[0].base) for one in found):
+        raise UserError("these methods start from different base weights, which have no plane in common: draw them "
+                        "one at a time")  # fmt: skip
+    fixed = [one for one in found if one.static]
+    rows = [one for one in found if not one.static] or fixed[:1]
+    stars = [one for one in fixed if one is not rows[0]]
+    across = 1 if rows[0].produced is None else 2
+    entries = [(f"N{way + 1} {name}", way_look(way) | {"markersize": 5}) for way, name in enumerate(found[0].classes)]
+    entries += [("base weights", RING), ("their attractors", PRODUCED)] if across == 2 else []
+    entries += [("fast weights", FAST | {"color": "white"})] + ([("static centre", STAR)] if fixed else [])
+    names = [name for name, _ in entries]
+    side = 2.9 if wide else 1.5 * (1 if across == 2 else 1.6)
+    figure = new_figure((side + 0.35) * len(rows) + legend_height(names, wide), wide)
+    for one, panels in zip(rows, figure.subplots(len(rows), across, squeeze=False), strict=True):
+        if one.produced is not None:
+            _base(panels[0], one)
+            panels[0].set_title(f"{text_of(one.label)}: base")
+        _episode(panels[-1], one, [star.centres[0, 0] for star in stars or (fixed if one.static else [])])
+        panels[-1].set_title("an episode" if across == 2 else text_of(one.label))
+    handles = [Line2D([], [], **look) for _, look in entries]
+    legend_below(figure, handles, names, wide)
+    return figure, [f"{one.label} is static: all of its attractors are the star" for one in stars]
+
+
+def _plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The mean of clouds of points [n, D], two directions [2, D], and the shares of the variance along them."""
+    every = np.concatenate(clouds).astype(np.float64)
+    centre = every.mean(0)
+    _, values, axes = np.linalg.svd(every - centre, full_matrices=False)
+    axes = axes[:2]
+    largest = np.take_along_axis(axes, np.abs(axes).argmax(1)[:, None], 1)
+    return centre, axes * np.sign(largest), (values**2 / (values**2).sum())[:2]
+
+
+def _name_axes(axes: Axes, share: np.ndarray) -> None:
+    axes.set(xlabel=f"PC 1 ({100 * share[0]:.0f}%)", ylabel=f"PC 2 ({100 * share[1]:.0f}%)")
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _base(axes: Axes, one: Weights) -> None:
+    assert one.produced is not None
+    centre, across, share = _plane(one.base, one.produced)
+    base, produced = ((cloud - centre) @ across.T for cloud in (one.base, one.produced))
+    for start, end in zip(base, produced, strict=True):
+        axes.plot(*np.stack([start, end]).T, color=FAINT, linewidth=0.3, zorder=1)
+    axes.plot(*base.T, **RING, zorder=2, gid="base weights")
+    axes.plot(*produced.T, **PRODUCED, zorder=3, gid="attractors of base classes")
+    for way, rows in enumerate(one.centres):
+        axes.plot(*((rows[0] - centre) @ across.T), **way_look(way), markersize=4.5, zorder=4)
+    _name_axes(axes, share)
+
+
+def _episode(axes: Axes, one: Weights, stars: Sequence[np.ndarray]) -> None:
+    shown = one.centres[np.isfinite(one.centres).all(-1)]
+    centre, across, share = _plane(shown, one.fast)
+
+    def flat(points: np.ndarray) -> np.ndarray:
+        return (points - centre) @ across.T
+
+    for way, rows in enumerate(one.centres):
+        look, rows = way_look(way), rows[np.isfinite(rows).all(-1)]
+        ends = flat(np.stack([rows[0], one.fast[way]]))
+        axes.plot(*flat(rows[1:]).T, **look | {"markeredgewidth": 0}, markersize=2.5, alpha=0.7, zorder=2)
+        axes.plot(*ends.T, color=str(look["color"]), linewidth=0.8, zorder=3)
+        axes.plot(*ends[0], **look, markersize=5.5, zorder=5, gid=f"centre {way}")
+        axes.plot(*ends[1], **FAST, color=str(look["color"]), zorder=4, gid=f"fast weights {way}")
+    for star in stars:
+        axes.plot(*flat(star), **STAR, zorder=6, gid="static centre")
+    axes.margins(0.08)
+    left, right = axes.get_xlim(), axes.get_ylim()
+    if one.produced is not None:
+        axes.plot(*flat(one.produced).T, **PRODUCED, zorder=1, scalex=False, scaley=False)
+    axes.set(xlim=left, ylim=right)
+    _name_axes(axes, share)

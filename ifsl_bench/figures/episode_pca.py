@@ -1,0 +1,183 @@
+"""An episode in the plane of its first two principal components, before and after the novel classes are learned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ifsl_bench.board.looks import COLOURS, MARKERS
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.figures.models import Episode, episode_of
+from ifsl_bench.figures.style import legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.plugin.method import Query, ask, masked_logits
+from ifsl_bench.running.ranges import Ready
+
+POINTS = 200  # of the plane, along each side
+AT_ONCE = 8192  # points that a method is asked for
+ROOM = 9  # points around the name of a region
+GREY = "#9A9A9A"
+WAYS = tuple(colour for colour in COLOURS if colour != "#808080")  # grey is for base classes
+
+
+@dataclass(frozen=True)
+class Plane:
+    """An episode in two dimensions, and what a method says of the points between.
+
+    Attributes:
+        label: of the method.
+        episode: with the method's answer.
+        support, query: [S, 2] and [Q, 2].
+        share: of the features' variance along each of the two.
+        x, y: [P], where the regions were asked for.
+        before, after: [P, P], rows along y: the joint label among the base classes alone, and among all.
+    """
+
+    label: str
+    episode: Episode
+    support: np.ndarray
+    query: np.ndarray
+    share: tuple[float, float]
+    x: np.ndarray
+    y: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+
+
+@torch.no_grad()
+def plane_of(ready: Ready, index: int, label: str = "") -> Plane:
+    """A test episode as a method sees it.
+
+    The plane holds the mean of the episode's features and the two directions along which they vary most. Its points are
+    answered by the method itself, as queries beside the episode's support.
+
+    Args:
+        label: what the method is called, if not by all its options.
+
+    Raises:
+        UserError: a transductive method, whose answer to a point depends on the others; regular few-shot learning.
+    """
+    job = ready.job
+    if job.method.transductive:
+        raise UserError(f"{job.label} is transductive: what it says of a point depends on the others, so that there "
+                        f"are no decision regions")  # fmt: skip
+    if job.task.regular:
+        raise UserError(f"task {job.task.name} has no base classes: there is nothing before the novel ones")
+    episode = episode_of(ready, index)
+    support, query = episode.batch.support.features[0].double(), episode.batch.query.features[0].double()
+    every = torch.cat([support, query])
+    centre = every.mean(0)
+    _, values, vectors = torch.linalg.svd(every - centre, full_matrices=False)
+    axes = vectors[:2]
+    axes = axes * axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()  # a sign of its own choice is no result
+    flat = (every - centre) @ axes.T  # [S + Q, 2]
+    low, high = flat.amin(0), flat.amax(0)
+    margin = 0.08 * (high - low)
+    x, y = (torch.linspace(float(a), float(b), POINTS, dtype=torch.float64)
+            for a, b in zip(low - margin, high + margin, strict=True))  # fmt: skip
+    points = torch.stack([x.expand(POINTS, -1), y[:, None].expand(-1, POINTS)], -1).reshape(-1, 2)  # [P * P, 2]
+    logits = _answers(ready, episode, (centre + points.to(axes) @ axes).float())
+    known = len(episode.base_classes)
+    before, after = (part.argmax(-1).reshape(POINTS, POINTS).numpy() for part in (logits[:, :known], logits))
+    shares = (values**2 / (values**2).sum())[:2].tolist()
+    places = flat.cpu().numpy()
+    return Plane(label or job.label, episode, places[: len(support)], places[len(support) :], (shares[0], shares[1]),
+                 x.numpy(), y.numpy(), before, after)  # fmt: skip
+
+
+def _answers(ready: Ready, episode: Episode, points: torch.Tensor) -> torch.Tensor:
+    """Joint logits of points [P, D] in the space of features, [P, K + N]."""
+    base, found = ready.method.base, []
+    for some in points.to(base.weight).split(AT_ONCE):
+        query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
+        answer = ask(ready.method.eval(), ready.job.name, episode.batch.support, query)
+        found.append(masked_logits(answer, episode.batch.masked)[0].float().cpu())
+    return torch.cat(found)
+
+
+@styled
+def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]]:
+    """A row a method, before on the left and after on the right.
+
+    Regions are what the method answers on the plane: grey for base classes, with white lines between one and another,
+    coloured for novel classes. Before, the method chooses among the base classes alone, as it weighs them in this
+    episode; after, among all. Large outlined points are support images, small ones novel queries, grey points base
+    queries; a cross lies over each query that the method gets wrong among those classes.
+
+    The points are projections: what lies off the plane counts in an answer, so that a point may stand in the region of
+    another class and be right. Follows the figure "Visualization of a 5-shot 64+5-way episode using PCA" of Ren et al.
+    (2019), which shows prototypes and base weights, and paths in place of regions.
+    """
+    episode = planes[0].episode
+    names = [f"N{way + 1} {name}" for way, name in enumerate(episode.classes)] + ["base classes", "wrong"]
+    side = 3.1 if wide else 1.45
+    figure = new_figure((side + 0.25) * len(planes) + legend_height(names, wide) + 0.1, wide)
+    for row, (left, right) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
+        _panel(left, row, after=False)
+        _panel(right, row, after=True)
+        left.set_title(f"{text_of(row.label)}, before")
+        right.set_title(f"after: {int(row.episode.right.sum())} of {len(row.query)} right")
+        left.set(xlabel=f"PC 1 ({100 * row.share[0]:.0f}%)", ylabel=f"PC 2 ({100 * row.share[1]:.0f}%)")
+        right.set(xlabel=f"PC 1 ({100 * row.share[0]:.0f}%)")
+    handles = [Line2D([], [], **way_look(way), markersize=5) for way in range(len(episode.classes))]
+    handles += [Line2D([], [], color=GREY, marker="o", linestyle="none", markersize=3.5, markeredgewidth=0)]
+    handles += [Line2D([], [], color="black", marker="x", linestyle="none", markersize=4, markeredgewidth=0.8)]
+    legend_below(figure, handles, names, wide)
+    return figure, []
+
+
+def way_look(way: int) -> dict[str, Any]:
+    """Colour and marker of the points of a novel class, by its place in the episode."""
+    return {"color": WAYS[way % len(WAYS)], "marker": MARKERS[way % len(MARKERS)], "linestyle": "none",
+            "markeredgecolor": "black", "markeredgewidth": 0.4}  # fmt: skip
+
+
+def _panel(axes: Axes, plane: Plane, after: bool) -> None:
+    known, episode = len(plane.episode.base_classes), plane.episode
+    labels = plane.after if after else plane.before
+    kinds = np.where(labels < known, 0, labels - known + 1)
+    light = [(1 - 0.4 * (1 - np.array(to_rgb(WAYS[way % len(WAYS)])))).tolist() for way in range(len(episode.classes))]
+    extent = (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1])
+    axes.imshow(kinds, cmap=ListedColormap(["#E6E6E6", *light]), vmin=-0.5, vmax=len(light) + 0.5, origin="lower",
+                extent=extent, aspect="auto", interpolation="nearest", gid="regions")  # fmt: skip
+    edges = np.zeros(labels.shape, dtype=bool)
+    edges[:, 1:] |= labels[:, 1:] != labels[:, :-1]
+    edges[1:] |= labels[1:] != labels[:-1]
+    axes.imshow(np.where(edges, 1.0, np.nan), cmap=ListedColormap(["white"]), origin="lower", extent=extent,
+                aspect="auto", interpolation="nearest")  # fmt: skip
+    _name_regions(axes, plane, kinds)
+    novel = episode.drawn.query_novel[0].cpu().numpy()
+    axes.plot(*plane.query[~novel].T, "o", color=GREY, markersize=3, markeredgewidth=0.3, markeredgecolor="white")
+    way = episode.labels.numpy() - known
+    shots = len(plane.support) // len(episode.classes)
+    for one in range(len(episode.classes)):
+        axes.plot(*plane.query[way == one].T, **way_look(one) | {"markersize": 3, "markeredgewidth": 0})
+        axes.plot(*plane.support[one * shots : (one + 1) * shots].T, **way_look(one) | {"markersize": 5.5})
+    right = episode.right.numpy() if after else episode.logits[:, :known].argmax(-1).numpy() == episode.labels.numpy()
+    axes.plot(*plane.query[~right].T, "x", color="black", markersize=3.5, markeredgewidth=0.7, gid="wrong")
+    axes.set(xlim=extent[:2], ylim=extent[2:])
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def _name_regions(axes: Axes, plane: Plane, kinds: np.ndarray) -> None:
+    """N1, N2 and so on where a region has room: colours may repeat, and not everyone tells them apart."""
+    from scipy.ndimage import distance_transform_edt
+
+    points = np.concatenate([plane.support, plane.query])
+    free = np.ones(kinds.shape, dtype=bool)  # of points, and of the frame
+    free[np.searchsorted(plane.y, points[:, 1]), np.searchsorted(plane.x, points[:, 0])] = False
+    free[[0, -1]] = free[:, [0, -1]] = False
+    for way in range(1, len(plane.episode.classes) + 1):
+        depth = distance_transform_edt((kinds == way) & free)
+        if depth.max() >= ROOM:
+            row, column = divmod(int(depth.argmax()), depth.shape[1])
+            axes.text(float(plane.x[column]), float(plane.y[row]), f"N{way}", ha="center", va="center",
+                      color="#303030", gid=f"region {way}")  # fmt: skip

@@ -1,0 +1,205 @@
+"""Accuracy against the number of inner steps, of models that were trained by RBP and by T-BPTT."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ifsl_bench.board.looks import DASHES
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.figures.models import check_trained, jobs_of, open_model
+from ifsl_bench.figures.style import FAINT, drawn, grid, hollow, legend_below, legend_height, new_figure, styled
+from ifsl_bench.learners.attractor_method import READ, AttractorMethod
+from ifsl_bench.plugin.find_method import find_method
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.settings import label
+from ifsl_bench.protocol.metrics import Estimate, estimate
+from ifsl_bench.running.job import Job
+from ifsl_bench.running.ranges import Ready
+from ifsl_bench.running.stages import MetaTrain
+
+CONVERGED = 0  # stands for a search to its end
+SOLVING = {name for names in READ.values() for name in names}  # options that say how a problem is solved
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+EPISODES = 500
+DEFAULT = inspect.signature(AttractorMethod.__init__).parameters["steps"].default
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a row of models does with a search that ends early.
+
+    Attributes:
+        label: of the method.
+        unrolled: the steps of T-BPTT that it was trained with; 0 for RBP.
+        at: steps -> accuracy in percent, the mean over seeds with the 95% interval over episodes.
+        converged: the same where the search goes to its end.
+    """
+
+    label: str
+    unrolled: int
+    at: Mapping[int, Estimate]
+    converged: Estimate
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, T-BPTT ({self.unrolled} steps)" if self.unrolled else f"{self.label}, RBP"
+
+
+def courses(
+    methods: Sequence[str],
+    task: str,
+    work: Workspace,
+    *,
+    steps: Sequence[int] = STEPS,
+    unrolled: Sequence[int] = (DEFAULT,),
+    seeds: Sequence[int] = (0,),
+    episodes: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    train: bool = False,
+) -> list[Course]:
+    """Evaluates the models of a method on the first test episodes of a task.
+
+    All of them search alike here, whatever they were trained with: gradient steps from the fixed start, of size 1 or
+    1.8 over the largest curvature where that is less, as T-BPTT takes them (see ``Unrolled`` in
+    :mod:`ifsl_bench.learners.episodic`); "converged" is each model's own evaluation, the number in its result.
+
+    Args:
+        methods: as ``run`` takes them, with an option ``gradient``; a line each for RBP and each of ``unrolled``.
+        unrolled: T-BPTT's steps in training, a model each.
+        episodes: the first so many test episodes; :data:`EPISODES` by default, or all where these are fewer.
+        options: of all models, as ``run --set`` takes them.
+        train: train what is not there yet, as ``run`` does.
+
+    Raises:
+        UserError: a method without that option, impossible numbers, a model that is not trained.
+    """
+    rows = [row for method in methods for row in _jobs(method, task, work, unrolled, seeds, options or {})]
+    most = rows[0][0].task.evaluation.episodes
+    episodes = min(EPISODES, most) if episodes is None else episodes
+    if not steps or min(*steps, *unrolled, 1) < 1:
+        raise UserError("--steps and --unrolled take numbers of steps from 1")
+    if not 2 <= episodes <= most:
+        raise UserError(f"--episodes must be 2 to {most:,} for task {rows[0][0].task.name}, not {episodes}")
+    if not train:  # all that is missing is told before anything is computed
+        check_trained([job for jobs in rows for job in jobs], work.home)
+    found = []
+    for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
+        of_seeds = [dict(_accuracies(open_model(job, work), steps, episodes, work)) for job in jobs]
+        means = {n: estimate(np.mean([one[n] for one in of_seeds], 0)) for n in of_seeds[0]}
+        found.append(Course(_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
+    return found
+
+
+def _jobs(
+    method: str, task: str, work: Workspace, unrolled: Sequence[int], seeds: Sequence[int], options: Mapping[str, Any]
+) -> list[list[Job]]:
+    """Of each row of models, by seed: RBP's, then T-BPTT's."""
+    if clash := sorted({"gradient", "steps", "converge"} & {*options}):
+        raise UserError(f"--set {clash[0]}: inner-steps sets this itself; see --unrolled and --steps")
+    if not issubclass(find_method(method)[0].method, AttractorMethod):
+        raise UserError(f"{method} has no option gradient, so no inner steps that RBP and T-BPTT tell apart; lr+a and "
+                        f"mlp+a have it")  # fmt: skip
+    ways: list[dict[str, Any]] = [{}]  # RBP is the default
+    ways += [{"gradient": "t-bptt", **({} if n == DEFAULT else {"steps": n})} for n in unrolled]
+    return [jobs_of([method], task, work.home, seeds, {**options, **way}) for way in ways]
+
+
+def _label(job: Job) -> str:
+    """Of the method, with what somebody set of it."""
+    shown = {key: value for key, value in job.given.items() if key != "gradient" and key not in SOLVING}
+    return ".".join(label(job.method, job.name, shown, job.task))
+
+
+def _accuracies(ready: Ready, steps: Sequence[int], episodes: int, work: Workspace) -> Iterator[tuple[int, np.ndarray]]:
+    """Number of steps, and the accuracy of each episode [n], in percent."""
+    loader, job = ready.loader("test"), ready.job
+    for n in (*steps, CONVERGED):
+        method = ready.method if n == CONVERGED else stopped(ready, n, work)
+        title = f"{job.label}: {'converged' if n == CONVERGED else f'{n:,} inner steps'}"
+        found = evaluate(method, job.name, loader, range(episodes), work.reporter, title, job.episodes)
+        yield n, found.counts.value("acc")
+
+
+def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
+    """The method with the parameters that were trained, whose search ends after so many gradient steps."""
+    options = {key: value for key, value in ready.job.given.items() if key not in SOLVING}
+    if ready.job.given.get("gradient") == "t-bptt" and "rate" in ready.job.given:  # RBP's rate is of its series
+        options["rate"] = ready.job.given["rate"]
+    stage = MetaTrain(replace(ready.job, given={**options, "gradient": "t-bptt", "steps": steps, "converge": False}))
+    method = stage.fresh(work)
+    method.load_state_dict(ready.method.state_dict())
+    return stage.to_evaluate(work, method.eval())
+
+
+@styled
+def draw(found: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[Figure, list[str]]:
+    """A panel a task, a line a row of models; at the right end the search has converged.
+
+    Follows the figure "Learning the proposed model using truncated BPTT vs. RBP. Models are evaluated with 1-shot
+    (left) and 5-shot (right) 64+5-way episodes, with various number of gradient descent steps" of Ren et al. (2019). A
+    step there has a size that the paper does not say; here it is as long as an episode's curvature allows. A dotted
+    line marks the steps that T-BPTT was trained with. Bars are 95% intervals over episodes.
+
+    Args:
+        found: :func:`courses` by task.
+    """
+    rows = list(next(iter(found.values())))
+    names = [course.name for course in rows]
+    across = min(len(found), 2) if wide else 1
+    down = -(-len(found) // across)
+    figure = new_figure(1.75 * down + legend_height(names, wide), wide)
+    panels = list(figure.subplots(down, across, squeeze=False).flat)
+    for i, (axes, (task, of_task)) in enumerate(zip(panels, found.items(), strict=False)):
+        axes.set_title(task)
+        axes.set(xlabel="inner steps" if i >= len(found) - across else "", ylabel="Acc. (%)" if i % across == 0 else "")
+        _panel(axes, of_task)
+    for axes in panels[len(found) :]:
+        axes.remove()
+    handles = [Line2D([], [], **_look(course, i)) for i, course in enumerate(rows)]
+    legend_below(figure, handles, names, wide)
+    return figure, []
+
+
+def _look(course: Course, row: int) -> dict[str, Any]:
+    """The method's own for RBP; hollow and broken in its colour for T-BPTT."""
+    look = drawn(course.label)
+    if not course.unrolled:
+        return look
+    dashes = [style for style in DASHES if style != look["linestyle"]]
+    return look | hollow(course.label) | {"linestyle": dashes[(row - 1) % len(dashes)]}
+
+
+def _panel(axes: Axes, courses: Sequence[Course]) -> None:
+    last = max(n for course in courses for n in course.at)
+    end = 3.0 * last  # where the converged ones stand
+    for row, course in enumerate(courses):
+        steps, look = sorted(course.at), _look(course, row)
+        values = [course.at[n] for n in steps]
+        axes.errorbar(steps, [v.mean for v in values], [v.interval for v in values], **look, elinewidth=0.7,
+                      label=course.name, gid=course.name)  # fmt: skip
+        axes.errorbar([end], [course.converged.mean], [course.converged.interval], **look | {"linestyle": "none"},
+                      elinewidth=0.7, gid=f"{course.name}, converged")  # fmt: skip
+        axes.plot([steps[-1], end], [values[-1].mean, course.converged.mean], color=look["color"], linewidth=0.5,
+                  linestyle=(0, (1, 2)), zorder=1)  # fmt: skip
+    for n in {course.unrolled for course in courses} - {0}:
+        axes.axvline(n, color=FAINT, linestyle="dotted", linewidth=0.8, zorder=0)
+    axes.set_xscale("log")
+    shown = [n for n in sorted({n for course in courses for n in course.at}) if _is_round(n)]
+    axes.set_xticks([*shown, end], [f"{n:,}" for n in shown] + ["conv."])
+    axes.set_xticks([], minor=True)
+    grid(axes, "y")
+
+
+def _is_round(n: int) -> bool:
+    """Whether a tick has room for its number: 1, 5, 20 and the powers of ten."""
+    return n in (1, 5, 20) or str(n).strip("0") == "1"

@@ -1,0 +1,147 @@
+"""Trained models for figures: those that ``run`` has left in the home folder, or trained now where asked for."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ifsl_bench.backbone.shipped import is_offered
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.preparing.outline import outline_of
+from ifsl_bench.episodic.evaluation import predict
+from ifsl_bench.episodic.loader import Batch
+from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.figures.texts import short_names
+from ifsl_bench.plugin import settings
+from ifsl_bench.plugin.method import masked_logits
+from ifsl_bench.protocol.episodes import Episodes
+from ifsl_bench.protocol.task import NO_BACKBONE, Task
+from ifsl_bench.protocol.training import Training
+from ifsl_bench.running.evaluating import Evaluate
+from ifsl_bench.running.job import Job, make_jobs
+from ifsl_bench.running.preparation import PrepareData
+from ifsl_bench.running.ranges import Ready
+from ifsl_bench.running.stages import MetaTrain, Trial, kept_choice
+
+
+def jobs_of(methods: Sequence[str], task: str, home: Home, seeds: Sequence[int] = (0,),
+            options: Mapping[str, Any] | None = None) -> list[Job]:  # fmt: skip
+    """The jobs whose models are wanted, by seed, then method, as ``run`` makes them.
+
+    Raises:
+        UserError: an unknown method or task, an impossible option, or a file with several tasks.
+    """
+    jobs = make_jobs(methods, [task], options or {}, Training(), seeds, None, home=home)
+    if len({job.task.name for job in jobs}) > 1:
+        raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
+    return jobs
+
+
+def check_trained(jobs: Sequence[Job], home: Home) -> None:
+    """Raises :class:`UserError` where a job's model is not in the home folder, with the command that trains it."""
+    lacking = [job for job in jobs if not is_trained(job, home)]
+    if lacking:
+        more = f" ({len(lacking)} of {len(jobs)} models are missing)" if len(jobs) > 1 else ""
+        raise UserError(f"{lacking[0]} is not trained in {home.cache}: {command_of(lacking[0], home)} trains it and "
+                        f"stores its result, or add --train here{more}")  # fmt: skip
+
+
+def open_model(job: Job, work: Workspace) -> Ready:
+    """The job's method where it is evaluated, with what was chosen and trained for ``run``, or is now: it stays in the
+    home folder. Its ``job`` has the options that were chosen. Raises :class:`UserError` for data that are not there."""
+    PrepareData(job.task, job.sides).check(outline_of(job.task, work.home))
+    PrepareData(job.task, job.sides).run(work)
+    return Evaluate(job).ready(work, work.reporter)
+
+
+def dataset_of(job: Job, work: Workspace) -> Dataset:
+    """The data set of a job's task, made where it needs no files; raises :class:`UserError` where it is not there."""
+    return PreparedTask(job.task, job.method.head, job.seed, work).dataset
+
+
+def is_trained(job: Job, home: Home) -> bool:
+    """Whether nothing has to be trained for a job: no backbone, no trial, no method."""
+    stage = MetaTrain(job)
+    key = stage.backbone.key(home)
+    if job.task.pretraining.backbone != NO_BACKBONE and not (stage.backbone.cached(home) or is_offered(home, key)):
+        return False
+    if not job.trains:
+        return True  # options that are chosen without training take seconds
+    if job.searched and not all(Trial(one).cached(home) for _, one in job.candidates()):
+        return False
+    best = kept_choice(job, home)
+    return best is not None and MetaTrain(best).cached(home)
+
+
+def command_of(job: Job, home: Home) -> str:
+    """What trains a job's model."""
+    name, *options = settings.label(job.method, job.name, job.given, job.task)
+    said = ["ifsl-bench", "run", "--method", job.chosen.file or name, "--task", job.task.name]
+    said += [word for option in options for word in ("--set", option)]
+    said += ["--seed", str(job.seed)] if job.seed else []
+    said += ["--home", str(home.cache)] if home.cache != Home.locate().cache else []
+    return shlex.join(said)
+
+
+def check_index(task: Task, index: int) -> None:
+    """Raises :class:`UserError` for an episode that the task's stream of test episodes does not count."""
+    if not 0 <= index < task.evaluation.episodes:
+        raise UserError(
+            f"--index takes a test episode of {task.name}, 0 to {task.evaluation.episodes - 1}, not {index}"
+        )
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One test episode, and what a method answers.
+
+    Attributes:
+        drawn: indices of images, [1, ...].
+        batch: features.
+        logits: [Q, K + N], classes that are out of play at -inf.
+        classes: short names of the N novel classes.
+        base_classes: short names of the K base classes.
+    """
+
+    drawn: Episodes
+    batch: Batch
+    logits: torch.Tensor
+    classes: tuple[str, ...]
+    base_classes: tuple[str, ...]
+
+    @property
+    def predicted(self) -> torch.Tensor:
+        """[Q] joint labels; a tie goes to the lower, a base class before a novel one, as in evaluation."""
+        return self.logits.argmax(-1)
+
+    @property
+    def labels(self) -> torch.Tensor:
+        """[Q] joint labels."""
+        return self.batch.labels[0].cpu()
+
+    @property
+    def right(self) -> torch.Tensor:
+        """[Q] bool."""
+        return self.predicted == self.labels
+
+
+@torch.no_grad()
+def episode_of(ready: Ready, index: int) -> Episode:
+    """A test episode with a method's answer."""
+    loader, dataset, task = ready.loader("test"), ready.prepared.dataset, ready.job.task
+    drawn, batch = loader.sampler.sample(index, 1), loader.batch(index, 1)
+    answer = predict(ready.method.eval(), ready.job.name, batch)
+    novel = tuple(novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())
+    base = tuple(short_names(dataset.pool("base/train").classes))
+    return Episode(drawn, batch, masked_logits(answer, batch.masked)[0].float().cpu(), novel, base)
+
+
+def novel_names(dataset: Dataset, task: Task) -> list[str]:
+    """Of all novel classes that test episodes draw from, made short."""
+    return short_names(dataset.pool(task.pool("test", "novel")).classes)

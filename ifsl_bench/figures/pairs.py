@@ -1,0 +1,103 @@
+"""Paired differences of accuracy, of every two methods of a task, as a heat map."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.measured import Row, having
+from ifsl_bench.board.rank_intervals import Difference, holm
+from ifsl_bench.board.ranking import SEEDS, Ranking
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.figures.rows import by_accuracy, names_of
+from ifsl_bench.figures.style import COLUMN, PAGE, new_figure, styled, text_of
+
+COLOURS = "PuOr_r"  # from violet over white to orange: told apart with each colour vision deficiency
+FULL = 0.8  # of the differences are no larger than those that have the full colour: one bad row shall not fade the rest
+LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
+NUMBER = 0.3  # inches that a cell needs for a number of SMALLEST points
+
+
+@styled
+def draw(board: Board, wide: bool = False, metric: str = "acc") -> tuple[Figure, list[str]]:
+    """Row minus column, in points of a metric: the differences over episodes and seeds of ``compare``.
+
+    A cell has colour, and its number is dark, where the difference is significant, all pairs of the figure at once
+    (Holm, 5% for any mistake, as for ranks). The others are hatched. Numbers stand where there is room for them.
+
+    Raises:
+        UserError: fewer than two rows.
+    """
+    rows = by_accuracy(board)
+    if len(rows) < 2:
+        raise UserError(f"{board.name}: pairs need two rows at least, there is {len(rows)}")
+    rows = having(rows, metric)
+    names, count = [text_of(name) for name in names_of(rows)], len(rows)
+    found = differences(board, rows, metric)
+    values = np.array([[found[i][j].mean for j in range(count)] for i in range(count)])
+    told = significant(found)
+    side = (PAGE if wide else COLUMN) - 0.3 - 0.06 * max(map(len, names))
+    cell = min(side / count, 0.45)
+    figure = new_figure(cell * count + 0.85 + 0.06 * max(map(len, names)) * 0.75, wide)
+    axes = figure.add_subplot(aspect="equal")
+    sizes = np.abs(values[~np.eye(count, dtype=bool)])
+    most = max(1.2 * float(np.quantile(sizes, FULL)), 1e-6)
+    mesh = axes.pcolormesh(values, cmap=COLOURS, vmin=-most, vmax=most, edgecolors="white", linewidth=0.5)
+    for i in range(count):
+        for j in range(count):
+            if not told[i, j]:
+                hatch = "" if i == j else "//////"
+                axes.add_patch(Rectangle((j, i), 1, 1, facecolor="white", edgecolor="#A0A0A0", hatch=hatch, linewidth=0,
+                                         gid=f"not significant {i} {j}"))  # fmt: skip
+            if i != j and cell >= NUMBER:
+                dark = told[i, j] and np.dot(mesh.to_rgba(values[i, j])[:3], LUMINANCE) < 0.5
+                box = None if told[i, j] else {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+                axes.text(j + 0.5, i + 0.5, _number(values[i, j]), ha="center", va="center", bbox=box,
+                          color="white" if dark else "black")  # fmt: skip
+    axes.set(xlim=(0, count), ylim=(count, 0))
+    axes.set_yticks(np.arange(count) + 0.5, names)
+    axes.set_xticks(np.arange(count) + 0.5, names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    extend: Any = "both" if most < sizes.max() else "neither"
+    bar = figure.colorbar(mesh, ax=axes, location="top", fraction=0.05, pad=0.02, aspect=30, extend=extend)
+    bar.set_label("row minus column, points of Acc.; hatched: not significant")
+    for spine in bar.ax.spines.values():
+        spine.set_visible(False)
+    few = [name for name, row in zip(names, rows, strict=True) if len(row.seeds) < SEEDS and not row.fixed]
+    said = f"with fewer than {SEEDS} seeds, so that a difference says little of the method: {', '.join(few)}"
+    return figure, [said] if few else []
+
+
+def _number(value: float) -> str:
+    text = f"{value:+.1f}".replace("-", "\N{MINUS SIGN}")
+    return "0.0" if text[1:] == "0.0" else text
+
+
+def differences(board: Board, rows: list[Row], metric: str) -> list[list[Difference]]:
+    """Row minus column, as ``compare`` has it over episodes and seeds: on all seeds that the two have."""
+    ranking, nothing = Ranking(having(board.compared, metric), metric), Difference(0.0, 0.0, np.inf)
+    found = [[nothing for _ in rows] for _ in rows]
+    for i, a in enumerate(rows):
+        for j, b in enumerate(rows[:i]):
+            common = tuple(seed for seed in a.seeds if seed in b.seeds)
+            found[i][j] = ranking.difference(a, b, common)
+            found[j][i] = replace(found[i][j], mean=-found[i][j].mean)
+    return found
+
+
+def significant(found: list[list[Difference]]) -> np.ndarray:
+    """Which cells [n, n] differ from 0, either way, by Holm's procedure over all one-sided hypotheses."""
+    count = len(found)
+    at = [(i, j) for i in range(count) for j in range(count) if i != j]
+    rejected = holm(np.array([found[i][j].p_better() for i, j in at]))
+    told = np.zeros((count, count), dtype=bool)
+    for (i, j), one in zip(at, rejected, strict=True):
+        told[i, j] |= one
+    return told | told.T

@@ -1,0 +1,83 @@
+"""Rank intervals of the methods of one task or several, in the manner of a critical-difference diagram."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.ranking import Ranked
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.figures.rows import names_of
+from ifsl_bench.figures.style import DARK, dots, grid, heights, new_figure, styled, text_of
+
+
+@styled
+def draw(boards: Sequence[Board], wide: bool = False) -> tuple[Figure, list[str]]:
+    """A panel a task: the ranks that each row can have (``table --rank``), and its place by accuracy as a marker.
+
+    Two rows whose bars share no rank are significantly apart, all pairs at once, at a chance of 5% of any mistake. A
+    diagram of critical differences (Demsar 2006, JMLR 7:1) joins methods that cannot be told apart; bars say the same
+    where that is not transitive. Behind a name is its accuracy. Provisional rows are left out, and said.
+
+    Raises:
+        UserError: a task without ranked rows.
+    """
+    placed = [_placed(board) for board in boards]
+    side = wide and len(boards) > 1
+    across = min(len(boards), 2) if side else 1
+    down = -(-len(boards) // across)
+    most = max(len(ranked) for ranked in placed)
+    figure = new_figure(down * heights(most, more=0.55), wide)
+    panels = figure.subplots(down, across, squeeze=False).flat
+    for axes, board, ranked in zip(panels, boards, placed, strict=False):
+        _panel(axes, board, ranked)
+    for axes in list(panels)[len(boards) :]:
+        axes.remove()
+    out = {board.name: [one.row.label for one in _shown(board) if one.provisional] for board in boards}
+    return figure, [
+        f"{task}: not ranked, being provisional: {', '.join(names)}" for task, names in out.items() if names
+    ]
+
+
+def _shown(board: Board) -> list[Ranked]:
+    """The rows of a board in their places, the best first. Ranks are among all that the task has."""
+    here = {id(row) for row in board.rows}
+    return [place for place in board.ranking.places if id(place.row) in here]
+
+
+def _placed(board: Board) -> list[Ranked]:
+    found = [place for place in _shown(board) if not place.provisional]
+    if not found:
+        raise UserError(f"{board.name}: no row of these is ranked, for which it takes three seeds: "
+                        f"ifsl-bench run --task {board.name} --method {board.rows[0].label} --seeds 3")  # fmt: skip
+    return found
+
+
+def _panel(axes: Axes, board: Board, ranked: Sequence[Ranked]) -> None:
+    names = names_of([place.row for place in ranked])
+    labels = []
+    for at, (place, name) in enumerate(zip(ranked, names, strict=True)):
+        assert place.ranks is not None
+        look = dots(place.row.label)
+        axes.plot([place.ranks.first, place.ranks.last], [at, at], color=look["color"], linewidth=4, alpha=0.4,
+                  solid_capstyle="round", gid=f"ranks of {name}")  # fmt: skip
+        axes.plot(_place(place, board), at, **look | {"markersize": 5}, gid=f"place of {name}")
+        labels.append(f"{text_of(name)}  {place.row.summary()['acc'].mean:.1f}")
+    last = max(place.among for place in ranked)
+    axes.set(title=board.name, xlabel="rank", xlim=(0.5, last + 0.5), ylim=(len(ranked) - 0.4, -0.6))
+    axes.set_yticks(range(len(ranked)), labels)
+    axes.set_xticks([rank for rank in range(1, last + 1) if last < 12 or rank % 2])
+    axes.tick_params(axis="y", length=0, labelcolor=DARK)
+    axes.spines["left"].set_visible(False)
+    grid(axes)
+
+
+def _place(place: Ranked, board: Board) -> int:
+    """By accuracy, among the rows that it is ranked among."""
+    ranked = [other for other in board.ranking.places if not other.provisional]
+    same = [other for other in ranked if other.among == place.among or other is place]
+    family = ranked if len(same) == len(ranked) else same
+    return 1 + next(i for i, other in enumerate(family) if other is place)

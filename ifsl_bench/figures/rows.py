@@ -1,0 +1,55 @@
+"""Which rows of a task a figure shows, and what it calls them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.measured import EVERY, PAPER, Row
+from ifsl_bench.common.errors import UserError, unknown
+
+
+def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) -> Board:
+    """The board with the rows to be drawn: those with these labels, or those of a setting without options of their own.
+
+    Args:
+        setting: "paper" by default, for methods as published; "tuned-12" for the best of 12 trials.
+
+    Raises:
+        UserError: nothing is stored for the task, or no such row or setting.
+    """
+    if not board.rows:
+        raise UserError(f"no comparable result is stored for task {board.name}; make one, as with "
+                        f"ifsl-bench run --method imprint --task {board.name}")  # fmt: skip
+    settings = {PAPER, *(row.setting for row in board.rows)} - {EVERY}
+    if setting and setting not in settings:
+        raise unknown("setting", setting, settings, where=f"of task {board.name}")
+    if not labels:
+        found = board.in_setting(setting or PAPER)
+        plain = tuple(row for row in found.rows if not (row.has_options or row.superseded))
+        found = replace(found, rows=plain or found.rows)
+    else:
+        known = {row.label for row in board.rows}
+        for label in labels:
+            if label.lower() not in {one.lower() for one in known}:
+                raise unknown("row", label, known, where=f"of task {board.name}")
+        found = board.only(labels)
+        found = found.in_setting(setting) if setting else found
+    if not found.rows:
+        raise UserError(f"{board.name}: none of these rows is of setting {found.setting}; there are: "
+                        f"{', '.join(sorted(settings))}")  # fmt: skip
+    return found
+
+
+def by_accuracy(board: Board) -> list[Row]:
+    """The rows of a board, the best first, in the order of ``table --rank``."""
+    here = {id(row) for row in board.rows}
+    return [place.row for place in board.ranking.places if id(place.row) in here]
+
+
+def names_of(rows: Sequence[Row]) -> list[str]:
+    """What rows are called: by their labels, and where two share one, by their origin too."""
+    often = Counter(row.label for row in rows)
+    return [row.label if often[row.label] == 1 else f"{row.label} ({row.origin})" for row in rows]

@@ -1,0 +1,187 @@
+"""How every figure looks, and how it becomes a file: sizes, fonts, formats.
+
+Widths are those of a two-column paper, to be included as they are (``\\includegraphics{x.pdf}``). No text is smaller
+than :data:`SMALLEST`. In PDF and SVG text is text. Nobody's settings of Matplotlib are read, no display is needed, and
+no state of pyplot is touched. The same input gives the same bytes with one version of Matplotlib: files hold no date.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ifsl_bench.board.looks import look_of
+from ifsl_bench.common.errors import UserError, one_line
+from ifsl_bench.common.files import disk_errors, write_bytes
+
+COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
+SMALLEST = 7.0  # points
+FAINT, DARK = "#B0B0B0", "#404040"  # guides, and what is said of them
+# Metadata that would say when or by which version a file was made.
+FORMATS: dict[str, dict[str, None]] = {
+    "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
+}
+RULES: Any = {  # Matplotlib's names
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],  # comes with Matplotlib
+    "font.size": SMALLEST,
+    "axes.titlesize": 8,
+    "axes.labelsize": SMALLEST,
+    "xtick.labelsize": SMALLEST,
+    "ytick.labelsize": SMALLEST,
+    "legend.fontsize": SMALLEST,
+    "legend.frameon": False,
+    "legend.handlelength": 2.0,
+    "legend.columnspacing": 1.0,
+    "legend.handletextpad": 0.4,
+    "legend.labelspacing": 0.25,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 4,
+    "hatch.linewidth": 0.4,
+    "figure.constrained_layout.h_pad": 0.03,
+    "figure.constrained_layout.w_pad": 0.03,
+    "text.parse_math": False,  # a method's name is somebody else's text
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "ifsl_bench",
+}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Inside, Matplotlib has our settings and nobody else's."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(RULES)
+        yield
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """A function that draws in our style."""
+
+    @functools.wraps(draw)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+        with style():
+            return draw(*args, **kwargs)
+
+    return inside
+
+
+def new_figure(height: float, wide: bool = False) -> Figure:
+    """An empty figure of one column's width, or of two; ``height`` in inches."""
+    return Figure(figsize=(PAGE if wide else COLUMN, height), layout="constrained")
+
+
+def format_of(path: Path) -> str:
+    """The format that a file's name asks for.
+
+    Raises:
+        UserError: another one than those of :data:`FORMATS`; or a folder that is not there or cannot be written, before
+            anything is drawn.
+    """
+    if (found := path.suffix.lower().removeprefix(".")) not in FORMATS:
+        said = f"{path.suffix!r}" if path.suffix else "a name without any"
+        raise UserError(f"--out takes a file that ends in .pdf, .svg or .png, not {said}")
+    if not path.parent.is_dir():
+        raise UserError(f"--out: there is no folder {path.parent}; make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"--out: folder {path.parent} cannot be written")
+    return found
+
+
+@styled
+def as_bytes(figure: Figure, kind: str) -> bytes:
+    """A figure as a file of a format, one of :data:`FORMATS`."""
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # names are of any script; an empty box stands in
+        figure.savefig(out, format=kind, metadata=FORMATS[kind])
+    return out.getvalue()
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure, whole or not at all; raises as :func:`format_of`, and where the file cannot be written."""
+    content = as_bytes(figure, format_of(path))
+    with disk_errors(path):
+        write_bytes(path, content)
+
+
+def text_of(label: str) -> str:
+    """A label that may come from a file of a stranger's, as text. Matplotlib would leave one out that begins with _."""
+    label = one_line(label)
+    return f" {label}" if label.startswith("_") else label
+
+
+def drawn(label: str) -> dict[str, Any]:
+    """The look of a method's line, with its marker."""
+    look = look_of(label)
+    return {"color": look.colour, "marker": look.marker, "linestyle": look.dash, "markeredgewidth": 0}
+
+
+def dots(label: str) -> dict[str, Any]:
+    """The look of a method's points without a line."""
+    return drawn(label) | {"linestyle": "none"}
+
+
+def hollow(label: str) -> dict[str, Any]:
+    """The look of points of which something is not known."""
+    look = dots(label)
+    return look | {"markerfacecolor": "white", "markeredgecolor": look["color"], "markeredgewidth": 0.8}
+
+
+def handle(label: str, line: bool = True) -> Line2D:
+    """What stands for a method in a legend."""
+    return Line2D([], [], **(drawn(label) if line else dots(label)))
+
+
+def legend_columns(labels: Sequence[str], wide: bool) -> int:
+    """How many entries of a legend stand beside each other."""
+    width = 0.42 + 0.06 * max(map(len, labels), default=0)  # inches of an entry; a letter takes a little less
+    return min(max(1, int((PAGE if wide else COLUMN) / width)), max(1, len(labels)))
+
+
+def legend_height(labels: Sequence[str], wide: bool) -> float:
+    """Inches that the legend takes."""
+    return 0.05 + 0.135 * math.ceil(len(labels) / legend_columns(labels, wide))
+
+
+def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], wide: bool) -> None:
+    """A legend under everything, in as many columns as fit."""
+    columns = legend_columns(labels, wide)
+    figure.legend(list(handles), [text_of(label) for label in labels], loc="outside lower center", ncols=columns)
+
+
+def heights(rows: int, each: float = 0.165, more: float = 0.5) -> float:
+    """Inches for so many lines of text, a row each, and ``more`` for what is around them."""
+    return more + each * rows
+
+
+def grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:
+    """Faint lines behind everything."""
+    axes.grid(axis=which, color="#E4E4E4", linewidth=0.5)
+    axes.set_axisbelow(True)

@@ -1,0 +1,96 @@
+"""Base against novel accuracy: a row is a curve that a bias on its novel logits traces, its argmax a point on it."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.measured import Row
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.board.curves import bias_curve
+from ifsl_bench.figures.rows import by_accuracy, names_of
+from ifsl_bench.figures.style import (
+    DARK,
+    FAINT,
+    dots,
+    drawn,
+    hollow,
+    legend_below,
+    legend_height,
+    new_figure,
+    styled,
+    text_of,
+)
+
+MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is cut
+
+
+@styled
+def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
+    """Draws the rows of a board, the best first in the legend, and says which have no curve.
+
+    Points are ``base_joint`` and ``novel_joint`` of ``table --full``: where a row's argmax puts it. Along a curve the
+    bias goes from where all is called base (below, right) to where all is called novel. Grey lines join equal Acc.
+
+    Raises:
+        UserError: regular few-shot learning, or no row with a curve.
+    """
+    if board.task.regular:
+        raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
+    rows = by_accuracy(board)
+    names, curves = names_of(rows), [bias_curve(row) for row in rows]
+    without = [name for name, curve in zip(names, curves, strict=True) if curve is None]
+    if len(without) == len(rows):
+        raise UserError(f"{board.name}: no row of these has a base-novel curve, which older results lack; make them "
+                        f"again with ifsl-bench run --method {rows[0].label} --task {board.name} --rerun")  # fmt: skip
+    figure = new_figure((2.9 if wide else 2.4) + legend_height(names, wide), wide)
+    axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
+    points, both = np.array([_point(row) for row in rows]), list(zip(rows, curves, strict=True))
+    for row, name, curve in zip(rows, names, curves, strict=True):
+        if curve is not None:
+            axes.plot(curve[:, 1], curve[:, 2], **drawn(row.label) | {"marker": ""}, label=text_of(name), zorder=2)
+    for row, point, curve in zip(rows, points, curves, strict=True):
+        look = dots(row.label) | {"markersize": 5, "markeredgewidth": 0.7, "markeredgecolor": "white"}
+        axes.plot(*point, **(look if curve is not None else hollow(row.label)), zorder=4, gid=f"argmax of {row.label}")
+    _view(axes, points)
+    _equal_accuracy(axes, rows[0])
+    handles = [Line2D([], [], **(hollow if curve is None else drawn)(row.label)) for row, curve in both]
+    legend_below(figure, handles, names, wide)
+    said = f"without a curve, being of an older version: {', '.join(without)}"
+    return figure, [said] if without else []
+
+
+def _point(row: Row) -> tuple[float, float]:
+    values = row.summary()
+    return values["base_joint"].mean, values["novel_joint"].mean
+
+
+def _view(axes: Axes, points: np.ndarray) -> None:
+    low, high = points.min(0), points.max(0)
+    size = np.maximum(high - low, 4)
+    (left, bottom), (right, top) = np.maximum(0, low - MARGIN * size), np.minimum(100, high + MARGIN * size)
+    axes.set(xlim=(left, right), ylim=(bottom, top))
+
+
+def _equal_accuracy(axes: Axes, row: Row) -> None:
+    """Lines of equal Acc., which weighs base and novel accuracy by their queries."""
+    counts = row.results[0].episodes
+    base, novel = counts.base_queries, counts.novel_queries
+    share = base / (base + novel)
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    least, most = share * left + (1 - share) * bottom, share * right + (1 - share) * top
+    step = next(step for step in (1, 2, 5, 10, 20) if (most - least) / step <= 6)
+    levels = np.arange(np.ceil(least / step) * step, most, step)
+    for level in levels:
+        x = np.array([left, right])
+        axes.plot(x, (level - share * x) / (1 - share), color=FAINT, linewidth=0.5, zorder=1, gid=f"Acc. {level:g}",
+                  scalex=False, scaley=False)  # fmt: skip
+        out = (level - share * right) / (1 - share)  # where the line leaves at the right
+        if bottom <= out <= top - 0.04 * (top - bottom):
+            axes.annotate(f"{level:g}", (right, out), (2, 0), textcoords="offset points", va="center", color=DARK,
+                          annotation_clip=False)  # fmt: skip
+    axes.annotate("Acc.", (1, 1), (2, 0), xycoords="axes fraction", textcoords="offset points", va="center",
+                  color=DARK, annotation_clip=False)  # fmt: skip

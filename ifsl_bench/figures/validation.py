@@ -1,0 +1,54 @@
+"""Accuracy on validation episodes in the course of meta-training."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.measured import Row
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.figures.rows import by_accuracy, names_of
+from ifsl_bench.figures.style import drawn, grid, handle, legend_below, legend_height, new_figure, styled
+
+
+@styled
+def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
+    """A line is the mean over a row's seeds, with those as faint lines; a ring is where most seeds' model was taken.
+
+    These are the validation episodes that checkpoints are watched on, not those that options are chosen on. Rows that
+    are not meta-trained are left out.
+
+    Raises:
+        UserError: no row is meta-trained.
+    """
+    rows = [row for row in by_accuracy(board) if all(result.training.get("validation") for result in row.results)]
+    if not rows:
+        raise UserError(f"{board.name}: no row of these is meta-trained, so that there is no validation to draw")
+    names = names_of(rows)
+    figure = new_figure(2.0 + legend_height(names, wide), wide)
+    axes = figure.add_subplot(xlabel="steps of meta-training", ylabel="validation Acc. (%)")
+    for row, name in zip(rows, names, strict=True):
+        look, seeds = drawn(row.label), _by_seed(row)
+        for seed, points in seeds.items() if len(seeds) > 1 else ():
+            axes.plot(*points, color=look["color"], linewidth=0.5, alpha=0.35, zorder=1, gid=f"seed {seed} of {name}")
+        steps = sorted(set.intersection(*(set(points[0]) for points in seeds.values())))
+        means = [np.mean([dict(zip(*points, strict=True))[step] for points in seeds.values()]) for step in steps]
+        axes.plot(steps, means, **look | {"markersize": 3.5}, zorder=2, gid=f"mean of {name}")
+        kept = [int(result.training["kept_step"]) for result in row.results]
+        if (usual := max(sorted(set(kept)), key=kept.count)) in steps:
+            axes.plot(usual, means[steps.index(usual)], "o", markersize=8, markerfacecolor="none", zorder=3,
+                      markeredgecolor=look["color"], markeredgewidth=0.8, gid=f"kept of {name}")  # fmt: skip
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    grid(axes, "y")
+    legend_below(figure, [handle(row.label) for row in rows], names, wide)
+    return figure, []
+
+
+def _by_seed(row: Row) -> dict[int, tuple[list[int], list[float]]]:
+    """Steps and accuracies in percent, by seed."""
+    found = {}
+    for result in row.results:
+        history = {int(step): float(value) for step, value in result.training["validation"].items()}
+        found[result.seed] = sorted(history), [history[step] for step in sorted(history)]
+    return found

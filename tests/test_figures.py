@@ -1,0 +1,323 @@
+"""Figures from results: the numbers that are drawn are those of the tables, and files are as a paper needs them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib as mpl
+import msgspec
+import numpy as np
+import pytest
+from matplotlib.text import Text
+
+from ifsl_bench.board.boards import Board, load_board
+from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.looks import look_of
+from ifsl_bench.board.result_file import write
+from ifsl_bench.campaigns.api import run
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.figures import base_classes, pairs, ranks, seeds, tradeoff, validation
+from ifsl_bench.board.curves import bias_curve
+from ifsl_bench.figures.rows import shown
+from ifsl_bench.figures.style import COLUMN, PAGE, SMALLEST, as_bytes, save
+from ifsl_bench.figures.texts import fitting, short_names, width_of
+from ifsl_bench.protocol.task_files import find
+
+METHODS = ("imprint", "protonet", "castle", "acastle")
+KINDS = {"tradeoff": tradeoff, "ranks": ranks, "pairs": pairs, "seeds": seeds, "validation": validation}
+
+
+@pytest.fixture(scope="module")
+def measured(clusters_source, tmp_path_factory):
+    """A folder with results of four rows on three seeds, and of two rows with fewer base classes."""
+    from ifsl_bench.episodic.prepared import workspace
+
+    root = tmp_path_factory.mktemp("measured")
+    shutil.copytree(clusters_source, root, dirs_exist_ok=True)
+    work = workspace(root / "home", root / "results", "cpu")
+    task = f"{root / 'clusters.toml'}:clusters-5shot"
+    for seed in range(3):
+        for method in METHODS:
+            run(method, task, seed=seed, work=work)
+    for method in ("imprint", "protonet"):
+        run(method, task, change={"base-classes": 5}, work=work)
+    return root
+
+
+@pytest.fixture
+def task(measured):
+    return find(f"{measured / 'clusters.toml'}:clusters-5shot")[0]
+
+
+@pytest.fixture
+def board(measured, task) -> Board:
+    return load_board(task, measured / "results")
+
+
+def drawing(kind: str, board: Board, wide: bool = False):
+    return KINDS[kind].draw([board] if kind == "ranks" else board, wide=wide)
+
+
+def lines(figure) -> dict[str, np.ndarray]:
+    """The points of every line that has a name, [n, 2]."""
+    return {line.get_gid(): np.asarray(line.get_xydata()) for axes in figure.axes for line in axes.lines
+            if line.get_gid()}  # fmt: skip
+
+
+def test_argmax_points_are_those_of_the_table_and_lie_on_their_curves(board):
+    figure, notes = tradeoff.draw(board)
+    assert not notes
+    found = lines(figure)
+    axes = figure.axes[0]
+    curves = {line.get_label(): np.asarray(line.get_xydata()) for line in axes.lines}
+    for row in board.rows:
+        values = row.summary()
+        point = found[f"argmax of {row.label}"][0]
+        assert point == pytest.approx((values["base_joint"].mean, values["novel_joint"].mean), abs=1e-9)
+        assert np.abs(curves[row.label] - point).max(1).min() < 1e-9, "the curve misses its argmax"
+        assert axes.lines[0].get_color() in {look_of(one.label).colour for one in board.rows}
+
+
+def test_a_curve_holds_the_calibrated_accuracy_and_falls_in_one_and_rises_in_the_other(board):
+    for row in board.rows:
+        one = type(row)(row.label, row.origin, row.results[:1])
+        curve = bias_curve(one)
+        found = row.results[0].calibration
+        at = curve[curve[:, 0] == found.bias][0]
+        assert at[1:].mean() == pytest.approx(row.results[0].summary["calibrated_acc"]["mean"], abs=1e-5)  # 5 + 5 ways
+        assert (np.diff(curve[:, 1]) <= 0).all()
+        assert (np.diff(curve[:, 2]) >= 0).all()
+
+
+def test_lines_of_equal_accuracy_weigh_by_queries(board):
+    figure, _ = tradeoff.draw(board)
+    counts = board.rows[0].results[0].episodes
+    levels = {gid: points for gid, points in lines(figure).items() if gid.startswith("Acc. ")}
+    assert levels
+    for gid, points in levels.items():
+        acc = (points @ [counts.base_queries, counts.novel_queries]) / (counts.base_queries + counts.novel_queries)
+        assert acc == pytest.approx([float(gid.removeprefix("Acc. "))] * 2)
+
+
+def test_rows_without_a_curve_are_said_and_an_error_where_there_is_none(board):
+    def without(row):
+        older = [msgspec.structs.replace(result, calibration=None) for result in row.results]
+        return type(row)(row.label, row.origin, tuple(older))
+
+    first, *others = board.rows
+    mixed = of_rows(board, (without(first), *others))
+    figure, notes = tradeoff.draw(mixed)
+    assert first.label in notes[0]
+    assert f"argmax of {first.label}" in lines(figure)
+    with pytest.raises(UserError, match=r"no row of these has a base-novel curve.*--rerun"):
+        tradeoff.draw(of_rows(board, tuple(map(without, board.rows))))
+
+
+def of_rows(board: Board, rows) -> Board:
+    return replace(board, rows=rows, compared=rows)
+
+
+def test_bars_are_the_rank_intervals(board):
+    figure, _ = ranks.draw([board])
+    found = lines(figure)
+    for at, place in enumerate(board.ranking.places):
+        assert found[f"ranks of {place.row.label}"][:, 0].tolist() == [place.ranks.first, place.ranks.last]
+        assert found[f"place of {place.row.label}"][0].tolist() == [at + 1, at]
+    assert [text.get_text().split()[0] for text in figure.axes[0].get_yticklabels()] == [
+        place.row.label for place in board.ranking.places
+    ]
+
+
+def test_the_heat_map_has_the_numbers_of_compare_and_the_significance_of_the_ranks(board):
+    figure, _ = pairs.draw(board, wide=True)
+    axes = figure.axes[0]
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    texts = {text.get_position(): text.get_text() for text in axes.texts}
+    hatched = {patch.get_gid() for patch in axes.patches if patch.get_hatch()}
+    places = {place.row.label: place for place in board.ranking.places}
+    values = axes.collections[0].get_array().reshape(len(names), -1)
+    assert len(texts) == len(names) * (len(names) - 1)
+    for i, a in enumerate(names):
+        for j, b in enumerate(names):
+            if i == j:
+                continue
+            overall = compare(board.row(a), board.row(b), board.compared).overall["acc"]
+            assert values[i, j] == pytest.approx(overall.mean, abs=1e-12)
+            said = float(texts[j + 0.5, i + 0.5].replace("\N{MINUS SIGN}", "-"))
+            assert said == pytest.approx(overall.mean, abs=0.0501)
+    for i, a in enumerate(names):
+        told = [j for j in range(len(names)) if j != i and f"not significant {i} {j}" not in hatched]
+        better = sum(values[i, j] < 0 for j in told)
+        worse = sum(values[i, j] > 0 for j in told)
+        assert (1 + better, len(names) - worse) == (places[a].ranks.first, places[a].ranks.last)
+
+
+def test_dots_are_the_seeds_and_bars_the_interval_of_the_table(board):
+    figure, _ = seeds.draw(board)
+    found = lines(figure)
+    bars = {patch.get_gid(): patch for patch in figure.axes[0].patches}
+    for row in board.rows:
+        means = [result.summary["acc"]["mean"] for result in row.results]
+        assert found[f"seeds of {row.label}"][:, 0] == pytest.approx(means)
+        acc, bar = row.summary()["acc"], bars[f"interval of {row.label}"]
+        assert (bar.get_x(), bar.get_width()) == pytest.approx((acc.mean - acc.interval, 2 * acc.interval))
+
+
+def test_validation_draws_what_training_recorded(board):
+    figure, _ = validation.draw(board)
+    found = lines(figure)
+    trained = [row for row in board.rows if row.results[0].training]
+    assert {row.label for row in trained} == {"castle", "acastle"}
+    for row in trained:
+        history = [result.training["validation"] for result in row.results]
+        for i, seed in enumerate(row.seeds):
+            drawn = {str(int(x)): y for x, y in found[f"seed {seed} of {row.label}"]}
+            assert drawn == pytest.approx(history[i])
+        mean = {str(int(x)): y for x, y in found[f"mean of {row.label}"]}
+        assert mean == pytest.approx({step: np.mean([one[step] for one in history]) for step in history[0]})
+    with pytest.raises(UserError, match="no row of these is meta-trained"):
+        validation.draw(board.only(["imprint"]))
+
+
+def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task):
+    home = Home.locate(measured / "home", measured / "results")
+    boards = base_classes.boards_of(task, home)
+    assert list(boards) == [5, 8]
+    figure, notes = base_classes.draw(boards)
+    assert "acastle" in notes[0]
+    drawn = {c.get_label(): c.lines[0].get_xydata() for c in figure.axes[0].containers}
+    assert set(drawn) == {"imprint", "protonet"}
+    for label, points in drawn.items():
+        for count, acc in points:
+            assert acc == pytest.approx(boards[int(count)].row(label).summary()["acc"].mean)
+    with pytest.raises(UserError, match="--base-classes 20"):
+        base_classes.boards_of(find("glyphs-1shot")[0], Home.locate(measured / "home", measured / "home"))
+
+
+@pytest.mark.parametrize(("kind", "wide"), [*((kind, False) for kind in KINDS), ("pairs", True)])
+def test_no_text_is_smaller_than_promised_and_widths_are_those_of_columns(kind, wide, board):
+    figure, _ = drawing(kind, board, wide)
+    assert figure.get_figwidth() == (PAGE if wide else COLUMN)
+    svg = as_bytes(figure, "svg").decode()
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: *(?:[a-z]+ )*([\d.]+)px", svg)]
+    assert len(sizes) > 5, "text is no text"
+    assert min(sizes) >= SMALLEST
+    assert f'width="{72 * (PAGE if wide else COLUMN):g}pt"' in svg
+    pdf = as_bytes(figure, "pdf")
+    assert b"/Type3" not in pdf
+    assert b"CreationDate" not in pdf
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_cut_off_at_the_edges(kind, board):
+    figure, _ = drawing(kind, board)
+    as_bytes(figure, "png")  # lays it out
+    whole = figure.get_tightbbox()
+    assert whole.x0 >= -0.02
+    assert whole.y0 >= -0.02
+    assert whole.x1 <= figure.get_figwidth() + 0.02
+    assert whole.y1 <= figure.get_figheight() + 0.02
+
+
+@pytest.mark.parametrize("suffix", ["pdf", "svg", "png"])
+def test_same_input_same_bytes_whatever_the_users_settings(suffix, board, tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        save(drawing("tradeoff", board)[0], tmp_path / f"{name}.{suffix}")
+        monkeypatch.setitem(mpl.rcParams, "figure.facecolor", "red")
+        monkeypatch.setitem(mpl.rcParams, "xtick.direction", "in")
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+    assert (tmp_path / f"a.{suffix}").read_bytes() == (tmp_path / f"b.{suffix}").read_bytes()
+    assert mpl.rcParams["figure.facecolor"] == "red", "the user's settings are gone"
+
+
+def test_a_method_looks_the_same_whatever_stands_beside_it(board):
+    alone, _ = tradeoff.draw(shown(board, ["acastle"]))
+    beside, _ = tradeoff.draw(board)
+    for figure in (alone, beside):
+        (line,) = [line for line in figure.axes[0].lines if line.get_label() == "acastle"]
+        assert (line.get_color(), line.get_linestyle()) == (look_of("acastle").colour, ":")
+
+
+def test_names_of_strangers_are_text(board, tmp_path, task):
+    row = board.row("imprint")
+    name = "_$x^2$<b>&\\frac"
+    for result in row.results:
+        write(tmp_path, msgspec.structs.replace(result, label=name))
+    mine = load_board(task, tmp_path)
+    for kind in ("tradeoff", "seeds"):
+        svg = as_bytes(drawing(kind, mine)[0], "svg").decode()
+        assert "_$x^2$&lt;b&gt;&amp;\\frac" in svg
+        assert "<b>" not in svg
+
+
+def test_short_names_stay_different_and_fit():
+    names = ["GREEK LETTER XI (U+039E)", "GREEK LETTER MU (U+03BC)", "LAO LETTER SO TAM (U+1)",
+             "LAO LETTER KHO TAM (U+2)", "n01", "LAO LETTER SO SUNG (U+3)"]  # fmt: skip
+    assert short_names(names) == ["XI", "MU", "TAM", "KHO TAM", "n01", "SUNG"]
+    assert short_names(["a (1)", "a (2)"]) == ["a (1)", "a (2)"]
+    assert short_names(["same", "same"]) == ["same", "same"]
+    assert width_of(fitting("a golden retriever", 0.5)) <= 0.5
+    assert fitting("dog", 0.5) == "dog"
+
+
+def said(call, *arguments: str) -> str:
+    """The one line of an error."""
+    status, out, err = call("plot", *arguments)
+    assert status == 2, err
+    assert not out
+    assert err.count("\n") == 1, err
+    return err
+
+
+def test_mistakes_are_told_in_a_line(call, measured, tmp_path):
+    x = str(tmp_path / "x.pdf")
+    known = ("--results", str(measured / "results"), "--home", str(measured / "home"))
+    task = f"{measured / 'clusters.toml'}:clusters-5shot"
+    assert "did you mean 'tradeoff'" in said(call, "tradeof", task, "--out", x)
+    assert "'.jpg'" in said(call, "seeds", task, "--out", str(tmp_path / "x.jpg"))
+    assert "no folder" in said(call, "seeds", task, "--out", str(tmp_path / "nowhere" / "x.pdf"))
+    assert "--out" in said(call, "seeds", task)
+    assert "no comparable result is stored" in said(call, "pairs", "mini-5shot", "--out", x, *known)
+    assert "unknown row 'castel'" in said(call, "pairs", task, "--method", "castel", "--out", x, *known)
+    assert "unknown setting" in said(call, "pairs", task, "--setting", "tuned-3", "--out", x, *known)
+    few = ("--method", "castle", "--setting", "tuned-12")
+    assert "unknown setting 'tuned-12'" in said(call, "seeds", task, *few, "--out", x, *known)
+    assert "two rows at least" in said(call, "pairs", task, "--method", "imprint", "--out", x, *known)
+    assert "several tasks" in said(call, "pairs", str(measured / "clusters.toml"), "--out", x, *known)
+    assert not Path(x).exists()
+    status, out, err = call("plot", "ranks", task, "--out", x, *known)
+    assert (status, out, err) == (0, f"wrote {x}\n", "")
+    assert Path(x).read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "base-classes"])
+def test_every_kind_is_a_command(kind, call, measured, tmp_path):
+    task, out = f"{measured / 'clusters.toml'}:clusters-5shot", tmp_path / f"{kind}.svg"
+    status, said, err = call("plot", kind, task, "--out", str(out), "--results", str(measured / "results"), "--home",
+                             str(measured / "home"))  # fmt: skip
+    assert (status, err) == (0, "")
+    assert said.startswith(f"wrote {out}\n")
+    assert out.read_text().startswith("<?xml")
+
+
+def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):
+    arguments = ["ifsl-bench", "plot", "seeds", f"{measured / 'clusters.toml'}:clusters-5shot", "--out",
+                 str(tmp_path / "x.svg"), "--results", str(measured / "results")]  # fmt: skip
+    code = "\n".join(
+        [
+            "import sys, ifsl_bench.cli.main",
+            f"sys.argv = {arguments!r}",
+            "try: ifsl_bench.cli.main.main()",
+            "except SystemExit as end: assert not end.code, end.code",
+            "assert 'matplotlib.pyplot' not in sys.modules and 'torch' not in sys.modules",
+        ]
+    )
+    nothing = {"PATH": "", "PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=nothing)

@@ -1,0 +1,236 @@
+"""Figures made with trained models show what the models do, as an evaluation finds it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.text import Text
+
+from ifsl_bench.campaigns.api import run
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.episodic.prepared import workspace
+from ifsl_bench.figures import attractors, episode_pca, episode_sheet, inner_steps
+from ifsl_bench.figures.models import check_trained, dataset_of, episode_of, jobs_of, open_model
+from ifsl_bench.figures.style import SMALLEST, as_bytes
+from ifsl_bench.learners.attractor import attention
+
+STEPS = 4  # that T-BPTT unrolls here
+
+
+@pytest.fixture(scope="module")
+def trained(clusters_source, tmp_path_factory):
+    """A home with models of LR+A by RBP and by T-BPTT and of LR+S, their results, and the task."""
+    root = tmp_path_factory.mktemp("trained")
+    shutil.copytree(clusters_source, root, dirs_exist_ok=True)
+    work, task = workspace(root / "home", root / "results", "cpu"), f"{root / 'clusters.toml'}:clusters-5shot"
+    unrolled = {"gradient": "t-bptt", "steps": STEPS}
+    results = {
+        "rbp": run("lr+a", task, work=work),
+        "t-bptt": run("lr+a", task, options=unrolled, work=work),
+        "stopped": run("lr+a", task, options=unrolled | {"converge": False}, work=work),
+        "static": run("lr+s", task, work=work),
+        "imprint": run("imprint", task, work=work),
+    }
+    return work, task, results
+
+
+def opened(trained, method: str):
+    work, task, _ = trained
+    return open_model(jobs_of([method], task, work.home)[0], work)
+
+
+def test_a_course_goes_through_the_results_of_runs(trained):
+    """The same models, trained, evaluated and stored by ``run``: stopped where T-BPTT was, and converged."""
+    work, task, results = trained
+    found = inner_steps.courses(["lr+a"], task, work, steps=(1, STEPS), unrolled=(STEPS,), episodes=60)
+    assert [course.name for course in found] == ["lr+a, RBP", f"lr+a, T-BPTT ({STEPS} steps)"]
+    rbp, unrolled = found
+
+    def of(name):
+        return pytest.approx(results[name].summary["acc"]["mean"], abs=1e-5)
+
+    assert unrolled.at[STEPS].mean == of("stopped")
+    assert unrolled.converged.mean == of("t-bptt")
+    assert rbp.converged.mean == of("rbp")
+    assert rbp.at[1].mean != of("rbp")
+    figure, _ = inner_steps.draw({"clusters-5shot": found})
+    drawn = {c.get_label(): c.lines[0].get_xydata() for c in figure.axes[0].containers}
+    for course in found:
+        assert drawn[course.name].tolist() == [[n, value.mean] for n, value in sorted(course.at.items())]
+
+
+def test_few_steps_are_plain_gradient_steps_of_the_trained_problem(trained):
+    """Against gradient descent by hand, with autograd, on the objective as the paper writes it."""
+    ready = opened(trained, "lr+a")
+    batch = ready.loader("test").batch(0, 3)
+    method = inner_steps.stopped(ready, 3, trained[0])
+    with torch.no_grad():
+        answer = method(batch.support, batch.query)
+        u = ready.method.centres(batch.support)[0].double()  # [E, N, D+1]
+    x = torch.nn.functional.pad(batch.support.features.double(), (0, 1), value=1.0)
+    gamma = ready.method.log_gamma[0].detach().double().exp()
+    v = method.start_0.double().expand(3, -1, -1).clone().requires_grad_()
+    rate = answer.statistics["step_rate"].double()
+    assert (rate <= 1).all()
+    base = batch.support.base_logits.double()
+    for _ in range(3):
+        logits = torch.cat([base, x @ v.mT], -1)
+        labels = batch.support.labels + base.shape[-1]
+        fit = torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").mean(1)
+        pull = (gamma * (v - u) ** 2).sum((1, 2)) / v.shape[1]
+        loss = fit + 0.5 * ready.method.weight_decay * v.square().sum((1, 2)) + pull
+        (slope,) = torch.autograd.grad(loss.sum(), v)
+        v = (v - rate[:, None, None] * slope).detach().requires_grad_()
+    novel = torch.nn.functional.pad(batch.query.features.double(), (0, 1), value=1.0) @ v.mT
+    assert answer.logits[..., base.shape[-1] :].double() == pytest.approx(novel.detach().numpy(), abs=1e-4)
+
+
+def test_a_model_that_is_not_trained_is_named_with_its_command(trained, call, tmp_path):
+    work, task, _ = trained
+    jobs = jobs_of(["lr+a"], task, work.home, options={"gamma": "0.5"})
+    with pytest.raises(UserError, match=r"run --method lr\+a --task clusters-5shot --set gamma=0.5 .*--train"):
+        check_trained(jobs, work.home)
+    out, home = tmp_path / "x.svg", ("--home", str(work.home.cache), "-q")
+    arguments = ("plot", "episode-pca", task, "--method", "castle", "--out", str(out), *home)
+    status, _, err = call(*arguments)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--method castle" in err
+    assert not out.exists()
+    status, said, err = call(*arguments, "--train")
+    assert (status, said) == (0, f"wrote {out}\n"), err
+    first = out.read_bytes()
+    assert call(*arguments)[0] == 0, "what was trained has not stayed in the home"
+    assert out.read_bytes() == first
+
+
+def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
+    _, _, results = trained
+    for method, name in (("lr+a", "rbp"), ("imprint", "imprint")):
+        ready = opened(trained, method)
+        plane = episode_pca.plane_of(ready, 7)
+        episode, known = plane.episode, len(plane.episode.base_classes)
+        counts = results[name].episodes
+        right = counts.column("base_joint")[7] + counts.column("novel_joint")[7]
+        assert int(episode.right.sum()) == right
+        figure, _ = episode_pca.draw([plane])
+        assert f"after: {right} of" in figure.axes[1].get_title()
+        crosses = [line for line in figure.axes[1].lines if line.get_gid() == "wrong"]
+        assert len(crosses[0].get_xdata()) == len(episode.right) - right
+        assert plane.before.max() < known
+        assert (plane.after >= known).any()
+        # The plane by an eigendecomposition, and some of its points by hand.
+        x = torch.cat([episode.batch.support.features[0], episode.batch.query.features[0]]).double()
+        centred = x - x.mean(0)
+        values, vectors = torch.linalg.eigh(centred.T @ centred)
+        assert plane.share == pytest.approx((values[-2:].flip(0) / values.sum()).tolist())
+        flat = np.concatenate([plane.support, plane.query])
+        expected = (centred @ vectors[:, -2:].flip(1)).numpy()
+        for i in range(2):
+            assert np.abs(flat[:, i]) == pytest.approx(np.abs(expected[:, i]), abs=1e-4)
+        back = np.linalg.lstsq(flat, (centred @ vectors[:, -2:] @ vectors[:, -2:].T).numpy(), rcond=None)[0]
+        some = np.arange(3, episode_pca.POINTS, 17)
+        grid = np.stack(np.meshgrid(plane.x[some], plane.y[some]), -1).reshape(-1, 2)
+        points = (torch.from_numpy(grid @ back) + x.mean(0)).float()
+        base = points @ ready.method.base.weight.T + ready.method.base.bias
+        with torch.no_grad():
+            logits = ready.method(episode.batch.support, type(episode.batch.query)(points[None], base[None])).logits[0]
+        for found, expected in ((plane.after, logits), (plane.before, logits[:, :known])):
+            assert (found[np.ix_(some, some)].ravel() == expected.argmax(-1).numpy()).mean() > 0.98  # but for ties
+
+
+def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
+    ready = opened(trained, "lr+a")
+    found, method = attractors.weights_of(ready, 2), ready.method
+    batch = ready.loader("test").batch(2, 1)
+    with torch.no_grad():
+        share = attention(batch.support.class_means(5), method.base.weight, method.tau)[0]  # [N, K]
+        logits = method(batch.support, batch.query).logits[0]
+    assert not found.static
+    assert share.numpy() @ found.produced == pytest.approx(found.centres[:, 0], abs=1e-5)
+    x = batch.query.features[0].numpy()
+    known = len(found.base)
+    differences = (x[1:] - x[:1]) @ found.fast.T  # biases cancel
+    assert differences == pytest.approx((logits[1:, known:] - logits[:1, known:]).numpy(), abs=1e-3)
+    static = attractors.weights_of(opened(trained, "lr+s"), 2)
+    assert static.static
+    assert static.produced is None
+    assert found.centres.shape[1] > 5, "the classes come in other episodes too"
+    figure, notes = attractors.draw([found, static])
+    assert "lr+s is static" in notes[0]
+    drawn = {line.get_gid(): line for axes in figure.axes for line in axes.lines}
+    assert len(drawn["base weights"].get_xdata()) == len(drawn["attractors of base classes"].get_xdata()) == known
+    assert "static centre" in drawn
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
+    with pytest.raises(UserError, match="has no attractors"):
+        attractors.weights_of(opened(trained, "imprint"), 2)
+
+
+@pytest.mark.parametrize("arguments", [["inner-steps", "--steps", "1,3", "--unrolled", str(STEPS)], ["attractors"],
+                                       ["episode-pca", "--method", "lr+a,imprint"]])  # fmt: skip
+def test_every_kind_is_a_command_that_gives_the_same_bytes(arguments, trained, call, tmp_path):
+    work, task, _ = trained
+    files = [tmp_path / "a.pdf", tmp_path / "b.pdf"]
+    for file in files:
+        status, said, err = call("plot", *arguments, task, "--out", str(file), "--home", str(work.home.cache), "-q")
+        assert (status, said, err) == (0, f"wrote {file}\n", "")
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_features_have_no_contact_sheet_and_an_episode_has_a_number(trained, call, tmp_path):
+    work, task, _ = trained
+    home = ("--home", str(work.home.cache), "--out", str(tmp_path / "x.png"), "-q")
+    for arguments, words in (
+        (("episode", task, "--method", "imprint"), "features and no images"),
+        (("episode-pca", task, "--index", "60"), "0 to 59"),
+        (("attractors", task, "--index", "-1"), "0 to 59"),
+        (("inner-steps", task, "--method", "imprint"), "no option gradient"),
+        (("inner-steps", task, "--steps", "0"), "whole numbers from 1"),
+        (("inner-steps", task, "--episodes", "61"), "2 to 60"),
+        (("inner-steps", task, "--set", "steps=3"), "--unrolled"),
+        (("inner-steps", task, "--unrolled", "9"), "is not trained"),
+    ):
+        status, out, err = call("plot", *arguments, *home)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        assert words in err
+    assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.filterwarnings("ignore:the base classifier is at chance")
+def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path, call):
+    work = workspace(glyph_features_home, tmp_path / "results", "cpu")
+    (job,) = jobs_of(["protonet"], f"{tmp_path / 'few.toml'}:few-1shot", work.home)
+    ready = open_model(job, work)
+    episode, dataset = episode_of(ready, 3), dataset_of(job, work)
+    figure, _ = episode_sheet.draw([episode_sheet.Answered("protonet", episode)] * 2, dataset, job.task)
+    axes = figure.axes[0]
+    marks = [text.get_text() for text in axes.texts if re.fullmatch(r"query \d+, method 0", text.get_gid() or "")]
+    right = int(episode.right.sum())
+    assert [mark[0] for mark in marks].count(episode_sheet.RIGHT) == right
+    assert [mark[0] for mark in marks].count(episode_sheet.WRONG) == len(episode.right) - right
+    assert len(axes.images) == len(episode.classes) + len(episode.right)
+    assert f"protonet: {right} of {len(episode.right)} right" in [text.get_text() for text in axes.texts]
+    # The first image is the support image that the sampler drew, and every query is there once.
+    drawn = ready.prepared.sampler("test").sample(3, 1)
+    novel = dataset.pool("novel/test").images
+    assert (np.asarray(axes.images[0].get_array()) == novel[int(drawn.support[0, 0])][..., 0]).all()
+    queries = [
+        dataset.pool("novel/test" if of_novel else "base/test").images[row][..., 0].tobytes()
+        for row, of_novel in zip(drawn.query[0].tolist(), drawn.query_novel[0].tolist(), strict=True)
+    ]
+    shown = [np.asarray(image.get_array()).tobytes() for image in axes.images[len(episode.classes) :]]
+    assert sorted(shown) == sorted(queries)
+    assert min(text.get_fontsize() for text in axes.texts) >= SMALLEST
+    assert as_bytes(figure, "png") == as_bytes(figure, "png")
+    whole = figure.get_tightbbox()
+    assert (whole.x0, whole.y0) >= (-0.02, -0.02)
+    assert whole.x1 <= figure.get_figwidth() + 0.02
+    out = tmp_path / "x.png"
+    task = f"{tmp_path / 'few.toml'}:few-1shot"
+    status, _, err = call("plot", "episode", task, "--index", "3", "--method", "protonet", "--home",
+                          str(glyph_features_home), "--out", str(out), "-q")  # fmt: skip
+    assert status == 0, err
+    assert out.read_bytes().startswith(b"\x89PNG")
