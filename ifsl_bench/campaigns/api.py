@@ -17,7 +17,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.evaluating import Evaluate
-from ifsl_bench.running.job import Job, check_trained, make_jobs
+from ifsl_bench.running.job import Job, make_jobs
 from ifsl_bench.running.preparation import PrepareData
 from ifsl_bench.running.ranges import remove_evaluated
 
@@ -68,7 +68,6 @@ def run(
     )
     about = training, [seed], episodes, changes, work.home, tune, calibrate
     jobs = make_jobs([method], [task], options or {}, *about)
-    check_trained(jobs, train or {})
     return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
 
 

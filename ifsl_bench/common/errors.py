@@ -57,13 +57,14 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "", see:
     """
     names = sorted(set(known))
     near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    said = repr(name[:80] if isinstance(name, str) else name)
     hint = f" did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     if len(names) <= MOST_LISTED:
         listed = f"available: {', '.join(names) or 'none'}"
     else:
         some = "" if near else f"{', '.join(names[:3])}, ... "
         listed = f"all {len(names):,}: {see}" if see else f"available: {some}({len(names):,})"
-    return UserError(f"unknown {kind} {str(name)[:80]!r}{f' {where}' if where else ''};{hint} {listed}")
+    return UserError(f"unknown {kind} {said}{f' {where}' if where else ''};{hint} {listed}")
 
 
 def where(error: BaseException, file: str = "") -> str:
