@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Any
 from ifsl_bench._version import __version__
 
 if TYPE_CHECKING:
+    from ifsl_bench.board.frames import Results as Results
+    from ifsl_bench.board.notebook import compare as compare
+    from ifsl_bench.board.notebook import leaderboard as leaderboard
+    from ifsl_bench.board.notebook import load as load
+    from ifsl_bench.board.notebook import load_all as load_all
+    from ifsl_bench.board.notebook import table as table
     from ifsl_bench.campaigns.api import evaluate_checkpoint as evaluate_checkpoint
     from ifsl_bench.campaigns.api import run as run
     from ifsl_bench.campaigns.api import workspace as workspace
@@ -31,6 +37,8 @@ if TYPE_CHECKING:
     from ifsl_bench.running.interop import to_learn2learn as to_learn2learn
 
 _HOMES = {
+    "ifsl_bench.board.frames": ("Results",),
+    "ifsl_bench.board.notebook": ("table", "leaderboard", "compare", "load", "load_all"),
     "ifsl_bench.campaigns.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.common.errors": ("UserError",),
     "ifsl_bench.running.interop": ("from_learn2learn", "to_learn2learn"),

@@ -17,13 +17,13 @@ from matplotlib.text import Text
 
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.curves import bias_curve
 from ifsl_bench.board.looks import look_of
 from ifsl_bench.board.result_file import write
 from ifsl_bench.campaigns.api import run
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.figures import base_classes, pairs, ranks, seeds, tradeoff, validation
-from ifsl_bench.board.curves import bias_curve
 from ifsl_bench.figures.rows import shown
 from ifsl_bench.figures.style import COLUMN, PAGE, SMALLEST, as_bytes, save
 from ifsl_bench.figures.texts import fitting, short_names, width_of

@@ -58,7 +58,7 @@ def test_the_page_of_licences_names_every_file_of_data_and_no_other():
     }
     shipped |= set((ROOT / "tests").rglob("*.npz"))
     assert not shipped - set().union(*matched.values())
-    of_weights = {path.name.split("-resnet")[0] for path in shipped if path.suffix == ".safetensors"}
+    of_weights = {re.split("-resnet|-included|[.]", path.name)[0] for path in shipped if path.suffix == ".safetensors"}
     assert all(any(f"/{name}" in pattern for pattern in named) for name in of_weights)
 
 

@@ -72,7 +72,8 @@ class Frame:
         return "\n".join(lines[1:])
 
     def _repr_html_(self) -> str:
-        return "".join(map(_html, self._tables)) + (f"<p>{escape(one_line(self._closing))}</p>" if self._closing else "")
+        closing = f"<p>{escape(one_line(self._closing))}</p>" if self._closing else ""
+        return "".join(map(_html, self._tables)) + closing
 
 
 def _html(table: Table[Any]) -> str:
@@ -134,7 +135,7 @@ def line(result: Result) -> str:
 
 def facts(result: Result) -> dict[str, Any]:
     """A result as a row: what it is of, each metric and its interval in percent, seconds, and where it was made."""
-    summary = {}
+    summary: dict[str, float] = {}
     for name, value in result.summary.items():
         summary |= {name: value["mean"], f"{name}_interval": value["interval"]}
     return {

@@ -30,8 +30,9 @@ class Look:
 def look_of(label: str) -> Look:
     """The look of a row by its label; options, tuning and calibration do not change it.
 
-    Methods of the package have theirs by their place in methods/rows.toml. Another method gets the look that its name's hash chooses among the pairs that those
-    do not have: the same in every figure, though two such methods may share one.
+    Methods of the package have theirs by their place in methods/rows.toml. Another method gets the look that its
+    name's hash chooses among the pairs that those do not have: the same in every figure, though two such methods may
+    share one.
     """
     method, ours = method_of(label), list(rows())  # each its own pair of colour and marker
     if method in ours:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import msgspec
@@ -27,6 +27,9 @@ from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.plugin.behaviour import Probe, malformed
 from ifsl_bench.protocol.calibration import Calibrated
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, Estimate, summarise
+
+if TYPE_CHECKING:
+    import pandas
 
 SCHEMA = 1
 MOST = 2**31 - 1  # of queries, and of hits on a curve: products of two fit into 64 bits
@@ -151,6 +154,28 @@ class Result(_Part, frozen=True):
         known = [*COUNTS, *(name for name in MORE_COUNTS if e.length(name))]
         arrays = {name: e.column(name) for name in known}
         return Counts(**arrays, base_queries=e.base_queries, novel_queries=e.novel_queries)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row, see :func:`ifsl_bench.board.frames.facts`."""
+        from ifsl_bench.board.frames import Results
+
+        return Results([self]).to_pandas()
+
+    def episodes_to_pandas(self) -> pandas.DataFrame:
+        """A row for each episode, see :func:`ifsl_bench.board.frames.episodes`."""
+        from ifsl_bench.board.frames import episodes
+
+        return episodes(self)
+
+    def __repr__(self) -> str:
+        from ifsl_bench.board.frames import line
+
+        return f"<{line(self)}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<pre>{escape(repr(self))}</pre>"
 
     def classes(self) -> np.ndarray | None:
         """The novel classes of each episode, int64 [n, N]; None where an older file does not say."""

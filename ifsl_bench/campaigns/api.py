@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from ifsl_bench.board import result_file
+from ifsl_bench.board.frames import Results
 from ifsl_bench.board.result_file import Result
+from ifsl_bench.campaigns.names import method_names, task_names
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import progress_here
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.prepared import workspace as workspace
 from ifsl_bench.episodic.trained import trained_facts
@@ -17,15 +21,37 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.evaluating import Evaluate
-from ifsl_bench.running.job import Job, make_jobs
+from ifsl_bench.running.job import Job, each_once, make_jobs
 from ifsl_bench.running.preparation import PrepareData
 from ifsl_bench.running.ranges import remove_evaluated
 
+CALL = "ifsl_bench.run(...)"  # the command that results record of a call
+
+
+@overload
+def run(
+    method: str | type[Method], task: str, *, seeds: None = None, options: Mapping[str, Any] | None = None,
+    train: Mapping[str, Any] | None = None, seed: int = 0, episodes: int | None = None,
+    change: Mapping[str, int | str] | None = None, tune: int = 0, calibrate: bool = False, rerun: bool = False,
+    retrain: bool = False, progress: bool = False, work: Workspace | None = None,
+) -> Result: ...  # fmt: skip
+
+
+@overload
+def run(
+    method: str | type[Method] | Sequence[str | type[Method]], task: str | Sequence[str], *, seeds: int | None = None,
+    options: Mapping[str, Any] | None = None, train: Mapping[str, Any] | None = None, seed: int = 0,
+    episodes: int | None = None, change: Mapping[str, int | str] | None = None, tune: int = 0,
+    calibrate: bool = False, rerun: bool = False, retrain: bool = False, progress: bool = False,
+    work: Workspace | None = None,
+) -> Result | Results: ...  # fmt: skip
+
 
 def run(
-    method: str | type[Method],
-    task: str,
+    method: str | type[Method] | Sequence[str | type[Method]],
+    task: str | Sequence[str],
     *,
+    seeds: int | None = None,
     options: Mapping[str, Any] | None = None,
     train: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -35,15 +61,20 @@ def run(
     calibrate: bool = False,
     rerun: bool = False,
     retrain: bool = False,
+    progress: bool = False,
     work: Workspace | None = None,
-) -> Result:
-    """Runs one method on one task and returns the result, stored as a file as well.
+) -> Result | Results:
+    """Runs methods on tasks, and returns the results, which are stored as files as well.
+
+    One method on one task, without ``seeds``, gives one result; a list of either, or ``seeds``, gives
+    :class:`ifsl_bench.board.frames.Results`. What is stored already is not repeated.
 
     Args:
         method: a registered name, see ``ifsl-bench methods``; ``path/to/file.py:Class``; or a subclass of
-            :class:`ifsl_bench.Method`.
+            :class:`ifsl_bench.Method`; or a list of these, which may have globs and the sets ``paper`` and ``all``.
         task: a task's name, or ``path/to/my.toml`` (with ``:name`` if it defines several); it may go on with changes,
-            as in ``glyphs-5shot+ways=10``.
+            as in ``glyphs-5shot+ways=10``; or a list of these, which may have globs and sets.
+        seeds: how many training seeds, from ``seed`` on.
         options: the method's own, e.g. ``{"normalise": True}``.
         train: e.g. ``{"episodes_per_step": 4}``; see :class:`ifsl_bench.protocol.training.Training`.
         seed: of meta-training, and of pretraining unless the task has one for all seeds; never of the test episodes.
@@ -56,19 +87,43 @@ def run(
             ``imprint+cal``.
         rerun: evaluate again even if the same result is stored.
         retrain: train again even if the model is stored, which is kept under another name.
+        progress: show what is done, and how long it takes.
         work: folders, device and progress display; see :func:`workspace`.
 
     Raises:
-        UserError: whatever is wrong, in one line.
+        UserError: whatever is wrong, in one line. If some of several jobs fail, the others are done and stored first.
     """
-    work, training, changes = (
-        work or workspace(),
-        Training.parse({} if train is None else train),
-        make_change(change or {}),
-    )
-    about = training, [seed], episodes, changes, work.home, tune, calibrate
-    jobs = make_jobs([method], [task], options or {}, *about)
-    return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
+    one = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
+    work = work or workspace()
+    if progress:
+        work = replace(work, reporter=progress_here())
+    training, changes = Training.parse({} if train is None else train), make_change(change or {})
+    if seeds is not None and (type(seeds) is not int or seeds < 1):
+        raise UserError(f"seeds is how many training seeds, 1 or more, not {seeds!r}; seed=5, seeds=3 runs 5, 6 and 7")
+    count = 1 if seeds is None else seeds
+    methods, tasks = (method, task) if one else (_methods(method, work), _tasks(task, work))
+    about = training, range(seed, seed + count), episodes, changes, work.home, tune, calibrate
+    made = make_jobs([methods] if one else methods, [tasks] if one else tasks, options or {}, *about)  # type: ignore[list-item, arg-type]
+    if one:
+        return run_job(_only(made), work, rerun=rerun, retrain=retrain)
+    ended = run_campaign(each_once(made), work, rerun=rerun, retrain=retrain, command=CALL)
+    if ended.failed:
+        failed, whole = len(ended.failed), len(ended.failed) + len(ended.made)
+        raise UserError(f"{failed} of {whole} jobs failed, the others are stored: {'; '.join(ended.said)}")
+    return Results(result_file.read(job.result_path(work.home)) for job in ended.made)
+
+
+def _methods(said: str | type[Method] | Sequence[str | type[Method]], work: Workspace) -> list[str | type[Method]]:
+    """With globs and sets as the names that they stand for."""
+    found: list[str | type[Method]] = []
+    for one in [said] if isinstance(said, (str, type)) else said:
+        found += method_names([one], work.reporter.warn) if isinstance(one, str) else [one]
+    return found
+
+
+def _tasks(said: str | Sequence[str], work: Workspace) -> list[str]:
+    named = [said] if isinstance(said, str) else list(said)
+    return task_names(named, work.home) if all(isinstance(one, str) for one in named) else named
 
 
 def _only(jobs: Sequence[Job]) -> Job:
@@ -77,9 +132,7 @@ def _only(jobs: Sequence[Job]) -> Job:
     return jobs[0]
 
 
-def run_job(
-    job: Job, work: Workspace, *, rerun: bool = False, retrain: bool = False, command: str = "ifsl_bench.run(...)"
-) -> Result:
+def run_job(job: Job, work: Workspace, *, rerun: bool = False, retrain: bool = False, command: str = CALL) -> Result:
     """Runs a job as a campaign of its own, in this process; returns the result, which is on disk then.
 
     Args:

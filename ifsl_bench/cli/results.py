@@ -23,7 +23,7 @@ from ifsl_bench.cli.options import (
     verbose_option,
 )
 from ifsl_bench.cli.output import say, show_tables
-from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
 
 if TYPE_CHECKING:
@@ -35,34 +35,6 @@ label_option = click.option(
     "--method", "labels", multiple=True, callback=names, metavar="LABEL",
     help="Only rows with these labels, comma-separated or repeated.",
 )  # fmt: skip
-
-
-def _boards(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> list[Board]:
-    """Of the named tasks, or of all, with the rows of these labels."""
-    from ifsl_bench.board.boards import load_board
-    from ifsl_bench.protocol.task_files import find, own, packaged
-
-    if files := [name for name in tasks if name.endswith(".json")]:
-        raise UserError(f"{files[0]} is no task; a result file is shown by: ifsl-bench show {files[0]}")
-    chosen = [task for name in tasks for task in find(name, home=folders)]
-    boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
-    if labels:
-        known = {label for board in boards for label in board.labels}
-        for label in labels:
-            if label.lower() not in {other.lower() for other in known}:
-                raise unknown("row", label, known, where=f"of {', '.join(tasks) or 'any task'}",
-                              see=f"ifsl-bench table {' '.join(tasks)}".strip())  # fmt: skip
-        boards = [board.only(labels) for board in boards]
-    return boards if tasks else [board for board in boards if not board.empty]
-
-
-def _in_setting(boards: Sequence[Board], setting: str | None) -> list[Board]:
-    from ifsl_bench.board.measured import EVERY, PAPER
-
-    settings = {PAPER, *(row.setting for board in boards for row in board.compared)} - {EVERY}
-    if setting and setting not in settings:
-        raise unknown("setting", setting, settings)
-    return [board.in_setting(setting or PAPER) for board in boards]
 
 
 def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool, labels: Sequence[str]) -> None:
@@ -108,7 +80,9 @@ def table(
     Of every task that has any, where none is named.
     """
     folders = readable(folders_of(home, results_dir))
-    boards = _boards(tasks, labels, folders)
+    from ifsl_bench.board.asked import boards_of, in_setting
+
+    boards = boards_of(tasks, labels, folders)
     if beside:
         from ifsl_bench.board.beside import beside_tables
 
@@ -119,7 +93,7 @@ def table(
         show_tables(found, style)
         return
     if rank or setting:
-        boards = _in_setting(boards, setting)
+        boards = in_setting(boards, setting)
     if rank:
         _show_ranked(boards, folders, style, full, labels)
         return
@@ -156,12 +130,10 @@ def leaderboard(
     Without a task: of each on which something is measured.
     """
     folders = readable(folders_of(home, results_dir))
-    boards = _boards(tasks, labels, folders)
-    if not tasks:
-        boards = [board for board in boards if board.rows]
-        if not boards:
-            raise UserError("nothing is measured yet; make a row with: ifsl-bench run --method NAME --task TASK")
-    _show_ranked(_in_setting(boards, setting), folders, style, full, labels)
+    from ifsl_bench.board.asked import in_setting, measured_boards
+
+    boards = in_setting(measured_boards(tasks, labels, folders), setting)
+    _show_ranked(boards, folders, style, full, labels)
 
 
 @click.command(
@@ -179,36 +151,12 @@ def leaderboard(
 @style_option
 def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str | None, style: str) -> None:
     """Paired difference A - B of two rows of a task, or two files."""
-    from ifsl_bench.board.boards import load_board
+    from ifsl_bench.board.asked import pair_of
     from ifsl_bench.board.comparison import compare as compare_rows
-    from ifsl_bench.board.measured import Row
-    from ifsl_bench.board.result_file import read
     from ifsl_bench.board.show import comparison_table
 
-    rows: list[Row] = []
-    among: tuple[Row, ...] = ()
-    if task:
-        from ifsl_bench.protocol.task_files import find
-
-        folders = folders_of(home, results_dir)
-        (found, *more) = find(task, home=folders)
-        if more:
-            raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-        board = load_board(found, folders.results)
-        for name in (a, b):
-            row = board.row(name)
-            if row is None:
-                raise _no_row(board, name)
-            rows.append(row)
-        among = board.compared if all(any(row is other for other in board.compared) for row in rows) else ()
-    else:
-        for name in (a, b):
-            path = Path(name)
-            if not path.exists():
-                raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
-            result = read(path)
-            rows.append(Row(f"{result.label}.seed-{result.seed}", "file", (result,)))
-    show_tables([comparison_table(compare_rows(rows[0], rows[1], among))], style)
+    rows = pair_of(a, b, task, folders_of(home, results_dir))
+    show_tables([comparison_table(compare_rows(*rows))], style)
 
 
 @click.command(
@@ -220,7 +168,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 @style_option
 def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
-    from ifsl_bench.board.boards import load_board
+    from ifsl_bench.board.asked import board_of, row_of
     from ifsl_bench.board.render import READERS
     from ifsl_bench.board.result_file import read
     from ifsl_bench.board.show import facts_of, result_table, row_table
@@ -230,15 +178,7 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
         tables, facts = [result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], [result]
     elif len(what) == 2:
         label, task = what
-        from ifsl_bench.protocol.task_files import find
-
-        folders = folders_of(home, results_dir)
-        (found, *more) = find(task, home=folders)
-        if more:
-            raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-        row = (board := load_board(found, folders.results)).row(label)
-        if row is None:
-            raise _no_row(board, label)
+        row = row_of(board_of(task, folders_of(home, results_dir)), label)
         tables, facts = [row_table(row)], list(row.results)
     else:
         hint = f"ifsl-bench show {what[0]} glyphs-5shot" if len(what) == 1 else "ifsl-bench show lr+a glyphs-5shot"
@@ -247,15 +187,6 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
     show_tables(tables, style)
     if style in READERS:
         say("\n" + facts_of(facts), style)
-
-
-def _no_row(board: Board, label: str) -> UserError:
-    """The error for a row that is not among the measured ones of a task."""
-    labels = {row.label for row in (*board.rows, *board.others)}
-    if not labels:
-        return UserError(f"nothing is measured on {board.name} here; make a row with: "
-                         f"ifsl-bench run --method {label} --task {board.name}")  # fmt: skip
-    return unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
 
 
 @click.command(

@@ -126,6 +126,17 @@ class LogReporter(Reporter):
         self.line(f"{title}: done in {time.monotonic() - stage.start:.1f} s{stage.shown()}")
 
 
+def progress_here() -> Reporter:
+    """What shows progress where this process is: bars in a terminal, and in a notebook that can draw them; lines
+    elsewhere."""
+    from importlib.util import find_spec
+
+    from rich.console import Console
+
+    draws = Console().is_jupyter and find_spec("ipywidgets") is not None
+    return RichReporter() if draws or sys.stderr.isatty() else LogReporter()
+
+
 class RichReporter(Reporter):
     """Redrawn progress bars with elapsed and remaining time, for a terminal."""
 

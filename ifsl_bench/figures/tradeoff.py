@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ifsl_bench.board.boards import Board
+from ifsl_bench.board.curves import bias_curve
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.board.curves import bias_curve
 from ifsl_bench.figures.rows import by_accuracy, names_of
 from ifsl_bench.figures.style import (
     DARK,

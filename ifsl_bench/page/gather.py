@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_board, load_variants
 from ifsl_bench.board.columns import HEADINGS, rounded
+from ifsl_bench.board.curves import bias_curve
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.leaderboard import nothing_stored, ranked_table
 from ifsl_bench.board.looks import DASHES, MARKERS, look_of
 from ifsl_bench.board.measured import EVERY, PAPER, Row
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.table import Table
-from ifsl_bench.board.curves import bias_curve
 from ifsl_bench.page.origins import Origin, origin_of
 from ifsl_bench.page.pairs import Pair, pairs_of
 from ifsl_bench.page.references import Citation, citation_of_paper, citation_of_row

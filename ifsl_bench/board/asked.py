@@ -1,0 +1,98 @@
+"""From names of tasks, rows and files to boards and rows: what commands and notebooks ask for. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ifsl_bench.board.boards import Board, load_board
+from ifsl_bench.board.measured import EVERY, PAPER, Row
+from ifsl_bench.board.result_file import read
+from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.files import Home
+from ifsl_bench.protocol.task_files import find, own, packaged
+
+
+def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> list[Board]:
+    """Of the named tasks, or of all that have any row; with the rows of these labels alone, where any are given.
+
+    Raises:
+        UserError: an unknown task or label.
+    """
+    if files := [name for name in tasks if name.endswith(".json")]:
+        raise UserError(f"{files[0]} is no task; a result file is shown by: ifsl-bench show {files[0]}")
+    chosen = [task for name in tasks for task in find(name, home=folders)]
+    boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
+    if labels:
+        known = {label for board in boards for label in board.labels}
+        for label in labels:
+            if label.lower() not in {other.lower() for other in known}:
+                raise unknown("row", label, known, where=f"of {', '.join(tasks) or 'any task'}",
+                              see=f"ifsl-bench table {' '.join(tasks)}".strip())  # fmt: skip
+        boards = [board.only(labels) for board in boards]
+    return boards if tasks else [board for board in boards if not board.empty]
+
+
+def in_setting(boards: Sequence[Board], setting: str | None) -> list[Board]:
+    """The boards with the rows of a setting, by default of methods as published.
+
+    Raises:
+        UserError: no row has that setting.
+    """
+    settings = {PAPER, *(row.setting for board in boards for row in board.compared)} - {EVERY}
+    if setting and setting not in settings:
+        raise unknown("setting", setting, settings)
+    return [board.in_setting(setting or PAPER) for board in boards]
+
+
+def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> list[Board]:
+    """As :func:`boards_of`; without a task, those on which something is measured.
+
+    Raises:
+        UserError: an unknown task or label, or nothing is measured.
+    """
+    boards = boards_of(tasks, labels, folders)
+    if not tasks:
+        boards = [board for board in boards if board.rows]
+        if not boards:
+            raise UserError("nothing is measured yet; make a row with: ifsl-bench run --method NAME --task TASK")
+    return boards
+
+
+def board_of(task: str, folders: Home) -> Board:
+    """Of the one task of that name; raises :class:`UserError` where there is none, or a file with several."""
+    (found, *more) = find(task, home=folders)
+    if more:
+        raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
+    return load_board(found, folders.results)
+
+
+def row_of(board: Board, label: str) -> Row:
+    """The measured row of that label; raises :class:`UserError` where there is none."""
+    row = board.row(label)
+    if row is not None:
+        return row
+    labels = {row.label for row in (*board.rows, *board.others)}
+    if not labels:
+        raise UserError(f"nothing is measured on {board.name} here; make a row with: "
+                        f"ifsl-bench run --method {label} --task {board.name}")  # fmt: skip
+    raise unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
+
+
+def pair_of(a: str, b: str, task: str | None, folders: Home) -> tuple[Row, Row, tuple[Row, ...]]:
+    """Two rows to compare, by label and task or by file, and all rows that they are comparable with.
+
+    Raises:
+        UserError: there is no such row or file.
+    """
+    if task:
+        board = board_of(task, folders)
+        first, second = row_of(board, a), row_of(board, b)
+        among = board.compared if all(any(row is one for one in board.compared) for row in (first, second)) else ()
+        return first, second, tuple(among)
+    for name in (a, b):
+        if not Path(name).exists():
+            raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
+    results = [read(Path(name)) for name in (a, b)]
+    first, second = (Row(f"{one.label}.seed-{one.seed}", "file", (one,)) for one in results)
+    return first, second, ()

@@ -1,0 +1,104 @@
+"""What a notebook asks of results: the commands of these names as functions. Imports no torch.
+
+Functions take tasks, labels and files by the names that commands take, and return what shows itself in a notebook and
+has ``to_pandas()``; docs/notebook.md has every column.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from ifsl_bench.board.asked import board_of, boards_of, in_setting, measured_boards, pair_of, row_of
+from ifsl_bench.board.comparison import compare as compare_rows
+from ifsl_bench.board.frames import Frame, Results
+from ifsl_bench.board.leaderboard import ranked_tables, task_table
+from ifsl_bench.board.result_file import Result, packaged_root, read, stored
+from ifsl_bench.board.show import comparison_table
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+
+Names = str | Sequence[str]
+Folder = str | Path | None
+
+
+def table(
+    *tasks: str, methods: Names = (), setting: str | None = None, full: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Frame:  # fmt: skip
+    """The stored and published rows of tasks, of all that have any where none is named.
+
+    Args:
+        methods: labels of the only rows to show.
+        setting: "paper" for methods as published alone, "tuned-12" for the best of 12 trials; all rows by default.
+        full: show joint and alone accuracies too; data frames have all columns that ``--format json`` has.
+        home, results: as ``--home`` and ``--results``.
+
+    Raises:
+        UserError: an unknown task, row or setting, or nothing stored.
+    """
+    boards = boards_of(tasks, _listed(methods), Home.locate(home, results))
+    boards = in_setting(boards, setting) if setting else boards
+    return Frame([task_table(board, full) for board in boards])
+
+
+def leaderboard(
+    *tasks: str, methods: Names = (), setting: str | None = None, full: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Frame:  # fmt: skip
+    """The ranked rows of tasks, of all on which something is measured where none is named; arguments as :func:`table`.
+
+    Raises:
+        UserError: an unknown task, row or setting, or nothing measured.
+    """
+    folders, labels = Home.locate(home, results), _listed(methods)
+    boards = in_setting(measured_boards(tasks, labels, folders), setting)
+    return Frame(*ranked_tables(boards, folders.results, full, labels))
+
+
+def compare(
+    a: str | Path, b: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None
+) -> Frame:
+    """Paired differences A - B in percentage points, a row for each metric.
+
+    Args:
+        a, b: labels of rows of ``task``, or two result files.
+
+    Raises:
+        UserError: no such row or file, or two that were not measured on the same episodes.
+    """
+    return Frame([comparison_table(compare_rows(*pair_of(str(a), str(b), task, Home.locate(home, results))))])
+
+
+def load(what: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None) -> Result | Results:
+    """A result file; or all seeds of a row, by its label and task.
+
+    Raises:
+        UserError: no such file or row, or a file that is damaged.
+    """
+    if task is not None:
+        return Results(row_of(board_of(task, Home.locate(home, results)), str(what)).results)
+    path = Path(what).expanduser()
+    if not path.is_file():
+        raise UserError(f"there is no result file {path}; a row is loaded by its label and task, as in "
+                        f"load('lr+a', 'glyphs-5shot')")  # fmt: skip
+    return read(path)
+
+
+def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Results:
+    """All results of tasks, of all tasks where none is named: those that come with the package, and yours.
+
+    Files that cannot be read are left out, each with a Python warning.
+    """
+    found: list[Result] = []
+    for root in dict.fromkeys([packaged_root(), Home.locate(home, results).results]):
+        some, remarks = stored(root, tasks or None)
+        found += some
+        for remark in remarks:
+            warnings.warn(remark, stacklevel=2)
+    return Results(found)
+
+
+def _listed(names: Names) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
