@@ -190,7 +190,7 @@ def test_split_files_as_people_write_them(tmp_path):
         (
             BIRDS[:19],
             30,
-            "need 20 classes at least, 10 on base, .*; by the seeded split there are 9 on base, 5",
+            "need 20 classes at least, 10 on base, .*; there are 9 on base, 5 .*, by the seeded split",
         ),
         (BIRDS, 9, r"24 of 24 classes have fewer than 10 images: bird 1 \(9\), .* and 21 more"),
         (BIRDS, 12, "a tenth of each base class's images makes 14 in 14 classes"),
@@ -234,7 +234,7 @@ def into_train_and_val(root: Path) -> None:
         (lambda root: (root / "bird 3" / "image 0.jpg").write_bytes(b"<html>"),
          r"1 of 720 images cannot be used: .*bird 3/image 0\.jpg: it is no image but an HTML page"),
         (into_train_and_val,
-         "by the folders train, val there are .* 0 on novel/test; there is no class in a folder .*'test'"),
+         "there are .* 0 on novel/test, by the folders train, val; there is no class in a folder .*'test'"),
         (lambda root: [p.unlink() for n in BIRDS for p in (root / n).glob("image*")], "none of the forms of data set"),
     ],
     ids=["stray", "one class", "html", "train and val", "no images"],

@@ -241,8 +241,8 @@ def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]
         spelled = [" or ".join(repr(name) for name, of in SPELLED.items() if of == side) for side in empty]
         missing = "".join(f"; there is no class in a folder {names}" for names in spelled)
         raise UserError(
-            f"{WAYS}-way episodes need {sum(need.values())} classes at least, {needed}; by {where} there are "
-            f"{given}{missing}"
+            f"{WAYS}-way episodes need {sum(need.values())} classes at least, {needed}; there are "
+            f"{given}, by {where}{missing}"
         )
     # base/val and base/test; where meta-training draws on base/val too, validation has the odd half of each class.
     tenths = [len(paths) // 10 for name, paths in classes.items() if sides[name] == "base"]
