@@ -229,7 +229,7 @@ def test_the_library_names_no_method_and_no_task(path):
     texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)} - docs
     words = {p.stem for p in PLUGINS} - {"__init__"}
     for text in texts - {"ridge"}:  # the penalty's name too
-        if "ifsl-bench run" not in text:  # an example of a command
+        if "ifsl-bench " not in text:  # an example of a command
             assert not words & set(text.replace("-", " ").split()), f"{path.name} names a method: {text!r}"
 
 

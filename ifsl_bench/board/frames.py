@@ -9,33 +9,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
+from ifsl_bench.board.data_frames import data_frame, episodes, facts, line
 from ifsl_bench.board.render import render
+from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.table import Table
-from ifsl_bench.common.errors import Lacking, one_line
-from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
+from ifsl_bench.common.errors import one_line
 
 if TYPE_CHECKING:
     import pandas
 
-    from ifsl_bench.board.result_file import Result
 
 MOST = 30  # rows of a table that a notebook shows
-INSTALL = 'pip install "ifsl_bench[pandas]"'
-
-
-def data_frame(records: Sequence[dict[str, Any]]) -> pandas.DataFrame:
-    """A column for each name that a record has, in the order of their first appearance.
-
-    Raises:
-        Lacking: pandas is not installed.
-    """
-    try:
-        import pandas
-    except ImportError:
-        raise Lacking(f"to_pandas() needs an extra (pandas is not installed): {INSTALL}") from None
-    return pandas.DataFrame.from_records(records, columns=list(dict.fromkeys(n for one in records for n in one)))
 
 
 class Frame:
@@ -53,7 +37,7 @@ class Frame:
         return [record for table in self._tables for record in table.records()]
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A data frame with a row for each of :meth:`records`; raises :class:`Lacking` without pandas."""
+        """A data frame with a row for each of :meth:`records`; raises an error without pandas."""
         return data_frame(self.records())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -104,12 +88,12 @@ class Results(Sequence["Result"]):
         return len(self._results)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A row for each result, see :func:`facts`; raises :class:`Lacking` without pandas."""
+        """A row for each result, see :func:`facts`; raises an error without pandas."""
         return data_frame([facts(result) for result in self])
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
         """A row for each episode of each result: ``task``, ``method``, ``seed``, ``episode`` and the counts of right
-        queries, see :func:`episodes`; raises :class:`Lacking` without pandas."""
+        queries, see :func:`episodes`; raises an error without pandas."""
         frames = [episodes(result) for result in self]
         if not frames:
             return data_frame([])
@@ -124,50 +108,3 @@ class Results(Sequence["Result"]):
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
-
-
-def line(result: Result) -> str:
-    """A result in a line: what it is of, and its accuracy."""
-    found = result.summary["acc"]
-    said = f"{result.label} on {result.task}, seed {result.seed}"
-    return one_line(f"{said}: Acc. {found['mean']:.2f} ± {found['interval']:.2f}% of {len(result.episodes):,} episodes")
-
-
-def facts(result: Result) -> dict[str, Any]:
-    """A result as a row: what it is of, each metric and its interval in percent, seconds, and where it was made."""
-    summary: dict[str, float] = {}
-    for name, value in result.summary.items():
-        summary |= {name: value["mean"], f"{name}_interval": value["interval"]}
-    return {
-        "task": result.task,
-        "method": result.label,
-        "seed": result.seed,
-        "setting": result.setting,
-        "episodes": len(result.episodes),
-        **summary,
-        "training_seconds": result.cost.get("training_seconds"),
-        "evaluation_seconds": result.cost.get("evaluation_seconds"),
-        "digest": result.digest,
-        "backbone": result.pretraining.get("key"),
-        "device": result.provenance.get("device"),
-        "version": result.provenance.get("version"),
-        "commit": result.provenance.get("commit"),
-        "time": result.provenance.get("time"),
-    }
-
-
-def episodes(result: Result) -> pandas.DataFrame:
-    """A row for each episode: its number, counts of right queries, and ``acc``, percent of all queries.
-
-    ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the classes
-    of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation.
-    """
-    counts = result.counts()
-    columns = {n: getattr(counts, n) for n in (*COUNTS, *MORE_COUNTS) if getattr(counts, n, None) is not None}
-    count = len(counts)
-    fixed = {"task": result.task, "method": result.label, "seed": result.seed, "episode": np.arange(count)}
-    queries = {"base_queries": counts.base_queries, "novel_queries": counts.novel_queries}
-    acc = counts.per_episode()["acc"]
-    frame = data_frame([{"episode": 0}])  # says what is missing where pandas is
-    whole = {k: np.broadcast_to(v, count) for k, v in {**fixed, **queries, **columns, "acc": acc}.items()}
-    return type(frame)(whole)

@@ -11,6 +11,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from html import escape
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
+from ifsl_bench.board.data_frames import data_frame, episodes, facts, line
 from ifsl_bench.board.episode_counts import LATER, EpisodeCounts
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
@@ -156,25 +158,17 @@ class Result(_Part, frozen=True):
         return Counts(**arrays, base_queries=e.base_queries, novel_queries=e.novel_queries)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row, see :func:`ifsl_bench.board.frames.facts`."""
-        from ifsl_bench.board.frames import Results
-
-        return Results([self]).to_pandas()
+        """One row, see :func:`ifsl_bench.board.data_frames.facts`."""
+        return data_frame([facts(self)])
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
-        """A row for each episode, see :func:`ifsl_bench.board.frames.episodes`."""
-        from ifsl_bench.board.frames import episodes
-
+        """A row for each episode, see :func:`ifsl_bench.board.data_frames.episodes`."""
         return episodes(self)
 
     def __repr__(self) -> str:
-        from ifsl_bench.board.frames import line
-
         return f"<{line(self)}>"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         return f"<pre>{escape(repr(self))}</pre>"
 
     def classes(self) -> np.ndarray | None:

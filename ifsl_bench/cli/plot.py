@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ifsl_bench.cli.options import Group
+from ifsl_bench.cli.options import Group, examples
 from ifsl_bench.cli.plot_options import OfModels, OfResults, index_option, numbers, of_models, of_results, written
 from ifsl_bench.common.errors import unknown
 from ifsl_bench.protocol.limits import MOST_SEEDS
@@ -21,7 +21,13 @@ class Kinds(Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Kinds)
+@click.group(
+    cls=Kinds,
+    epilog=examples(
+        "ifsl-bench plot tradeoff glyphs-5shot --out tradeoff.pdf",
+        "ifsl-bench plot ranks glyphs-1shot glyphs-5shot --wide --out ranks.svg",
+    ),
+)
 def plot() -> None:
     """Draw a figure for a paper, as PDF, SVG or PNG.
 
@@ -30,96 +36,100 @@ def plot() -> None:
     """
 
 
-@plot.command()
+@plot.command(
+    epilog=examples(
+        "ifsl-bench plot tradeoff glyphs-5shot --out tradeoff.pdf",
+        "ifsl-bench plot tradeoff glyphs-5shot --method lr,lr+a --out x.svg",
+    )
+)
 @click.argument("task")
 @of_results
 def tradeoff(task: str, asked: OfResults) -> None:
     """Base against novel accuracy, with bias curves.
 
     A row is the curve that a bias on all novel logits traces, its argmax a point; grey lines join equal Acc.
-
-    \b
-    ifsl-bench plot tradeoff glyphs-5shot --out tradeoff.pdf
-    ifsl-bench plot tradeoff glyphs-5shot --method lr,lr+s,lr+a --wide --out x.svg
     """
     from ifsl_bench.figures.tradeoff import draw
 
     written(draw(asked.board(task), asked.wide), asked.out)
 
 
-@plot.command()
+@plot.command(
+    epilog=examples(
+        "ifsl-bench plot ranks glyphs-5shot --out ranks.pdf",
+        "ifsl-bench plot ranks glyphs-1shot glyphs-5shot --wide --out ranks.pdf",
+    )
+)
 @click.argument("tasks", nargs=-1, required=True, metavar="TASK...")
 @of_results
 def ranks(tasks: tuple[str, ...], asked: OfResults) -> None:
-    """The ranks that each method can have.
-
-    \b
-    ifsl-bench plot ranks glyphs-5shot --out ranks.pdf
-    ifsl-bench plot ranks glyphs-1shot glyphs-5shot --wide --out ranks.pdf
-    """
+    """The ranks that each method can have."""
     from ifsl_bench.figures.ranks import draw
 
     written(draw([asked.board(task) for task in tasks], asked.wide), asked.out)
 
 
-@plot.command()
+@plot.command(
+    epilog=examples(
+        "ifsl-bench plot pairs glyphs-5shot --wide --out pairs.pdf",
+        "ifsl-bench plot pairs glyphs-5shot --method lr,lr+s,lr+a --out x.pdf",
+    )
+)
 @click.argument("task")
 @of_results
 def pairs(task: str, asked: OfResults) -> None:
     """Paired differences of all methods, a heat map.
 
     What is not significant is hatched. Numbers stand in the cells where there is room: with --wide, or few --method.
-
-    \b
-    ifsl-bench plot pairs glyphs-5shot --wide --out pairs.pdf
-    ifsl-bench plot pairs glyphs-5shot --method lr,lr+s,lr+a,mlp,mlp+s,mlp+a --out pairs.pdf
     """
     from ifsl_bench.figures.pairs import draw
 
     written(draw(asked.board(task), asked.wide), asked.out)
 
 
-@plot.command()
+@plot.command(
+    epilog=examples(
+        "ifsl-bench plot seeds glyphs-5shot --out seeds.pdf",
+        "ifsl-bench plot seeds glyphs-5shot --method lr,lr+a --out seeds.svg",
+    )
+)
 @click.argument("task")
 @of_results
 def seeds(task: str, asked: OfResults) -> None:
-    """The accuracy of every training seed.
-
-    \b
-    ifsl-bench plot seeds glyphs-5shot --out seeds.pdf
-    ifsl-bench plot seeds glyphs-5shot --method lr,lr+s,lr+a --out seeds.svg
-    """
+    """The accuracy of every training seed."""
     from ifsl_bench.figures.seeds import draw
 
     written(draw(asked.board(task), asked.wide), asked.out)
 
 
-@plot.command()
+@plot.command(
+    epilog=examples(
+        "ifsl-bench plot validation glyphs-5shot --out validation.pdf",
+        "ifsl-bench plot validation glyphs-5shot --method lr+a --out x.pdf",
+    )
+)
 @click.argument("task")
 @of_results
 def validation(task: str, asked: OfResults) -> None:
-    """Validation accuracy while meta-training.
-
-    \b
-    ifsl-bench plot validation glyphs-5shot --out validation.pdf
-    ifsl-bench plot validation glyphs-5shot --method lr+s,lr+a --out validation.pdf
-    """
+    """Validation accuracy while meta-training."""
     from ifsl_bench.figures.validation import draw
 
     written(draw(asked.board(task), asked.wide), asked.out)
 
 
-@plot.command("base-classes")
+@plot.command(
+    "base-classes",
+    epilog=examples(
+        "ifsl-bench run --method lr --task glyphs-5shot --base-classes 50",
+        "ifsl-bench plot base-classes glyphs-5shot --method lr --out x.pdf",
+    ),
+)
 @click.argument("task")
 @of_results
 def base_classes(task: str, asked: OfResults) -> None:
     """Accuracy by the number of base classes.
 
     From results of TASK and of TASK+base-classes=N, which ``run --base-classes N`` makes.
-
-    \b
-    ifsl-bench run --method imprint,lr --task glyphs-5shot --base-classes 50
-    ifsl-bench plot base-classes glyphs-5shot --method imprint,lr --out classes.pdf
     """
     from ifsl_bench.figures.base_classes import boards_of, draw
 
@@ -127,7 +137,13 @@ def base_classes(task: str, asked: OfResults) -> None:
     written(draw(boards, asked.labels, asked.setting, asked.wide), asked.out)
 
 
-@plot.command("inner-steps")
+@plot.command(
+    "inner-steps",
+    epilog=examples(
+        "ifsl-bench plot inner-steps glyphs-5shot --train --out steps.pdf",
+        "ifsl-bench plot inner-steps glyphs-5shot --unrolled 5,20 --out x.pdf",
+    ),
+)
 @click.argument("tasks", nargs=-1, required=True, metavar="TASK...")
 @click.option("--steps", default="1,2,5,10,20,50,100,200,500", show_default=True, callback=numbers, metavar="N,...",
               help="After which gradient steps to stop.")  # fmt: skip
@@ -144,10 +160,6 @@ def inner_steps(
     """Accuracy by inner steps, of RBP and T-BPTT.
 
     Models that were trained with either are evaluated after so many gradient steps of the inner problem, and converged.
-
-    \b
-    ifsl-bench plot inner-steps glyphs-5shot --train --out steps.pdf
-    ifsl-bench plot inner-steps glyphs-1shot glyphs-5shot --wide --seeds 3 --unrolled 5,20 --out steps.pdf
     """
     from ifsl_bench.figures.inner_steps import courses, draw
 
@@ -159,7 +171,13 @@ def inner_steps(
     written(draw(found, asked.wide), asked.out)
 
 
-@plot.command("episode-pca")
+@plot.command(
+    "episode-pca",
+    epilog=examples(
+        "ifsl-bench plot episode-pca glyphs-5shot --train --out pca.pdf",
+        "ifsl-bench plot episode-pca glyphs-5shot --index 3 --out pca.pdf",
+    ),
+)
 @click.argument("task")
 @index_option
 @of_models("lr+a")
@@ -167,10 +185,6 @@ def episode_pca(task: str, index: int, asked: OfModels) -> None:
     """An episode before and after the fast weights.
 
     In the plane of its first two principal components, with the regions where the method answers with each class.
-
-    \b
-    ifsl-bench plot episode-pca glyphs-5shot --train --out pca.pdf
-    ifsl-bench plot episode-pca glyphs-5shot --index 3 --method lr+a,imprint --out pca.pdf
     """
     from ifsl_bench.figures.episode_pca import draw, plane_of
 
@@ -178,24 +192,29 @@ def episode_pca(task: str, index: int, asked: OfModels) -> None:
     written(draw(planes, asked.wide), asked.out)
 
 
-@plot.command()
+@plot.command(
+    epilog=examples(
+        "ifsl-bench plot attractors glyphs-5shot --train --out x.pdf",
+        "ifsl-bench plot attractors glyphs-5shot --index 3 --out x.pdf",
+    )
+)
 @click.argument("task")
 @index_option
 @of_models("lr+a")
 def attractors(task: str, index: int, asked: OfModels) -> None:
-    """Base weights and the attractors they produce.
-
-    \b
-    ifsl-bench plot attractors glyphs-5shot --train --out attractors.pdf
-    ifsl-bench plot attractors glyphs-5shot --method lr+a,lr+s --index 3 --wide --out attractors.pdf
-    """
+    """Base weights and the attractors they produce."""
     from ifsl_bench.figures.attractors import draw, weights_of
 
     found = [weights_of(ready, index, label) for label, ready in asked.opened(asked.jobs(task, index))]
     written(draw(found, asked.wide), asked.out)
 
 
-@plot.command()
+@plot.command(
+    epilog=examples(
+        "ifsl-bench plot episode glyphs-5shot --method imprint --out x.pdf",
+        "ifsl-bench plot episode glyphs-5shot --index 3 --method lr --out x.pdf",
+    )
+)
 @click.argument("task")
 @index_option
 @of_models()
@@ -203,10 +222,6 @@ def episode(task: str, index: int, asked: OfModels) -> None:
     """The contact sheet of an episode.
 
     Support images above, queries below, with what the methods call them: a tick is right, a cross wrong.
-
-    \b
-    ifsl-bench plot episode glyphs-5shot --method imprint --out episode.pdf
-    ifsl-bench plot episode glyphs-5shot --index 3 --method lr+a,imprint --wide --out episode.pdf
     """
     from ifsl_bench.figures.episode_sheet import Answered, check_images, draw
     from ifsl_bench.figures.models import dataset_of, episode_of
