@@ -1,0 +1,168 @@
+"""What notebooks call: the numbers are those of the commands and of the stored files, and a repr is short."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ifsl_bench
+from ifsl_bench import UserError
+from ifsl_bench.board.result_file import packaged_root
+from ifsl_bench.common.errors import Lacking
+
+TASK = "glyphs-5shot"
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(autouse=True)
+def empty_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def pandas():
+    return pytest.importorskip("pandas", reason='the extra is not installed: pip install "ifsl_bench[pandas]"')
+
+
+@pytest.mark.parametrize(
+    ("command", "called"),
+    [
+        (["table", TASK], lambda: ifsl_bench.table(TASK)),
+        (["table", TASK, "--method", "lr,lr+a"], lambda: ifsl_bench.table(TASK, methods=["lr", "lr+a"])),
+        (["leaderboard", TASK], lambda: ifsl_bench.leaderboard(TASK)),
+        (["compare", "lr+a", "lr", "--task", TASK], lambda: ifsl_bench.compare("lr+a", "lr", TASK)),
+    ],
+    ids=["table", "table of rows", "leaderboard", "compare"],
+)
+def test_frames_have_the_numbers_of_the_commands(command, called, call, pandas):
+    status, out, err = call(*command, "--format", "json")
+    assert status == 0, err
+    expected, found = json.loads(out), called()
+    assert len(found) == len(expected)
+    names = list(dict.fromkeys(name for row in expected for name in row))
+    assert [{name: row.get(name) for name in names} for row in found] == expected
+    frame = found.to_pandas()
+    assert list(frame.columns) == names
+    accuracy = names[4] if command[0] == "compare" else "acc"
+    np.testing.assert_array_equal(frame[accuracy].dropna(), [r[accuracy] for r in expected if r[accuracy] is not None])
+
+
+def test_rows_and_episodes_are_those_of_the_files(pandas):
+    row = ifsl_bench.load("lr", TASK)
+    files = sorted((packaged_root() / TASK).glob("lr.seed-*.json"))
+    assert len(row) == len(files) > 1
+    episodes = row.episodes_to_pandas()
+    for seed, path in enumerate(files):
+        raw = json.loads(path.read_text())
+        mine = episodes[episodes["seed"] == seed]
+        for name in ("base_joint", "base_alone", "novel_joint", "novel_alone"):
+            np.testing.assert_array_equal(mine[name], raw["episodes"][name])
+        hits = np.add(raw["episodes"]["base_joint"], raw["episodes"]["novel_joint"])
+        np.testing.assert_allclose(mine["acc"], 2.0 * hits)  # percent of 50 queries
+        summary = row.to_pandas().iloc[seed]
+        assert (summary["method"], summary["task"], summary["seed"]) == ("lr", TASK, seed)
+        assert summary["acc"] == pytest.approx(raw["summary"]["acc"]["mean"], abs=1e-6)
+        assert summary["commit"] == raw["provenance"]["commit"]
+        one = ifsl_bench.load(path)
+        assert one.to_pandas().iloc[0]["acc"] == summary["acc"]
+        assert len(one.episodes_to_pandas()) == 2000
+
+
+def test_all_results_of_a_task_are_loaded_once():
+    found = ifsl_bench.load_all(TASK)
+    assert len(found) == len(list((packaged_root() / TASK).glob("*.seed-*.json")))
+    assert len(ifsl_bench.load_all()) > len(found)
+
+
+def test_what_shows_itself_is_short_and_says_what_it_is():
+    one = ifsl_bench.load("lr", TASK)[0]
+    assert len(repr(one)) < 120
+    assert f"lr on {TASK}, seed 0: Acc. {one.summary['acc']['mean']:.2f}" in repr(one)
+    every = ifsl_bench.load_all()
+    assert len(repr(every).splitlines()) <= 32
+    assert "more" in repr(every)
+    table = repr(ifsl_bench.table(TASK))
+    assert table.startswith(TASK)
+    assert len(table.splitlines()) <= 36
+    for thing in (one, every, ifsl_bench.table(TASK), ifsl_bench.leaderboard(TASK)):
+        assert thing._repr_html_().startswith("<")
+
+
+def test_html_escapes_what_is_somebody_elses(tmp_path):
+    raw = json.loads((packaged_root() / TASK / "imprint.seed-0.json").read_text())
+    raw |= {"label": HOSTILE, "method": HOSTILE}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(raw))
+    result = ifsl_bench.load(path)
+    frame = ifsl_bench.compare(path, packaged_root() / TASK / "imprint.seed-0.json")
+    for shown in (result._repr_html_(), ifsl_bench.Results([result])._repr_html_(), frame._repr_html_()):
+        assert "<script" not in shown
+        assert "&lt;script" in shown
+
+
+@pytest.mark.parametrize(
+    ("called", "said"),
+    [
+        (lambda: ifsl_bench.table("glyphs-9shot"), "unknown task 'glyphs-9shot'"),
+        (lambda: ifsl_bench.table(TASK, methods="lrr"), "unknown row 'lrr'"),
+        (lambda: ifsl_bench.leaderboard(TASK, setting="tuned-7"), "unknown setting 'tuned-7'"),
+        (lambda: ifsl_bench.compare("lr", "lrr", TASK), "unknown row 'lrr'"),
+        (lambda: ifsl_bench.compare("a.json", "b.json"), "there is no result file a.json"),
+        (lambda: ifsl_bench.load("lr"), "there is no result file lr; a row is loaded by its label and task"),
+        (lambda: ifsl_bench.run("imprint", TASK, seeds=0), "seeds is how many training seeds"),
+        (lambda: ifsl_bench.run(["imprint"], [TASK], seeds=[0, 1]), "seeds is how many training seeds"),
+    ],
+)
+def test_mistakes_are_one_line(called, said):
+    with pytest.raises(UserError, match=said) as error:
+        called()
+    assert "\n" not in str(error.value)
+
+
+def test_without_pandas_the_command_that_installs_it_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for thing in (ifsl_bench.table(TASK), ifsl_bench.load_all(TASK), ifsl_bench.load("lr", TASK)[0]):
+        with pytest.raises(Lacking, match=r'pandas is not installed\): pip install "ifsl_bench\[pandas\]"'):
+            thing.to_pandas()
+
+
+def test_importing_costs_nothing():
+    code = "import sys, ifsl_bench; ifsl_bench.table; print('torch' in sys.modules, 'pandas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_lists_and_seeds_give_results_in_the_order_of_the_command(here, capsys):
+    task = f"{here / 'clusters.toml'}:clusters-5shot"
+    work = ifsl_bench.workspace(here / "home", device="cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = ifsl_bench.run(["imprint", "protonet"], [task], seeds=2, episodes=20, work=work, progress=True)
+        alone = ifsl_bench.run("imprint", task, seed=1, episodes=20, work=work)
+    assert [(one.label.split(".")[0], one.seed) for one in found] == [
+        ("imprint", 0), ("protonet", 0), ("imprint", 1), ("protonet", 1),
+    ]  # fmt: skip
+    assert alone.episodes == found[2].episodes
+    assert "imprint" in capsys.readouterr().err, "progress"
+    assert Path(work.home.results).is_dir()
+    globbed = ifsl_bench.run("proto*", task, seeds=1, episodes=20, work=work)
+    assert [one.method for one in globbed] == ["protonet"]
+
+
+def test_a_job_that_fails_is_said_and_the_others_are_stored(here):
+    work = ifsl_bench.workspace(here / "home", device="cpu")
+    broken = here / "broken.py"
+    broken.write_text("from ifsl_bench import Method\n\nclass Broken(Method):\n    def forward(self, support, query):\n"
+                      "        raise ValueError('no luck')\n")  # fmt: skip
+    task = f"{here / 'clusters.toml'}:clusters-5shot"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(UserError, match=r"1 of 2 jobs failed, the others are stored: .*no luck"):
+            ifsl_bench.run([f"{broken}:Broken", "imprint"], task, episodes=20, work=work)
+    assert list(work.home.results.rglob("imprint*.json"))
