@@ -21,7 +21,7 @@ from ifsl_bench.backbone.networks import CosineHead, LinearHead, channels_last, 
 from ifsl_bench.backbone.processes import ALONE, World, share_norms
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.progress import RATE, Reporter
 from ifsl_bench.common.sealed import SECONDS, check_kinds, check_range
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.pools import Dataset, Pool
@@ -299,7 +299,7 @@ class Trainer:
                 f"pretraining diverged: the loss is {value} at step {step + 1} of {spec.steps}; "
                 f"lower pretraining.schedule.rate (now {spec.schedule.rate}) in the task file"
             )
-        return {"loss": value, "accuracy": 100 * accuracy}
+        return {"loss": value, "accuracy": 100 * accuracy, RATE: spec.schedule.at(step, spec.steps)}
 
     @torch.inference_mode()
     def _accuracy(self, pool: Pool, batch: int) -> float:

@@ -12,6 +12,7 @@ from ifsl_bench.board.frames import Results
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.campaigns.names import method_names, task_names
 from ifsl_bench.campaigns.run import run_campaign
+from ifsl_bench.common.curves import curves_folder
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import progress_here
 from ifsl_bench.episodic.prepared import Workspace
@@ -33,7 +34,8 @@ def run(
     method: str | type[Method], task: str, *, seeds: None = None, options: Mapping[str, Any] | None = None,
     train: Mapping[str, Any] | None = None, seed: int = 0, episodes: int | None = None,
     change: Mapping[str, int | str] | None = None, tune: int = 0, calibrate: bool = False, rerun: bool = False,
-    retrain: bool = False, progress: bool = False, work: Workspace | None = None,
+    retrain: bool = False, progress: bool = False, log: str | None = None,
+    log_dir: str | Path | None = None, work: Workspace | None = None,
 ) -> Result: ...  # fmt: skip
 
 
@@ -62,6 +64,8 @@ def run(
     rerun: bool = False,
     retrain: bool = False,
     progress: bool = False,
+    log: str | None = None,
+    log_dir: str | Path | None = None,
     work: Workspace | None = None,
 ) -> Result | Results:
     """Runs methods on tasks, and returns the results, which are stored as files as well.
@@ -88,6 +92,7 @@ def run(
         rerun: evaluate again even if the same result is stored.
         retrain: train again even if the model is stored, which is kept under another name.
         progress: show what is done, and how long it takes.
+        log: "tensorboard" for the curves of trainings, below ``log_dir`` or among the logs of the home folder.
         work: folders, device and progress display; see :func:`workspace`.
 
     Raises:
@@ -95,6 +100,7 @@ def run(
     """
     one = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
     work = work or workspace()
+    work = replace(work, curves=curves_folder(log, log_dir, work.home) or work.curves)
     if progress:
         work = replace(work, reporter=progress_here())
     training, changes = Training.parse({} if train is None else train), make_change(change or {})

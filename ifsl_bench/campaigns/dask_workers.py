@@ -69,7 +69,7 @@ def cluster_workers(said: str, jobs: Sequence[Job], work: Workspace, device: str
         UserError: what :func:`check_cluster` says; no worker has such a device.
     """
     spec = check_cluster(said, jobs, device)
-    setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex)
+    setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex, str(work.curves or ""))
     hands = DaskWorkers(spec, setting, jobs, work.reporter)
     found = device != "cpu" and hands.accelerators()
     if device == "cuda" and not found:

@@ -113,7 +113,7 @@ def workers_for(
     if (count or 1) == 1 and not numbers:
         return None
     check_sendable(jobs)
-    setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex)
+    setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex, str(work.curves or ""))
     if numbers is None and work.device.type == "cuda" and work.device.index is None and count:
         numbers = list(range(min(count, torch.cuda.device_count())))
     return LocalWorkers(setting, count or len(numbers or ()), numbers)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 from ifsl_bench.campaigns.graph import Node
 from ifsl_bench.campaigns.logs import Log
 from ifsl_bench.common import processor
 from ifsl_bench.common.building import Swept
+from ifsl_bench.common.curves import Curves
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Relay, Reporter
@@ -30,6 +32,7 @@ class Setting:
         home: with whole paths.
         device: what the user said: "auto", "cpu", "cuda", "cuda:1".
         cores: of work that takes the whole machine, see :mod:`ifsl_bench.common.processor`.
+        curves: as of the workspace; "" for none.
         run: tells this run from others, so that a worker that serves several keeps nothing from one to the next.
     """
 
@@ -37,6 +40,7 @@ class Setting:
     device: str
     cores: int
     run: str
+    curves: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,8 @@ def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tu
         Unheard: the reporter has nobody who listens.
     """
     start = time.monotonic()
-    with Log(work.home, node.key, str(node), reporter) as log:
+    heard = Curves(work.curves / node.key, reporter) if work.curves else reporter
+    with Log(work.home, node.key, str(node), heard) as log:
         relay.to = log
         try:
             with processor.evaluating():
@@ -116,4 +121,5 @@ def plainly(error: Exception) -> str:
 def _work(setting: Setting) -> tuple[Workspace, Relay]:
     """The workspace of a run, kept from one node to the next with what it has open."""
     relay = Relay(Reporter())
-    return workspace(setting.home.cache, setting.home.results, setting.device, relay), relay
+    work = workspace(setting.home.cache, setting.home.results, setting.device, relay)
+    return replace(work, curves=Path(setting.curves) if setting.curves else None), relay

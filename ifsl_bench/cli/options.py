@@ -204,6 +204,8 @@ def data_option(command: Any) -> Any:
                         help="Files that a data set is made from, if it is not prepared.")(command)  # fmt: skip
 
 
+log_option = click.option("--log", metavar="KIND", help="tensorboard: loss, accuracy and learning rate of trainings.")
+log_dir_option = click.option("--log-dir", metavar="DIR", help="Where these go [logs/tensorboard in the home folder].")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Plain progress lines with more detail.")
 device_option = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from ifsl_bench.cli.options import (
@@ -9,6 +11,8 @@ from ifsl_bench.cli.options import (
     examples,
     folders_of,
     home_option,
+    log_dir_option,
+    log_option,
     quiet_option,
     reporter_for,
     verbose_option,
@@ -30,6 +34,8 @@ from ifsl_bench.protocol.limits import LARGEST_SEED
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, LARGEST_SEED), help="Of training.")
 @click.option("--compile", "compiled", is_flag=True, help="Use torch.compile; for accelerators.")
 @click.option("--anew", is_flag=True, help="Train them here even if they come with the package.")
+@log_option
+@log_dir_option
 @device_option
 @home_option
 @quiet_option
@@ -40,6 +46,8 @@ def pretrain(
     seed: int,
     compiled: bool,
     anew: bool,
+    log: str | None,
+    log_dir: str | None,
     device: str,
     home: str | None,
     quiet: bool,
@@ -57,16 +65,21 @@ def pretrain(
 
         find(task, home=folders)  # a wrong name is told before torch is imported
     from ifsl_bench.backbone.device import keep_freed_memory
+    from ifsl_bench.common.curves import Curves, curves_folder
     from ifsl_bench.running.pretraining import pretrain_for, weights_file
 
     keep_freed_memory()
+    reporter = reporter_for(quiet, verbose)
+    curves = curves_folder(log, log_dir, folders)
+    if curves and (launched is None or launched.rank == 0):
+        reporter = Curves(curves / "pretraining" / f"{Path(task).stem}-{head}-seed{seed}", reporter)
     made = pretrain_for(
         task,
         head=head,
         seed=seed,
         device=device,
         home=folders,
-        reporter=reporter_for(quiet, verbose),
+        reporter=reporter,
         compiled=compiled,
         launched=launched,
         anew=anew,

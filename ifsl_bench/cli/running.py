@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from ifsl_bench.cli.options import (
     folders_of,
     home_option,
     job_options,
+    log_dir_option,
+    log_option,
     quiet_option,
     reporter_for,
     results_option,
@@ -59,6 +62,8 @@ if TYPE_CHECKING:
               help="Worker processes that share the stages [1, or one for each of --devices].")  # fmt: skip
 @click.option("--devices", metavar="LIST", help="Accelerators for the workers: 0-7 or 0,2.")
 @click.option("--cluster", metavar="WHERE", help="Hand the stages to Dask: tcp://HOST:PORT, or a TOML file.")
+@log_option
+@log_dir_option
 @device_option
 @home_option
 @results_option
@@ -78,6 +83,8 @@ def run(
     jobs: int | None,
     devices: str | None,
     cluster: str | None,
+    log: str | None,
+    log_dir: str | None,
     device: str,
     home: str | None,
     results_dir: str | None,
@@ -117,11 +124,13 @@ def run(
     from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.campaigns.run import run_campaign, workers_for
     from ifsl_bench.campaigns.watching import watching
+    from ifsl_bench.common.curves import curves_folder
     from ifsl_bench.running.preparation import train_backbones
 
     keep_freed_memory()
     reporter = reporter_for(quiet, verbose)
     work = api.workspace(home, results_dir or wanted.results, "cpu" if cluster else device, reporter)
+    work = replace(work, curves=curves_folder(log, log_dir, work.home))
     command = _typed(sys.argv[1:])
     if checkpoint:
         if campaign or dry_run or rerun or retrain or own_weights or data:

@@ -11,6 +11,8 @@ from typing import IO
 
 from ifsl_bench.common.errors import one_line
 
+RATE = "learning rate"  # a figure that the schedule says, for logs and not for lines
+
 
 class Unheard(BaseException):
     """Raised where progress is told and nobody listens any more, so that the work ends, as at Ctrl-C. An error of the
@@ -20,7 +22,9 @@ class Unheard(BaseException):
 def figures_in_words(figures: Mapping[str, float]) -> list[str]:
     """Figures as people read them; an accuracy is in percent, and says so."""
     return [
-        f"{key} {value:.2f}%" if key.endswith("accuracy") else f"{key} {value:.4g}" for key, value in figures.items()
+        f"{key} {value:.2f}%" if key.endswith("accuracy") else f"{key} {value:.4g}"
+        for key, value in figures.items()
+        if key != RATE
     ]
 
 

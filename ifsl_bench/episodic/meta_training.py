@@ -18,7 +18,7 @@ from ifsl_bench.common.checkpoint import CheckpointFolder, State
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import set_aside
 from ifsl_bench.common.processor import cores, share, threads
-from ifsl_bench.common.progress import Reporter
+from ifsl_bench.common.progress import RATE, Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.episodic.evaluation import predict
 from ifsl_bench.episodic.loader import EpisodeLoader
@@ -145,8 +145,9 @@ def meta_train(
                 with torch.random.fork_rng(devices=devices):
                     torch.manual_seed(seed_of("meta-training noise", seed, first))
                     with threads(few):
-                        for _, loss in _steps(method, name, loader, optimiser, spec, training, first, last, solves):
-                            stage.advance(1, **({"loss": loss} if loss is not None else {}))
+                        for step, loss in _steps(method, name, loader, optimiser, spec, training, first, last, solves):
+                            rate = spec.schedule.at(step, spec.steps)
+                            stage.advance(1, **({"loss": loss, RATE: rate} if loss is not None else {}))
                 accuracy = validate(method)
                 stage.advance(0, **{"validation accuracy": accuracy})
                 info["step"], info["solves"] = last, solves.whole()

@@ -50,12 +50,14 @@ class Workspace:
     Attributes:
         forced: whether everything is computed on ``device``; else the rule of :mod:`ifsl_bench.backbone.placement` says
             which stages are, and the others are computed on the host.
+        curves: where trainings write their curves, a folder for each; None where nobody asks for them.
     """
 
     home: Home = field(default_factory=Home.locate)
     device: torch.device = field(default_factory=lambda: choose_device("auto"))
     reporter: Reporter = field(default_factory=Reporter)
     forced: bool = False
+    curves: Path | None = None
     _open: list[PreparedTask] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

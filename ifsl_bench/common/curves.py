@@ -1,0 +1,86 @@
+"""Loss, accuracy and learning rate of trainings as TensorBoard logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ifsl_bench.common.errors import Lacking, UserError, unknown
+from ifsl_bench.common.files import Home, disk_errors
+from ifsl_bench.common.progress import Reporter, Stage
+
+KINDS = ("tensorboard",)
+INSTALL = 'pip install "ifsl_bench[tensorboard]"'
+
+
+def curves_folder(log: str | None, folder: str | Path | None, home: Home) -> Path | None:
+    """Where the logs go that somebody asks for; None where nobody does.
+
+    Args:
+        log: "tensorboard" or None.
+        folder: ``tensorboard`` among the logs of the home by default.
+
+    Raises:
+        UserError: another kind of log, a folder without a kind, or a package that is not installed.
+    """
+    if log is None:
+        if folder is not None:
+            raise UserError("--log-dir says where logs go, and --log which: add --log tensorboard")
+        return None
+    if log not in KINDS:
+        raise unknown("kind of log", log, KINDS)
+    if find_spec("tensorboard") is None:
+        raise Lacking(f"--log tensorboard needs an extra (tensorboard is not installed): {INSTALL}")
+    return Path(folder).expanduser().absolute() if folder is not None else home.logs / "tensorboard"
+
+
+class Curves(Reporter):
+    """Writes the figures of trainings, stages that tell a loss, as scalars by step; hands everything on.
+
+    A training that is resumed goes on in the same folder, and TensorBoard then hides what was written beyond the
+    checkpoint that it goes on from.
+    """
+
+    def __init__(self, folder: Path, to: Reporter) -> None:
+        self.folder, self.to = folder, to
+
+    def say(self, text: str) -> None:
+        self.to.say(text)
+
+    def warn(self, text: str) -> None:
+        self.to.warn(text)
+
+    @contextmanager
+    def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
+        with self.to.stage(title, total, done) as told:
+            both = _Written(self.folder, told, done)
+            try:
+                yield both
+            finally:
+                both.close()
+
+
+class _Written(Stage):
+    def __init__(self, folder: Path, to: Stage, done: int) -> None:
+        self.folder, self.to, self.first, self.done = folder, to, done, done
+        self.writer: Any = None
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        self.to.advance(amount, **figures)
+        self.done += amount
+        if self.writer is None:
+            if "loss" not in figures:
+                return
+            from torch.utils.tensorboard import SummaryWriter
+
+            with disk_errors(self.folder):
+                self.writer = SummaryWriter(str(self.folder), purge_step=self.first + 1)
+        for name, value in figures.items():
+            self.writer.add_scalar(name, value, self.done)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()

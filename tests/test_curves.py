@@ -1,0 +1,80 @@
+"""Curves of trainings as TensorBoard logs: what was told, at its step, once."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ifsl_bench.board import result_file
+from ifsl_bench.common.curves import Curves, curves_folder
+from ifsl_bench.common.errors import Lacking, UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+
+pytest.importorskip("tensorboard", reason='the extra is not installed: pip install "ifsl_bench[tensorboard]"')
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """What TensorBoard shows of a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), purge_orphaned_data=True)
+    found.Reload()
+    return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+@pytest.mark.parametrize("jobs", [(), ("--jobs", "2")], ids=["here", "two workers"])
+def test_a_run_writes_the_curves_of_each_training(call, here, jobs):
+    task = "clusters.toml:clusters-5shot"
+    given = ("--method", "lwof,imprint", "--task", task, "--train", "steps=40", "--episodes", "20", "-q")
+    status, _, err = call("run", *given, "--log", "tensorboard", "--log-dir", "curves", *jobs)
+    assert status == 0, err
+    (trained,) = (here / "curves" / "meta-training").iterdir()
+    found = scalars(trained)
+    assert {"loss", "learning rate", "validation accuracy"} <= found.keys()
+    steps = [step for step, _ in found["loss"]]
+    assert steps == sorted(set(steps))
+    assert {10, 20, 30, 40} <= set(steps)
+    (path,) = (here / "home" / "results").rglob("lwof*.json")
+    history = result_file.read(path).training["validation"]
+    shown = {str(step): value for step, value in found["validation accuracy"]}
+    assert shown.keys() == history.keys()
+    np.testing.assert_allclose(list(shown.values()), list(history.values()), rtol=1e-5)
+    pretrainings = list((here / "curves" / "pretraining").iterdir())
+    assert len(pretrainings) == 2, "one a head"
+    assert {"loss", "accuracy", "learning rate"} <= scalars(pretrainings[0]).keys()
+    assert not (here / "curves" / "evaluation").exists()
+
+
+def test_a_training_that_goes_on_from_a_checkpoint_has_each_step_once(tmp_path):
+    for first, last in ((0, 30), (20, 40)):  # killed at 30, and the checkpoint was at 20
+        with Curves(tmp_path / "x", Reporter()).stage("training", 40, first) as stage:
+            for step in range(first + 1, last + 1):
+                stage.advance(1, loss=float(step + 100 * first))
+    assert scalars(tmp_path / "x")["loss"] == [(s, float(s)) for s in range(1, 21)] + [
+        (s, float(s + 2000)) for s in range(21, 41)
+    ]
+
+
+def test_what_is_no_training_writes_nothing(tmp_path):
+    with Curves(tmp_path / "x", Reporter()).stage("evaluating", 10) as stage:
+        stage.advance(10, accuracy=50.0)
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_is_asked_for_wrongly_is_one_line(tmp_path, monkeypatch):
+    home = Home.locate(tmp_path)
+    assert curves_folder(None, None, home) is None
+    assert curves_folder("tensorboard", None, home) == home.logs / "tensorboard"
+    with pytest.raises(UserError, match="unknown kind of log 'wandb'"):
+        curves_folder("wandb", None, home)
+    with pytest.raises(UserError, match="add --log tensorboard"):
+        curves_folder(None, "x", home)
+    monkeypatch.setattr(sys, "meta_path", [])
+    monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
+    monkeypatch.setattr("ifsl_bench.common.curves.find_spec", lambda name: None)
+    with pytest.raises(Lacking, match=r'tensorboard is not installed\): pip install "ifsl_bench\[tensorboard\]"'):
+        curves_folder("tensorboard", None, home)
