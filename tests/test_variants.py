@@ -144,9 +144,10 @@ def test_regular_tasks_are_like_their_originals_but_for_the_base_classes():
     assert packaged()["mini-regular-5shot"].pools("train") == ("base/train",)
 
 
-def test_the_readmes_variant_is_read():
-    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```toml\n(.*?)```", readme, re.S)
+def test_the_variant_in_the_docs_is_read():
+    docs = Path(__file__).parents[1] / "docs"
+    pages = "".join((docs / name).read_text(encoding="utf-8") for name in ("data.md", "changed-tasks.md"))
+    blocks = re.findall(r"```toml\n(.*?)```", pages, re.S)
     (own,) = (block for block in blocks if "[tasks.mine-5shot]" in block)
     (more,) = (block for block in blocks if "[variants." in block)
     assert [(t.name, t.regular) for t in parse(own + more, "mine.toml")] == [
