@@ -1,0 +1,77 @@
+"""The manual as a site: ``sphinx-build -W --keep-going -n docs build/manual``. It needs ``pip install -e ".[docs]"``.
+
+Pages are Markdown, and readable as they are. Nothing is loaded from a network, neither by the build nor by the site.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT)]  # what is beside this file, and its package
+
+from method_pages import MARK, all_methods
+
+from ifsl_bench._version import __version__
+
+project = "ifsl_bench"
+author = "The ifsl_bench authors"
+version = release = __version__
+project_copyright = author
+
+extensions = ["myst_parser", "mathml"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+exclude_patterns = ["example-method", "simulations", "_build"]
+nitpicky = True
+
+html_theme = "furo"
+html_title = f"ifsl_bench {__version__}"
+html_static_path = ["_static"]
+html_css_files = ["manual.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_math_renderer = "mathml"  # MathJax, the default, would be loaded from a network
+
+# Files of the repository that are pages of the manual too: page -> file. The page holds <!-- file --> alone.
+BESIDE = {
+    "benchmarks": "BENCHMARKS.md",
+    "changelog": "CHANGELOG.md",
+    "data-licenses": "DATA_LICENSES.md",
+    "security": "SECURITY.md",
+}
+# Pages that may not be there yet: what links to them is plain text until they are.
+AWAITED = [page for page in ("command-line", "notebook", "results") if not (DOCS / f"{page}.md").is_file()]
+suppress_warnings = ["toc.empty_glob"] if AWAITED else []
+PAGES = {**{file: f"{page}.md" for page, file in BESIDE.items()}, "README.md": "index.md"}
+
+
+def _inward(text: str) -> str:
+    """Links of a page in docs/ to files of the repository that are pages of the manual, as links to those."""
+    return re.sub(r"\]\(\.\./([\w-]+\.md)(?=[)#])", lambda link: f"]({PAGES.get(link[1], f'../{link[1]}')}", text)
+
+
+def _from_root(text: str) -> str:
+    """A file of the repository's root as a page in docs/: its links begin there."""
+    linked = re.sub(r"\]\((?!\w+:|#)", "](../", text)
+    return _inward(linked.replace("](../docs/", "]("))
+
+
+def _read(app: Any, page: str, source: list[str]) -> None:
+    if page in BESIDE:
+        source[0] = _from_root((ROOT / BESIDE[page]).read_text(encoding="utf-8"))
+        app.env.note_dependency(str(ROOT / BESIDE[page]))
+    elif page == "methods":
+        source[0] = source[0].replace(MARK, all_methods())
+    else:
+        awaited = re.compile(rf"\[([^]]*)\]\((?:{'|'.join(AWAITED)})\.md[^)]*\)") if AWAITED else None
+        source[0] = _inward(awaited.sub(r"\1", source[0]) if awaited else source[0])
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("source-read", _read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
