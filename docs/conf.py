@@ -44,9 +44,8 @@ BESIDE = {
     "data-licenses": "DATA_LICENSES.md",
     "security": "SECURITY.md",
 }
-# Pages that may not be there yet: what links to them is plain text until they are.
+# Pages that may not be there yet: until they are, no list has them and what links to them is plain text.
 AWAITED = [page for page in ("command-line", "notebook", "results") if not (DOCS / f"{page}.md").is_file()]
-suppress_warnings = ["toc.empty_glob"] if AWAITED else []
 PAGES = {**{file: f"{page}.md" for page, file in BESIDE.items()}, "README.md": "index.md"}
 
 
@@ -58,18 +57,20 @@ def _inward(text: str) -> str:
 def _from_root(text: str) -> str:
     """A file of the repository's root as a page in docs/: its links begin there."""
     linked = re.sub(r"\]\((?!\w+:|#)", "](../", text)
-    return _inward(linked.replace("](../docs/", "]("))
+    return linked.replace("](../docs/", "](")
 
 
 def _read(app: Any, page: str, source: list[str]) -> None:
+    text = source[0]
     if page in BESIDE:
-        source[0] = _from_root((ROOT / BESIDE[page]).read_text(encoding="utf-8"))
+        text = _from_root((ROOT / BESIDE[page]).read_text(encoding="utf-8"))
         app.env.note_dependency(str(ROOT / BESIDE[page]))
     elif page == "methods":
-        source[0] = source[0].replace(MARK, all_methods())
-    else:
-        awaited = re.compile(rf"\[([^]]*)\]\((?:{'|'.join(AWAITED)})\.md[^)]*\)") if AWAITED else None
-        source[0] = _inward(awaited.sub(r"\1", source[0]) if awaited else source[0])
+        text = text.replace(MARK, all_methods())
+    for name in AWAITED:
+        text = re.sub(rf"^{name}\n", "", text, flags=re.MULTILINE)
+        text = re.sub(rf"\[([^]]*)\]\({name}\.md[^)]*\)", r"\1", text)
+    source[0] = _inward(text)
 
 
 def setup(app: Any) -> dict[str, bool]:
