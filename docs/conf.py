@@ -14,9 +14,9 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT)]  # what is beside this file, and its package
 
-from method_pages import MARK, all_methods
+from method_pages import MARK, all_methods  # noqa: E402
 
-from ifsl_bench._version import __version__
+from ifsl_bench._version import __version__  # noqa: E402
 
 project = "ifsl_bench"
 author = "The ifsl_bench authors"

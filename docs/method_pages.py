@@ -1,4 +1,4 @@
-"""What the manual says of each registered method, from its class; made when the site is built, so it is never behind."""
+"""What the manual says of each method, from its class; made when the site is built, so it never falls behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ifsl_bench.plugin.settings import short
 from ifsl_bench.plugin.space import RATE, Range
 
 MARK = "<!-- methods -->"  # where docs/methods.md has them
-INDENTED = re.compile(r"^(?: {4}.*\n?|\n)+", re.MULTILINE)
 
 
 def all_methods() -> str:
@@ -48,7 +47,8 @@ def _settings(options: Mapping[str, Any]) -> str:
 
 def prose(doc: str) -> str:
     """A docstring as Markdown: indented blocks, formulas mostly, as they are, and its signs escaped elsewhere."""
-    found, code = [], []
+    found: list[str] = []
+    code: list[str] = []
     for line in doc.partition("\nOptions:\n")[0].rstrip().split("\n"):
         if line.startswith("    ") or (code and not line.strip()):
             code.append(line)

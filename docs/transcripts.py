@@ -1,8 +1,8 @@
 """Runs the commands that a page shows and writes what they print: ``python docs/transcripts.py docs/tutorial.md``.
 
-A block ``console`` has commands, which begin with "$ ", each followed by its output. They are run in order by bash, in an
-empty folder with an empty home; a block ``python`` whose first line is a comment with a file's name is written to that file
-first. What is printed to standard error (progress, mostly) is left out. With ``--check`` nothing is written: every
+A block ``console`` has commands, which begin with "$ ", each followed by its output. They are run in order by bash, in
+an empty folder with an empty home. A block ``python`` whose first line is a comment with a file's name is written to
+that file. What is printed to standard error (progress, mostly) is left out. With ``--check`` nothing is written: every
 command has to end well.
 """
 
@@ -44,7 +44,9 @@ def printed(command: str, folder: Path) -> str:
         Failed: it ended with another status than 0, or with a message of ifsl-bench's.
     """
     print(f"$ {command}", file=sys.stderr, flush=True)
-    done = subprocess.run(["bash", "-c", command], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600
+    )
     said = re.search(r"^ifsl-bench: ", done.stderr, re.MULTILINE)  # its status is lost in a pipe
     if done.returncode or said:
         raise Failed(f"{command}: status {done.returncode}\n{done.stdout}{done.stderr}")

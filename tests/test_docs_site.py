@@ -1,4 +1,4 @@
-"""The manual: it builds without a warning, its links lead somewhere, it loads nothing, and it says what the code does."""
+"""The manual builds without a warning, its links lead somewhere, it loads nothing, and it says what the code does."""
 
 from __future__ import annotations
 
@@ -65,9 +65,7 @@ def site(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", str(DOCS), str(out)]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": paths}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": paths})
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     return out
 
@@ -129,8 +127,8 @@ def test_each_method_is_described_from_its_class(site):
 
 
 def test_what_a_docstring_says_of_options_is_found():
-    meanings = module("method_pages").meanings("What it is.\n\nOptions:\n    one: of two\n        lines.\n    b_2: ``c``")
-    assert meanings == {"one": "of two lines.", "b_2": "`c`"}
+    doc = "What it is.\n\nOptions:\n    one: of two\n        lines.\n    b_2: ``c``"
+    assert module("method_pages").meanings(doc) == {"one": "of two lines.", "b_2": "`c`"}
 
 
 def test_formulas_of_a_docstring_stay_as_they_are():
@@ -185,11 +183,10 @@ def test_a_newcomer_finds_it_on_the_first_page(question):
 
 def test_a_transcript_has_what_commands_print_now(tmp_path):
     transcripts = module("transcripts")
-    page = "```python\n# said.py\nprint('two')\n```\n\n```console\n$ echo one\nold\n$ python said.py\n$ echo $PWD\n```\n"
-    new = transcripts.transcribed(page, tmp_path)
-    assert new == page.replace("one\nold\n", "one\none\n").replace("said.py\n$ echo", "said.py\ntwo\n$ echo").replace(
-        "PWD\n", "PWD\n~\n"
-    )
+    python = "```python\n# said.py\nprint('two')\n```\n"
+    page = python + "```console\n$ echo one\nold\n$ python said.py\n$ echo $PWD\n```\n"
+    new = python + "```console\n$ echo one\none\n$ python said.py\ntwo\n$ echo $PWD\n~\n```\n"
+    assert transcripts.transcribed(page, tmp_path) == new
     with pytest.raises(transcripts.Failed, match="nosuch"):
         transcripts.transcribed("```console\n$ ifsl-bench nosuch | head -1\n```\n", tmp_path)
 
