@@ -88,7 +88,9 @@ def test_every_link_within_the_site_leads_somewhere(site, read):
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             seen += 1
-            anchored = parts.fragment in ("", *(read[target].anchors if target in read else ()))
+            known = read[target].anchors if target in read else ()
+            # The leaderboard's page keeps what it shows in the fragment: #task=...&setting=...
+            anchored = parts.fragment in ("", *known) or target.name == "leaderboard.html"
             if not target.is_file() or not anchored:
                 lost.append(f"{path.name}: {link}")
     assert lost == []
