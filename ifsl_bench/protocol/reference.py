@@ -180,19 +180,18 @@ PAGE = """\
 Written by `ifsl-bench tasks reference`, from the code; a test compares them.
 
 A task file is TOML: one data set, how its backbone is trained, how episodes are drawn, and one or more tasks on them.
-It is given by its path wherever a task's name is (`--task mine.toml` for all of its tasks, or
-`--task mine.toml:mine-5shot` for one), or lies in `tasks/` below the home folder, where every command finds its tasks
-by name.
+Give its path anywhere a task name is accepted (`--task mine.toml` for all of its tasks, `--task mine.toml:mine-5shot`
+for one), or put it into `tasks/` below the home folder, where every command finds its tasks by name.
 
     ifsl-bench tasks new mine --data DATASET
 
-writes one with a word on each key. A key that is not listed here is an error, and so is a value of another type. Keys
-without a default, in tables that are there, must be given; a table whose keys all have defaults may be left out. Every
-change but of `title`, `obtain`, `fingerprint`, `partial`, `digest` and `variant_of` makes another task: its results are
-not put beside those from before.
+writes one that explains each key. A key that is not listed here is an error, and so is a value of another type. Keys
+without a default must be given, if their table is there; a table whose keys all have defaults may be left out. Changing
+anything but `title`, `obtain`, `fingerprint`, `partial`, `digest` and `variant_of` makes another task: its results are
+not compared with those from before.
 
-Names of tasks and data sets are lower-case letters, digits, `.`, `_` and `-`. In the tables below [name] stands for a
-name of yours, in quotation marks where it has a dot.
+Names of tasks and data sets consist of lower-case letters, digits, `.`, `_` and `-`. In the tables below, [name] stands
+for a name of your own, in quotation marks if it contains a dot.
 """
 TABLES = {
     "dataset": "The data, and how images enter a network.",

@@ -1,0 +1,83 @@
+"""The manual as a site: ``sphinx-build -W --keep-going -n docs build/manual``. It needs ``pip install -e ".[docs]"``.
+
+Pages are Markdown, and readable as they are. Nothing is loaded from a network, neither by the build nor by the site.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+sys.path[:0] = [str(DOCS), str(ROOT)]  # what is beside this file, and its package
+
+from method_pages import MARK, all_methods  # noqa: E402
+
+from ifsl_bench._version import __version__  # noqa: E402
+
+project = "ifsl_bench"
+author = "The ifsl_bench authors"
+version = release = __version__
+project_copyright = author
+
+extensions = ["myst_parser", "mathml"]
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+exclude_patterns = ["example-method", "simulations", "_build"]
+nitpicky = True
+
+html_theme = "furo"
+html_title = f"ifsl_bench {__version__}"
+html_static_path = ["_static"]
+html_css_files = ["manual.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_math_renderer = "mathml"  # MathJax, the default, would be loaded from a network
+
+# Files of the repository that are pages of the manual too: page -> file. The page holds <!-- file --> alone.
+BESIDE = {
+    "benchmarks": "BENCHMARKS.md",
+    "changelog": "CHANGELOG.md",
+    "data-licenses": "DATA_LICENSES.md",
+    "security": "SECURITY.md",
+}
+# Pages that may not be there yet: until they are, no list has them and what links to them is plain text.
+AWAITED = [page for page in ("command-line", "figures", "notebook", "results") if not (DOCS / f"{page}.md").is_file()]
+# The leaderboard as `ifsl-bench report` makes it: a page by itself.
+BOARD = "leaderboard.html"
+html_extra_path = [BOARD] if (DOCS / BOARD).is_file() else []
+PAGES = {**{file: f"{page}.md" for page, file in BESIDE.items()}, "README.md": "index.md"}
+
+
+def _inward(text: str) -> str:
+    """Links of a page in docs/ to files of the repository that are pages of the manual, as links to those."""
+    return re.sub(r"\]\(\.\./([\w-]+\.md)(?=[)#])", lambda link: f"]({PAGES.get(link[1], f'../{link[1]}')}", text)
+
+
+def _from_root(text: str) -> str:
+    """A file of the repository's root as a page in docs/: its links begin there."""
+    linked = re.sub(r"\]\((?!\w+:|#)", "](../", text)
+    return linked.replace("](../docs/", "](")
+
+
+def _read(app: Any, page: str, source: list[str]) -> None:
+    text = source[0]
+    if page in BESIDE:
+        text = _from_root((ROOT / BESIDE[page]).read_text(encoding="utf-8"))
+        app.env.note_dependency(str(ROOT / BESIDE[page]))
+    elif page == "methods":
+        text = text.replace(MARK, all_methods())
+    for name in AWAITED:
+        text = re.sub(rf"^{name}\n", "", text, flags=re.MULTILINE)
+        text = re.sub(rf"\[([^]]*)\]\({name}\.md[^)]*\)", r"\1", text)
+    if not html_extra_path:
+        text = re.sub(rf'<a href="{BOARD}">(.*?)</a>', r"\1", text)
+    source[0] = _inward(text)
+
+
+def setup(app: Any) -> dict[str, bool]:
+    app.connect("source-read", _read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,118 @@
+"""What the manual says of each method, from its class; made when the site is built, so it never falls behind."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.options import grid_of, options_of, space_of
+from ifsl_bench.plugin.settings import short
+from ifsl_bench.plugin.space import RATE, Range
+
+MARK = "<!-- methods -->"  # where docs/methods.md has them
+
+
+def all_methods() -> str:
+    """A section of Markdown for each registered method of this package, by name."""
+    return "\n\n".join(section(name, kind) for name, kind in packaged().items())
+
+
+def packaged() -> dict[str, type[Method]]:
+    """The methods of this package, those too that need an optional package to run."""
+    points = (point for name in registry.names(registry.METHODS) for point in registry.owners(registry.METHODS, name))
+    return {point.name: point.load() for point in points if registry.package_of(point) == registry.OWN}
+
+
+def section(name: str, kind: type[Method]) -> str:
+    """What there is to know of a method, below a heading."""
+    facts = [f"Starts from the {kind.head} head."]
+    if kind.shorthands:
+        meant = "; ".join(f"`{row}` is `{name}` with {_settings(of)}" for row, of in kind.shorthands.items())
+        facts.append(f"Shorthands: {meant}.")
+    if kind.schedule is not None:
+        facts.append("Has a schedule of meta-training of its own.")
+    for module, install in kind.requires.items():
+        facts.append(f"Needs {module}: `{install}`.")
+    parts = [f"## {name}", " ".join(facts), prose(inspect.getdoc(kind) or ""), options_table(kind)]
+    return "\n\n".join(part for part in [*parts, *cited([name, *kind.shorthands])] if part)
+
+
+def _settings(options: Mapping[str, Any]) -> str:
+    return " ".join(f"`--set {key}={short(value)}`" for key, value in options.items())
+
+
+def prose(doc: str) -> str:
+    """A docstring as Markdown: indented blocks, formulas mostly, as they are, and its signs escaped elsewhere."""
+    found: list[str] = []
+    code: list[str] = []
+    for line in doc.partition("\nOptions:\n")[0].rstrip().split("\n"):
+        if line.startswith("    ") or (code and not line.strip()):
+            code.append(line)
+            continue
+        found += _fenced(code)
+        code = []
+        found.append(re.sub(r"(`+)(.+?)\1|([*<|\[\]_$])", _escaped, line))
+    return "\n".join([*found, *_fenced(code)])
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return f"`{match[2]}`" if match[1] else f"\\{match[3]}"
+
+
+def _fenced(lines: list[str]) -> list[str]:
+    return ["", "```text", *"\n".join(line[4:] for line in lines).rstrip().split("\n"), "```", ""] if lines else []
+
+
+def options_table(kind: type[Method]) -> str:
+    """Options with type, default, meaning, the grid that is tried as published, and what ``--tune`` searches."""
+    space, grid, means = space_of(kind), grid_of(kind), meanings(inspect.getdoc(kind) or "")
+    rows = [
+        (f"`{o.name}`", f"`{o.spelled}`", f"`{short(o.default)}`", _values(grid.get(o.name, ())),
+         _spread(space.get(o.name)), means.get(o.name, ""))
+        for o in options_of(kind).values()
+    ]  # fmt: skip
+    if RATE in space:
+        rows.append((f"`{RATE}`", "`float`", "the schedule's", "", _spread(space[RATE]), "learning rate of training"))
+    if not rows:
+        return "It has no options."
+    heads = ("option", "takes", "default", "tried on validation episodes", "searched by `--tune`", "meaning")
+    kept = [i for i in range(len(heads)) if i < 3 or any(row[i] for row in rows)]
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line[i].replace("|", "\\|") for i in kept) + " |" for line in lines)
+
+
+def meanings(doc: str) -> dict[str, str]:
+    """What a docstring's last section, on options, says of each."""
+    found: dict[str, str] = {}
+    name = ""
+    for line in doc.partition("\nOptions:\n")[2].split("\n"):
+        if head := re.match(r" {4}(\w+): (.*)", line):
+            name = head[1]
+            found[name] = head[2]
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
+    return {key: prose(text).replace("\\|", "|") for key, text in found.items()}
+
+
+def _spread(values: Any) -> str:
+    if isinstance(values, Range):
+        return f"{short(values.low)} to {short(values.high)}{', logarithmic' if values.log else ''}"
+    return _values(values.values) if values else ""
+
+
+def _values(values: Iterable[Any]) -> str:
+    return ", ".join(f"`{short(value)}`" for value in values)
+
+
+def cited(names: Iterable[str]) -> list[str]:
+    """The papers of a method's rows, as Markdown with BibTeX; what ``ifsl-bench cite`` prints."""
+    try:
+        from ifsl_bench.plugin.bibliography import of_method
+    except ImportError:  # a version without a bibliography
+        return []
+    papers = {paper.key: paper for name in names for paper in of_method(name)}
+    return [f"*{p.field('title')}* ({p.short})\n\n```bibtex\n{p.bibtex.strip()}\n```" for p in papers.values()]
