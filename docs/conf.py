@@ -44,8 +44,6 @@ BESIDE = {
     "data-licenses": "DATA_LICENSES.md",
     "security": "SECURITY.md",
 }
-# Pages that may not be there yet: until they are, no list has them and what links to them is plain text.
-AWAITED = [page for page in ("command-line", "figures", "notebook", "results") if not (DOCS / f"{page}.md").is_file()]
 # The leaderboard as `ifsl-bench report` makes it: a page by itself.
 BOARD = "leaderboard.html"
 html_extra_path = [BOARD] if (DOCS / BOARD).is_file() else []
@@ -70,9 +68,6 @@ def _read(app: Any, page: str, source: list[str]) -> None:
         app.env.note_dependency(str(ROOT / BESIDE[page]))
     elif page == "methods":
         text = text.replace(MARK, all_methods())
-    for name in AWAITED:
-        text = re.sub(rf"^{name}\n", "", text, flags=re.MULTILINE)
-        text = re.sub(rf"\[([^]]*)\]\({name}\.md[^)]*\)", r"\1", text)
     if not html_extra_path:
         text = re.sub(rf'<a href="{BOARD}">(.*?)</a>', r"\1", text)
     source[0] = _inward(text)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.bibliography import of_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of
 from ifsl_bench.plugin.settings import short
@@ -110,9 +111,5 @@ def _values(values: Iterable[Any]) -> str:
 
 def cited(names: Iterable[str]) -> list[str]:
     """The papers of a method's rows, as Markdown with BibTeX; what ``ifsl-bench cite`` prints."""
-    try:
-        from ifsl_bench.plugin.bibliography import of_method
-    except ImportError:  # a version without a bibliography
-        return []
     papers = {paper.key: paper for name in names for paper in of_method(name)}
     return [f"*{p.field('title')}* ({p.short})\n\n```bibtex\n{p.bibtex.strip()}\n```" for p in papers.values()]

@@ -23,6 +23,8 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]  # for 
 MOST_BYTES, MOST_SECONDS = 3_000_000, 2.0
 SIZES = {"desk": (1280, 900), "telephone": (400, 800)}
 
+pytestmark = pytest.mark.slow("a browser beside the tests")
+
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
@@ -127,7 +129,6 @@ def test_it_is_drawn_at_once_by_day_and_by_night(chromium, made_up, size, scheme
         assert not visit.complaints
 
 
-@pytest.mark.slow("draws everything that is stored")
 def test_all_that_is_stored_is_small_and_drawn_soon(chromium, tmp_path, patience):
     out = tmp_path / "report.html"
     out.write_text(page_html(gather(boards_of(packaged().values(), packaged_root(), named=False))), encoding="utf-8")
@@ -199,9 +200,10 @@ def test_a_number_is_one_click_from_where_it_comes_from_and_the_address_leads_ba
     box = page.locator("dialog").bounding_box()
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= page.viewport_size["width"]
-    address = page.url.partition("#")[2]
+    address = page.evaluate("location.hash.slice(1)")
     page.keyboard.press("Escape")
     assert not page.locator("dialog").is_visible()
+    page.wait_for_function("address => location.hash.slice(1) !== address", arg=address)  # closing is told later
     page.evaluate("address => { history.replaceState(null, '', '#' + address) }", address)
     page.reload()
     page.wait_for_selector("html[data-drawn]")
