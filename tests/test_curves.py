@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -57,6 +58,21 @@ def test_a_training_that_goes_on_from_a_checkpoint_has_each_step_once(tmp_path):
     assert scalars(tmp_path / "x")["loss"] == [(s, float(s)) for s in range(1, 21)] + [
         (s, float(s + 2000)) for s in range(21, 41)
     ]
+
+
+def test_the_command_and_a_run_write_the_curves_of_a_pretraining_to_one_folder(call, here):
+    task = "clusters.toml:clusters-5shot"
+    logged = ("--task", task, "-q", "--log", "tensorboard", "--log-dir")
+    shutil.copytree(here / "home" / "data", here / "apart" / "data")
+    status, _, err = call("pretrain", "--head", "cosine", *logged, "command", "--home", "apart")
+    assert status == 0, err
+    status, _, err = call("run", "--method", "imprint", "--episodes", "20", *logged, "run")
+    assert status == 0, err
+    by_command, by_run = (
+        {f.name: scalars(f) for f in (here / x / "pretraining").iterdir()} for x in ("command", "run")
+    )
+    assert len(by_run) == 1
+    assert by_command == by_run
 
 
 def test_what_is_no_training_writes_nothing(tmp_path):

@@ -113,8 +113,7 @@ def test_on_stored_rows_new_classes_are_the_larger_doubt(tmp_path):
     board = load_board(task, tmp_path)
     d = board.row("lr+a").per_episode()["acc"] - board.row("lr").per_episode()["acc"]
     found = over_classes(d[:, None], drawn)
-    assert found.means[0] == pytest.approx(1.07, abs=0.01)
-    assert 1.96 * stats.sem(d) == pytest.approx(0.20, abs=0.01)
-    assert 0.65 < found.intervals[0] < 0.95
+    assert found.means[0] == pytest.approx(d.mean())
+    assert found.intervals[0] > 2 * 1.96 * stats.sem(d)
     shuffled = over_classes(d[:, None], drawn[np.random.default_rng(6).permutation(2000)])
     assert shuffled.intervals[0] < 0.5, "with the classes of other episodes nothing is left of their effects"

@@ -48,12 +48,15 @@ class Frame:
 
     def __repr__(self) -> str:
         lines: list[str] = []
+        left = MOST
         for table in self._tables:
+            if left <= 0:
+                break
             grid = render([Table(table.columns, table.rows, order=table.order)]).split("\n")
-            more = len(grid) - 2 - MOST
-            shown = grid[: 2 + MOST] + ([f"... and {more} more rows; to_pandas() has them all"] if more > 0 else [])
-            lines += ["", *([one_line(table.title), ""] if table.title else []), *shown]
-        return "\n".join(lines[1:])
+            lines += ["", *([one_line(table.title), ""] if table.title else []), *grid[: 2 + left]]
+            left -= len(table.rows)
+        more = [f"... and {len(self) - MOST} more rows; to_pandas() has them all"] if len(self) > MOST else []
+        return "\n".join([*lines[1:], *more])
 
     def _repr_html_(self) -> str:
         closing = f"<p>{escape(one_line(self._closing))}</p>" if self._closing else ""

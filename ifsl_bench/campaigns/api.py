@@ -19,6 +19,7 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.prepared import workspace as workspace
 from ifsl_bench.episodic.trained import trained_facts
 from ifsl_bench.plugin.method import Method
+from ifsl_bench.protocol.limits import LARGEST_SEED
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.evaluating import Evaluate
@@ -45,7 +46,7 @@ def run(
     options: Mapping[str, Any] | None = None, train: Mapping[str, Any] | None = None, seed: int = 0,
     episodes: int | None = None, change: Mapping[str, int | str] | None = None, tune: int = 0,
     calibrate: bool = False, rerun: bool = False, retrain: bool = False, progress: bool = False,
-    work: Workspace | None = None,
+    log: str | None = None, log_dir: str | Path | None = None, work: Workspace | None = None,
 ) -> Result | Results: ...  # fmt: skip
 
 
@@ -98,6 +99,13 @@ def run(
     Raises:
         UserError: whatever is wrong, in one line. If some of several jobs fail, the others are done and stored first.
     """
+    lists = (list, tuple)
+    if (isinstance(method, lists) and not method) or not isinstance(method, (str, type, *lists)):
+        raise UserError(f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {method!r}")
+    if (isinstance(task, lists) and not task) or not isinstance(task, (str, *lists)):
+        raise UserError(f"a task is a name or path/to/my.toml, not {task!r}")
+    if type(seed) is not int:
+        raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {[seed]}")
     one = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
     work = work or workspace()
     work = replace(work, curves=curves_folder(log, log_dir, work.home) or work.curves)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from ifsl_bench.cli.options import (
@@ -65,24 +63,21 @@ def pretrain(
 
         find(task, home=folders)  # a wrong name is told before torch is imported
     from ifsl_bench.backbone.device import keep_freed_memory
-    from ifsl_bench.common.curves import Curves, curves_folder
+    from ifsl_bench.common.curves import curves_folder
     from ifsl_bench.running.pretraining import pretrain_for, weights_file
 
     keep_freed_memory()
-    reporter = reporter_for(quiet, verbose)
-    curves = curves_folder(log, log_dir, folders)
-    if curves and (launched is None or launched.rank == 0):
-        reporter = Curves(curves / "pretraining" / f"{Path(task).stem}-{head}-seed{seed}", reporter)
     made = pretrain_for(
         task,
         head=head,
         seed=seed,
         device=device,
         home=folders,
-        reporter=reporter,
+        reporter=reporter_for(quiet, verbose),
         compiled=compiled,
         launched=launched,
         anew=anew,
+        curves=curves_folder(log, log_dir, folders),
     )
     if launched is None or launched.rank == 0:
         shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in made.entry()["accuracy"].items())

@@ -10,6 +10,7 @@ from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain, pretrai
 from ifsl_bench.backbone.processes import device_name, together
 from ifsl_bench.backbone.registered import check_backbone
 from ifsl_bench.backbone.shipped import train_here
+from ifsl_bench.common.curves import Curves
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
@@ -30,6 +31,7 @@ def pretrain_for(
     compiled: bool = False,
     launched: Launch | None = None,
     anew: bool = False,
+    curves: Path | None = None,
 ) -> Pretrained:
     """The backbone and base classifier that runs on a task begin with: from the cache or the package, resumed, or new.
 
@@ -41,6 +43,7 @@ def pretrain_for(
         compiled: let torch.compile make the network's kernels; for accelerators.
         launched: this process among several, all of which call this: the first one writes and reports.
         anew: train them here even if they come with the package.
+        curves: where runs write the curves of trainings, so that either goes on in those of the other.
 
     Raises:
         UserError: whatever is wrong, in one line.
@@ -68,8 +71,10 @@ def pretrain_for(
         world.wait()
         if frozen:
             return prepared.pretrained
-        how = where, said, world.on(where), compiled
-        return pretrain(home, chosen, prepared.dataset, kind, seed, *how)
+        dataset = prepared.dataset
+        if curves and world.first:
+            said = Curves(curves / "pretraining" / pretraining_key(chosen, dataset.fingerprint, kind, seed), said)
+        return pretrain(home, chosen, dataset, kind, seed, where, said, world.on(where), compiled)
 
 
 def head_kind(head: str) -> HeadKind:
