@@ -94,13 +94,13 @@ def test_its_commands_run_on_a_small_task(site, clusters):
     for words in lines:
         words[:] = ["clusters.toml:clusters-5shot" if word == "glyphs-5shot" else word for word in words]
         if words[0] == "run":
-            words += ["--train", "steps=20", "--device", "cpu"]
+            words += ["--device", "cpu"] + ([] if "imprint" in words else ["--train", "steps=20"])
         if words[0] == "compare":
             words[:] = [f"{word}.steps=20" if word.startswith("proto-imaml") else word for word in words]
     _, listed, _, ran, compared, *_ = child(["-c", LOOP, json.dumps(lines)], site, clusters).split("<end>\n")
-    row = next(line.split() for line in listed.splitlines() if line.startswith("proto-imaml"))
-    assert row[1:4] == ["proto-rbp", "proto-imaml", "cosine"]
-    assert "gradient=implicit (implicit|rbp), precision=0.003 (float)" in listed
+    rows = {line.split()[0]: line.split() for line in listed.splitlines() if line.startswith("proto-")}
+    assert rows.keys() >= {"proto-imaml", "proto-rbp"}
+    assert {"cosine", "yes"} <= set(rows["proto-imaml"]), "its head, and that it is meta-trained"
     assert "proto-imaml.steps=20: provisional (1 seed)" in ran
     assert "A = proto-imaml.steps=20, B = imprint" in compared
 

@@ -39,7 +39,7 @@ class Described:
 
 
 def method_rows() -> list[dict[str, Any]]:
-    """A row for each name that ``--method`` takes: a method's shorthands, or the method where it has none."""
+    """A row for each shorthand of a method, and for the method as it is by default where no shorthand means that."""
     found: list[dict[str, Any]] = []
     for name in registry.names(registry.METHODS):
         plugin = registry.load(registry.METHODS, name)
@@ -52,7 +52,11 @@ def method_rows() -> list[dict[str, Any]]:
         if kind is None:
             found.append(_row(name, name, plugin.package) | {"what": problem})
             continue
-        for row, meant in (dict(vars(kind).get("shorthands", {})) or {name: {}}).items():
+        meanings: dict[str, Mapping[str, Any]] = dict(vars(kind).get("shorthands", {}))
+        usual = {option.name: option.default for option in options_of(kind).values()}
+        if not any(usual | dict(meant) == usual for meant in meanings.values()):
+            meanings[name] = {}
+        for row, meant in meanings.items():
             found.append(_row(row, name, plugin.package) | _usable(row, kind, meant))
     return sorted(found, key=lambda row: str(row["method"]))
 
