@@ -10,7 +10,7 @@ from typing import Any
 
 from ifsl_bench.common.errors import Lacking, UserError, unknown
 from ifsl_bench.common.files import Home, disk_errors
-from ifsl_bench.common.progress import Reporter, Stage
+from ifsl_bench.common.progress import Relay, Reporter, Stage
 
 KINDS = ("tensorboard",)
 INSTALL = 'pip install "ifsl_bench[tensorboard]"'
@@ -37,7 +37,7 @@ def curves_folder(log: str | None, folder: str | Path | None, home: Home) -> Pat
     return Path(folder).expanduser().absolute() if folder is not None else home.logs / "tensorboard"
 
 
-class Curves(Reporter):
+class Curves(Relay):
     """Writes the figures of trainings, stages that tell a loss, as scalars by step; hands everything on.
 
     A training that is resumed goes on in the same folder, and TensorBoard then hides what was written beyond the
@@ -45,17 +45,12 @@ class Curves(Reporter):
     """
 
     def __init__(self, folder: Path, to: Reporter) -> None:
-        self.folder, self.to = folder, to
-
-    def say(self, text: str) -> None:
-        self.to.say(text)
-
-    def warn(self, text: str) -> None:
-        self.to.warn(text)
+        super().__init__(to)
+        self.folder = folder
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
-        with self.to.stage(title, total, done) as told:
+        with super().stage(title, total, done) as told:
             both = _Written(self.folder, told, done)
             try:
                 yield both
