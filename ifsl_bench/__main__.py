@@ -1,6 +1,6 @@
 """``python -m ifsl_bench`` is ``ifsl-bench``."""
 
-from ifsl_bench.cli.main import main
+from ifsl_bench.cli.main import entry
 
 if __name__ == "__main__":
-    main()
+    entry()

@@ -24,6 +24,7 @@ import torch
 from filelock import FileLock
 
 if TYPE_CHECKING:
+    from ifsl_bench.data.writer import Writer
     from ifsl_bench.episodic.prepared import Workspace
 
 torch.set_num_threads(1)
@@ -347,3 +348,52 @@ def glyph_features_source(glyphs_source: Path, made_once: Callable[..., Path]) -
 def glyph_features_home(glyph_features_source: Path, tmp_path: Path) -> Path:
     """A home with glyphs, a short pretraining (linear head, seed 0) and some features."""
     return _copy_home(glyph_features_source, tmp_path)
+
+
+HUE_POOLS = {"base/train": (5, 8), "base/val": (5, 4), "base/test": (5, 4), "novel/train": (4, 8), "novel/val": (4, 8),
+         "novel/test": (4, 8)}  # fmt: skip
+HUE_TASKS = """
+[dataset]
+name = "hues"
+mean = [0.5, 0.5, 0.5]
+std = [0.2, 0.2, 0.2]
+[pretraining]
+backbone = "resnet-small"
+steps = 2
+batch = 8
+[pretraining.schedule]
+rate = 0.05
+[evaluation]
+episodes = 12
+validation_episodes = 6
+[episode]
+ways = 3
+novel_queries = 3
+base_queries = 3
+[tasks.hues-1shot]
+shots = 1
+"""
+
+
+@pytest.fixture
+def hues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder, the current one, with small colour images in its home and a task on them."""
+    from ifsl_bench.common.files import Home
+    from ifsl_bench.data.writer import build
+
+    home, random = Home.locate(tmp_path / "home"), np.random.default_rng(0)
+
+    def fill(writer: Writer) -> None:
+        for name, (classes, each) in HUE_POOLS.items():
+            side = name if name.startswith("novel") else "base"
+            hue = np.random.default_rng(sum(side.encode())).integers(30, 226, (classes, 1, 1, 3)).repeat(each, 0)
+            labels, names = np.repeat(np.arange(classes), each), tuple(f"{side} {i}" for i in range(classes))
+            with writer.pool(name, labels, names, (20, 20, 3)) as images:
+                images[:] = np.clip(hue + random.integers(-20, 20, (classes * each, 20, 20, 3)), 0, 255)
+
+    home.data.mkdir(parents=True)
+    build(home.data / "hues", "hues", "made of noise", fill, {})
+    (tmp_path / "hues.toml").write_text(HUE_TASKS)
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -123,3 +123,21 @@ def test_latex_prints_labels_and_arrows_as_papers_do(call):
     assert "downarrow" not in out, "the highest number is bold, and it is the best"
     (row,) = (line for line in out.splitlines() if line.startswith("LR+A & "))
     assert r"\textbf{-6.07}" in row, "printed in bold in the paper's table, as the highest"
+
+
+def test_without_a_name_the_suite_itself_is_cited_as_latex_can_print_it(call):
+    from ifsl_bench import __version__
+
+    status, out, _ = call("cite")
+    assert status == 0
+    assert out.startswith("@misc{ifsl_bench,")
+    assert f"version = {{{__version__}}}" in out
+    assert "ren2019incremental" in out
+    fields = out.split("\n}", 1)[0].split("\n", 1)[1]
+    assert "_" not in fields.replace("\\_", "")
+
+
+def test_a_label_in_capitals_is_told_its_own_name(call):
+    status, _, err = call("cite", "LR+A")
+    assert status == 2
+    assert "did you mean 'lr+a'?" in err

@@ -219,7 +219,7 @@ MISTAKES = [
     (["data", "lst"], "did you mean 'list'"),
     (["data", "prepare", "gliphs"], "did you mean 'glyphs'"),
     (["data", "stats", "glyfs"], "did you mean 'glyphs'"),
-    (["data", "prepare", "mine", "--from", "/nonexistent/x"], "there is no /nonexistent/x"),
+    (["data", "prepare", "mine", "--from", "/nonexistent/x"], "there is no file or folder /nonexistent/x"),
     (["data", "verify", "glyphs"], "not prepared"),
     (["table", "glyphs-6shot"], "did you mean 'glyphs-5shot'"),
     (["compare", "a", "b"], "there is no result file a"),

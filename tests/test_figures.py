@@ -197,7 +197,7 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
         for count, acc in points:
             assert acc == pytest.approx(boards[int(count)].row(label).summary()["acc"].mean)
     with pytest.raises(UserError, match="--base-classes 20"):
-        base_classes.boards_of(find("glyphs-1shot")[0], Home.locate(measured / "home", measured / "home"))
+        base_classes.boards_of(find("glyphs-shared-1shot")[0], Home.locate(measured / "home", measured / "home"))
 
 
 @pytest.mark.parametrize(("kind", "wide"), [*((kind, False) for kind in KINDS), ("pairs", True)])
@@ -243,6 +243,22 @@ def test_a_method_looks_the_same_whatever_stands_beside_it(board):
     for figure in (alone, beside):
         (line,) = [line for line in figure.axes[0].lines if line.get_label() == "acastle"]
         assert (line.get_color(), line.get_linestyle()) == (look_of("acastle").colour, ":")
+
+
+@pytest.mark.parametrize("kind", ["tradeoff", "validation"])
+def test_a_row_of_ones_own_is_told_from_the_stored_one(kind, board):
+    mine = board.row("acastle")
+    stored = replace(mine, origin="stored")
+    figure, _ = drawing(kind, replace(board, rows=(stored, mine), compared=(stored, mine)))
+    (legend,) = figure.legends
+    looks = {
+        text.get_text(): (line.get_linewidth(), line.get_markerfacecolor(), line.get_color())
+        for text, line in zip(legend.get_texts(), legend.legend_handles, strict=True)
+    }
+    theirs, own = looks["acastle (stored)"], looks["acastle (yours)"]
+    assert theirs[2] == own[2] == look_of("acastle").colour
+    assert own[0] < theirs[0]
+    assert own[1] == "white" != theirs[1]
 
 
 def test_names_of_strangers_are_text(board, tmp_path, task):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,35 +12,9 @@ import torch.nn.functional as F
 
 from ifsl_bench.backbone.preprocess import Preprocess
 from ifsl_bench.backbone.timm_zoo import Timm
-from ifsl_bench.common.files import Home
 from ifsl_bench.data.pools import open_dataset
-from ifsl_bench.data.writer import build
 
 timm = pytest.importorskip("timm", reason='pip install "ifsl_bench[backbones]"')
-
-POOLS = {"base/train": (5, 8), "base/val": (5, 4), "base/test": (5, 4), "novel/train": (4, 8), "novel/val": (4, 8),
-         "novel/test": (4, 8)}  # fmt: skip
-TASKS = """
-[dataset]
-name = "hues"
-mean = [0.5, 0.5, 0.5]
-std = [0.2, 0.2, 0.2]
-[pretraining]
-backbone = "resnet-small"
-steps = 2
-batch = 8
-[pretraining.schedule]
-rate = 0.05
-[evaluation]
-episodes = 12
-validation_episodes = 6
-[episode]
-ways = 3
-novel_queries = 3
-base_queries = 3
-[tasks.hues-1shot]
-shots = 1
-"""
 
 
 def save(seed: int, path) -> None:
@@ -51,25 +26,10 @@ def save(seed: int, path) -> None:
 
 
 @pytest.fixture
-def hues(tmp_path, monkeypatch):
-    """A folder with small colour images in its home, a task on them, and the weights of a network; the current one."""
-    home, random = Home.locate(tmp_path / "home"), np.random.default_rng(0)
-
-    def fill(writer) -> None:
-        for name, (classes, each) in POOLS.items():
-            side = name if name.startswith("novel") else "base"
-            hue = np.random.default_rng(sum(side.encode())).integers(30, 226, (classes, 1, 1, 3)).repeat(each, 0)
-            labels, names = np.repeat(np.arange(classes), each), tuple(f"{side} {i}" for i in range(classes))
-            with writer.pool(name, labels, names, (20, 20, 3)) as images:
-                images[:] = np.clip(hue + random.integers(-20, 20, (classes * each, 20, 20, 3)), 0, 255)
-
-    home.data.mkdir(parents=True)
-    build(home.data / "hues", "hues", "made of noise", fill, {})
-    (tmp_path / "hues.toml").write_text(TASKS)
-    save(0, tmp_path / "mine.safetensors")
-    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def hues(hues):
+    """With the weights of a network of timm's besides."""
+    save(0, hues / "mine.safetensors")
+    return hues
 
 
 def test_run_table_check_campaign_and_prune(hues, call):
@@ -106,24 +66,30 @@ def test_run_table_check_campaign_and_prune(hues, call):
     assert sorted(path.name for path in (hues / "home" / "features").iterdir()) == kept
 
 
-def test_a_network_of_timms_that_learned_the_base_classes_tells_new_ones_apart(hues, monkeypatch, call):
-    """Trained by timm's own optimiser on what its own preprocessing makes of the images."""
+def learn(pool, name: str, classes: int, steps: int, batch: int, path: Path, **how) -> None:
+    """Trains a network of timm's from scratch on some classes, by timm's own optimiser and on what its preprocessing
+    makes of the images, and writes its weights."""
     from safetensors.torch import save_file
     from timm.optim import create_optimizer_v2
 
-    pool = open_dataset(hues / "home" / "data" / "hues").pool("base/train")
-    images, labels = torch.from_numpy(np.array(pool.images)), torch.from_numpy(pool.labels.astype(np.int64))
-    rows = Preprocess(Timm().card("test_vit", True), torch.device("cpu"))(images)
+    prepare_images = Preprocess(Timm().card(name, True), torch.device("cpu"))
     torch.manual_seed(0)
-    network = timm.create_model("test_vit", pretrained=False, num_classes=len(pool.starts) - 1)
-    optimiser = create_optimizer_v2(network, "adamw", lr=1e-3)
-    for _ in range(12):
-        loss = F.cross_entropy(network(rows), labels)
+    network = timm.create_model(name, pretrained=False, num_classes=classes)
+    optimiser = create_optimizer_v2(network, **how)
+    random, known = np.random.default_rng(0), np.flatnonzero(np.array(pool.labels) < classes)
+    for _ in range(steps):
+        rows = np.sort(random.permutation(known)[:batch])
+        images, labels = (torch.from_numpy(np.array(x[rows])) for x in (pool.images, pool.labels))
+        loss = F.cross_entropy(network(prepare_images(images)), labels.long())
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    save_file(network.state_dict(), "learned.safetensors")
+    save_file(network.state_dict(), path)
 
+
+def test_a_network_of_timms_that_learned_the_base_classes_tells_new_ones_apart(hues, call):
+    pool = open_dataset(hues / "home" / "data" / "hues").pool("base/train")
+    learn(pool, "test_vit", 5, 12, 40, hues / "learned.safetensors", opt="adamw", lr=1e-3)
     said = ("--backbone", "timm:test_vit", "--weights", "learned.safetensors", "--episodes", "100")
     status, _, err = call("run", "--method", "imprint", "--task", "hues.toml", *said, "-q")
     assert status == 0, err
@@ -132,3 +98,27 @@ def test_a_network_of_timms_that_learned_the_base_classes_tells_new_ones_apart(h
     assert found["pretraining"]["accuracy"]["base/val"] > 80  # percent; chance is 20
     assert found["summary"]["novel_alone"]["mean"] > 60  # chance is 33
     assert found["summary"]["acc"]["mean"] > 45  # chance is 13
+
+
+@pytest.mark.slow("trains a network for a minute, and computes 26,000 features with it")
+def test_a_network_of_timms_trained_on_glyphs_for_a_minute_is_better_than_chance(tmp_path, monkeypatch, call):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
+    assert call("data", "prepare", "glyphs")[0] == 0
+    pool = open_dataset(tmp_path / "home" / "data" / "glyphs").pool("base/train")
+    learn(pool, "test_efficientnet", 20, 200, 32, tmp_path / "learned.safetensors", opt="sgd", lr=0.1)
+    said = (
+        "--backbone",
+        "timm:test_efficientnet",
+        "--weights",
+        str(tmp_path / "learned.safetensors"),
+        "--episodes",
+        "200",
+    )
+    status, _, err = call("run", "--method", "imprint", "--task", "glyphs-5shot", *said, "-q")
+    assert status == 0, err
+    (file,) = (tmp_path / "home" / "results").rglob("*.json")
+    found = json.loads(file.read_text())
+    accuracy, novel = found["pretraining"]["accuracy"], found["summary"]["novel_alone"]
+    assert accuracy["base/val"] > 3  # percent; chance is 1
+    assert accuracy["base/test"] > 3
+    assert novel["mean"] - novel["interval"] > 25  # chance is 20

@@ -21,6 +21,7 @@ from ifsl_bench.common.owners import what
 from ifsl_bench.episodic.hits import hits
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader, Room
 from ifsl_bench.kernels import krylov, network, store, threads, vectors
+from ifsl_bench.kernels import regression as regression_kernels
 from ifsl_bench.kernels.compiling import FOLDER, inlined
 from ifsl_bench.learners import DualNewton, Regression, SoftmaxRegression, compiled
 from ifsl_bench.plugin.method import NonFinite, Prediction, Query, Support
@@ -105,6 +106,20 @@ def test_answers_do_not_depend_on_the_threads_or_on_the_neighbours():
         assert torch.equal(one.v, found[0].v)
         assert torch.equal(one.steps, found[0].steps)
     assert torch.equal(part.v, found[0].v[30:31])
+
+
+def test_numbers_of_either_precision_are_solved_by_one_code():
+    """And those of double precision keep their digits."""
+    single = regression(4)
+    centres = 0.1 + 0.0 * single.centres
+    single = single._replace(centres=centres)
+    double = Regression(*(leaf.double() if leaf.is_floating_point() else leaf for leaf in single))
+    fine = double._replace(features=double.features + 1e-12)
+    found = [DualNewton().run(SoftmaxRegression(), None, args).v for args in (single, double, fine)]
+    assert len(regression_kernels.solve.overloads) == 1
+    assert [v.dtype for v in found] == [torch.float32, torch.float64, torch.float64]
+    torch.testing.assert_close(found[0].double(), found[1], rtol=1e-6, atol=1e-7)
+    assert 1e-14 < (found[2] - found[1]).abs().max() < 1e-9
 
 
 def test_every_episode_is_solved_once():

@@ -602,12 +602,14 @@ def test_results_round_trip_with_and_without_the_mark(stored_rows):
 
 def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
     whole = load_board(packaged()["glyphs-5shot"], tmp_path)
-    varied = {row.label for row in whole.rows if "." in row.label}
+    varied = {row.label for row in whole.rows if "." in row.label or "@" in row.label}
     assert len(varied) > 1
     board = whole.usual(["lr+a.gradient=implicit"])
     assert {row.label for row in whole.rows} - {row.label for row in board.rows} == varied - {"lr+a.gradient=implicit"}
     assert re.fullmatch(
-        rf"`ifsl-bench table glyphs-5shot` has {len(varied) - 1} more stored rows?, with other options",
+        rf"`ifsl-bench table glyphs-5shot` has {len(varied) - 1} more stored rows?, tuned or with other options",
         board.remarks[-1],
     )
     assert board.usual([]).labels == whole.labels - varied
+    tuned = {row.label for row in whole.usual(["lr@tuned-12"]).rows}
+    assert tuned == {label for label in varied if "@" in label} | {"imprint", "protonet"}  # nothing to tune in these

@@ -277,3 +277,30 @@ def test_a_full_disk_behind_standard_output_is_one_line():
     done = shell("> /dev/full", "tasks")
     assert done.returncode == 2
     assert done.stderr == "ifsl-bench: the system refused: No space left on device\n"
+
+
+@posix
+def test_a_process_ends_with_its_status_after_all_that_is_to_happen_at_exit(tmp_path):
+    code = (
+        "import atexit, sys, threading, time\n"
+        "from ifsl_bench.cli import main as cli\n"
+        "later = lambda: (threading.main_thread().join(), time.sleep(0.1), print('thread', flush=True))\n"
+        "atexit.register(lambda: print('before'))\n"
+        "class Late:\n"
+        "    def __del__(self): print('taken down')\n"
+        "held = Late()\n"
+        "original = cli.main\n"
+        "def main():\n"
+        "    threading.Thread(target=later).start()\n"
+        "    atexit.register(lambda: print('after'))\n"
+        "    original()\n"
+        "cli.main = main\n"
+        "cli.entry()\n"
+    )
+    ended = {}
+    for command in ("tasks", "nonsense"):
+        done = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, timeout=120)
+        ended[command] = done.returncode, done.stdout.split("\n")[-3:-1], done.stderr
+    assert ended["tasks"][:2] == (0, ["thread", "after"])  # 'before' was registered earlier than the end was
+    assert ended["nonsense"][:2] == (2, ["thread", "after"])
+    assert ended["nonsense"][2].startswith("ifsl-bench: unknown command")

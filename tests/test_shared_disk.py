@@ -480,6 +480,31 @@ def test_what_is_damaged_is_told_and_not_read_for_ever(tmp_path):
         whole(tmp_path / "set", read)
 
 
+def test_a_folder_that_gets_the_number_of_the_one_before_is_read_again(tmp_path):
+    """File systems give the number of what is gone to what comes next; not while somebody has it open."""
+    target, numbers = tmp_path / "set", []
+
+    def put(text: str) -> int:
+        with building(target) as partial:
+            fill(partial, text)
+        return target.stat().st_ino
+
+    def read() -> tuple[str, str]:
+        first = (target / "a").read_text()
+        if len(numbers) == 1:
+            for n in range(1, 30):
+                shutil.rmtree(target)
+                numbers.append(put(str(n)))
+                if numbers[-1] == numbers[0]:
+                    break
+        return first, (target / "b").read_text()
+
+    numbers.append(put("0"))
+    found = whole(target, read)
+    assert numbers[0] not in numbers[1:]
+    assert found == ("29", "29")
+
+
 def test_data_that_two_processes_make_are_made_once(tmp_path):
     home = Home.locate(tmp_path)
     make_data(home)

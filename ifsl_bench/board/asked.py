@@ -19,6 +19,8 @@ def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> lis
     Raises:
         UserError: an unknown task or label.
     """
+    if odd := [name for name in tasks if not isinstance(name, str)]:
+        raise UserError(f"tasks are names, one after the other, not {type(odd[0]).__name__}: {odd[0]!r:.60}")
     if files := [name for name in tasks if name.endswith(".json")]:
         raise UserError(f"{files[0]} is no task; a result file is shown by: ifsl-bench show {files[0]}")
     chosen = [task for name in tasks for task in find(name, home=folders)]

@@ -75,12 +75,19 @@ class Board:
         return replace(self, rows=rows, others=others, papers=papers)
 
     def usual(self, labels: Collection[str]) -> Board:
-        """Without the stored rows of methods whose options somebody has changed, those with these labels excepted."""
-        rows = [row for row in self.rows if row.origin != STORED or not row.has_options or row.label in labels]
+        """Without the stored rows that differ from these labels' in how options were chosen, tuned ones beside those as
+        published; and without those whose options somebody has changed. The rows of these labels stay."""
+        mine = {row.setting for row in self.rows if row.label in labels} - {EVERY} or {PAPER}
+
+        def stays(row: Row) -> bool:
+            usual = not row.has_options and row.setting in {*mine, EVERY}
+            return row.origin != STORED or row.label in labels or usual
+
+        rows = [row for row in self.rows if stays(row)]
         if not (left_out := len(self.rows) - len(rows)):
             return self
         rest = "1 more stored row" if left_out == 1 else f"{left_out} more stored rows"
-        remark = f"`ifsl-bench table {self.name}` has {rest}, with other options"
+        remark = f"`ifsl-bench table {self.name}` has {rest}, tuned or with other options"
         return replace(self, rows=tuple(rows), remarks=(*self.remarks, remark))
 
     def row(self, label: str) -> Row | None:

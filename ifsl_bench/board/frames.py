@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import pandas
 
 
-MOST = 30  # rows of a table that a notebook shows
+MOST = 30  # rows that a notebook shows as text
+MOST_HTML = 200  # and as HTML: a page of all tasks, not all of somebody's results
 
 
 class Frame:
@@ -46,6 +47,9 @@ class Frame:
     def __len__(self) -> int:
         return sum(len(table.rows) for table in self._tables)
 
+    def _more(self, most: int) -> str:
+        return f"... and {len(self) - most} more rows; to_pandas() has them all" if len(self) > most else ""
+
     def __repr__(self) -> str:
         lines: list[str] = []
         left = MOST
@@ -55,18 +59,22 @@ class Frame:
             grid = render([Table(table.columns, table.rows, order=table.order)]).split("\n")
             lines += ["", *([one_line(table.title), ""] if table.title else []), *grid[: 2 + left]]
             left -= len(table.rows)
-        more = [f"... and {len(self) - MOST} more rows; to_pandas() has them all"] if len(self) > MOST else []
-        return "\n".join([*lines[1:], *more])
+        return "\n".join([*lines[1:], *filter(None, [self._more(MOST)])])
 
     def _repr_html_(self) -> str:
-        closing = f"<p>{escape(one_line(self._closing))}</p>" if self._closing else ""
-        return "".join(map(_html, self._tables)) + closing
+        shown, left = list[str](), MOST_HTML
+        for table in self._tables:
+            if left > 0:
+                shown.append(_html(table, left))
+            left -= len(table.rows)
+        closing = (f"<p>{escape(one_line(text))}</p>" for text in (self._more(MOST_HTML), self._closing) if text)
+        return "".join([*shown, *closing])
 
 
-def _html(table: Table[Any]) -> str:
+def _html(table: Table[Any], most: int) -> str:
     from tabulate import tabulate
 
-    cells = [[one_line(cell.text) for cell in row] for row in table.cells()]  # tabulate escapes them
+    cells = [[one_line(cell.text) for cell in row] for row in table.cells()[:most]]  # tabulate escapes them
     grid = tabulate(cells, table.headings(), "html", disable_numparse=True)
     notes = "".join(f"<br>{escape(one_line(note))}" for note in table.notes)
     return f"<p><b>{escape(one_line(table.title))}</b></p>{grid}<p><small>{notes.removeprefix('<br>')}</small></p>"

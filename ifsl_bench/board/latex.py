@@ -46,7 +46,7 @@ def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
 
     In bold are the measured numbers whose ranks, by the column's own metric, begin at 1; see
     :class:`ifsl_bench.board.ranking.Ranking`. And of each paper the highest of several, as papers do, which is no
-    statement on significance. Published +- are as printed.
+    statement on significance. Published ± are as printed.
 
     Args:
         full: the columns of the paper's full ablation tables, with Delta_a and Delta_b.
@@ -106,7 +106,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
 
 
 def _notes(board: Board) -> list[str]:
-    return [*notes_of(board, "their +- too"), *notes_of_ranks(board)]
+    return [*notes_of(board, "their ± too"), *notes_of_ranks(board)]
 
 
 def _caption(boards: Sequence[Board]) -> str:
@@ -168,7 +168,7 @@ def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set
 
 
 def _cell(entry: Entry | None, name: str, bold: Collection[tuple[Entry, str]]) -> str:
-    """A number as the paper prints it: its +- beside an accuracy only."""
+    """A number as the paper prints it: its ± beside an accuracy only."""
     if entry is None or name not in entry.values:
         return ""
     value = entry.values[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_variants
@@ -108,7 +109,10 @@ def _notes(board: Board, known: Collection[str]) -> list[str]:
 
 
 def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> Sequence[Board]:
-    """Each board with rows, then its variants that are not named themselves."""
+    """Each board with rows, then its variants that are not named themselves.
+
+    Variants of which nothing but stored rows is known are named below the task that they are of, where it has rows.
+    """
     named = {board.name: board for board in boards}
     found: dict[str, Board] = {}
     for board in named.values():
@@ -118,6 +122,12 @@ def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[st
             variants = [other.only(labels) for other in variants]
         if board.empty and not variants:
             raise nothing_stored(board)
+        if not board.empty:
+            stored = [other for other in variants if all(row.origin == STORED for row in (*other.rows, *other.others))]
+            variants = [other for other in variants if other not in stored]
+            if names := [other.name.removeprefix(board.name) for other in stored if not other.empty]:
+                remark = f"Stored as well: {', '.join(names)} (`ifsl-bench leaderboard {board.name}{names[0]}`)"
+                board = replace(board, remarks=(*board.remarks, remark))
         found |= {b.name: b for b in (board, *variants) if not b.empty}
     return list(found.values())
 

@@ -12,14 +12,14 @@ from ifsl_bench.plugin.registry import owners
 from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
-CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes; blank in older results."
+CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes."
 
 
-def notes_of(board: Board, plus_minus: str = "in parentheses their +-") -> list[str]:
+def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[str]:
     """What a reader of the task's table should know, a line each.
 
     Args:
-        plus_minus: where the table has the +- that papers print.
+        plus_minus: where the table has the ± that papers print.
     """
     notes, measured = [], (*board.rows, *board.others)
     if board.rows:
@@ -98,12 +98,18 @@ def notes_of_ranks(board: Board) -> list[str]:
     for place in places:
         if place.provisional:
             reasons.setdefault(place.reason, []).append(f"{place.row.label} ({place.row.origin})")
+
+    def which(rows: list[str]) -> str:
+        if len(rows) > 1 and len(rows) >= len(places) - 1:
+            return "all rows" if len(rows) == len(places) else "all others"
+        return ", ".join(rows)
+
     if reasons:
-        said = "; ".join(f"{reason}: {', '.join(rows)}" for reason, rows in reasons.items())
+        said = "; ".join(f"{reason}: {which(rows)}" for reason, rows in reasons.items())
         notes.append(f"Provisional, without a rank. {said[0].upper()}{said[1:]}.")
     if few := [f"{p.row.label} ({p.row.origin})" for p in places if p.gap is not None and p.common_seeds < 2]:
         notes.append(
-            f"Fewer than two training seeds in common with the best row: {', '.join(few)}. There the comparison is "
+            f"Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
             f"over episodes alone, of these trained models and not of the methods."
         )
     return notes

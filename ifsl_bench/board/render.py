@@ -14,7 +14,7 @@ from ifsl_bench.common.errors import STEERING, one_line, unknown
 
 Records = list[dict[str, Any]]
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets take for the beginning of a formula
-# Only the notes of tables write LaTeX of their own there: "95%" and "Delta_a" are left as they are.
+# In a comment, where titles and notes stand, "95%" and "Delta_a" are left as they are.
 LATEX = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}"}
 
 
@@ -35,6 +35,7 @@ def render(tables: Iterable[Table[Any]], style: str = "text", closing: str = "")
     """
     if style in READERS:
         pages = [_page(table, READERS[style](table), style) for table in tables]
+        closing = prose(closing, style) if style == "latex" else closing
         return "\n\n".join([*pages, closing] if closing else pages)
     if style in PROGRAMS:
         records = [record for table in tables for record in table.records()]
@@ -48,7 +49,9 @@ def prose(text: str, style: str) -> str:
     line = one_line(text)
     if style == "markdown":
         return _no_tags(line)
-    return "".join(LATEX.get(character, character) for character in line) if style == "latex" else line
+    if style == "latex" and line:
+        return "% " + "".join(LATEX.get(character, character) for character in line)
+    return line
 
 
 def _page(table: Table[Any], grid: str, style: str) -> str:
@@ -82,7 +85,9 @@ def _markdown_text(cell: Cell) -> str:
 
 def _latex(table: Table[Any]) -> str:
     """A plain ``tabular``; :mod:`ifsl_bench.board.latex` has the layout of papers."""
-    return _grid(table, "latex_booktabs", lambda cell: one_line(cell.text)).replace("±", "$\\pm$")
+    grid = _grid(table, "latex_booktabs", lambda cell: one_line(cell.text)).replace("±", "$\\pm$")
+    head, rule, body = grid.partition("\\midrule")
+    return re.sub(r"\bDelta\b(\\_([ab]))?", lambda m: f"$\\Delta_{m[2]}$" if m[2] else "$\\Delta$", head) + rule + body
 
 
 def _grid(table: Table[Any], layout: str, write: Callable[[Cell], str]) -> str:

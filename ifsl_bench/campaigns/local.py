@@ -214,7 +214,8 @@ def visible(device: int) -> str:
     import torch
 
     if (there := torch.cuda.device_count()) <= device:
-        raise UserError(f"--devices {device}: PyTorch sees {there} CUDA devices here, numbered from 0")
+        seen = f"sees {there} CUDA devices here, numbered from 0" if there else "sees no CUDA device here; --jobs N"
+        raise UserError(f"--devices {device}: PyTorch {seen}" + ("" if there else " is for the processor's cores"))
     names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     return names[device].strip() if names else str(device)
 

@@ -302,7 +302,7 @@ def notes_of(plan: Plan) -> list[str]:
     if uncompiled := [step for step in plan.to_do if step.seconds is None and step.kind not in ("data", "result")]:
         notes.append(
             f"{len(uncompiled):,} stages have no time: what solves their episodes is not compiled on this machine yet, "
-            "which the first run does, in about a minute"
+            "which the first run does, in half a minute"
         )
     if any(step.seconds is None and step.kind == "data" for step in plan.to_do):
         notes.append("data sets that are made from files have no time: it is that of reading and decoding the files")

@@ -72,8 +72,12 @@ def run_campaign(
         if node.anew:
             put_aside(node.stage, work, renewed)
 
-    for index, error in graph.refused.items() if len(jobs) > 1 else ():
-        work.reporter.say(f"{graph.jobs[index]} cannot be run: {error}")
+    if len(graph.refused) < len(jobs):  # else the end says it
+        reasons: dict[str, list[str]] = {}
+        for index, error in graph.refused.items():
+            reasons.setdefault(str(error), []).append(str(graph.jobs[index]))
+        for reason, names in reasons.items():
+            work.reporter.say(f"{_some(names)} cannot be run: {reason}")
     hands = workers or Here(work)
     try:
         failures = schedule(graph, hands, watch or (Told(work.reporter) if len(jobs) > 1 else Watch()), before)
@@ -143,10 +147,15 @@ def _lines(failures: Sequence[Failure], graph: Graph, work: Workspace) -> list[s
 
 def _line(same: Sequence[Failure], graph: Graph, work: Workspace) -> str:
     node, said = same[0].node, same[0].said
-    jobs = [str(graph.jobs[failure.job]) for failure in same]
-    shown = "; ".join(jobs if len(jobs) <= MOST_SAID else jobs[: MOST_SAID - 1])
-    more = f"; and {len(jobs) - MOST_SAID + 1} more" if len(jobs) > MOST_SAID else ""
+    shown = _some([str(graph.jobs[failure.job]) for failure in same])
     if node is None:
-        return f"{shown}{more}: {said}"
+        return f"{shown}: {said}"
     log = log_path(work.home, node.key)
-    return f"{shown}{more}, in {node.stage.kind}: {said}" + (f" (log: {log})" if log.exists() else "")
+    return f"{shown}, in {node.stage.kind}: {said}" + (f" (log: {log})" if log.exists() else "")
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of them, and how many more there are."""
+    if len(names) <= MOST_SAID:
+        return "; ".join(names)
+    return "; ".join(names[: MOST_SAID - 1]) + f"; and {len(names) - MOST_SAID + 1} more"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ifsl_bench.cli.options import Group, examples, folders_of, home_option, style_option
-from ifsl_bench.cli.output import show_tables
+from ifsl_bench.cli.options import Group, agreed, examples, folders_of, home_option, style_option
+from ifsl_bench.cli.output import TEXT, show_tables
 from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from ifsl_bench.common.files import Home
     from ifsl_bench.running.cache import Item
     from ifsl_bench.running.job import Job
-    from ifsl_bench.running.pruning import Verdict
 
 
 @click.group(
@@ -38,6 +36,8 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
     folders = folders_of(home)
     items = listed(folders)
     show_tables([_table([(item, "") for item in items], str(folders.cache))], style)
+    if items and style == TEXT:
+        click.echo("\nwhat no result needs can go: ifsl-bench cache prune --dry-run")
 
 
 @cache.command(
@@ -87,19 +87,11 @@ def prune(
         click.echo("nothing to remove")
         return
     show_tables([_table(going, "goes", "goes because")], style)
-    if dry_run or not _agreed(found, yes):
+    size = _size(sum(one.item.bytes for one in found if one.goes))
+    if dry_run or not agreed(f"Remove these, {size}?", yes, ", --dry-run only lists it"):
         return
     freed = prune(found, click.echo)
     click.echo(f"removed {_size(freed)}")
-
-
-def _agreed(found: Sequence[Verdict], yes: bool) -> bool:
-    if yes:
-        return True
-    if not sys.stdin.isatty():
-        raise UserError("nobody can be asked here: --yes removes what is listed, --dry-run only lists it")
-    size = _size(sum(one.item.bytes for one in found if one.goes))
-    return click.confirm(f"Remove these, {size}?", default=False)
 
 
 def _campaign(name: str, home: Home) -> tuple[list[Job], Path | None]:

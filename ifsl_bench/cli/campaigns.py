@@ -44,7 +44,7 @@ def _wanted(
 ) -> tuple[list[Job], Workspace, dict[str, Path]]:
     """The jobs that are asked for, as ``run`` would make them, and the files that a campaign names for its data."""
     if campaign is None and not (said.tasks and said.methods):
-        raise UserError("say which campaign, e.g.: ifsl-bench plan campaign.toml")
+        raise UserError(f"say which campaign, e.g.: {click.get_current_context().command_path} campaign.toml")
     from ifsl_bench.campaigns.campaign_file import asked
     from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
 

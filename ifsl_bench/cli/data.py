@@ -8,10 +8,12 @@ import click
 
 from ifsl_bench.cli.options import (
     Group,
+    agreed,
     examples,
     folders_of,
     home_option,
     quiet_option,
+    readable,
     reporter_for,
     style_option,
     verbose_option,
@@ -29,7 +31,7 @@ from ifsl_bench.common.errors import UserError
     ),
 )
 def data() -> None:
-    """Data sets: list, prepare, verify, stats, show."""
+    """Data sets: list, prepare, verify, stats, show, remove."""
 
 
 @data.command("list", epilog=examples("ifsl-bench data list", "ifsl-bench data list --format json"))
@@ -40,7 +42,7 @@ def data_list(home: str | None, style: str) -> None:
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue as data_commands
 
-    rows = data_commands.listing(folders_of(home))
+    rows = data_commands.listing(readable(folders_of(home)))
     show_tables([plain_table(rows, fold={"state": 12, "what": 24}, drop=("fingerprint", "features"))], style)
 
 
@@ -154,3 +156,23 @@ def data_show(name: str, out: str | None, classes: int, images: int, home: str |
     path = Path(out or f"{name}.png")
     data_commands.contact_sheet(folders_of(home), name, path, classes, images, reporter_for(quiet))
     click.echo(f"wrote {path}")
+
+
+@data.command("remove", epilog=examples("ifsl-bench data remove mine", "ifsl-bench data remove mine --yes"))
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@home_option
+def data_remove(name: str, yes: bool, home: str | None) -> None:
+    """Remove a prepared data set, and its task file if it is your own.
+
+    It says what, and asks. What was computed from it goes with 'ifsl-bench cache prune'.
+    """
+    from ifsl_bench.data.preparing import catalogue as data_commands
+
+    folders = folders_of(home)
+    for path in data_commands.removable(folders, name):
+        click.echo(f"goes: {path}")
+    if not agreed("Remove this?", yes):
+        return
+    data_commands.remove_data(folders, name)
+    click.echo("removed; features and models made from it are listed by: ifsl-bench cache prune --dry-run")

@@ -79,26 +79,27 @@ def _check(name: str, style: str) -> None:
         raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(found)} rules")
 
 
-@click.command(epilog=examples("ifsl-bench cite lr+a", "ifsl-bench cite mini-5shot >> paper.bib"))
-@click.argument("names", nargs=-1, required=True, metavar="METHOD|TASK...")
+@click.command(epilog=examples("ifsl-bench cite", "ifsl-bench cite lr+a", "ifsl-bench cite mini-5shot >> paper.bib"))
+@click.argument("names", nargs=-1, metavar="[METHOD|TASK]...")
 @home_option
 def cite(names: tuple[str, ...], home: str | None) -> None:
-    """Print BibTeX for methods and tasks.
+    """Print BibTeX for methods and tasks, or for the suite itself.
 
-    Of tasks: of their data, and of the protocol. Each paper is there once.
+    Of tasks: of their data, and of the protocol. Each paper is there once. Without a name: the entry of the suite, and
+    the paper whose protocol it follows.
     """
-    from ifsl_bench.plugin.bibliography import cite_method, cite_task, entries, rows
+    from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries, rows
     from ifsl_bench.plugin.registry import METHODS, all_shorthands
     from ifsl_bench.plugin.registry import names as registered
     from ifsl_bench.protocol.task_files import find, is_plain, own, packaged
 
-    folders, found = folders_of(home), list[str]()
+    folders, found = folders_of(home), list[str]() if names else [cite_suite()]
     for name in names:
         if name in rows() or name in registered(METHODS) or name.endswith(".py") or ".py:" in name:
             found.append(cite_method(name))
             continue
         tasks = {**packaged(), **own(folders)}
-        if name.partition("+")[0] in tasks or ".toml" in name or not is_plain(name):
+        if name.partition("+")[0] in tasks or ".toml" in name or not (is_plain(name) or name.lower() in rows()):
             found += [cite_task(task) for task in find(name, home=folders)]
         elif name in all_shorthands():
             found.append(cite_method(name))

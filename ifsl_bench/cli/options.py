@@ -223,7 +223,7 @@ def readable(folders: Home) -> Home:
 
     from ifsl_bench.common.errors import one_line
 
-    nothing = Path(os.devnull) / "none"
+    nothing, within = Path(os.devnull) / "none", folders.results.is_relative_to(folders.cache)
     for field, what in (("cache", "the home folder"), ("results", "the folder of results")):
         path = getattr(folders, field)
         try:
@@ -233,7 +233,26 @@ def readable(folders: Home) -> Home:
             said = f"warning: {what} {path} cannot be read ({error.strerror}); nothing of yours is shown"
             click.echo(one_line(said), err=True)
             folders = replace(folders, **{field: nothing})
+            if field == "cache" and within:
+                return replace(folders, results=nothing)
     return folders
+
+
+def agreed(question: str, yes: bool, more: str = "") -> bool:
+    """Whether the user wants what is listed to be removed.
+
+    Args:
+        yes: whether that was said on the command line.
+        more: what else there is to do where nobody can be asked.
+
+    Raises:
+        UserError: nobody can be asked.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UserError(f"nobody can be asked here: --yes removes what is listed{more}")
+    return click.confirm(question, default=False)
 
 
 def reporter_for(quiet: bool, verbose: bool = False) -> Reporter:

@@ -155,7 +155,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
     from ifsl_bench.board.comparison import compare as compare_rows
     from ifsl_bench.board.show import comparison_table
 
-    rows = pair_of(a, b, task, folders_of(home, results_dir))
+    rows = pair_of(a, b, task, readable(folders_of(home, results_dir)))
     show_tables([comparison_table(compare_rows(*rows))], style)
 
 
@@ -178,7 +178,7 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
         tables, facts = [result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], [result]
     elif len(what) == 2:
         label, task = what
-        row = row_of(board_of(task, folders_of(home, results_dir)), label)
+        row = row_of(board_of(task, readable(folders_of(home, results_dir))), label)
         tables, facts = [row_table(row)], list(row.results)
     else:
         hint = f"ifsl-bench show {what[0]} glyphs-5shot" if len(what) == 1 else "ifsl-bench show lr+a glyphs-5shot"

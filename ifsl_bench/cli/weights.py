@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ifsl_bench.cli.options import Group, examples, folders_of, home_option, reporter_for, style_option
+from ifsl_bench.cli.options import Group, examples, folders_of, home_option, readable, reporter_for, style_option
 from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.limits import LARGEST_SEED
@@ -73,5 +73,5 @@ def list_(home: str | None, style: str) -> None:
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.running.weights import weights_listing
 
-    rows = weights_listing(folders_of(home))
+    rows = weights_listing(readable(folders_of(home)))
     show_tables([plain_table(rows, fold={"pretraining": 20, "trained on": 12, "where": 8}, drop=("weights",))], style)

@@ -56,7 +56,11 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "", see:
         see: the command that shows all of them, where they are many.
     """
     names = sorted(set(known))
-    near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
+    lower: dict[str, str] = {}
+    for one in names:  # whoever writes LR+A means lr+a
+        lower.setdefault(one.lower(), one)
+    near = [lower[one] for one in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)]
+    near = near[:1] if near and near[0].lower() == str(name).lower() else near
     said = repr(name[:80] if isinstance(name, str) else name)
     hint = f" did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     if len(names) <= MOST_LISTED:

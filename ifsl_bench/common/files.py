@@ -19,6 +19,7 @@ import stat
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -105,6 +106,19 @@ def _folder(said: str | Path) -> Path:
         raise UserError(f"{said}: no home folder is known for that user; give the whole path with --home") from error
 
 
+_chosen_by: ContextVar[str] = ContextVar("chosen_by", default="--home or --results")
+
+
+@contextlib.contextmanager
+def chosen_by(options: str) -> Iterator[None]:
+    """Inside, what cannot be written is said to be chosen with these options of the command."""
+    token = _chosen_by.set(options)
+    try:
+        yield
+    finally:
+        _chosen_by.reset(token)
+
+
 @contextlib.contextmanager
 def disk_errors(path: Path, but: Container[int] = ()) -> Iterator[None]:
     """Turns the operating system's refusals (full disk, no permission) into one plain line.
@@ -115,18 +129,19 @@ def disk_errors(path: Path, but: Container[int] = ()) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        ways = f" with {_chosen_by.get()}"
         reasons = {
-            errno.ENOSPC: "the disk is full; free some space or choose another folder with --home or --results",
-            errno.EDQUOT: "your disk quota is used up; free space or choose another folder with --home or --results",
-            errno.EACCES: "no permission to write there; choose another folder with --home or --results",
-            errno.EPERM: "no permission to write there; choose another folder with --home or --results",
-            errno.EROFS: "the file system is read-only; choose another folder with --home or --results",
-            errno.ENOTDIR: "part of the path is a file, not a folder; choose another folder with --home or --results",
+            errno.ENOSPC: f"the disk is full; free some space or choose another folder{ways}",
+            errno.EDQUOT: f"your disk quota is used up; free space or choose another folder{ways}",
+            errno.EACCES: f"no permission to write there; choose another folder{ways}",
+            errno.EPERM: f"no permission to write there; choose another folder{ways}",
+            errno.EROFS: f"the file system is read-only; choose another folder{ways}",
+            errno.ENOTDIR: f"part of the path is a file, not a folder; choose another folder{ways}",
             errno.EEXIST: "a file of that name is in the way; remove it or choose another folder",
             errno.EISDIR: "a folder of that name is in the way; remove it or choose another folder",
             errno.ELOOP: "a symbolic link of that name is in the way; remove it or choose another folder",
             errno.ENAMETOOLONG: "the name is too long for this file system; choose another folder",
-            errno.EIO: "the disk fails (input/output error); choose another folder with --home or --results",
+            errno.EIO: f"the disk fails (input/output error); choose another folder{ways}",
             errno.EFBIG: "the file would be larger than this system allows (see ulimit -f)",
         }
         if error.errno in reasons and error.errno not in but:

@@ -162,10 +162,10 @@ class DatasetSource(ABC):
         if form is None:
             wanted = "; or ".join(form.title for form in self.forms)
             names = [entry.path for entry in to.files.entries[:3]]
-            holds = f"it holds {', '.join(names)}, ..." if names else "it holds no files (hidden ones do not count)"
+            holds = f"it holds {', '.join(names)}, ...;" if names else "it holds no files (hidden ones do not count);"
             raise UserError(
                 f"{to.files.path} ({to.files.kind}) has none of the forms of data set {self.name!r}: {holds} "
-                f"Known are: {wanted}"
+                f"known are: {wanted}"
             )
         to.reporter.say(f"{to.files.path}: {form.title} ({to.files.kind})")
         to.about["form"] = form.title

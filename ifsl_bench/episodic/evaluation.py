@@ -140,6 +140,7 @@ def evaluate(
     whole: int | None = None,
     bias: Bias | None = None,
     at_once: bool = True,
+    called: str = "accuracy",
 ) -> Evaluated:
     """Counts hits over these episodes of the loader's stream.
 
@@ -153,6 +154,7 @@ def evaluate(
             most of what is kept.
         at_once: take several blocks at once, where that is faster: not worth copies of the method and threads where few
             episodes are looked at often.
+        called: what the reporter calls the accuracy so far.
     """
     method.eval()
     whole = episodes.stop if whole is None else whole
@@ -170,7 +172,7 @@ def evaluate(
         for answer in answers:
             found.append(answer)
             right, done = right + answer.accuracy * len(answer.counts), done + len(answer.counts)
-            stage.advance(len(answer.counts), accuracy=right / done)
+            stage.advance(len(answer.counts), **{called: right / done})
     return joined(found)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.measured import EVERY, PAPER, Row
+from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
 from ifsl_bench.common.errors import UserError, unknown
 
 
@@ -53,3 +53,9 @@ def names_of(rows: Sequence[Row]) -> list[str]:
     """What rows are called: by their labels, and where two share one, by their origin too."""
     often = Counter(row.label for row in rows)
     return [row.label if often[row.label] == 1 else f"{row.label} ({row.origin})" for row in rows]
+
+
+def beside_stored(rows: Sequence[Row]) -> list[bool]:
+    """Which rows are a user's own beside the stored one of the same label, from which they should be told apart."""
+    stored = {row.label for row in rows if row.origin == STORED}
+    return [row.label in stored and row.origin != STORED for row in rows]

@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.board.looks import look_of
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.files import disk_errors, write_bytes
+from ifsl_bench.common.files import chosen_by, disk_errors, write_bytes
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
 SMALLEST = 7.0  # points
@@ -127,7 +127,7 @@ def as_bytes(figure: Figure, kind: str) -> bytes:
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure, whole or not at all; raises as :func:`format_of`, and where the file cannot be written."""
     content = as_bytes(figure, format_of(path))
-    with disk_errors(path):
+    with chosen_by("--out"), disk_errors(path):
         write_bytes(path, content)
 
 
@@ -152,6 +152,11 @@ def hollow(label: str) -> dict[str, Any]:
     """The look of points of which something is not known."""
     look = dots(label)
     return look | {"markerfacecolor": "white", "markeredgecolor": look["color"], "markeredgewidth": 0.8}
+
+
+def ringed(label: str) -> dict[str, Any]:
+    """The look of a second row of a method: a thin line, and rings."""
+    return drawn(label) | {"linewidth": 0.6, "markerfacecolor": "white", "markeredgewidth": 0.8}
 
 
 def handle(label: str, line: bool = True) -> Line2D:

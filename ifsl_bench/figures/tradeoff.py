@@ -11,16 +11,16 @@ from ifsl_bench.board.boards import Board
 from ifsl_bench.board.curves import bias_curve
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.figures.rows import by_accuracy, names_of
+from ifsl_bench.figures.rows import beside_stored, by_accuracy, names_of
 from ifsl_bench.figures.style import (
     DARK,
     FAINT,
-    dots,
     drawn,
     hollow,
     legend_below,
     legend_height,
     new_figure,
+    ringed,
     styled,
     text_of,
 )
@@ -48,16 +48,23 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
                         f"again with ifsl-bench run --method {rows[0].label} --task {board.name} --rerun")  # fmt: skip
     figure = new_figure((2.9 if wide else 2.4) + legend_height(names, wide), wide)
     axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
-    points, both = np.array([_point(row) for row in rows]), list(zip(rows, curves, strict=True))
-    for row, name, curve in zip(rows, names, curves, strict=True):
+    points = np.array([_point(row) for row in rows])
+    looks = [(ringed if second else drawn)(row.label) for row, second in zip(rows, beside_stored(rows), strict=True)]
+    for look, name, curve in zip(looks, names, curves, strict=True):
         if curve is not None:
-            axes.plot(curve[:, 1], curve[:, 2], **drawn(row.label) | {"marker": ""}, label=text_of(name), zorder=2)
-    for row, point, curve in zip(rows, points, curves, strict=True):
-        look = dots(row.label) | {"markersize": 5, "markeredgewidth": 0.7, "markeredgecolor": "white"}
-        axes.plot(*point, **(look if curve is not None else hollow(row.label)), zorder=4, gid=f"argmax of {row.label}")
+            axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=text_of(name), zorder=2)
+    for row, look, point, curve in zip(rows, looks, points, curves, strict=True):
+        point_look = look | {"linestyle": "none", "markersize": 5}
+        if "markerfacecolor" not in look:
+            point_look |= {"markeredgewidth": 0.7, "markeredgecolor": "white"}
+        axes.plot(*point, **(point_look if curve is not None else hollow(row.label)), zorder=4,
+                  gid=f"argmax of {row.label}")  # fmt: skip
     _view(axes, points)
     _equal_accuracy(axes, rows[0])
-    handles = [Line2D([], [], **(hollow if curve is None else drawn)(row.label)) for row, curve in both]
+    handles = [
+        Line2D([], [], **(hollow(row.label) if curve is None else look))
+        for row, look, curve in zip(rows, looks, curves, strict=True)
+    ]
     legend_below(figure, handles, names, wide)
     said = f"without a curve, being of an older version: {', '.join(without)}"
     return figure, [said] if without else []

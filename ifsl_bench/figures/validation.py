@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.figures.rows import by_accuracy, names_of
-from ifsl_bench.figures.style import drawn, grid, handle, legend_below, legend_height, new_figure, styled
+from ifsl_bench.figures.rows import beside_stored, by_accuracy, names_of
+from ifsl_bench.figures.style import drawn, grid, legend_below, legend_height, new_figure, ringed, styled
 
 
 @styled
@@ -28,8 +29,9 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     names = names_of(rows)
     figure = new_figure(2.0 + legend_height(names, wide), wide)
     axes = figure.add_subplot(xlabel="steps of meta-training", ylabel="validation Acc. (%)")
-    for row, name in zip(rows, names, strict=True):
-        look, seeds = drawn(row.label), _by_seed(row)
+    looks = [(ringed if second else drawn)(row.label) for row, second in zip(rows, beside_stored(rows), strict=True)]
+    for row, name, look in zip(rows, names, looks, strict=True):
+        seeds = _by_seed(row)
         for seed, points in seeds.items() if len(seeds) > 1 else ():
             axes.plot(*points, color=look["color"], linewidth=0.5, alpha=0.35, zorder=1, gid=f"seed {seed} of {name}")
         steps = sorted(set.intersection(*(set(points[0]) for points in seeds.values())))
@@ -41,7 +43,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
                       markeredgecolor=look["color"], markeredgewidth=0.8, gid=f"kept of {name}")  # fmt: skip
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     grid(axes, "y")
-    legend_below(figure, [handle(row.label) for row in rows], names, wide)
+    legend_below(figure, [Line2D([], [], **look) for look in looks], names, wide)
     return figure, []
 
 

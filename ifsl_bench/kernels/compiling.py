@@ -41,7 +41,7 @@ class _Announcer(event.Listener):
 event.register("numba:compile", _Announcer())
 
 Decorator = Callable[[F], F]
-_exact: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+_exact: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}, "no_cfunc_wrapper": True}
 
 
 def _name_apart(dispatcher: Any) -> None:
@@ -67,6 +67,9 @@ def compiled(function: F) -> F:
 
 # For parts of compiled functions. Operations stay in their order; only a product and a sum may become one.
 inlined: Decorator = cast(Any, njit(**_exact))
+# The same for parts with many arguments, without what lets Python call them, which takes a while to compile: a call
+# from Python would end the process.
+part: Decorator = cast(Any, njit(**_exact | {"no_cpython_wrapper": True}))
 # For sums over elements, which may be added up in any order, and so by vectors.
 summing: Decorator = cast(Any, njit(**_exact | {"fastmath": {"contract", "reassoc", "nsz"}}))
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 
-from .compiling import TINY, Array, Kernel, inlined
+from .compiling import TINY, Array, Kernel, part
 from .vectors import add, inner
 
 
 def neumann(product: Kernel) -> Kernel:
     """See `ifsl_bench.solve.linear.Neumann`."""
 
-    @inlined
+    @part
     def series(data: tuple, rhs: Array, steps: int, damping: float, rate: float, u: Array, room: Array) -> bool:
         """u for the right-hand side; whether the last term is longer than the one before it, or not finite.
 
@@ -43,7 +43,7 @@ def neumann(product: Kernel) -> Kernel:
 def power_iteration(product: Kernel) -> Kernel:
     """See `ifsl_bench.solve.solvers.largest_curvature`."""
 
-    @inlined
+    @part
     def curvature(data: tuple, start: Array, steps: int, room: Array) -> float:
         """An estimate from below of the largest absolute eigenvalue; room [2, P]."""
         d, h = room[0], room[1]
@@ -68,7 +68,7 @@ def power_iteration(product: Kernel) -> Kernel:
 def descent(at: Kernel) -> Kernel:
     """Gradient steps of a fixed size."""
 
-    @inlined
+    @part
     def descend(data: tuple, rate: float, path: Array, gradient: Array) -> None:
         """From path [steps + 1, P], its first row, to the last."""
         for step in range(path.shape[0] - 1):
@@ -86,7 +86,7 @@ def ascent(at: Kernel, product: Kernel, pull: Kernel) -> Kernel:
     asked about.
     """
 
-    @inlined
+    @part
     def ascend(
         data: tuple,
         rate: float,

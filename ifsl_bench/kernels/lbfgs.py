@@ -10,13 +10,13 @@ import math
 
 import numpy as np
 
-from .compiling import EPS, Array, Kernel, inlined
+from .compiling import EPS, Array, Kernel, part
 from .vectors import add, inner
 
 LEAST = 1e-4  # a good step takes off so much of what the slope promised
 
 
-@inlined
+@part
 def first_step(value: float, square: float) -> tuple[float, float]:
     """`ifsl_bench.solve.search.first_step` for a gradient of that squared length: the step, and its unit."""
     t = 1 / max(math.sqrt(max(square, 0.0)), 1.0)
@@ -28,7 +28,7 @@ def first_step(value: float, square: float) -> tuple[float, float]:
 def lbfgs(image: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
     """The method in these coordinates."""
 
-    @inlined
+    @part
     def direction(pairs: Array, rho: Array, count: int, newest: int, scale: float, g: Array, d: Array) -> None:
         """-H g (Nocedal & Wright, Numerical Optimization, algorithm 7.4), inner products being those of the metric.
 
@@ -47,7 +47,7 @@ def lbfgs(image: Kernel, evaluate: Kernel, norm: Kernel) -> Kernel:
             j = (newest - back) % m
             add(d, -(rho[1, j] + rho[0, j] * inner(pairs[3, j], d)), pairs[0, j])
 
-    @inlined
+    @part
     def search(
         data: tuple, z: Array, goal: float, tolerance: float, gap: float, max_steps: int, max_trials: int, aside: Array,
         pairs: Array, room: Array,

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from .compiling import TINY, Array, compiled, inlined
+from .compiling import TINY, Array, compiled, part
 from .large import ascent, descent, neumann, power_iteration
 from .network_space import (
     add_stacked,
@@ -25,9 +25,10 @@ from .network_space import (
     solve_indefinite,
     split,
     stacked,
+    width_of,
 )
 from .softmax import pull_fixed, rows_of
-from .vectors import add, put
+from .vectors import add, doubled, put
 
 
 @compiled
@@ -42,28 +43,30 @@ def solve(
     starts [E, H S + N S + N (H+1)] to search from in dual numbers, or none of them: then from fixed functions of the
     support rows, made of planes [H+N, D] and draws [N, H+1]. tolerance [E].
     """
-    size, width = x.shape[1], x.shape[2] + 1
-    rank, outer = (units + ways) * size, ways * (units + 1)
+    size, outer = x.shape[1], ways * (units + 1)
+    rank, width = (units + ways) * size, width_of(v.shape[1], units, ways)
     count = rank + outer
     z, room, pairs, more = np.empty(count), np.empty((8, count)), np.empty((4, history, count)), np.empty((9, count))
     act, t, f = np.empty((units + ways, size)), np.empty((units, size)), np.empty((ways, size))
     p, df, w, b = np.empty((ways + 1, size)), np.empty((ways, size)), np.empty((ways, units)), np.empty(ways)
     output, back, spare = np.empty((ways, units + 1)), np.empty((units, size)), np.empty(size)
+    fixed = np.empty(size)
     centre, matrix, start = np.empty(v.shape[1]), np.empty((units + ways, width)), np.empty((units + ways, size))
     wide, moved, dw, db = (
         np.empty((2 * (units + ways), size)), np.empty((units + ways, size)), np.empty((ways, units)), np.empty(ways),
     )  # fmt: skip
     change = np.empty((ways, units + 1))
     for e in range(begin, end):
-        rows = rows_of(x[e])
+        rows = rows_of(x[e], width)
         hidden, skip, inverse_2, inverse_3 = kernels(rows, precisions, units, ways)
         gram = np.dot(rows, rows.T) - 1.0
-        put(centres[e if centres.shape[0] > 1 else 0], centre)
+        doubled(centres[e if centres.shape[0] > 1 else 0], centre)
+        doubled(rest[e], fixed)
         stacked(centre, units, ways, matrix)
         np.dot(matrix, rows.T, start)
         space = (
-            hidden, skip, gram, precisions[:outer], start, centre[:outer], rest[e].astype(np.float64), labels[e], act,
-            t, f, p, df, w, b, spare, back, output,
+            hidden, skip, gram, precisions[:outer], start, centre[:outer], fixed, labels[e], act, t, f, p, df, w, b,
+            spare, back, output,
         )  # fmt: skip
         if starts.shape[0] == 0:
             begin_at(rows, planes, draws, spread, hidden, skip, z)
@@ -92,20 +95,22 @@ def solve(
         put(centre, v[e])
 
 
-@inlined
+@part
 def opened(x: Array, rest: Array, labels: Array, centres: Array, precisions: Array, ways: int, units: int) -> tuple:
     """The data of an episode that `at` and `product` take."""
     size, both = x.shape[0], units + ways
-    room = np.empty((6 * both, size))
+    width = width_of(precisions.shape[0], units, ways)
+    room, fixed = np.empty((6 * both, size)), np.empty(size)
+    doubled(rest, fixed)
     return (
-        rows_of(x), rest.astype(np.float64), labels, centres, precisions, room[:both], room[both : 2 * both],
+        rows_of(x, width), fixed, labels, centres, precisions, room[:both], room[both : 2 * both],
         room[2 * both : 4 * both], np.empty((units, size)), np.empty((ways, size)), np.empty((ways + 1, size)),
         np.empty((ways, size)), np.empty((ways, units)), np.empty(ways), np.empty((ways, units)), np.empty(ways),
-        np.empty((ways, units + 1)), np.empty((both, x.shape[1] + 1)), np.empty(size),
+        np.empty((ways, units + 1)), np.empty((both, width)), np.empty(size),
     )  # fmt: skip
 
 
-@inlined
+@part
 def at(data: tuple, v: Array, gradient: Array) -> None:
     """The gradient at v [P], and what `product` needs of it."""
     rows, rest, labels, centres, precisions, act, moved, _, t, f, p, df, w, b, dw, _, _, matrix, spare = data
@@ -136,7 +141,7 @@ def at(data: tuple, v: Array, gradient: Array) -> None:
         gradient[k * (units + 1) + units] += mass
 
 
-@inlined
+@part
 def product(data: tuple, d: Array, out: Array) -> None:
     """The Hessian times d [P], at the v that `at` was last asked about."""
     rows, _, _, _, precisions, act, moved, room, t, _, p, df, w, _, dw, db, output, matrix, spare = data
@@ -153,7 +158,7 @@ def product(data: tuple, d: Array, out: Array) -> None:
     add(out[:outer], 1.0, output.reshape(-1))
 
 
-@inlined
+@part
 def pull(data: tuple, out: Array) -> None:
     """See `ascent`; for the direction that `product` was last asked about."""
     units, ways = data[8].shape[0], data[9].shape[0]
@@ -254,7 +259,7 @@ def descend(
     """`steps` gradient steps of size rate [E] from v [E, P]."""
     path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
     for e in range(begin, end):
-        put(centres[e if centres.shape[0] > 1 else 0], here)
+        doubled(centres[e if centres.shape[0] > 1 else 0], here)
         data = opened(x[e], rest[e], labels[e], here, precisions, ways, units)
         put(v[e], path[0])
         _descend(data, rate[e], path, gradient)
@@ -269,7 +274,7 @@ def ascend(
     """What `descend` did to cotangents slope [E, P] of where it ended, in grads [E, 3, max(P, S)]; see `ascent`."""
     path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
     for e in range(begin, end):
-        put(centres[e if centres.shape[0] > 1 else 0], here)
+        doubled(centres[e if centres.shape[0] > 1 else 0], here)
         data = opened(x[e], rest[e], labels[e], here, precisions, ways, units)
         put(v[e], path[0])
         _descend(data, rate[e], path, room[0])

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from .compiling import TINY, Array, inlined
+from .compiling import TINY, Array, part
 from .krylov import conjugate_gradient, minres
 from .lbfgs import lbfgs
 from .softmax import cross_entropy, misfit, scaled, softmax, weigh
@@ -21,7 +21,13 @@ LENGTHS = (4.0, 1.0, 0.25, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-10, 2.0**-12)  # as 
 PRODUCTS = 200
 
 
-@inlined
+@part
+def width_of(unknowns: int, units: int, ways: int) -> int:
+    """D + 1 of so many unknowns: N (H + 1) of the output, N D of the skip and H (D + 1) of the hidden layer."""
+    return (unknowns - ways * units) // (units + ways)
+
+
+@part
 def stacked(flat: Array, units: int, ways: int, out: Array) -> None:
     """W_2, b_2 and W_3 of a flat array, in one matrix [H+N, D+1]."""
     width = out.shape[1]
@@ -35,7 +41,7 @@ def stacked(flat: Array, units: int, ways: int, out: Array) -> None:
         out[units + k, width - 1] = 0.0
 
 
-@inlined
+@part
 def add_stacked(matrix: Array, units: int, ways: int, flat: Array) -> None:
     """Adds a matrix [H+N, D+1] to W_2, b_2 and W_3 in a flat array."""
     width = matrix.shape[1]
@@ -48,7 +54,7 @@ def add_stacked(matrix: Array, units: int, ways: int, flat: Array) -> None:
             flat[skip + k * (width - 1) + d] += matrix[units + k, d]
 
 
-@inlined
+@part
 def split(output: Array, w: Array, b: Array) -> None:
     """[W b] [N, H+1] as W [N, H] and b [N]."""
     for k in range(w.shape[0]):
@@ -57,7 +63,7 @@ def split(output: Array, w: Array, b: Array) -> None:
         b[k] = output[k, w.shape[1]]
 
 
-@inlined
+@part
 def forward(
     act: Array, w: Array, b: Array, rest: Array, labels: Array, t: Array, f: Array, p: Array, df: Array, spare: Array
 ) -> None:
@@ -73,7 +79,7 @@ def forward(
     misfit(p, labels, df, spare)
 
 
-@inlined
+@part
 def curve(
     moved: Array, dw: Array, db: Array, t: Array, p: Array, df: Array, w: Array, room: Array, out: Array, output: Array,
     spare: Array,
@@ -121,7 +127,7 @@ def curve(
 # The search: z holds B [H, S], beta [N, S] and o [N, H+1], in the metric (K_2, K_3, P_1).
 
 
-@inlined
+@part
 def image(space: tuple, z: Array, out: Array) -> None:
     """M z."""
     hidden, skip, _, precisions = space[0], space[1], space[2], space[3]
@@ -133,7 +139,7 @@ def image(space: tuple, z: Array, out: Array) -> None:
         out[end + i] = precisions[i] * z[end + i]
 
 
-@inlined
+@part
 def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
     """The value and, as a representer in the metric, the gradient."""
     _, _, _, precisions, start, centres, rest, labels, act, t, f, p, df, w, b, spare, back, output = space
@@ -167,7 +173,7 @@ def evaluate(space: tuple, z: Array, z_image: Array, gradient: Array) -> float:
     return value
 
 
-@inlined
+@part
 def norm(space: tuple, gradient: Array) -> float:
     """Of the gradient in the large form."""
     gram, precisions, t, f = space[2], space[3], space[9], space[10]
@@ -185,7 +191,7 @@ def norm(space: tuple, gradient: Array) -> float:
     return math.sqrt(max(square, 0.0)) if math.isfinite(square) else math.inf
 
 
-@inlined
+@part
 def apply(net: tuple, d: Array, d_image: Array, out: Array) -> None:
     """(1 + C' M) d; net: the metric's kernels and precisions [N (H+1)], where the Hessian is (t, p, df, W), room."""
     _, _, precisions, t, p, df, w, room, moved, output, dw, db, spare = net
@@ -200,7 +206,7 @@ def apply(net: tuple, d: Array, d_image: Array, out: Array) -> None:
         out[end + i] = d[end + i] + last[i] / precisions[i]
 
 
-@inlined
+@part
 def metric(net: tuple, d: Array, out: Array) -> None:
     """M d."""
     hidden, skip, precisions = net[0], net[1], net[2]
@@ -216,7 +222,7 @@ search = lbfgs(image, evaluate, norm)
 solve_definite, solve_indefinite = conjugate_gradient(apply, metric), minres(apply, metric)
 
 
-@inlined
+@part
 def kernels(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Array, Array, Array, Array]:
     """K_2, K_3 [S, S], and the inverse precisions of one unit's [W_2 b_2] and one class's W_3, with a zero, [D+1]."""
     width = rows.shape[1]
@@ -229,7 +235,7 @@ def kernels(rows: Array, precisions: Array, units: int, ways: int) -> tuple[Arra
     return np.dot(scaled(rows, inverse_2), rows.T), np.dot(scaled(rows, inverse_3), rows.T), inverse_2, inverse_3
 
 
-@inlined
+@part
 def begin_at(rows: Array, planes: Array, draws: Array, spread: float, hidden: Array, skip: Array, z: Array) -> None:
     """Fixed functions of each support row, so that their order plays no part; see `DualSpace.initial`."""
     size, width, units = rows.shape[0], rows.shape[1], planes.shape[0] - draws.shape[0]
@@ -256,7 +262,7 @@ def begin_at(rows: Array, planes: Array, draws: Array, spread: float, hidden: Ar
             z[at + k * draws.shape[1] + i] = spread * draws[k, i]
 
 
-@inlined
+@part
 def below(space: tuple, net: tuple, z: Array, value: float, draw: Array, room: Array) -> bool:
     """Moves z to where the objective is lower, if it curves downwards at this stationary point; whether it did. See
     `ifsl_bench.solve.escape.below`; room [9, P]."""

@@ -6,7 +6,8 @@ stay in the cache, no episode waits for another, and none is changed by its neig
 
 An episode's arguments are x [S, D], labels [S], rest [S], centres [P] and precisions [P] of the unknowns V [N, D+1], a
 flat array of P = N (D+1) numbers. Functions of many episodes have them with a leading dimension E, which is 1 where all
-share the centres, and write to their last arguments.
+share the centres, and write to their last arguments. There x, rest and centres are of either precision, as
+`vectors.doubled` reads them.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import math
 
 import numpy as np
 
-from .compiling import EPS, TINY, Array, compiled, inlined
+from .compiling import EPS, TINY, Array, compiled, part
 from .krylov import conjugate_gradient
 from .large import ascent, descent, neumann, power_iteration
 from .softmax import cross_entropy, misfit, pull_fixed, rows_of, scaled, softmax, weigh
-from .vectors import add, inner, largest, put, total
+from .vectors import add, doubled, inner, largest, put, total
 
 NEAR = 1e-6  # a tenth of how far a support score may be from its value at the minimum
 
 
-@inlined
+@part
 def apply(system: tuple, d: Array, image: Array, out: Array) -> None:
     """(1 + M K) d for flat d [N x S] and its image d K; system: K, the probabilities, and room [S]."""
     _, p, spare = system
@@ -33,7 +34,7 @@ def apply(system: tuple, d: Array, image: Array, out: Array) -> None:
     add(out, 1.0, d)
 
 
-@inlined
+@part
 def metric(system: tuple, d: Array, out: Array) -> None:
     """d K."""
     k, p, _ = system
@@ -44,7 +45,7 @@ def metric(system: tuple, d: Array, out: Array) -> None:
 solve_system = conjugate_gradient(apply, metric)
 
 
-@inlined
+@part
 def search(
     f: Array, rest: Array, labels: Array, a: Array, d: Array, d_image: Array, slope: float, p: Array, moved: Array,
     gains: Array, spare: Array,
@@ -107,7 +108,7 @@ def search(
     return t
 
 
-@inlined
+@part
 def newton(
     k: Array, start: Array, rest: Array, labels: Array, tolerance: float, max_steps: int, inner_steps: int, a: Array,
     f: Array, p: Array,
@@ -174,17 +175,6 @@ def newton(
     return converged, steps, max(1e4 * share, 1e-8 * first)
 
 
-@inlined
-def expanded(flat: Array, ways: int) -> Array:
-    """[P] or what all classes share [D+1], as [N, D+1] in double precision."""
-    size = flat.shape[0] // ways
-    out = np.empty((ways, size))
-    for k in range(ways):
-        for d in range(size):
-            out[k, d] = flat[k * size + d]
-    return out
-
-
 @compiled
 def solve(
     begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
@@ -193,7 +183,7 @@ def solve(
 ) -> None:  # fmt: skip
     """Episodes `begin` to `end` - 1: the minimum v [E, P], the gradient's norm and the value there, the steps and
     whether it is one, [E] each."""
-    size, features = x.shape[1], x.shape[2] + 1
+    size, features = x.shape[1], precisions.shape[0] // ways
     inverse = 1.0 / precisions[:features]
     a, f, p = np.empty((ways, size)), np.empty((ways, size)), np.empty((ways + 1, size))
     k, image, start, scores = (
@@ -203,14 +193,13 @@ def solve(
         np.empty((ways, size)),
     )
     duals, both = np.empty((2 * ways, size)), np.empty((2 * ways, features))
-    one, two = np.empty(size), np.empty(size)
+    one, two, there = np.empty(size), np.empty(size), np.empty((ways, features))
     for e in range(begin, end):
-        rows = rows_of(x[e])
+        rows = rows_of(x[e], features)
         np.dot(scaled(rows, inverse), rows.T, k)
-        there = expanded(centres[e if centres.shape[0] > 1 else 0], ways)
+        doubled(centres[e if centres.shape[0] > 1 else 0], there.reshape(-1))
         np.dot(there, rows.T, start)
-        for i in range(size):
-            one[i] = rest[e, i]
+        doubled(rest[e], one)
         good, steps[e], goal = newton(k, start, one, labels[e], tolerance, max_steps, inner_steps, a, f, p)
         # A search adds its scores up step by step. What counts is where V is, so this looks afresh.
         np.dot(a, k, image)
@@ -242,18 +231,20 @@ def solve(
         converged[e] = good and left <= goal and off <= 10 * NEAR and far <= 2.0 / size
 
 
-@inlined
+@part
 def opened(x: Array, rest: Array, labels: Array, centres: Array, precisions: Array, ways: int) -> tuple:
     """The data of an episode that `at` and `product` take."""
     size = x.shape[0]
     wide = np.empty((4, ways, size))  # scores, the misfit, scores of a direction, and these weighed
+    fixed = np.empty(size)
+    doubled(rest, fixed)
     return (
-        rows_of(x), rest.astype(np.float64), labels, centres, precisions, wide, np.empty((ways + 1, size)),
+        rows_of(x, precisions.shape[0] // ways), fixed, labels, centres, precisions, wide, np.empty((ways + 1, size)),
         np.empty(size),
     )  # fmt: skip
 
 
-@inlined
+@part
 def at(data: tuple, v: Array, gradient: Array) -> None:
     """The gradient at v [P], and the probabilities there for what follows."""
     rows, rest, labels, centres, precisions, wide, p, spare = data
@@ -267,7 +258,7 @@ def at(data: tuple, v: Array, gradient: Array) -> None:
         gradient[i] += precisions[i] * (v[i] - centres[i])
 
 
-@inlined
+@part
 def product(data: tuple, d: Array, out: Array) -> None:
     """The Hessian times d [P], at the v that `at` was last asked about."""
     rows, _, _, _, precisions, wide, p, spare = data
@@ -279,7 +270,7 @@ def product(data: tuple, d: Array, out: Array) -> None:
         out[i] += precisions[i] * d[i]
 
 
-@inlined
+@part
 def pull(data: tuple, out: Array) -> None:
     """See `ascent`; for the direction that `product` was last asked about."""
     pull_fixed(data[6], data[5][2], out)
@@ -303,7 +294,7 @@ def inverse(
 
     u = P^-1 (rhs - X^T w) with (1 + M K) w = M X P^-1 rhs, by conjugate gradients in the metric of K.
     """
-    size, features = x.shape[1], x.shape[2] + 1
+    size, features = x.shape[1], precisions.shape[0] // ways
     count = ways * features
     reciprocal = 1.0 / precisions
     k, room, slope = np.empty((size, size)), np.empty((5, ways * size)), np.empty(count)
@@ -369,7 +360,7 @@ def descend(
     """`steps` gradient steps of size rate [E] from v [E, P]."""
     path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
     for e in range(begin, end):
-        put(centres[e if centres.shape[0] > 1 else 0], here)
+        doubled(centres[e if centres.shape[0] > 1 else 0], here)
         data = opened(x[e], rest[e], labels[e], here, precisions, ways)
         put(v[e], path[0])
         _descend(data, rate[e], path, gradient)
@@ -384,7 +375,7 @@ def ascend(
     """What `descend` did to cotangents slope [E, P] of where it ended, in grads [E, 3, max(P, S)]; see `ascent`."""
     path, room, here = np.empty((steps + 1, v.shape[1])), np.empty((3, v.shape[1])), np.empty(v.shape[1])
     for e in range(begin, end):
-        put(centres[e if centres.shape[0] > 1 else 0], here)
+        doubled(centres[e if centres.shape[0] > 1 else 0], here)
         data = opened(x[e], rest[e], labels[e], here, precisions, ways)
         put(v[e], path[0])
         _descend(data, rate[e], path, room[0])

@@ -11,18 +11,17 @@ import math
 import numpy as np
 
 from .compiling import Array, inlined
-from .vectors import exponential
+from .vectors import doubled, exponential
 
 
 @inlined
-def rows_of(x: Array) -> Array:
-    """x [S, D] with a column of ones, in double precision."""
-    size, features = x.shape
-    out = np.empty((size, features + 1))
+def rows_of(x: Array, width: int) -> Array:
+    """x [S, D] of either precision with a column of ones, [S, width] in double precision."""
+    size = x.shape[0]
+    out = np.empty((size, width))
     for i in range(size):
-        for d in range(features):
-            out[i, d] = x[i, d]
-        out[i, features] = 1.0
+        doubled(x[i], out[i, : width - 1])
+        out[i, width - 1] = 1.0
     return out
 
 

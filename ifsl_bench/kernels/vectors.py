@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from .compiling import Array, inlined, power_of_two, summing
 
 ROUND = 6755399441055744.0  # 1.5 * 2^52: a small number added to it is rounded to a whole one
@@ -15,6 +17,19 @@ def put(x: Array, out: Array) -> None:
     different shapes, which takes it four seconds."""
     for i in range(x.shape[0]):
         out[i] = x[i]
+
+
+@inlined
+def doubled(words: Array, out: Array) -> None:
+    """Numbers of either precision into out, in double precision; all flat.
+
+    Those of double precision come as twice as many words of single precision, so that kernels are compiled once and not
+    for each kind of numbers.
+    """
+    if words.shape[0] == out.shape[0]:
+        put(words, out)
+    else:
+        put(words.view(np.float64), out)
 
 
 @inlined

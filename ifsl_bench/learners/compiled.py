@@ -81,6 +81,7 @@ class Problems:
         x, labels, rest, centres, precisions, ways, *_ = self.arguments
         unknowns = sum(leaf.shape[1:].numel() for leaf in tensors(self.like))
         fits = labels.shape == rest.shape == x.shape[:2] and precisions.shape == (unknowns,)
+        fits = fits and x.shape[2] + 1 == tensors(self.like)[-1].shape[-1]
         if not fits or centres.shape not in ((1, unknowns), (len(x), unknowns)):
             raise ValueError("the shapes of a support set, its centres and precisions do not fit together")
         if labels.size and not 0 <= labels.min() <= labels.max() < ways:
@@ -95,7 +96,9 @@ class Problems:
         return len(self.arguments[4])
 
     def each(self, name: str, *more: Any) -> None:
-        each(getattr(self.kernels, name), self.count, *self.arguments, *more)
+        x, labels, rest, centres, *others = self.arguments
+        words = (single_words(x), labels, single_words(rest), single_words(centres))
+        each(getattr(self.kernels, name), self.count, *words, *others, *more)
 
     def outcome(self, dtype: torch.dtype, *options: Any) -> Outcome:
         """Of `solve` with these options."""
@@ -126,6 +129,11 @@ class Problems:
 
     def tree(self, found: Flat, dtype: torch.dtype) -> Tree:
         return unpack(torch.from_numpy(found).to(dtype), self.like)
+
+
+def single_words(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What kernels take numbers of either precision as, see `ifsl_bench.kernels.vectors.doubled`."""
+    return array if array.dtype == np.float32 else array.astype(np.float64, copy=False).view(np.float32)
 
 
 def flat(tree: Tree) -> Flat:

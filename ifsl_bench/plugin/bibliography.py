@@ -14,6 +14,7 @@ from importlib import resources
 
 import msgspec
 
+from ifsl_bench._version import __version__
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed
@@ -123,6 +124,23 @@ def cite_method(name: str) -> str:
     raise UserError(f"method {name!r} names no paper; whoever wrote it can: bibtex, an attribute of its class")
 
 
+def cite_suite() -> str:
+    """BibTeX for this package, of this version, and for the paper whose protocol it follows."""
+    fields = {
+        "title": "{ifsl\\_bench}: a benchmark suite for incremental few-shot learning",
+        "author": "{The ifsl\\_bench authors}",
+        "version": __version__,
+        "note": "Python package",
+    }
+    suite = ",\n".join(f"  {name} = {{{text}}}" for name, text in fields.items())
+    return f"@misc{{ifsl_bench,\n{suite}\n}}\n\n{_protocol().bibtex}"
+
+
+def _protocol() -> Paper:
+    (found,) = (paper for paper in papers("methods") if paper.key == PROTOCOL)
+    return found
+
+
 def cite_task(task: Task) -> str:
     """BibTeX for a task: of its data sets, and of the protocol."""
     names = [task.dataset.name, *([task.novel_from] if task.novel_from else [])]
@@ -130,8 +148,7 @@ def cite_task(task: Task) -> str:
     for name in dict.fromkeys(names):
         found = [paper.bibtex for paper in papers("tasks") if name in paper.of]
         parts += found or [f"% data set {name}: no paper"]
-    (protocol,) = (paper for paper in papers("methods") if paper.key == PROTOCOL)
-    return "\n\n".join([*parts, protocol.bibtex])
+    return "\n\n".join([*parts, _protocol().bibtex])
 
 
 def entries(texts: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ import torch
 from ifsl_bench.backbone.features import BATCH, bank_folder, is_computed
 from ifsl_bench.backbone.placement import Place
 from ifsl_bench.backbone.pretrain import HeadKind, features_key, pretraining_key
+from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
 from ifsl_bench.backbone.shipped import features_sha256, is_offered, pretrained_sha256, train_here
 from ifsl_bench.common.files import Home
@@ -255,6 +256,9 @@ class Features(Stage):
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         images, backbone = self.views * data.images(self.pool), self.backbone.task.pretraining.backbone
+        of_classifier = self.views == 1 and self.pool.startswith("base/") and frozen_backbone(backbone) is not None
+        if of_classifier and not self.backbone.cached(work.home):
+            return 0.0  # the pretraining computes them, to train the classifier on
         device = self.place(work).device
         with threads(host_threads(device)):
             return images * feature_seconds(backbone, data.shape, device) if data.shape else None

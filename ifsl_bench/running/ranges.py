@@ -98,8 +98,9 @@ class Ready:
             return None, f"no calibrated Acc., since validation episodes cannot be drawn: {error}"
         title = f"calibrating {self.job}"
         found = evaluate(
-            self.method, self.job.name, self.loader("val"), task.evaluation.halves[0], reporter, title
-        ).margins
+            self.method, self.job.name, self.loader("val"), task.evaluation.halves[0], reporter, title,
+            called="accuracy without a bias",
+        ).margins  # fmt: skip
         return (find_bias(found), "") if found else (None, "")
 
     def part(self, episodes: range, bias: Bias | None, reporter: Reporter, title: str) -> Part:

@@ -127,7 +127,7 @@ def test_files_of_another_data_set_are_recognised(toy, tmp_path, monkeypatch):
 
 def test_unknown_files_are_described(toy, tmp_path):
     (toy / "toy.txt").unlink()
-    with pytest.raises(UserError, match=r"it holds base/test/a/0\.png, .*\.\.\. Known are: toy files"):
+    with pytest.raises(UserError, match=r"it holds base/test/a/0\.png, .*\.\.; known are: toy files"):
         prepare(Home.locate(tmp_path / "home"), "toy", toy, False, Reporter())
 
 

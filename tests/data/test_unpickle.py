@@ -205,7 +205,7 @@ def test_whatever_else_a_pickle_names_is_refused_by_name(value, named, protocol,
         (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00xX\x03\x00\x00\x00hex\x86R.", "encoded as 'hex'"),
         (b"\x80\x02cnumpy\nndarray\n}U\x01xK\x01sb.", "a state for"),
         (b"\x80\x02cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R.", "an array of type 'O8'"),
-        (b"\x80\x09K\x01.", "no pickle but unknown|protocol 9"),
+        (b"\x80\x09K\x01.", "no pickle but a file of no known kind|protocol 9"),
     ],
 )
 def test_hand_made_pickles_are_refused(content, message):
@@ -369,7 +369,7 @@ def test_damage_never_ends_in_another_error():
         (b"\x89PNG\r\n\x1a\n" + bytes(40), "a PNG image"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00", "a Git LFS pointer"),
         (b'{"error": "not found"}', "JSON"),
-        (b"class,split\nn01,train\n", "unknown"),
+        (b"class,split\nn01,train\n", "a file of no known kind"),
     ],
 )
 def test_another_kind_of_file_is_called_what_it_is(content, message):

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ifsl_bench.common.building import leftovers, unfinished
+from ifsl_bench.common.building import leftovers, remove, unfinished
 from ifsl_bench.common.errors import CorruptFile, UserError, one_line, unknown
-from ifsl_bench.common.files import Home, disk_errors, write_bytes
-from ifsl_bench.common.locks import is_locked
+from ifsl_bench.common.files import Home, chosen_by, disk_errors, write_bytes
+from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.owners import PARTIAL, is_abandoned, what
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
@@ -180,6 +180,35 @@ def _bytes(dataset: Dataset) -> int:
     return sum(e[p]["bytes"] for e in dataset.manifest["pools"].values() for p in ("images", "labels"))
 
 
+def removable(home: Home, name: str) -> list[Path]:
+    """What :func:`remove_data` removes: the folder of a prepared data set, and the task file that was written with it.
+
+    Raises:
+        UserError: nothing of that name is prepared, or a process imports it now.
+    """
+    folder = dataset_folder(home, name)
+    if name not in (known := prepared_names(home)):
+        raise unknown("prepared data set", name, known, see="ifsl-bench data list")
+    if name in unfinished_names(home) and _is_being_imported(folder):
+        raise UserError(f"data set {name!r} is being imported by another process; wait for it, or end it first")
+    written = home.tasks / f"{name}.toml"
+    return [folder, *([written] if written.is_file() else [])]
+
+
+def remove_data(home: Home, name: str) -> None:
+    """Removes a prepared data set and its task file; what was computed from it stays in the cache.
+
+    Raises:
+        UserError: as :func:`removable`; or it cannot be removed.
+    """
+    with locked(dataset_folder(home, name)):
+        for path in removable(home, name):
+            with disk_errors(path):
+                remove(path)
+            if path.exists():
+                raise UserError(f"{path} cannot be removed: no permission to change its folder, or it is in use")
+
+
 def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
     """Classes and images of each pool, and the first classes by name."""
     rows = []
@@ -274,7 +303,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
             draw.text((x, y + 2 + row * tile), "\n".join(lines), 0, font, spacing=0)
     out = io.BytesIO()
     sheet.save(out, format=kind)
-    with disk_errors(path):
+    with chosen_by("--out"), disk_errors(path):
         write_bytes(path, out.getvalue())
 
 

@@ -151,7 +151,7 @@ def prepare(
     if source.needs_source and path is None:
         raise UserError(f"data set {name!r} is made from files of yours; say where they are with --from PATH")
     if path is not None and not path.exists():
-        raise UserError(f"there is no {path}")
+        raise UserError(f"--from: there is no file or folder {path}")
     return _prepared(
         home,
         source,

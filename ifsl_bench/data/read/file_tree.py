@@ -64,7 +64,7 @@ def what_is(head: bytes) -> str:
         return "an HTML page (a download that failed often leaves the server's error page under the file's name)"
     if text.startswith(b"{") and b'"' in text[:40]:
         return "JSON text (perhaps a server's error message)"
-    return f"unknown: it begins with {head[:16]!r}"
+    return "a file of no known kind"
 
 
 def is_tar(head: bytes) -> bool:

@@ -116,7 +116,8 @@ def _surveyed(tree: FileTree) -> dict[str, _Pool]:
             both = set(found.classes) & set(earlier.classes)
             if both and other != pool and not (pool.startswith("base/") and other.startswith("base/")):
                 raise UserError(f"class {min(both)!r} is in {earlier.entry.name} and in {found.entry.name}; novel "
-                                f"classes must be others than base classes, and others in each file")  # fmt: skip
+                                f"classes must be others than base classes, and others in each file: "
+                                f"their labels may begin at 1000, 2000, ...")  # fmt: skip
     return pools
 
 

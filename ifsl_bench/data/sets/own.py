@@ -121,7 +121,8 @@ class OwnData(DatasetSource):
         write_bytes(path, text.encode())
         tasks = self.task_names()
         reporter.say(
-            f"tasks {' and '.join(tasks)} are in {path}; try: ifsl-bench run --method imprint --task {tasks[-1]}"
+            f"tasks {' and '.join(tasks)} are in {path}; try: ifsl-bench run --method imprint --task {tasks[-1]} "
+            "(with --dry-run it says how long that takes)"
         )
         if not dataset.has("novel/train"):
             reporter.say(

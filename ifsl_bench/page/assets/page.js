@@ -110,11 +110,12 @@ function writeAddress(row = null) {
   for (const name of CHECKS)
     if (controls.elements[name].checked !== DEFAULTS[name]) said.set(name, Number(!DEFAULTS[name]));
   if (row) said.set("row", row);
-  history.replaceState(null, "", "#" + said);
+  history.replaceState(null, "", "#" + String(said).replaceAll("+", "%20"));
 }
 
 function readAddress() {
-  const said = new URLSearchParams(location.hash.slice(1));
+  // The + in the name of a task, which an address would otherwise have for a space.
+  const said = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
   if (!DATA.boards.some((one) => one.task === said.get("task"))) return update();
   controls.elements.task.value = said.get("task");
   if (said.get("setting")) controls.elements.setting.value = said.get("setting");

@@ -1,0 +1,34 @@
+"""Removing a prepared data set."""
+
+from __future__ import annotations
+
+
+def test_what_goes_is_said_and_goes_when_agreed_to(features_folder, tmp_path, call):
+    home = ("--home", str(tmp_path / "home"))
+    assert call("data", "prepare", "mine", "--from", str(features_folder), *home)[0] == 0
+    folder, tasks = tmp_path / "home" / "data" / "mine", tmp_path / "home" / "tasks" / "mine.toml"
+    assert tasks.is_file()
+    status, out, err = call("data", "remove", "mine", *home)
+    assert status == 2
+    assert [str(folder), str(tasks)] == [line.removeprefix("goes: ") for line in out.splitlines()]
+    assert err == "ifsl-bench: nobody can be asked here: --yes removes what is listed\n"
+    assert folder.is_dir()
+    status, out, _ = call("data", "remove", "mine", "--yes", *home)
+    assert status == 0
+    assert "cache prune" in out
+    assert not folder.exists()
+    assert not tasks.exists()
+    assert "mine" not in call("data", "list", *home)[1]
+    status, _, err = call("data", "remove", "mine", "--yes", *home)
+    assert status == 2
+    assert "unknown prepared data set 'mine'" in err
+    assert call("data", "prepare", "mine", "--from", str(features_folder), *home)[0] == 0
+
+
+def test_names_that_are_no_data_set_remove_nothing(clusters, call):
+    home = clusters / "home"
+    for name in ("..", "../data", "clusters/manifest.json", "", ".", str(home / "data" / "clusters")):
+        status, out, err = call("data", "remove", name, "--yes", "--home", str(home))
+        assert (status, out) == (2, "")
+        assert err.count("\n") == 1
+    assert (home / "data" / "clusters" / "manifest.json").is_file()
