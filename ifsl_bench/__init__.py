@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ifsl_bench.campaigns.api import run as run
     from ifsl_bench.campaigns.api import workspace as workspace
     from ifsl_bench.common.errors import UserError as UserError
+    from ifsl_bench.figures import plot as plot
     from ifsl_bench.plugin.method import Base as Base
     from ifsl_bench.plugin.method import Method as Method
     from ifsl_bench.plugin.method import Prediction as Prediction
@@ -47,11 +48,14 @@ _HOMES = {
     "ifsl_bench.protocol.task": ("MetaTraining", "Schedule", "Task"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = {"plot": "ifsl_bench.figures.plot"}
 
-__all__ = ["__version__", *_HOME_OF]
+__all__ = ["__version__", *_HOME_OF, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _HOME_OF:
         raise AttributeError(f"module 'ifsl_bench' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)

@@ -28,7 +28,7 @@ from ifsl_bench.board.result_file import (
     summary_entry,
     write,
 )
-from ifsl_bench.board.show import result_facts, result_table
+from ifsl_bench.board.show import facts_of, result_table
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.protocol.calibration import Margins, find_bias
 from ifsl_bench.protocol.metrics import BALANCE, Counts, summarise
@@ -210,9 +210,9 @@ def test_a_shown_result_says_its_bias(tmp_path):
     one = result(applied=True)
     assert [name for name in result_table(one).rows if name in BALANCE] == list(BALANCE)
     assert f"bias {one.calibration.bias:g} on the novel logits, found on 300 validation episodes; part of the row" in (
-        result_facts(one)
+        facts_of([one])
     )
     older = result(older=True)
     assert [name for name in result_table(older).rows if name in BALANCE] == ["harmonic"]
-    assert "calibration" not in result_facts(older)
-    assert result_facts(msgspec.structs.replace(one, calibration=None)) != result_facts(one)
+    assert "calibration" not in facts_of([older])
+    assert facts_of([msgspec.structs.replace(one, calibration=None)]) != facts_of([one])

@@ -182,7 +182,7 @@ def test_dry_run_tells_stages_and_changes_nothing(call, here):
         "run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--device", "cpu"
     )
     assert [line.split()[-1] for line in out.strip().splitlines()[2:3]] == ["cached"]
-    assert "1 jobs: 1 stored, 0 to do" in out
+    assert "1 job: 1 stored, 0 to do" in out
     status, out, _ = call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--dry-run", "--rerun",
                           "--device", "cpu")  # fmt: skip
     table = out.split("\n\n")[0]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from matplotlib.text import Text
 
+import ifsl_bench
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.curves import bias_curve
@@ -321,6 +322,26 @@ def test_every_kind_is_a_command(kind, call, measured, tmp_path):
     assert (status, err) == (0, "")
     assert said.startswith(f"wrote {out}\n")
     assert out.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "base-classes"])
+def test_notebooks_draw_what_the_command_draws(kind, call, measured, tmp_path):
+    task = f"{measured / 'clusters.toml'}:clusters-5shot"
+    folders = {"home": measured / "home", "results": measured / "results"}
+    chosen = [] if kind == "base-classes" else ["castle", "imprint"]
+    drawing = getattr(ifsl_bench.plot, kind.replace("-", "_"))(task, methods=chosen, wide=True, **folders)
+    said = [word for name, path in folders.items() for word in (f"--{name}", str(path))]
+    said += ["--method", ",".join(chosen)] if chosen else []
+    assert call("plot", kind, task, "--wide", "--out", str(tmp_path / "command.svg"), *said)[0] == 0
+    drawing.save(tmp_path / "notebook.svg")
+    assert (tmp_path / "command.svg").read_bytes() == (tmp_path / "notebook.svg").read_bytes()
+    content, size = drawing._repr_png_()
+    assert content.startswith(b"\x89PNG")
+    assert size["width"] == 979
+    assert repr(drawing).splitlines()[0].startswith("a figure of 6.8 x ")
+    assert repr(drawing).splitlines()[1:] == list(drawing.notes)
+    with pytest.raises(UserError, match="there is no folder"):
+        drawing.save(tmp_path / "no" / "x.pdf")
 
 
 def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 
 import msgspec
 import numpy as np
@@ -569,6 +570,26 @@ def test_the_command(style, call):
     assert "63.04" in out
     if style in PROGRAMS:
         assert {r["task"] for r in document(out, style)} >= set(names)
+
+
+def test_without_a_task_the_command_shows_the_best_rows_of_each_and_those_of_the_user(call, tmp_path):
+    (tmp_path / "glyphs-1shot").mkdir()
+    for path in packaged_root().glob("glyphs-1shot/teen.seed-*.json"):
+        shutil.copy(path, tmp_path / "glyphs-1shot")
+    status, out, _ = call("leaderboard", "--results", str(tmp_path))
+    assert not status
+    whole = document(call("leaderboard", "--results", str(tmp_path), "--format", "json")[1], "json")
+    of = {name: [r for r in whole if r["task"] == name and r["kind"] == "measured" and r["comparable"]]
+          for name in {r["task"] for r in whole}}  # fmt: skip
+    parts = dict(re.findall(r"^(\S+)\n\n(rank.*?)(?=\n\n\S+\n\n|\n\nMean)", out, re.M | re.S))
+    assert set(parts) == {name for name, rows in of.items() if rows and not rows[0]["variant_of"]}
+    for name, text in parts.items():
+        shown = [line.split()[1] for line in text.partition("\n\n")[0].splitlines()[2:]]
+        best = [r["method"] for r in of[name] if r["rank_first"] or name.startswith("tiny-pack")][:3]
+        assert shown == best + ["teen"] * (name == "glyphs-1shot")
+        more = sum(r["task"] == name for r in whole) - len(shown)
+        assert f"{more} more row{'s' * (more > 1)}: ifsl-bench leaderboard {name}" in text
+    assert len(call("leaderboard", "--full")[1]) > 2 * len(out)
 
 
 @pytest.mark.parametrize(

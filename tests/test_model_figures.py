@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 from matplotlib.text import Text
 
+import ifsl_bench
 from ifsl_bench.campaigns.api import run
+from ifsl_bench.cli.plot import plot
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.prepared import workspace
 from ifsl_bench.figures import attractors, episode_pca, episode_sheet, inner_steps
@@ -178,6 +181,29 @@ def test_every_kind_is_a_command_that_gives_the_same_bytes(arguments, trained, c
         status, said, err = call("plot", *arguments, task, "--out", str(file), "--home", str(work.home.cache), "-q")
         assert (status, said, err) == (0, f"wrote {file}\n", "")
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_every_command_has_a_function_with_its_defaults(trained, call, tmp_path):
+    """By signature; and one is drawn as the command draws it."""
+    for name, command in plot.commands.items():
+        function = getattr(ifsl_bench.plot, name.replace("-", "_"))
+        known = inspect.signature(function).parameters
+        names = {"results_dir": "results", "out": None, "quiet": None, "verbose": None, "device": None}
+        wanted = {names.get(str(one.name), str(one.name)) for one in command.params} - {None}
+        if "work" in known:
+            wanted = wanted - {"home"} | {"work"}
+        assert set(known) == wanted, name
+    known = inspect.signature(ifsl_bench.plot.inner_steps).parameters
+    given = {str(one.name): one.default for one in plot.commands["inner-steps"].params}
+    for name in ("steps", "unrolled"):
+        assert ",".join(map(str, known[name].default)) == given[name]
+    work, task, _ = trained
+    ifsl_bench.plot.attractors(task, work=work).save(tmp_path / "a.pdf")
+    home = ("--home", str(work.home.cache), "-q")
+    assert call("plot", "attractors", task, "--out", str(tmp_path / "b.pdf"), *home)[0] == 0
+    assert (tmp_path / "a.pdf").read_bytes() == (tmp_path / "b.pdf").read_bytes()
+    with pytest.raises(UserError, match="0 to 59"):
+        ifsl_bench.plot.episode_pca(task, index=60, work=work)
 
 
 def test_features_have_no_contact_sheet_and_an_episode_has_a_number(trained, call, tmp_path):

@@ -292,7 +292,7 @@ def test_the_same_results_make_the_same_bytes(results, text, tmp_path, monkeypat
 
 
 def test_the_command(call, results, tmp_path):
-    out = tmp_path / "deep" / "page.html"
+    out = tmp_path / "page.html"
     status, said, _ = call("report", TASK, "--results", str(results), "--out", str(out))
     assert status == 0
     assert str(out) in said
@@ -300,6 +300,9 @@ def test_the_command(call, results, tmp_path):
     status, _, error = call("report", TASK, "--out", str(tmp_path))
     assert (status, error.count("\n")) == (2, 1)
     assert "is a folder" in error
+    status, _, error = call("report", TASK, "--results", str(results), "--out", str(tmp_path / "no" / "page.html"))
+    assert (status, error) == (2, f"ifsl-bench: --out: there is no folder {tmp_path / 'no'}; make it first\n")
+    assert not (tmp_path / "no").exists()
     status, _, error = call("report", "cub-1shot", "--results", str(tmp_path / "none"))
     assert (status, error.count("\n")) == (2, 1)
     assert "no results of task 'cub-1shot'" in error

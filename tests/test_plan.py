@@ -20,6 +20,7 @@ from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
 from ifsl_bench.campaigns.logs import log_path
 from ifsl_bench.campaigns.plan import Step, plan_of
 from ifsl_bench.campaigns.status import SILENT, read_log
+from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.owners import writer
 from ifsl_bench.kernels import store
 
@@ -109,6 +110,33 @@ def test_each_distinct_thing_is_timed_once_and_nothing_that_is_not_compiled(camp
     status, out, _ = call("plan", "--method", "lr+s", *options[2:])
     assert "10 stages have no time: what solves their episodes is not compiled" in out
     assert "total: at least about" in out
+
+
+def test_what_was_begun_takes_the_rest_of_the_time(campaign, call, monkeypatch):
+    """A meta-training that was stopped at a checkpoint."""
+    options = ("--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=4000", "--device", "cpu")
+
+    def seconds() -> float:
+        status, out, _ = call("plan", *options, "--format", "json")
+        assert status == 0
+        (found,) = (node["seconds"] for node in json.loads(out)["nodes"] if node["kind"] == "meta-training")
+        return found
+
+    whole = seconds()
+
+    asked_for = []
+
+    def stop(_, __, counter, ___):  # before the second checkpoint of meta-training is saved
+        asked_for.append(counter)
+        if asked_for.count("step") == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(CheckpointFolder, "further", stop)
+    assert call("run", *options, "-q")[0] == 130
+    (info,) = (json.loads(path.read_text()) for path in campaign.glob("home/trained/*/checkpoint.json"))
+    assert not info["finished"]
+    assert seconds() == pytest.approx(whole * (1 - info["step"] / 4000), rel=1e-3)
+    assert info["step"] > 0
 
 
 def test_data_that_are_missing_are_planned_by_their_published_numbers(call, tmp_path):

@@ -123,6 +123,25 @@ def test_a_result_whose_method_is_not_here_is_the_users_mistake(call, stored, cl
     assert call("reproduce", "nothing.json")[0] == 2
 
 
+def test_a_row_is_named_by_its_label_and_task(call, clusters, monkeypatch):
+    """All its seeds; of a file with tasks of the user's own."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    api.run(["imprint"], [task], seeds=2, work=api.workspace(clusters / "home", device="cpu"))
+    status, out, err = call("reproduce", "imprint", task, "--task", str(clusters / "clusters.toml"), "-q")
+    assert (status, err) == (0, "")
+    assert [line.partition(": ")[2][:44] for line in out.splitlines()] == [
+        f"imprint on clusters-5shot, seed {seed}: identical" for seed in (0, 1)
+    ]
+    for said, words in (
+        (("imprit", task), "did you mean 'imprint'"),
+        (("imprint",), "takes a result file, or a row"),
+    ):
+        status, out, err = call("reproduce", *said)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert words in err
+
+
 def test_the_job_of_a_result_has_its_options(clusters):
     work = api.workspace(clusters / "home", device="cpu")
     task = f"{clusters / 'clusters.toml'}:clusters-5shot"

@@ -150,9 +150,7 @@ class Trainer:
     @property
     def _batch(self) -> tuple[int, int]:
         """Images of a step, of all processes, and steps of an epoch."""
-        images = self.dataset.manifest["pools"]["base/train"]["shape"][0]
-        batch = min(self.task.pretraining.batch, images)
-        return batch, max(1, images // batch)
+        return self.task.pretraining.epoch(self.dataset.manifest["pools"]["base/train"]["shape"][0])
 
     @property
     def _held_out(self) -> list[str]:

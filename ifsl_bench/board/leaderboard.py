@@ -16,6 +16,7 @@ from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
 
+OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", "seeds", "source")  # headings
 RULE = (
     "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 + the rows that "
     "are significantly better to all rows less those that are significantly worse. Differences vary over episodes and "
@@ -76,6 +77,29 @@ def ranked_tables(
     found = _with_variants(boards, results, labels)
     closing = RULE if any(len(board.compared) > 1 for board in found) else ""
     return [ranked_table(board, full) for board in found], closing
+
+
+def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]], str]:
+    """The best ranked rows of each task and the user's own, in few columns; and where there is more.
+
+    Args:
+        first: how many of each task.
+    """
+    tables = []
+    for board in boards:
+        whole = ranked_table(board)
+        entries = [entry for entry in whole.rows if entry.comparable and entry.measured]
+        best = [entry for entry in entries if entry.place and entry.place.ranks] or entries
+        shown = [entry for entry in entries if entry in best[:first] or _mine(entry)]
+        columns = [column for column in whole.columns if column.heading in OVERVIEW]
+        left = len(whole.rows) - len(shown)
+        notes = [f"{left} more row{'s' * (left > 1)}: ifsl-bench leaderboard {board.name}"] if left else []
+        tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
+    return tables, (
+        "Mean ± 95% interval over episodes, averaged over seeds, in percent; by Acc., of methods as published. "
+        "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "
+        "--full` has them of all tasks."
+    )
 
 
 def ranked_table(board: Board, full: bool = False) -> Table[Entry]:

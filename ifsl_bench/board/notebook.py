@@ -38,7 +38,7 @@ def table(
     Raises:
         UserError: an unknown task, row or setting, or nothing stored.
     """
-    boards = boards_of(tasks, _listed(methods), Home.locate(home, results))
+    boards = boards_of(tasks, listed(methods), Home.locate(home, results))
     boards = in_setting(boards, setting) if setting else boards
     return Frame([task_table(board, full) for board in boards])
 
@@ -52,7 +52,7 @@ def leaderboard(
     Raises:
         UserError: an unknown task, row or setting, or nothing measured.
     """
-    folders, labels = Home.locate(home, results), _listed(methods)
+    folders, labels = Home.locate(home, results), listed(methods)
     boards = in_setting(measured_boards(tasks, labels, folders), setting)
     return Frame(*ranked_tables(boards, folders.results, full, labels))
 
@@ -100,5 +100,7 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
     return Results(found)
 
 
-def _listed(names: Names) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def listed(names: Names) -> tuple[str, ...]:
+    """A name, several with commas between them as the command line takes them, or a list of either."""
+    given = (names,) if isinstance(names, str) else tuple(names)
+    return tuple(word.strip() for one in given for word in one.split(",") if word.strip())

@@ -49,12 +49,16 @@ def row_table(row: Row) -> Table[str]:
     return Table(columns, list(summary), title, [PERCENT])
 
 
-def facts_of(results: Sequence[Result]) -> str:
+def facts_of(results: Sequence[Result], again: str = "") -> str:
     """What results of one row say about themselves beside their numbers, a line each: what they share once, the rest
-    by seed. What would steer a terminal is written out."""
-    each = [_facts(result) for result in results]
-    names = dict.fromkeys(name for facts in each for name in facts)
-    width = 13
+    by seed. What would steer a terminal is written out.
+
+    Args:
+        again: the command that measures them again.
+    """
+    each = [_facts(result) | {"again": again} for result in results]
+    names = dict.fromkeys(name for facts in each for name, text in facts.items() if text)
+    width = 2 + max(map(len, names))
     lines = []
     for name in names:
         said = [facts.get(name, "") for facts in each]
@@ -64,11 +68,6 @@ def facts_of(results: Sequence[Result]) -> str:
         for place, (result, one) in enumerate(zip(results, said, strict=True)):
             lines.append(f"{name if not place else '':{width - 1}} seed {result.seed}: {one}")
     return "\n".join(map(one_line, lines))
-
-
-def result_facts(result: Result) -> str:
-    """Everything that one result says about itself beside its numbers, a line each."""
-    return facts_of([result])
 
 
 def _facts(result: Result) -> dict[str, str]:

@@ -289,10 +289,9 @@ def notes_of(plan: Plan) -> list[str]:
     """For readers: totals, and what is not in them."""
     refused, stored, total = len(plan.graph.refused), len(plan.graph.stored), len(plan.jobs)
     todo = total - stored - refused
-    notes = [
-        f"{total:,} jobs: {stored:,} stored, {todo:,} to do" + (f", {refused:,} that cannot be run" if refused else "")
-    ]
-    notes += [f"{what}: {why}" for why, what in whys_of(plan).items()]
+    counts = f"{total:,} job{'s' * (total != 1)}: {stored:,} stored, {todo:,} to do"
+    notes = [counts + (f", {refused:,} that cannot be run" if refused else "")]
+    notes += [why if why.startswith("data set ") else f"{what}: {why}" for why, what in whys_of(plan).items()]
     if not todo:
         return notes
     with_workers = "" if plan.workers == 1 else f" with {plan.workers} workers"

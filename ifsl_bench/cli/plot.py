@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ifsl_bench.cli.options import Group, examples
-from ifsl_bench.cli.plot_options import OfModels, OfResults, index_option, numbers, of_models, of_results, written
+from ifsl_bench.cli.plot_options import index_option, numbers, of_models, of_results, written
 from ifsl_bench.common.errors import unknown
 from ifsl_bench.protocol.limits import MOST_SEEDS
 
@@ -44,14 +45,14 @@ def plot() -> None:
 )
 @click.argument("task")
 @of_results
-def tradeoff(task: str, asked: OfResults) -> None:
+def tradeoff(task: str, out: Path, **asked: Any) -> None:
     """Base against novel accuracy, with bias curves.
 
     A row is the curve that a bias on all novel logits traces, its argmax a point; grey lines join equal Acc.
     """
-    from ifsl_bench.figures.tradeoff import draw
+    from ifsl_bench.figures import plot
 
-    written(draw(asked.board(task), asked.wide), asked.out)
+    written(plot.tradeoff(task, **asked), out)
 
 
 @plot.command(
@@ -62,11 +63,11 @@ def tradeoff(task: str, asked: OfResults) -> None:
 )
 @click.argument("tasks", nargs=-1, required=True, metavar="TASK...")
 @of_results
-def ranks(tasks: tuple[str, ...], asked: OfResults) -> None:
+def ranks(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
     """The ranks that each method can have."""
-    from ifsl_bench.figures.ranks import draw
+    from ifsl_bench.figures import plot
 
-    written(draw([asked.board(task) for task in tasks], asked.wide), asked.out)
+    written(plot.ranks(*tasks, **asked), out)
 
 
 @plot.command(
@@ -77,14 +78,14 @@ def ranks(tasks: tuple[str, ...], asked: OfResults) -> None:
 )
 @click.argument("task")
 @of_results
-def pairs(task: str, asked: OfResults) -> None:
+def pairs(task: str, out: Path, **asked: Any) -> None:
     """Paired differences of all methods, a heat map.
 
     What is not significant is hatched. Numbers stand in the cells where there is room: with --wide, or few --method.
     """
-    from ifsl_bench.figures.pairs import draw
+    from ifsl_bench.figures import plot
 
-    written(draw(asked.board(task), asked.wide), asked.out)
+    written(plot.pairs(task, **asked), out)
 
 
 @plot.command(
@@ -95,11 +96,11 @@ def pairs(task: str, asked: OfResults) -> None:
 )
 @click.argument("task")
 @of_results
-def seeds(task: str, asked: OfResults) -> None:
+def seeds(task: str, out: Path, **asked: Any) -> None:
     """The accuracy of every training seed."""
-    from ifsl_bench.figures.seeds import draw
+    from ifsl_bench.figures import plot
 
-    written(draw(asked.board(task), asked.wide), asked.out)
+    written(plot.seeds(task, **asked), out)
 
 
 @plot.command(
@@ -110,11 +111,11 @@ def seeds(task: str, asked: OfResults) -> None:
 )
 @click.argument("task")
 @of_results
-def validation(task: str, asked: OfResults) -> None:
+def validation(task: str, out: Path, **asked: Any) -> None:
     """Validation accuracy while meta-training."""
-    from ifsl_bench.figures.validation import draw
+    from ifsl_bench.figures import plot
 
-    written(draw(asked.board(task), asked.wide), asked.out)
+    written(plot.validation(task, **asked), out)
 
 
 @plot.command(
@@ -126,15 +127,14 @@ def validation(task: str, asked: OfResults) -> None:
 )
 @click.argument("task")
 @of_results
-def base_classes(task: str, asked: OfResults) -> None:
+def base_classes(task: str, out: Path, **asked: Any) -> None:
     """Accuracy by the number of base classes.
 
     From results of TASK and of TASK+base-classes=N, which ``run --base-classes N`` makes.
     """
-    from ifsl_bench.figures.base_classes import boards_of, draw
+    from ifsl_bench.figures import plot
 
-    boards = boards_of(asked.task(task), asked.folders)
-    written(draw(boards, asked.labels, asked.setting, asked.wide), asked.out)
+    written(plot.base_classes(task, **asked), out)
 
 
 @plot.command(
@@ -153,22 +153,14 @@ def base_classes(task: str, asked: OfResults) -> None:
               help="How many training seeds to average over.")  # fmt: skip
 @click.option("--episodes", type=int, help="Only the first so many test episodes [500].")
 @of_models("lr+a")
-def inner_steps(
-    tasks: tuple[str, ...], steps: tuple[int, ...], unrolled: tuple[int, ...], seeds: int, episodes: int | None,
-    asked: OfModels,
-) -> None:  # fmt: skip
+def inner_steps(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
     """Accuracy by inner steps, of RBP and T-BPTT.
 
     Models that were trained with either are evaluated after so many gradient steps of the inner problem, and converged.
     """
-    from ifsl_bench.figures.inner_steps import courses, draw
+    from ifsl_bench.figures import plot
 
-    found = {
-        task: courses(asked.methods, task, asked.work, steps=steps, unrolled=unrolled, seeds=range(seeds),
-                      episodes=episodes, options=asked.options, train=asked.train)
-        for task in tasks
-    }  # fmt: skip
-    written(draw(found, asked.wide), asked.out)
+    written(plot.inner_steps(*tasks, **asked), out)
 
 
 @plot.command(
@@ -181,15 +173,14 @@ def inner_steps(
 @click.argument("task")
 @index_option
 @of_models("lr+a")
-def episode_pca(task: str, index: int, asked: OfModels) -> None:
+def episode_pca(task: str, out: Path, **asked: Any) -> None:
     """An episode before and after the fast weights.
 
     In the plane of its first two principal components, with the regions where the method answers with each class.
     """
-    from ifsl_bench.figures.episode_pca import draw, plane_of
+    from ifsl_bench.figures import plot
 
-    planes = [plane_of(ready, index, label) for label, ready in asked.opened(asked.jobs(task, index))]
-    written(draw(planes, asked.wide), asked.out)
+    written(plot.episode_pca(task, **asked), out)
 
 
 @plot.command(
@@ -201,12 +192,11 @@ def episode_pca(task: str, index: int, asked: OfModels) -> None:
 @click.argument("task")
 @index_option
 @of_models("lr+a")
-def attractors(task: str, index: int, asked: OfModels) -> None:
+def attractors(task: str, out: Path, **asked: Any) -> None:
     """Base weights and the attractors they produce."""
-    from ifsl_bench.figures.attractors import draw, weights_of
+    from ifsl_bench.figures import plot
 
-    found = [weights_of(ready, index, label) for label, ready in asked.opened(asked.jobs(task, index))]
-    written(draw(found, asked.wide), asked.out)
+    written(plot.attractors(task, **asked), out)
 
 
 @plot.command(
@@ -218,16 +208,11 @@ def attractors(task: str, index: int, asked: OfModels) -> None:
 @click.argument("task")
 @index_option
 @of_models()
-def episode(task: str, index: int, asked: OfModels) -> None:
+def episode(task: str, out: Path, **asked: Any) -> None:
     """The contact sheet of an episode.
 
     Support images above, queries below, with what the methods call them: a tick is right, a cross wrong.
     """
-    from ifsl_bench.figures.episode_sheet import Answered, check_images, draw
-    from ifsl_bench.figures.models import dataset_of, episode_of
+    from ifsl_bench.figures import plot
 
-    jobs = asked.jobs(task, index)
-    dataset = dataset_of(jobs[0], asked.work)
-    check_images(dataset, jobs[0].task)
-    answers = [Answered(label, episode_of(ready, index)) for label, ready in asked.opened(jobs)]
-    written(draw(answers, dataset, jobs[0].task, asked.wide), asked.out)
+    written(plot.episode(task, **asked), out)

@@ -1,10 +1,9 @@
-"""What the commands of ``ifsl-bench plot`` share: options, and the rows or models that they draw."""
+"""What the commands of ``ifsl-bench plot`` share: options, and how a figure becomes a file."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,6 @@ import click
 
 from ifsl_bench.cli.options import (
     device_option,
-    folders_of,
     home_option,
     names,
     pairs,
@@ -24,14 +22,7 @@ from ifsl_bench.cli.options import (
 from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from ifsl_bench.board.boards import Board
-    from ifsl_bench.common.files import Home
-    from ifsl_bench.episodic.prepared import Workspace
-    from ifsl_bench.protocol.task import Task
-    from ifsl_bench.running.job import Job
-    from ifsl_bench.running.ranges import Ready
+    from ifsl_bench.figures.plot import Drawing
 
 
 def _checked(_: click.Context, __: click.Parameter, value: str) -> Path:
@@ -47,47 +38,14 @@ wide_option = click.option("--wide", is_flag=True, help="Two columns wide.")
 index_option = click.option("--index", type=int, default=0, show_default=True, help="Which test episode.")
 
 
-@dataclass(frozen=True)
-class OfResults:
-    """What is asked of a figure that is made from results."""
-
-    out: Path
-    labels: tuple[str, ...]
-    setting: str | None
-    wide: bool
-    folders: Home
-
-    def board(self, name: str) -> Board:
-        """The rows of a task that are to be drawn."""
-        from ifsl_bench.board.boards import load_board
-        from ifsl_bench.figures.rows import shown
-
-        return shown(load_board(self.task(name), self.folders.results), self.labels, self.setting)
-
-    def task(self, name: str) -> Task:
-        """The one task of that name.
-
-        Raises:
-            UserError: no such task, or a file that defines several.
-        """
-        from ifsl_bench.protocol.task_files import find
-
-        (found, *more) = find(name, home=self.folders)
-        if more:
-            raise UserError(f"{name} defines several tasks; choose one as {name}:NAME")
-        return found
-
-
 def of_results(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of figures that are made from results, gathered into one argument ``asked``."""
+    """The options of figures that are made from results, by the names of their function's arguments; and ``out``."""
 
     @functools.wraps(command)
     def with_asked(**given: Any) -> Any:
-        folders = folders_of(given.pop("home"), given.pop("results_dir"))
-        said = {name: given.pop(name) for name in ("out", "labels", "setting", "wide")}
-        return command(asked=OfResults(**said, folders=folders), **given)
+        return command(results=given.pop("results_dir"), **given)
 
-    labels = click.option("--method", "labels", multiple=True, callback=names, metavar="LABEL",
+    labels = click.option("--method", "methods", multiple=True, callback=names, metavar="LABEL",
                           help="Only rows with these labels, comma-separated or repeated [methods without options of "
                           "their own].")  # fmt: skip
     setting = click.option("--setting", metavar="NAME", help="Methods as published (paper), or tuned ones (tuned-12).")
@@ -97,40 +55,8 @@ def of_results(command: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
-@dataclass(frozen=True)
-class OfModels:
-    """What is asked of a figure that is made with trained models."""
-
-    out: Path
-    methods: tuple[str, ...]
-    options: dict[str, str]
-    train: bool
-    wide: bool
-    work: Workspace
-
-    def jobs(self, task: str, index: int) -> list[Job]:
-        """Of the methods on a task; raises :class:`UserError` for an unknown name or option, or an episode beyond."""
-        from ifsl_bench.figures.models import check_index, jobs_of
-
-        jobs = jobs_of(self.methods, task, self.work.home, [0], self.options)
-        check_index(jobs[0].task, index)
-        return jobs
-
-    def opened(self, jobs: Sequence[Job]) -> Iterator[tuple[str, Ready]]:
-        """Their labels and models, one after the other.
-
-        Raises:
-            UserError: before any, where one is not trained and is not to be.
-        """
-        from ifsl_bench.figures.models import check_trained, open_model
-
-        if not self.train:
-            check_trained(jobs, self.work.home)
-        yield from ((job.label, open_model(job, self.work)) for job in jobs)
-
-
 def of_models(*usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options of figures that are made with trained models, gathered into one argument ``asked``.
+    """The options of figures that are made with trained models, like :func:`of_results`.
 
     Args:
         usual: the methods where the user names none; none where one has to be named.
@@ -145,9 +71,8 @@ def of_models(*usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
             keep_freed_memory()
             reporter = reporter_for(given.pop("quiet"), given.pop("verbose"))
             work = api.workspace(given.pop("home"), None, given.pop("device"), reporter)
-            said = {name: given.pop(name) for name in ("out", "methods", "options", "train", "wide")}
-            said["methods"] = said["methods"] or usual
-            return command(asked=OfModels(**said, work=work), **given)
+            given["methods"] = given["methods"] or usual
+            return command(work=work, **given)
 
         methods = click.option("--method", "methods", multiple=True, callback=names, required=not usual,
                                show_default=", ".join(usual) or None,
@@ -172,12 +97,9 @@ def numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[i
     return tuple(sorted({int(word) for word in words}))
 
 
-def written(drawing: tuple[Figure, Sequence[str]], out: Path) -> None:
+def written(drawing: Drawing, out: Path) -> None:
     """Writes a figure, and says so, and what else there is to say."""
-    from ifsl_bench.figures.style import save
-
-    figure, notes = drawing
-    save(figure, out)
+    drawing.save(out)
     click.echo(f"wrote {out}")
-    for note in notes:
+    for note in drawing.notes:
         click.echo(note)

@@ -20,13 +20,13 @@ def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str 
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
     """
     from ifsl_bench.common.errors import UserError
-    from ifsl_bench.common.files import chosen_by, write_bytes
+    from ifsl_bench.common.files import check_out, chosen_by, write_bytes
     from ifsl_bench.page.gather import boards_of, gather
     from ifsl_bench.page.html import page_html
     from ifsl_bench.protocol.task_files import find, own, packaged
 
-    if (path := Path(out)).is_dir():
-        raise UserError(f"--out {out} is a folder; name the file to write, as in --out {path / 'report.html'}")
+    path = Path(out).expanduser()
+    check_out(path)
     folders = readable(folders_of(home, results_dir))
     chosen = [task for name in tasks for task in find(name, home=folders)]
     found = boards_of(chosen or [*packaged().values(), *own(folders).values()], folders.results, bool(chosen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import say, show_tables
+from ifsl_bench.cli.output import TEXT, say, show_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
 
@@ -77,7 +78,7 @@ def table(
 ) -> None:
     """Print the stored and published rows of tasks.
 
-    Of every task that has any, where none is named.
+    Of every task that has any, where none is named. 'ifsl-bench leaderboard --help' says what the columns are.
     """
     folders = readable(folders_of(home, results_dir))
     from ifsl_bench.board.asked import boards_of, in_setting
@@ -127,12 +128,24 @@ def leaderboard(
 ) -> None:
     """Print the ranked rows of tasks, yours among the stored ones.
 
-    Without a task: of each on which something is measured.
+    \b
+    Acc.        of all queries, among all classes
+    cal. Acc.   the same with one bias on all novel logits
+    Delta       joint minus alone, of base (_a) and novel (_b) queries and their mean
+    rank        the places that a row can have, with 95% confidence
+
+    Without a task: the best rows of each task on which something is measured, and yours.
     """
     folders = readable(folders_of(home, results_dir))
     from ifsl_bench.board.asked import in_setting, measured_boards
 
     boards = in_setting(measured_boards(tasks, labels, folders), setting)
+    if style == TEXT and not (tasks or labels or setting or full):
+        from ifsl_bench.board.leaderboard import overview
+
+        tables, closing = overview(boards)
+        show_tables(tables, style, closing)
+        return
     _show_ranked(boards, folders, style, full, labels)
 
 
@@ -176,17 +189,17 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
     if len(what) == 1 and (what[0].endswith(".json") or Path(what[0]).is_file()):
         result = read(Path(what[0]))
         tables, facts = [result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], [result]
+        again = f"ifsl-bench reproduce {shlex.quote(what[0])}"
     elif len(what) == 2:
         label, task = what
         row = row_of(board_of(task, readable(folders_of(home, results_dir))), label)
         tables, facts = [row_table(row)], list(row.results)
+        again = f"ifsl-bench reproduce {shlex.quote(row.label)} {shlex.quote(row.results[0].task)}"
     else:
-        hint = f"ifsl-bench show {what[0]} glyphs-5shot" if len(what) == 1 else "ifsl-bench show lr+a glyphs-5shot"
-        said = f"{what[0]!r} is no file; " if len(what) == 1 else ""
-        raise UserError(f"{said}show takes a result file, or a row's label and its task: {hint}")
+        raise _neither("show", what)
     show_tables(tables, style)
     if style in READERS:
-        say("\n" + facts_of(facts), style)
+        say("\n" + facts_of(facts, again), style)
 
 
 @click.command(
@@ -221,11 +234,12 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 
 @click.command(
     epilog=examples(
+        "ifsl-bench reproduce lr+a glyphs-5shot",
         "ifsl-bench reproduce results/glyphs-5shot/lr+a.seed-0.json",
         "ifsl-bench reproduce mine.seed-0.json --method my.py:Mine --within 0.1",
     )
 )
-@click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="RESULT.json...")
+@click.argument("what", nargs=-1, required=True, metavar="LABEL TASK|RESULT.json...")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
 @click.option(
@@ -236,7 +250,7 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @quiet_option
 @verbose_option
 def reproduce(
-    files: tuple[str, ...],
+    what: tuple[str, ...],
     method: str | None,
     task: str | None,
     within: float,
@@ -247,7 +261,7 @@ def reproduce(
 ) -> None:
     """Run the jobs of stored results again, and compare.
 
-    A line each; status 1 if one comes out otherwise.
+    Of a row with all its seeds, or of files; a line each. Status 1 if one comes out otherwise.
 
     Without --home all is made anew, the pretraining too unless its weights come with the package; data sets that you
     have prepared, and weights of backbones from elsewhere, are used as they are.
@@ -263,7 +277,7 @@ def reproduce(
     from ifsl_bench.running.reproduce import reproduce as run_again
 
     found = []
-    stored = {name: read(Path(name)) for name in files}
+    stored = {name: read(Path(name)) for name in _files_of(what)}
     with tempfile.TemporaryDirectory(prefix="ifsl-bench-") as scratch:
         work = api.workspace(home or scratch, Path(scratch) / "results", device, reporter_for(quiet, verbose))
         for name, result in stored.items():
@@ -274,3 +288,26 @@ def reproduce(
             click.echo(f"{name}: {found[-1].line}")
     if not all(one.identical or one.close(within) for one in found):
         click.get_current_context().exit(1)
+
+
+def _files_of(what: Sequence[str]) -> list[str]:
+    """The files that are named; or those of a row, named by its label and task."""
+    from ifsl_bench.board.asked import board_of, row_of
+    from ifsl_bench.board.measured import STORED
+    from ifsl_bench.board.result_file import packaged_root, path_of
+
+    if len(what) != 2 or any(name.endswith(".json") or Path(name).is_file() for name in what):
+        if len(what) == 1 and not (what[0].endswith(".json") or Path(what[0]).is_file()):
+            raise _neither("reproduce", what)
+        return list(what)
+    folders, (label, task) = readable(folders_of(None)), what
+    row = row_of(board_of(task, folders), label)
+    root = packaged_root() if row.origin == STORED else folders.results
+    return [str(path_of(root, result)) for result in row.results]
+
+
+def _neither(command: str, what: Sequence[str]) -> UserError:
+    """For what is no file, and no label with a task."""
+    said, label = (f"{what[0]!r} is no file; ", what[0]) if len(what) == 1 else ("", "lr+a")
+    return UserError(f"{said}{command} takes a result file, or a row's label and its task: "
+                     f"ifsl-bench {command} {label} glyphs-5shot")  # fmt: skip

@@ -4,34 +4,47 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ifsl_bench.cli.options import (
     Group,
+    complete_tasks,
     examples,
     folders_of,
     home_option,
     quiet_option,
     readable,
     reporter_for,
+    results_option,
     style_option,
 )
 from ifsl_bench.cli.output import say, show_tables
 
 
+class Tasks(Group):
+    """Takes the name of a task too, without ``show`` before it."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
+
+
 @click.group(
-    cls=Group,
+    cls=Tasks,
     invoke_without_command=True,
-    epilog=examples("ifsl-bench tasks", "ifsl-bench tasks new mine --data glyphs"),
+    subcommand_metavar="[NAME | COMMAND ...]",
+    epilog=examples("ifsl-bench tasks", "ifsl-bench tasks glyphs-5shot", "ifsl-bench tasks new mine --data glyphs"),
 )
 @home_option
 @style_option
 @click.pass_context
 def tasks(context: click.Context, home: str | None, style: str) -> None:
-    """List the tasks by data set, those that can be run first.
+    """List the tasks; or show one, or write your own.
 
-    Or write a task file of your own (new), or print what may be in one (reference).
+    The list is by data set, tasks that can be run first. NAME is that of a task, or a task file.
     """
     if context.invoked_subcommand:
         return
@@ -51,7 +64,37 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
         table = plain_table(some, "", {"what": 24}, drop, lambda row: row["task"] not in packaged())
         tables.append(replace(table, title=data))
     show_tables(tables, style)
-    say("\nRun one: ifsl-bench run --method imprint --task TASK", style)
+    say("\nAll about one: ifsl-bench tasks NAME. Run one: ifsl-bench run --method imprint --task NAME", style)
+
+
+@tasks.command(
+    "show", epilog=examples("ifsl-bench tasks glyphs-5shot", "ifsl-bench tasks glyphs-5shot+ways=10 --format json")
+)
+@click.argument("name", shell_complete=complete_tasks)
+@home_option
+@results_option
+@style_option
+@click.pass_context
+def tasks_show(context: click.Context, name: str, home: str | None, results_dir: str | None, style: str) -> None:
+    """Show what a task is: its data, its episodes, its stages.
+
+    NAME is what --task takes; 'show' may be left out.
+    """
+    from ifsl_bench.board.render import READERS
+    from ifsl_bench.board.table import plain_table
+    from ifsl_bench.board.task_sheet import task_facts
+    from ifsl_bench.protocol.task_files import find
+
+    above = context.parent.params if context.parent else {}  # options may stand before the name
+    folders = readable(folders_of(home or above.get("home"), results_dir))
+    found = [task_facts(task, folders) for task in find(name, home=folders)]
+    if style == "text" and above.get("style"):
+        style = above["style"]
+    if style not in READERS:
+        show_tables([plain_table(found)], style)
+        return
+    for i, facts in enumerate(found):
+        say("\n" * bool(i) + "\n".join(f"{key:15}{text}" for key, text in facts.items()), style)
 
 
 @tasks.command(

@@ -193,3 +193,13 @@ def is_finished(folder: Path, **facts: Any) -> bool:
     except CorruptFile:
         return False
     return bool(info and info.get("finished") is True and all(info.get(key) == value for key, value in facts.items()))
+
+
+def begun(folder: Path, counter: str) -> int:
+    """How far a training has come that was not ended, by its own counter; 0 where there is none, or it is damaged."""
+    try:
+        info = CheckpointFolder(folder).info()
+    except UserError:
+        return 0
+    count = info.get(counter) if info and info.get("finished") is not True else 0
+    return max(0, count) if type(count) is int else 0

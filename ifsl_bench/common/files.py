@@ -106,6 +106,16 @@ def _folder(said: str | Path) -> Path:
         raise UserError(f"{said}: no home folder is known for that user; give the whole path with --home") from error
 
 
+def check_out(path: Path) -> None:
+    """Raises :class:`UserError` where a file that ``--out`` names could not be written, before anything is computed."""
+    if path.is_dir():
+        raise UserError(f"--out: {path} is a folder; name the file to write")
+    if not (folder := path.parent).is_dir():
+        raise UserError(f"--out: there is no folder {folder}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise UserError(f"--out: folder {folder} cannot be written")
+
+
 _chosen_by: ContextVar[str] = ContextVar("chosen_by", default="--home or --results")
 
 

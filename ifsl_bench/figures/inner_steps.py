@@ -29,7 +29,6 @@ from ifsl_bench.running.stages import MetaTrain
 
 CONVERGED = 0  # stands for a search to its end
 SOLVING = {name for names in READ.values() for name in names}  # options that say how a problem is solved
-STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
 EPISODES = 500
 DEFAULT = inspect.signature(AttractorMethod.__init__).parameters["steps"].default
 
@@ -60,8 +59,8 @@ def courses(
     task: str,
     work: Workspace,
     *,
-    steps: Sequence[int] = STEPS,
-    unrolled: Sequence[int] = (DEFAULT,),
+    steps: Sequence[int],
+    unrolled: Sequence[int],
     seeds: Sequence[int] = (0,),
     episodes: int | None = None,
     options: Mapping[str, Any] | None = None,

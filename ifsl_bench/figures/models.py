@@ -49,7 +49,7 @@ def check_trained(jobs: Sequence[Job], home: Home) -> None:
     if lacking:
         more = f" ({len(lacking)} of {len(jobs)} models are missing)" if len(jobs) > 1 else ""
         raise UserError(f"{lacking[0]} is not trained in {home.cache}: {command_of(lacking[0], home)} trains it and "
-                        f"stores its result, or add --train here{more}")  # fmt: skip
+                        f"stores its result, or add --train here, train=True in Python{more}")  # fmt: skip
 
 
 def open_model(job: Job, work: Workspace) -> Ready:
@@ -92,9 +92,8 @@ def command_of(job: Job, home: Home) -> str:
 def check_index(task: Task, index: int) -> None:
     """Raises :class:`UserError` for an episode that the task's stream of test episodes does not count."""
     if not 0 <= index < task.evaluation.episodes:
-        raise UserError(
-            f"--index takes a test episode of {task.name}, 0 to {task.evaluation.episodes - 1}, not {index}"
-        )
+        most = task.evaluation.episodes - 1
+        raise UserError(f"{task.name} has test episodes 0 to {most:,} to show (--index), not {index}")
 
 
 @dataclass(frozen=True)

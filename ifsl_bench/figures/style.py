@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import io
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,7 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.board.looks import look_of
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.files import chosen_by, disk_errors, write_bytes
+from ifsl_bench.common.files import check_out, chosen_by, disk_errors, write_bytes
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
 SMALLEST = 7.0  # points
@@ -107,10 +106,7 @@ def format_of(path: Path) -> str:
     if (found := path.suffix.lower().removeprefix(".")) not in FORMATS:
         said = f"{path.suffix!r}" if path.suffix else "a name without any"
         raise UserError(f"--out takes a file that ends in .pdf, .svg or .png, not {said}")
-    if not path.parent.is_dir():
-        raise UserError(f"--out: there is no folder {path.parent}; make it first")
-    if not os.access(path.parent, os.W_OK):
-        raise UserError(f"--out: folder {path.parent} cannot be written")
+    check_out(path)
     return found
 
 

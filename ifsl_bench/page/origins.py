@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ def _facts(result: Result) -> dict[str, str]:
         "file": path_of(Path(), result).as_posix(),
         "Acc.": f"{result.summary['acc']['mean']:.2f}",
         "command": said.get("command"),
+        "again": shlex.join(["ifsl-bench", "reproduce", result.label, result.task]),
         "commit": said.get("commit"),
         "version": said.get("version"),
         "device": said.get("device"),

@@ -85,6 +85,11 @@ class Pretraining(Strict, frozen=True):
             del value["weights"]
         return value
 
+    def epoch(self, images: int) -> tuple[int, int]:
+        """Images of a step and steps of an epoch, where base/train has so many images."""
+        batch = min(self.batch, images)
+        return batch, max(1, images // max(1, batch))
+
     def stretched(self, steps: int) -> Pretraining:
         """The same with so many steps; with few, running averages follow sooner, to forget where they began."""
         if steps == self.steps:

@@ -19,6 +19,7 @@ from ifsl_bench.backbone.pretrain import HeadKind, features_key, pretraining_key
 from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
 from ifsl_bench.backbone.shipped import features_sha256, is_offered, pretrained_sha256, train_here
+from ifsl_bench.common.checkpoint import begun
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores, threads
 from ifsl_bench.data.crossed import NOVEL, short
@@ -199,11 +200,17 @@ class Pretrain(Stage):
     def estimate(self, data: Outline, work: Workspace) -> float | None:
         if is_offered(work.home, self.key(work.home)):
             return 0.1  # the weights come with the package
+        spec, images = self.task.pretraining, data.images("base/train")
         held_out = data.images("base/val") + data.images("base/test")
-        size = (data.shape, data.base_classes, data.images("base/train"), held_out)
         device = self.place(work).device
         with threads(host_threads(device)):
-            return pretraining_seconds(self.task.pretraining, *size, device) if data.shape else None
+            sizes = data.shape, data.base_classes, images, held_out
+            seconds = pretraining_seconds(spec, *sizes, device) if data.shape else None
+        epochs = begun(work.home.pretrained / self.key(work.home), "epoch")
+        if seconds is None or not epochs:
+            return seconds
+        _, each = spec.epoch(images)
+        return seconds * (1 - min(1.0, epochs * each / max(1, spec.steps)))
 
     def prepared(self, work: Workspace) -> PreparedTask:
         return work.prepared(self.task, self.head, self.seed)

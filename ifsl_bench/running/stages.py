@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from ifsl_bench.backbone.placement import HOST, Place
-from ifsl_bench.common.checkpoint import finished, is_finished
+from ifsl_bench.common.checkpoint import begun, finished, is_finished
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
@@ -118,15 +118,22 @@ class OfJob(Stage):
         each = episode_seconds(job.method, job.options, sizes_of(job.task, data.base_classes, data.shape, device))
         return None if each is None else episodes * each
 
+    def begun(self, home: Home) -> int:
+        """Steps of meta-training that an earlier run has done and this one goes on from."""
+        folder = MetaTrain(self.job).folder(home)
+        weights = self.backbone.weights(home)
+        return 0 if weights is None else begun(folder, "step")
+
     def training_seconds(self, data: Outline, work: Workspace) -> float | None:
-        """About how long meta-training takes, with its validations."""
+        """About how long what is left of meta-training takes, with its validations."""
         job, task = self.job, self.job.task
         if not job.trains:
             return 0.0
         step, (_, episodes) = self.step_seconds(data, work), task.evaluation.halves
         often = job.schedule.steps // job.schedule.validate_every
         checks = self.evaluation_seconds(often * len(episodes), data, work)
-        return None if step is None or checks is None else job.schedule.steps * step + checks
+        left = 1 - min(1.0, self.begun(work.home) / job.schedule.steps)
+        return None if step is None or checks is None else left * (job.schedule.steps * step + checks)
 
 
 @dataclass(frozen=True)

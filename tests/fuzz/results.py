@@ -37,7 +37,7 @@ from ifsl_bench.board.result_file import (
     summary_entry,
     write,
 )
-from ifsl_bench.board.show import comparison_table, result_facts, result_table
+from ifsl_bench.board.show import comparison_table, facts_of, result_table
 from ifsl_bench.common import packed
 from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.common.files import Home
@@ -388,7 +388,7 @@ def read_result(path: Path) -> None:
         result = None
         with contextlib.suppress(UserError):
             result = read(place)
-            assert all(map(is_printable, result_facts(result).split("\n")))
+            assert all(map(is_printable, facts_of([result]).split("\n")))
         assert result is not None or found.failures, "check accepts what no table reads"
         board = load_board(task(), root)
         labels = {row.label for row in (*board.rows, *board.others)}

@@ -12,7 +12,7 @@ import numpy as np
 
 from ifsl_bench.common.building import leftovers, remove, unfinished
 from ifsl_bench.common.errors import CorruptFile, UserError, one_line, unknown
-from ifsl_bench.common.files import Home, chosen_by, disk_errors, write_bytes
+from ifsl_bench.common.files import Home, check_out, chosen_by, disk_errors, write_bytes
 from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.owners import PARTIAL, is_abandoned, what
 from ifsl_bench.common.progress import Reporter
@@ -103,22 +103,26 @@ def _feature_bytes(home: Home) -> dict[str, int]:
     return found
 
 
+def state_of(home: Home, name: str) -> str:
+    """Whether a task's data set is there, or what makes it, in words."""
+    if is_prepared(home, name):
+        return "prepared"
+    if name not in registry.names(registry.DATASETS):
+        return "to be obtained"
+    plugin = registry.load(registry.DATASETS, name)
+    if plugin.problem:
+        return plugin.problem
+    if not plugin.value.needs_source:
+        return "made when first used"
+    return f"to be prepared from files: {command(name)}"
+
+
 def task_listing(home: Home) -> list[dict[str, str]]:
     """The packaged tasks and the user's own, by data set: those first whose data are there, or need no files."""
-    known = registry.names(registry.DATASETS)
 
     @cache
     def state(name: str) -> str:
-        if is_prepared(home, name):
-            return "prepared"
-        if name not in known:
-            return "to be obtained"
-        plugin = registry.load(registry.DATASETS, name)
-        if plugin.problem:
-            return plugin.problem
-        if not plugin.value.needs_source:
-            return "made when first used"
-        return f"to be prepared from files: {command(name)}"
+        return state_of(home, name)
 
     def order(task: Task) -> tuple[int, str]:
         name = task.dataset.name
@@ -274,8 +278,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
 
     if (kind := FORMS.get(path.suffix.lower())) is None:
         raise UserError(f"{path}: a contact sheet ends in {', '.join(FORMS)}")
-    if not path.absolute().parent.is_dir():
-        raise UserError(f"{path}: there is no folder {path.parent}")
+    check_out(path)
     dataset = opened(home, name, reporter)
     if len(dataset.shape) != 3:
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")

@@ -1,0 +1,86 @@
+"""What a task is, as ``ifsl-bench tasks NAME`` says it. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ifsl_bench.backbone.registered import corpora_of, frozen_backbone
+from ifsl_bench.board.boards import Board, load_board
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.data.preparing.catalogue import state_of
+from ifsl_bench.data.preparing.outline import outline_of
+from ifsl_bench.protocol.contamination import MARKS, seen
+from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE, Task
+
+PROTOCOLS = {
+    "separate": "the novel classes of meta-training are a pool of their own",
+    "shared": "the novel classes of meta-training are base classes, which an episode hides from the base classifier",
+}
+
+
+def task_facts(task: Task, folders: Home) -> dict[str, str]:
+    """Names and texts: the data, what an episode is, the three stages, and what is measured on it."""
+    return {name: text for name, text in _facts(task, folders) if text}
+
+
+def _facts(task: Task, folders: Home) -> Iterator[tuple[str, str]]:
+    data = task.dataset.name
+    yield "task", f"{task.name}: {task.title}"
+    yield "variant of", task.variant_of and f"{task.variant_of}, whose rows it is not compared with"
+    yield "data", f"{data}: {state_of(folders, data)}"
+    if task.novel_from:
+        yield "novel data", f"{task.novel_from}: {state_of(folders, task.novel_from)}"
+    if not task.regular:
+        yield "base", _base_classes(task, folders)
+    yield "episode", _episode(task)
+    yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
+    yield "backbone", _backbone(task)
+    yield "seen", _seen(task)
+    stage = task.meta_training
+    yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
+    counts = task.evaluation
+    yield "evaluation", f"{counts.episodes:,} test and {counts.validation_episodes:,} validation episodes"
+    yield "definition", task.hash
+    yield "digest", task.digest or ""
+    board = load_board(task, folders.results)
+    yield "results", _results(board)
+    yield "run", f"ifsl-bench run --method imprint --task {task.name}"
+    yield "cite", f"ifsl-bench cite {task.name}"
+
+
+def _base_classes(task: Task, folders: Home) -> str:
+    try:
+        count = outline_of(task, folders, lacking=True).base_classes
+    except UserError:
+        count = 0
+    return f"{count} classes" if count else "as many classes as its data have"
+
+
+def _episode(task: Task) -> str:
+    episode, shots = task.episode, f"{task.shots} shot{'s' * (task.shots > 1)}"
+    found = f"{episode.ways} ways, {shots}; {episode.ways * episode.novel_queries} novel queries"
+    return f"{found}, {'no base classes' if task.regular else f'{episode.base_queries} base queries'}"
+
+
+def _backbone(task: Task) -> str:
+    name, spec = task.pretraining.backbone, task.pretraining
+    if name == NO_BACKBONE:
+        return "none: the data are features, and a base classifier is trained on them"
+    if name == INCLUDED:
+        return "included: features and base classifiers come with the package"
+    if frozen_backbone(name):
+        return f"{name}, frozen; a base classifier is trained on its features"
+    own = "one for each training seed" if spec.seed is None else "the same for all training seeds"
+    return f"{name}, pretrained on the base classes for {spec.steps:,} steps, {own}"
+
+
+def _results(board: Board) -> str:
+    measured = len({(row.label, row.origin) for row in (*board.rows, *board.others)})
+    counts = {"measured": measured, "published": len(board.papers)}
+    said = " and ".join(f"{count} {kind} row{'s' * (count > 1)}" for kind, count in counts.items() if count)
+    return f"{said}: ifsl-bench {'leaderboard' if measured else 'table'} {board.name}" if said else "none yet"
+
+
+def _seen(task: Task) -> str:
+    return MARKS[seen(corpora_of(task.pretraining), task.novel_data)]

@@ -1,0 +1,235 @@
+"""What ``ifsl-bench plot`` draws, as functions: one for each kind of figure, ``ifsl_bench.plot`` in a notebook.
+
+Figures from results take ``methods``, labels of the only rows to draw (by default those without options of their own);
+``setting``, "paper" by default or "tuned-12"; and ``home`` and ``results`` as :func:`ifsl_bench.table` does. Figures
+from trained models take ``methods`` and ``options`` as :func:`ifsl_bench.run` does; ``train``, to train what is not
+trained yet; and ``work``, see :func:`ifsl_bench.workspace`. ``wide`` is two columns of a paper instead of one.
+
+All raise :class:`ifsl_bench.UserError` for unknown names, nothing stored, or models that are not trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from ifsl_bench.board.boards import Board, load_board
+from ifsl_bench.board.notebook import Folder, Names, listed
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.figures import base_classes as _base_classes
+from ifsl_bench.figures import pairs as _pairs
+from ifsl_bench.figures import ranks as _ranks
+from ifsl_bench.figures import seeds as _seeds
+from ifsl_bench.figures import tradeoff as _tradeoff
+from ifsl_bench.figures import validation as _validation
+from ifsl_bench.figures.rows import shown
+from ifsl_bench.figures.style import as_bytes, save
+from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task_files import find
+
+if TYPE_CHECKING:  # what needs torch is imported for figures with trained models alone
+    from ifsl_bench.episodic.prepared import Workspace
+    from ifsl_bench.running.job import Job
+    from ifsl_bench.running.ranges import Ready
+
+__all__ = ["Drawing", "attractors", "base_classes", "episode", "episode_pca", "inner_steps", "pairs", "ranks", "seeds",
+           "tradeoff", "validation"]  # fmt: skip
+
+MODEL = "lr+a"  # of figures that explain the attention attractor
+STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
+UNROLLED = (20,)
+DOTS = 144  # of a notebook's screen for an inch
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that a notebook shows.
+
+    Attributes:
+        figure: Matplotlib's, of the size that it has in a paper.
+        notes: what else there is to say, such as which rows are not in it.
+    """
+
+    figure: Figure
+    notes: tuple[str, ...] = ()
+
+    def save(self, path: str | Path) -> None:
+        """Writes it as the name's ending says, .pdf, .svg or .png; raises UserError where that cannot be done."""
+        save(self.figure, Path(path).expanduser())
+
+    def __repr__(self) -> str:
+        width, height = self.figure.get_size_inches()
+        return "\n".join([f"a figure of {width:.1f} x {height:.1f} inches; save('x.pdf') writes it", *self.notes])
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        """With the pixels that it takes on a screen: text of 7 points is legible there."""
+        width, height = (round(DOTS * side) for side in self.figure.get_size_inches())
+        return as_bytes(self.figure, "png"), {"width": width, "height": height}
+
+
+def tradeoff(
+    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """Base against novel accuracy, with the curves that one bias on all novel logits traces."""
+    return _drawing(_tradeoff.draw(_board(task, methods, setting, home, results), wide))
+
+
+def ranks(
+    *tasks: str, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """The ranks that each row can have, a panel for each task."""
+    if not tasks:
+        raise UserError("ranks takes the name of a task, or several")
+    return _drawing(_ranks.draw([_board(task, methods, setting, home, results) for task in tasks], wide))
+
+
+def pairs(
+    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """Paired differences of all rows, a heat map."""
+    return _drawing(_pairs.draw(_board(task, methods, setting, home, results), wide))
+
+
+def seeds(
+    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """The accuracy of each training seed."""
+    return _drawing(_seeds.draw(_board(task, methods, setting, home, results), wide))
+
+
+def validation(
+    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """Validation accuracy over the course of meta-training."""
+    return _drawing(_validation.draw(_board(task, methods, setting, home, results), wide))
+
+
+def base_classes(
+    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """Accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``."""
+    folders = Home.locate(home, results)
+    boards = _base_classes.boards_of(_task(task, folders), folders)
+    return _drawing(_base_classes.draw(boards, listed(methods), setting, wide))
+
+
+def inner_steps(
+    *tasks: str, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
+    steps: Sequence[int] = STEPS, unrolled: Sequence[int] = UNROLLED, seeds: int = 1, episodes: int | None = None,
+    train: bool = False, wide: bool = False, work: Workspace | None = None,
+) -> Drawing:  # fmt: skip
+    """Accuracy against the number of gradient steps on the inner problem, for models trained by RBP and by T-BPTT.
+
+    Args:
+        steps: after which gradient steps to stop.
+        unrolled: how many steps T-BPTT is trained with; a line each.
+        seeds: how many training seeds to average over.
+        episodes: only the first so many test episodes, 500 by default.
+    """
+    from ifsl_bench.episodic.prepared import workspace
+    from ifsl_bench.figures.inner_steps import courses, draw
+
+    if not tasks:
+        raise UserError("inner_steps takes the name of a task, or several")
+    work = work or workspace()
+    found = {
+        task: courses(listed(methods), task, work, steps=steps, unrolled=unrolled, seeds=range(seeds),
+                      episodes=episodes, options=options or {}, train=train)
+        for task in tasks
+    }  # fmt: skip
+    return _drawing(draw(found, wide))
+
+
+def episode_pca(
+    task: str, *, index: int = 0, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
+    train: bool = False, wide: bool = False, work: Workspace | None = None,
+) -> Drawing:  # fmt: skip
+    """Test episode ``index`` in the plane of its first two principal components, before and after the fast weights."""
+    from ifsl_bench.figures.episode_pca import draw, plane_of
+
+    jobs, work = _jobs(task, index, methods, options, work)
+    planes = [plane_of(ready, index, label) for label, ready in _opened(jobs, work, train)]
+    return _drawing(draw(planes, wide))
+
+
+def attractors(
+    task: str, *, index: int = 0, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
+    train: bool = False, wide: bool = False, work: Workspace | None = None,
+) -> Drawing:  # fmt: skip
+    """Base weights and the attractors that they produce, of test episode ``index``."""
+    from ifsl_bench.figures.attractors import draw, weights_of
+
+    jobs, work = _jobs(task, index, methods, options, work)
+    found = [weights_of(ready, index, label) for label, ready in _opened(jobs, work, train)]
+    return _drawing(draw(found, wide))
+
+
+def episode(
+    task: str, *, methods: Names, index: int = 0, options: Mapping[str, Any] | None = None, train: bool = False,
+    wide: bool = False, work: Workspace | None = None,
+) -> Drawing:  # fmt: skip
+    """The contact sheet of test episode ``index``: its support above, its queries with the predictions below."""
+    from ifsl_bench.figures.episode_sheet import Answered, check_images, draw
+    from ifsl_bench.figures.models import dataset_of, episode_of
+
+    jobs, work = _jobs(task, index, methods, options, work)
+    dataset = dataset_of(jobs[0], work)
+    check_images(dataset, jobs[0].task)
+    answers = [Answered(label, episode_of(ready, index)) for label, ready in _opened(jobs, work, train)]
+    return _drawing(draw(answers, dataset, jobs[0].task, wide))
+
+
+def _drawing(found: tuple[Figure, Sequence[str]]) -> Drawing:
+    figure, notes = found
+    return Drawing(figure, tuple(notes))
+
+
+def _board(name: str, methods: Names, setting: str | None, home: Folder, results: Folder) -> Board:
+    """The rows of a task that are to be drawn."""
+    folders = Home.locate(home, results)
+    return shown(load_board(_task(name, folders), folders.results), listed(methods), setting)
+
+
+def _task(name: str, folders: Home) -> Task:
+    """The one task of that name; raises :class:`UserError` for none, and for a file that defines several."""
+    (found, *more) = find(name, home=folders)
+    if more:
+        raise UserError(f"{name} defines several tasks; choose one as {name}:NAME")
+    return found
+
+
+def _jobs(
+    task: str, index: int, methods: Names, options: Mapping[str, Any] | None, work: Workspace | None
+) -> tuple[list[Job], Workspace]:
+    """Of the methods on a task, for one of its test episodes, and where they run."""
+    from ifsl_bench.episodic.prepared import workspace
+    from ifsl_bench.figures.models import check_index, jobs_of
+
+    work = work or workspace()
+    jobs = jobs_of(listed(methods), task, work.home, [0], options or {})
+    check_index(jobs[0].task, index)
+    return jobs, work
+
+
+def _opened(jobs: Sequence[Job], work: Workspace, train: bool) -> Iterator[tuple[str, Ready]]:
+    """Labels and models, one after the other; where one is not trained and is not to be, an error before any."""
+    from ifsl_bench.figures.models import check_trained, open_model
+
+    if not train:
+        check_trained(jobs, work.home)
+    yield from ((job.label, open_model(job, work)) for job in jobs)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)  # what a notebook completes
