@@ -25,6 +25,7 @@ from ifsl_bench.figures.style import (
     text_of,
 )
 
+MANY = 9  # rows, as in the paper
 MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is cut
 
 
@@ -66,8 +67,11 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
         for row, look, curve in zip(rows, looks, curves, strict=True)
     ]
     legend_below(figure, handles, names, wide)
-    said = f"without a curve, being of an older version: {', '.join(without)}"
-    return figure, [said] if without else []
+    notes = [f"without a curve, being of an older version: {', '.join(without)}"] if without else []
+    if len(rows) > MANY and not wide:
+        notes.append(f"{len(rows)} rows are close together in one column: --wide gives them room, --method "
+                     f"{rows[0].label},... draws some of them")  # fmt: skip
+    return figure, notes
 
 
 def _point(row: Row) -> tuple[float, float]:
