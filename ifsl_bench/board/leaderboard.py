@@ -96,7 +96,7 @@ def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]
         notes = [f"{left} more row{'s' * (left > 1)}: ifsl-bench leaderboard {board.name}"] if left else []
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
     return tables, (
-        "Mean ± 95% interval over episodes, averaged over seeds, in percent; by Acc., of methods as published. "
+        "Measured: mean ± 95% interval over episodes, averaged over seeds, in percent; methods as published. "
         "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "
         "--full` has them of all tasks."
     )

@@ -131,7 +131,7 @@ def leaderboard(
     \b
     Acc.        of all queries, among all classes
     cal. Acc.   the same with one bias on all novel logits
-    Delta       joint minus alone, of base (_a) and novel (_b) queries and their mean
+    Delta       joint minus alone: base queries (_a), novel ones (_b), the mean
     rank        the places that a row can have, with 95% confidence
 
     Without a task: the best rows of each task on which something is measured, and yours.
