@@ -123,7 +123,7 @@ def test_without_results_all_goes_but_data_that_only_their_user_can_make(prune, 
     shutil.rmtree(root / "home" / "results")
     status, out, _ = prune("--dry-run")
     assert status == 0
-    assert "made from files of yours" in out
+    assert "made from your own" in out
     assert {"pretrained", "trained"} <= kinds(root)
     status, out, _ = prune("--yes")
     assert status == 0

@@ -334,7 +334,7 @@ def test_an_impossible_trial_is_tried_again(tmp_path, change):
 def test_a_pipe_in_place_of_a_file_does_not_keep_anybody_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     for read in (read_sealed, sha256_file):
-        with pytest.raises(CorruptFile, match="is no file"):
+        with pytest.raises(CorruptFile, match="is not a file"):
             read(tmp_path / "pipe.json")
 
 
@@ -358,7 +358,7 @@ def test_a_file_without_permission_is_one_line(cache, pattern):
 
 def test_links_to_nowhere_and_to_themselves_are_one_line_or_made_again(tmp_path):
     (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(CorruptFile, match="is no file"):
+    with pytest.raises(CorruptFile, match="is not a file"):
         read_json(tmp_path / "loop")
     (tmp_path / "dangling").symlink_to("nowhere")
     with pytest.raises(FileNotFoundError):

@@ -581,7 +581,7 @@ def test_without_a_task_the_command_shows_the_best_rows_of_each_and_those_of_the
     whole = document(call("leaderboard", "--results", str(tmp_path), "--format", "json")[1], "json")
     of = {name: [r for r in whole if r["task"] == name and r["kind"] == "measured" and r["comparable"]]
           for name in {r["task"] for r in whole}}  # fmt: skip
-    parts = dict(re.findall(r"^(\S+)\n\n(rank.*?)(?=\n\n\S+\n\n|\n\nMean)", out, re.M | re.S))
+    parts = dict(re.findall(r"^(\S+)\n\n(rank.*?)(?=\n\n\S+\n\n|\n\nMeasured)", out, re.M | re.S))
     assert set(parts) == {name for name, rows in of.items() if rows and not rows[0]["variant_of"]}
     for name, text in parts.items():
         shown = [line.split()[1] for line in text.partition("\n\n")[0].splitlines()[2:]]

@@ -1,4 +1,4 @@
-"""The reference of task files, and the files that are written with a word on each key."""
+"""The reference of task files, and the files that are written with a comment on every key."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def _tensors(name: str, value: torch.Tensor):
         (_tensors("head.weight", torch.full((8, 16), float("nan"))), "'head.weight' is not finite"),
         (_tensors("head.weight", torch.zeros(8)), "no base classifier"),
         (_tensors("x", torch.zeros(8, dtype=torch.float64)), "tensors of type 'F64'"),
-        (lambda path: (path.unlink(), path.mkdir()), "is no file"),
+        (lambda path: (path.unlink(), path.mkdir()), "is not a file"),
         (lambda path: path.unlink(), "there is no"),
     ],
 )  # fmt: skip

@@ -115,8 +115,8 @@ def weights_file(home: Home, spec: Pretraining, plugin: Frozen, model: str, card
         except Exception as error:
             why = one_line(str(error)).strip()[:120] or type(error).__name__
             raise UserError(
-                f"the weights of {spec.backbone} cannot be got here ({why}); get {card.source or 'them'} elsewhere, "
-                f"and put it at {target}"
+                f"the weights of {spec.backbone} cannot be downloaded here ({why}); get {card.source or 'them'} "
+                f"elsewhere, and put it at {target}"
             ) from error
         _keep(got, target)
     return target

@@ -28,7 +28,7 @@ def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> lis
     if labels:
         known = {label for board in boards for label in board.labels}
         for label in labels:
-            if label.lower() not in {other.lower() for other in known}:
+            if not any(board.knows(label) for board in boards):
                 raise unknown("row", label, known, where=f"of {', '.join(tasks) or 'any task'}",
                               see=f"ifsl-bench table {' '.join(tasks)}".strip())  # fmt: skip
         boards = [board.only(labels) for board in boards]

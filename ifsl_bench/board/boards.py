@@ -67,10 +67,15 @@ class Board:
         """Of all rows, measured and published."""
         return {row.label for row in (*self.rows, *self.others)} | {paper.label for paper in self.papers}
 
+    def knows(self, label: str) -> bool:
+        """Whether :meth:`only` finds something for a label."""
+        papers = {paper.label.lower() for paper in self.papers}
+        return label.lower() in papers.union(*(names_of(row) for row in (*self.rows, *self.others)))
+
     def only(self, labels: Collection[str]) -> Board:
-        """The rows with these labels, whatever their case."""
+        """The rows with these labels, or labels and origins as in "lr (stored)", whatever their case."""
         wanted = {label.lower() for label in labels}
-        rows, others = (tuple(r for r in part if r.label.lower() in wanted) for part in (self.rows, self.others))
+        rows, others = (tuple(r for r in part if wanted & set(names_of(r))) for part in (self.rows, self.others))
         papers = tuple(paper for paper in self.papers if paper.label.lower() in wanted)
         return replace(self, rows=rows, others=others, papers=papers)
 
@@ -91,8 +96,8 @@ class Board:
         return replace(self, rows=tuple(rows), remarks=(*self.remarks, remark))
 
     def row(self, label: str) -> Row | None:
-        """The row of that label: yours if there is one, else the stored one."""
-        found = [row for row in (*self.rows, *self.others) if row.label == label]
+        """The row of that label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""
+        found = [row for row in (*self.rows, *self.others) if label.lower() in names_of(row)]
         return min(found, key=lambda row: row.origin == STORED, default=None)
 
     def apart(self, row: Row) -> str:
@@ -100,6 +105,11 @@ class Board:
         if row.partial and not self.task.dataset.partial:
             return PARTIAL
         return mismatch(self.rows[0].results[0], row.results[0]) if self.rows else ""
+
+
+def names_of(row: Row) -> tuple[str, str]:
+    """What a row is called, in lower case: by its label, and by its origin too."""
+    return row.label.lower(), f"{row.label} ({row.origin})".lower()
 
 
 def load_board(task: Task, results: Path) -> Board:

@@ -13,7 +13,7 @@ from ifsl_bench.board.measured import STORED, having
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.common.errors import one_line
-from ifsl_bench.plugin.bibliography import printed
+from ifsl_bench.plugin.bibliography import papers, printed
 from ifsl_bench.protocol.contamination import MARKS
 from ifsl_bench.protocol.metrics import METRICS, REGULAR
 from ifsl_bench.protocol.task import Task
@@ -141,7 +141,8 @@ def _block(entry: Entry) -> tuple[int, str]:
     """The block of a table that an entry is in: its place and its title."""
     if entry.kind == "measured":
         return (2, "Measured") if entry.comparable else APART
-    return (0, f"Published: {entry.source}") if entry.comparable else (1, f"Published, other protocol: {entry.source}")
+    paper = next((one.short for one in papers("methods") if one.key.startswith(entry.source)), entry.source)
+    return (0, f"Published: {paper}") if entry.comparable else (1, f"Published, other protocol: {paper}")
 
 
 def _label(entry: Entry, twice: Collection[str]) -> str:

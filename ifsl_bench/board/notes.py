@@ -35,7 +35,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     if any(row.one_pretraining for row in board.rows):
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
     if many := [f"{row.label} {row.trials}" for row in board.rows if row.trials > 1]:
-        notes.append(f"Settings tried on validation episodes, by row (of all others one): {', '.join(many)}.")
+        notes.append(f"Settings tried on validation episodes, by row (1 for all others): {', '.join(many)}.")
     if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
         notes.append(f"Chosen on the edge of what was tried, so that more may lie beyond: {', '.join(edges)}.")
     if older := sum(row.older for row in board.rows):

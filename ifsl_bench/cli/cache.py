@@ -37,7 +37,7 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
     items = listed(folders)
     show_tables([_table([(item, "") for item in items], str(folders.cache))], style)
     if items and style == TEXT:
-        click.echo("\nwhat no result needs can go: ifsl-bench cache prune --dry-run")
+        click.echo("\nto remove what no result needs: ifsl-bench cache prune --dry-run")
 
 
 @cache.command(

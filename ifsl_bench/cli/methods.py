@@ -20,7 +20,7 @@ SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers;
 def methods(name: str | None, checked: str | None, style: str) -> None:
     """List the methods; or show one with its options and paper.
 
-    And what a search tries. NAME is what --method takes: a name of the list, or FILE.py:CLASS.
+    NAME is what --method takes: a name of the list, or FILE.py:CLASS. What --tune tries is shown too.
     """
     if name is not None and checked is not None:
         raise UserError("methods NAME shows a method, methods --check NAME checks it; say one of them")
@@ -43,7 +43,7 @@ def _list(style: str) -> None:
         rows = [{name: row[name] for name in shown} for row in rows]
     show_tables([plain_table(rows, fold={"what": 48}, drop=("paper", "package", "trained"))], style)
     if style in READERS:
-        say("\nOptions, what is searched and the paper of one: ifsl-bench methods NAME", style)
+        say("\nDetails of a method: ifsl-bench methods NAME", style)
 
 
 def _describe(name: str, style: str) -> None:

@@ -179,7 +179,7 @@ def job_options(command: Any) -> Any:
         click.option("--tune", "trials", type=int, metavar="N",
                      help="Choose among N settings of each method on validation episodes."),
         click.option("--seed", type=click.IntRange(0, LARGEST_SEED), show_default="0",
-                     help="Of training; the first of --seeds."),
+                     help="The training seed; with --seeds, the first one."),
         click.option("--seeds", type=Seeds(1, MOST_SEEDS), show_default="1", help="How many training seeds."),
         click.option("--episodes", type=int, help="Only the first so many test episodes."),
         click.option("--calibrate", is_flag=True,

@@ -10,7 +10,7 @@ from ifsl_bench.cli.options import examples, folders_of, home_option, readable, 
 
 
 @click.command(epilog=examples("ifsl-bench report", "ifsl-bench report glyphs-5shot --out glyphs.html"))
-@click.argument("tasks", nargs=-1, metavar="TASK...")
+@click.argument("tasks", nargs=-1, metavar="[TASK...]")
 @click.option("--out", metavar="FILE", default="report.html", show_default=True, help="The file to write.")
 @home_option
 @results_option

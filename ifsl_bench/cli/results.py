@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,13 @@ def table(
         return
     from ifsl_bench.board.leaderboard import task_table
 
-    show_tables([task_table(board, full) for board in boards], style)
+    tables = [task_table(board, full) for board in boards]
+    if style == "latex":
+        from ifsl_bench.board.latex import paper_tables
+
+        click.echo(paper_tables(boards, full))
+        return
+    show_tables(tables, style)
 
 
 @click.command(
@@ -182,6 +189,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style: str) -> None:
     """Print a row with all its seeds in full; or one result file."""
     from ifsl_bench.board.asked import board_of, row_of
+    from ifsl_bench.board.measured import STORED
     from ifsl_bench.board.render import READERS
     from ifsl_bench.board.result_file import read
     from ifsl_bench.board.show import facts_of, result_table, row_table
@@ -192,8 +200,12 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
         again = f"ifsl-bench reproduce {shlex.quote(what[0])}"
     elif len(what) == 2:
         label, task = what
-        row = row_of(board_of(task, readable(folders_of(home, results_dir))), label)
+        board = board_of(task, readable(folders_of(home, results_dir)))
+        row = row_of(board, label)
         tables, facts = [row_table(row)], list(row.results)
+        if row.origin != STORED and board.row(f"{row.label} ({STORED})"):
+            tables[0] = replace(tables[0], notes=[*tables[0].notes, f"The stored row: ifsl-bench show "
+                                                  f"'{row.label} ({STORED})' {task}"])  # fmt: skip
         again = f"ifsl-bench reproduce {shlex.quote(row.label)} {shlex.quote(row.results[0].task)}"
     else:
         raise _neither("show", what)
@@ -301,13 +313,14 @@ def _files_of(what: Sequence[str]) -> list[str]:
             raise _neither("reproduce", what)
         return list(what)
     folders, (label, task) = readable(folders_of(None)), what
-    row = row_of(board_of(task, folders), label)
+    board = board_of(task, folders)
+    row = board.row(f"{label} ({STORED})") or row_of(board, label)
     root = packaged_root() if row.origin == STORED else folders.results
     return [str(path_of(root, result)) for result in row.results]
 
 
 def _neither(command: str, what: Sequence[str]) -> UserError:
     """For what is no file, and no label with a task."""
-    said, label = (f"{what[0]!r} is no file; ", what[0]) if len(what) == 1 else ("", "lr+a")
+    said, label = (f"{what[0]!r} is not a file; ", what[0]) if len(what) == 1 else ("", "lr+a")
     return UserError(f"{said}{command} takes a result file, or a row's label and its task: "
                      f"ifsl-bench {command} {label} glyphs-5shot")  # fmt: skip

@@ -21,6 +21,7 @@ from ifsl_bench.cli.options import (
     style_option,
 )
 from ifsl_bench.cli.output import say, show_tables
+from ifsl_bench.common.errors import UserError
 
 
 class Tasks(Group):
@@ -64,7 +65,7 @@ def tasks(context: click.Context, home: str | None, style: str) -> None:
         table = plain_table(some, "", {"what": 24}, drop, lambda row: row["task"] not in packaged())
         tables.append(replace(table, title=data))
     show_tables(tables, style)
-    say("\nAll about one: ifsl-bench tasks NAME. Run one: ifsl-bench run --method imprint --task NAME", style)
+    say("\nDetails of a task: ifsl-bench tasks NAME. To run one: ifsl-bench run --method imprint --task NAME", style)
 
 
 @tasks.command(
@@ -116,7 +117,9 @@ def tasks_new(name: str, data: str, out: str | None, home: str | None, quiet: bo
     from ifsl_bench.data.preparing.new_tasks import write_new
 
     folders = folders_of(home)
-    path = Path(out) if out else folders.tasks / f"{name}.toml"  # where names are found
+    path = Path(out).expanduser() if out else folders.tasks / f"{name}.toml"  # where names are found
+    if path.suffix != ".toml":
+        raise UserError(f"--out takes a file that ends in .toml, by which --task knows it, not {out}")
     made = write_new(folders, name, data, path, reporter_for(quiet))
     task = f"{path}:{made[-1]}" if out else made[-1]
     click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")

@@ -14,7 +14,7 @@ from ifsl_bench.protocol.limits import LARGEST_SEED
 
 @click.group(cls=Group, epilog=examples("ifsl-bench weights list", "ifsl-bench weights export --task glyphs-5shot"))
 def weights() -> None:
-    """Hand on weights of backbones as files, or list what is here."""
+    """Export, import or list weights of backbones."""
 
 
 @weights.command(
@@ -26,13 +26,13 @@ def weights() -> None:
 )
 @click.option("--task", help="A task, or a TOML file of your own.")
 @click.option("--head", default="linear", show_default=True, help="Of the base classifier: linear or cosine.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, LARGEST_SEED), help="Of training.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, LARGEST_SEED), help="The training seed.")
 @click.option("--to", metavar="FILE", help="The file to write [KEY.safetensors in the current folder].")
 @home_option
 def export(task: str | None, head: str, seed: int, to: str | None, home: str | None) -> None:
-    """Write backbone and base classifier of a task into one file.
+    """Write a task's backbone and base classifier into one file.
 
-    With what made them.
+    The file also says what made them.
     """
     if not task:
         raise UserError("say the weights of which task, e.g.: ifsl-bench weights export --task tiered-5shot")

@@ -188,7 +188,7 @@ def read_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
-            raise CorruptFile(f"{path} is no file") from error
+            raise CorruptFile(f"{path} is not a file") from error
         if error.errno in (errno.EACCES, errno.EPERM):
             raise UserError(f"cannot read {path}: no permission; ask its owner, or choose another folder") from error
         if error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
@@ -201,7 +201,7 @@ def open_file(path: Path) -> BinaryIO:
     """Opens a file of ours for reading; errors as in :func:`read_errors`. A pipe, which may never end, is no file."""
     with read_errors(path):
         if not stat.S_ISREG(path.stat().st_mode):
-            raise CorruptFile(f"{path} is no file")
+            raise CorruptFile(f"{path} is not a file")
         return open(path, "rb")
 
 

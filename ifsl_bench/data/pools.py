@@ -83,6 +83,11 @@ class Dataset:
         return bool(self.manifest.get("about", {}).get("partial", False))
 
     @property
+    def pictures(self) -> bool:
+        """Whether it holds images that a person can look at; else features, a user's own or embedded ones."""
+        return len(self.shape) == 3 and "features_of" not in self.manifest.get("about", {})
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """(H, W, C) of an image, or (D,) of a feature vector."""
         return tuple(next(iter(self.manifest["pools"].values()))["shape"][1:])

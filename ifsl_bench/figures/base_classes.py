@@ -76,7 +76,7 @@ def draw(
     grid(axes, "y")
     legend_below(figure, [handle(name) for name in names], names, wide)
     if single := [label for label in rows if len(rows[label]) < 2]:
-        return figure, [f"stored for one number of base classes alone: {', '.join(single)}"]
+        return figure, [f"stored for only one number of base classes: {', '.join(single)}"]
     return figure, []
 
 

@@ -35,7 +35,7 @@ def draw(board: Board, wide: bool = False, metric: str = "acc") -> tuple[Figure,
     """
     rows = by_accuracy(board)
     if len(rows) < 2:
-        raise UserError(f"{board.name}: pairs need two rows at least, there is {len(rows)}")
+        raise UserError(f"{board.name}: pairs need at least two rows, there is {len(rows)}")
     rows = having(rows, metric)
     names, count = [text_of(name) for name in names_of(rows)], len(rows)
     found = differences(board, rows, metric)
@@ -67,11 +67,11 @@ def draw(board: Board, wide: bool = False, metric: str = "acc") -> tuple[Figure,
         spine.set_visible(False)
     extend: Any = "both" if most < sizes.max() else "neither"
     bar = figure.colorbar(mesh, ax=axes, location="top", fraction=0.05, pad=0.02, aspect=30, extend=extend)
-    bar.set_label("row minus column, points of Acc.; hatched: not significant")
+    bar.set_label("row minus column, points of Acc.\n(hatched: not significant)")
     for spine in bar.ax.spines.values():
         spine.set_visible(False)
     few = [name for name, row in zip(names, rows, strict=True) if len(row.seeds) < SEEDS and not row.fixed]
-    said = f"with fewer than {SEEDS} seeds, so that a difference says little of the method: {', '.join(few)}"
+    said = f"with fewer than {SEEDS} seeds, so that a difference says little about the method: {', '.join(few)}"
     return figure, [said] if few else []
 
 

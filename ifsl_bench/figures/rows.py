@@ -33,7 +33,7 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) 
     else:
         known = {row.label for row in board.rows}
         for label in labels:
-            if label.lower() not in {one.lower() for one in known}:
+            if not board.knows(label):
                 raise unknown("row", label, known, where=f"of task {board.name}")
         found = board.only(labels)
         found = found.in_setting(setting) if setting else found

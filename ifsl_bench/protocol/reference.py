@@ -1,4 +1,4 @@
-"""The reference of task files, from their schema and its limits, and task files with a word on each key.
+"""The reference of task files, from their schema and its limits, and task files with a comment on every key.
 
 What a key means stands here; names, types, defaults and ranges are read from the code. Imports no torch.
 """
@@ -30,7 +30,7 @@ MEANING = {
     "pretraining.schedule.drops": "steps after which the rate is a tenth of what it was",
     "pretraining.schedule.shape": "by drops, or a cosine down to zero",
     "pretraining.schedule.warmup": "steps in which the rate grows to its highest",
-    "pretraining.batch": "images a step",
+    "pretraining.batch": "images per step",
     "pretraining.momentum": "of SGD",
     "pretraining.weight_decay": "of SGD",
     "pretraining.crop_padding": "pixels of zero padding, before a random crop of the original size",
@@ -238,7 +238,7 @@ HEAD = "# Above each key stands what it means. One with '#' in front of it is at
 
 
 def task_text(content: Mapping[str, Any], head: str = "") -> str:
-    """A task file with a word on each key.
+    """A task file with a comment on every key.
 
     Args:
         content: what it says, as tables in tables; a key that is left out stands there as a comment, if it has a

@@ -243,7 +243,7 @@ def _verdict(item: Item, needed: Needed, now: float) -> Verdict:
     if why := _busy(item, now):
         return Verdict(item, False, why)
     if item.kind == "data" and not _can_be_made(item.path.name):
-        return Verdict(item, False, "made from files of yours; remove it by hand")
+        return Verdict(item, False, "made from your own files; remove it by hand")
     reasons = {
         ASIDE: "was replaced",
         "compiled": "of another version",

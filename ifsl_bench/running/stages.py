@@ -200,7 +200,7 @@ class MetaTrain(OfJob):
                         say_place(work, self, place)
                     how = job.schedule, job.training, job.seed, facts, work.reporter
                     check = partial(self.validate, work)
-                    return Model(method, meta_train(folder, method, job.name, loader, check, *how), folder.name)
+                    return Model(method, meta_train(folder, method, job.label, loader, check, *how), folder.name)
         raise AssertionError("there is no end of folders")
 
 

@@ -106,8 +106,8 @@ def test_classes_that_hold_folders_alone_are_told(tmp_path, home, messages):
     root = written(tmp_path / "x", [f"alphabet {a}/character {c}" for a in range(24) for c in range(2)])
     dataset = prepare(home, "mine", root, False, messages, own=SMALL)
     assert dataset.pool("base/train").classes[0].startswith("alphabet ")
-    (told,) = (line for line in messages.warned if "folders alone" in line)
-    assert "24 of the 24 classes hold folders alone, 48 in all (alphabet 0: character 0, character 1)" in told
+    (told,) = (line for line in messages.warned if "only folders" in line)
+    assert "24 of the 24 classes contain only folders, 48 in total (alphabet 0: character 0, character 1)" in told
     assert told.endswith("add --depth 2")
 
 

@@ -83,7 +83,7 @@ def test_files_that_are_no_images_are_counted_and_named(tmp_path, messages):
         to = Import(tree, messages)
         tell_ignored(to)
     (told,) = messages.warned
-    assert "ignored 12 files that are no images by their names: a/0.heic, a/1.heic, a/2.heic and 9 more" in told
+    assert "ignored 12 files that do not look like images: a/0.heic, a/1.heic, a/2.heic and 9 more" in told
     assert "by ending: .heic 9, .dng 2, none 1; images end in .jpg, .jpeg, .png" in told
     assert not to.about["partial"]
 
@@ -94,7 +94,7 @@ def test_files_beside_images_are_counted_whatever_they_are_but_for_the_split_tha
         tell_ignored(Import(tree, messages), folder / "a" / "1.csv")
         tell_ignored(Import(tree, messages))
     first, second = messages.warned
-    assert "ignored 4 files that are no images by their names: a/1.TXT, a/1.json, a/1.md and 1 more" in first
+    assert "ignored 4 files that do not look like images: a/1.TXT, a/1.json, a/1.md and 1 more" in first
     assert "ignored 5 files" in second
 
 
@@ -102,7 +102,7 @@ def test_the_warning_is_given_by_the_command(photos, call):
     touched(photos, "class 3/late.heic")
     status, _, err = call("data", "prepare", "mine", "--from", str(photos), "--size", "16", "-q")
     assert status == 0, err
-    assert "warning: ignored 1 files that are no images by their names: class 3/late.heic" in err
+    assert "warning: ignored 1 files that do not look like images: class 3/late.heic" in err
 
 
 # -- links

@@ -77,13 +77,13 @@ def download(path: Path, numbers: list[int]) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory) -> Path:
-    """A download with ten images a class, their numbers with gaps and of one to three digits."""
+    """A download with ten images per class, their numbers with gaps and of one to three digits."""
     return download(tmp_path_factory.mktemp("tiny") / "tiny-imagenet-200.zip", [0, 2, 10, 9, 100, 31, 4, 250, 77, 8])
 
 
 @pytest.fixture
 def ten_a_class(monkeypatch):
-    """The whole download has ten images a class here; everything else is as it is."""
+    """The whole download has ten images per class here; everything else is as it is."""
     monkeypatch.setattr(tiny, "PER_CLASS", 10)
 
 

@@ -217,15 +217,15 @@ def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
     """Classes and images of each pool, and the first classes by name."""
     rows = []
     for pool in POOLS:
-        row = {"pool": pool, "classes": "", "images": "", "images a class": "= base/train", "first classes": ""}
+        row = {"pool": pool, "classes": "", "images": "", "images per class": "= base/train", "first classes": ""}
         if dataset.has(pool):
             entry = dataset.manifest["pools"][pool]
             counts, names = entry["statistics"], entry["classes"]
             shown = some([name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in names])
             row |= {"classes": f"{counts['classes']:,}", "images": f"{counts['images']:,}",
-                    "images a class": _each(counts), "first classes": shown}  # fmt: skip
+                    "images per class": _each(counts), "first classes": shown}  # fmt: skip
         elif pool != "novel/train":
-            row["images a class"] = "missing"
+            row["images per class"] = "missing"
         rows.append(row)
     return rows
 
@@ -243,8 +243,9 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
         part, side = pool.split("/")
         if not dataset.has(pool):
             shared = pool == "novel/train"
-            rows.append({"Classes": part, "Purpose": side, "N. Cls": "", "N. Img": "",
-                         "images a class": "= base/train" if shared else "missing", "mean": "", "std": ""})  # fmt: skip
+            each = "= base/train" if shared else "missing"
+            rows.append({"Classes": part, "Purpose": side, "N. Cls": "", "N. Img": "", "images per class": each,
+                         "mean": "", "std": ""})  # fmt: skip
             continue
         s = dataset.manifest["pools"][pool]["statistics"]
         rows.append(
@@ -253,7 +254,7 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
                 "Purpose": side,
                 "N. Cls": f"{s['classes']:,}",
                 "N. Img": f"{s['images']:,}",
-                "images a class": _each(s),
+                "images per class": _each(s),
                 "mean": ", ".join(f"{v:.2f}" for v in s["mean"]),
                 "std": ", ".join(f"{v:.2f}" for v in s["std"]),
             }
@@ -280,7 +281,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
         raise UserError(f"{path}: a contact sheet ends in {', '.join(FORMS)}")
     check_out(path)
     dataset = opened(home, name, reporter)
-    if len(dataset.shape) != 3:
+    if not dataset.pictures:
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
     pools = [dataset.pool(pool) for pool in POOLS if dataset.has(pool)]
     classes = min(classes, max(len(pool.classes) for pool in pools))

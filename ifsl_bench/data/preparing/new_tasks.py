@@ -19,7 +19,7 @@ from ifsl_bench.protocol.task_files import own, packaged, parse
 
 
 def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) -> list[str]:
-    """Writes tasks ``name-1shot`` and ``name-5shot`` with a word on each key, and returns their names.
+    """Writes tasks ``name-1shot`` and ``name-5shot`` with a comment on every key, and returns their names.
 
     Training is as in the first task that there is on the data set, or as it is for data of one's own.
 

@@ -149,7 +149,7 @@ def prepare(
     if not source.needs_source and path is not None:
         raise UserError(f"data set {name!r} is made from nothing; leave --from out")
     if source.needs_source and path is None:
-        raise UserError(f"data set {name!r} is made from files of yours; say where they are with --from PATH")
+        raise UserError(f"data set {name!r} is made from your own copy; say where that is with --from PATH")
     if path is not None and not path.exists():
         raise UserError(f"--from: there is no file or folder {path}")
     return _prepared(

@@ -77,7 +77,7 @@ class FeatureFiles(Form):
                 stage.advance(1)
         if (cosine := to.writer.pools["base/train"].get("mean_cosine", 0.0)) >= ALIKE:
             to.reporter.warn(
-                f"two features of base/train have a cosine of {cosine:.2f} on average: they are not centred, as those "
+                f"features of base/train have a mean pairwise cosine of {cosine:.2f}: they are not centred, as those "
                 "behind a ReLU are not. A method that puts class means beside cosine weights then takes nearly every "
                 "base query for one of a novel class (Delta_a near -90); subtract the mean of base/train from all files"
             )

@@ -137,7 +137,7 @@ def tell_ignored(to: Import, split: Path | None = None) -> None:
     if ignored := [e for e in others if not (e.lost or (used and (to.files.path / e.path).resolve() == used))]:
         endings = Counter(_ending(entry) for entry in ignored).most_common()
         to.reporter.warn(
-            f"ignored {len(ignored):,} files that are no images by their names: {some([e.path for e in ignored])}; "
+            f"ignored {len(ignored):,} files that do not look like images: {some([e.path for e in ignored])}; "
             f"by ending: {some([f'{ending} {count:,}' for ending, count in endings], 5)}; "
             f"images end in {', '.join(SUFFIXES)}"
         )
@@ -241,7 +241,7 @@ def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]
         spelled = [" or ".join(repr(name) for name, of in SPELLED.items() if of == side) for side in empty]
         missing = "".join(f"; there is no class in a folder {names}" for names in spelled)
         raise UserError(
-            f"{WAYS}-way episodes need {sum(need.values())} classes at least, {needed}; there are "
+            f"{WAYS}-way episodes need at least {sum(need.values())} classes, {needed}; there are "
             f"{given}, by {where}{missing}"
         )
     # base/val and base/test; where meta-training draws on base/val too, validation has the odd half of each class.

@@ -118,6 +118,7 @@ def nested(layout: Layout, depth: int) -> str:
     name, folders = next(iter(layout.inner.items()))
     count = sum(map(len, layout.inner.values()))
     return (
-        f"{len(layout.inner):,} of the {len(layout.classes):,} classes hold folders alone, {count:,} in all ({name}: "
-        f"{some(folders)}); each is taken as one class. If the folders in them are the classes, add --depth {depth + 1}"
+        f"{len(layout.inner):,} of the {len(layout.classes):,} classes contain only folders, {count:,} in total "
+        f"({name}: {some(folders)}); each is taken as one class. If the folders in them are the classes, add --depth "
+        f"{depth + 1}"
     )

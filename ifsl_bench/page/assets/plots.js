@@ -68,6 +68,7 @@ function draw(id, traces, more, nothing) {
   const canvas = find("#" + id + " .canvas");
   if (!traces.length) {
     Plotly.purge(canvas);
+    canvas.classList.remove("js-plotly-plot"); // purge leaves it, and what is said here would stay below the next plot
     canvas.replaceChildren(el("p", {}, nothing));
     return;
   }
