@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path[:0] = [str(DOCS), str(ROOT)]  # what is beside this file, and its package
@@ -73,6 +75,15 @@ def _read(app: Any, page: str, source: list[str]) -> None:
     source[0] = _inward(text)
 
 
+def _keep_numbers_whole(_: Any, document: Any, __: str) -> None:
+    """In a table a number stays on one line with its ±."""
+    for entry in document.findall(nodes.entry):
+        for text in list(entry.findall(nodes.Text)):
+            if " ± " in text:
+                text.parent.replace(text, nodes.Text(text.replace(" ± ", "\u00a0±\u00a0")))
+
+
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", _read)
+    app.connect("doctree-resolved", _keep_numbers_whole)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

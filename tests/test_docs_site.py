@@ -115,6 +115,13 @@ def test_formulas_are_drawn_without_a_script(site):
     assert "\\frac" not in re.sub(r"<annotation.*?</annotation>", "", text, flags=re.DOTALL)
 
 
+def test_numbers_in_tables_stay_on_one_line_with_their_interval(site):
+    text = (site / "results.html").read_text(encoding="utf-8")
+    cells = re.findall(r"<td>(.*?)</td>", text, re.DOTALL)
+    assert sum("\u00a0±\u00a0" in cell for cell in cells) > 500
+    assert not any(re.search(r"\d ± \d", cell) for cell in cells)
+
+
 def test_each_method_is_described_from_its_class(site):
     text = re.sub(r"<[^>]+>", "", (site / "methods.html").read_text(encoding="utf-8"))
     methods = module("method_pages").packaged()
