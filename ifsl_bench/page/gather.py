@@ -103,10 +103,11 @@ class Page:
 
 
 def boards_of(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
-    """What is known of tasks, each followed by the tasks whose protocol departs from its own; as far as there are rows.
+    """What is known of tasks and of the tasks whose protocols depart from theirs, as far as there are rows.
 
     Args:
-        named: whether somebody has asked for these very tasks, so that one without rows is an error.
+        named: whether somebody has asked for these very tasks. Then one without rows is an error, and each is followed
+            by those that depart from it; these come last otherwise.
 
     Raises:
         UserError: nothing is stored of such a task, nor of a variant of it.
@@ -118,7 +119,7 @@ def boards_of(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
         if named and board.empty and not variants:
             raise nothing_stored(board)
         found |= {one.name: one for one in (board, *variants) if not one.empty}
-    return list(found.values())
+    return list(found.values()) if named else sorted(found.values(), key=lambda one: one.name not in boards)
 
 
 def gather(boards: Iterable[Board]) -> Page:
