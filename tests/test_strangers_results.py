@@ -201,8 +201,8 @@ def test_a_file_beyond_the_limit_is_not_read(file, call):
 def test_what_never_ends_is_no_file(file):
     file.unlink()
     os.mkfifo(file)
-    assert check_file(file).failures == ("it is no file",)
-    assert check_file(Path("/dev/zero")).failures == ("it is no file",)
+    assert check_file(file).failures == ("it is not a file",)
+    assert check_file(Path("/dev/zero")).failures == ("it is not a file",)
 
 
 def test_each_stored_result_is_far_below_the_limits():
