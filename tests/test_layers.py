@@ -159,8 +159,11 @@ def test_no_room_takes_the_name_of_a_public_function():
             ),
             "for name in ifsl_bench.__all__[1:]:",
             "    value = getattr(ifsl_bench, name)",
-            "    assert callable(value), name",
-            "    assert value.__module__.startswith('ifsl_bench.'), name",
+            "    space = name in ('plot',)",  # a module that is public as a whole: ifsl_bench.plot.tradeoff
+            "    public = [getattr(value, n) for n in value.__all__] if space else [value]",
+            "    for value in public:",
+            "        assert callable(value), name",
+            "        assert value.__module__.startswith('ifsl_bench.'), name",
             "import pathlib",
             "calls = [(ifsl_bench.run, 'no-method'), (ifsl_bench.evaluate_checkpoint, pathlib.Path('nowhere'))]",
             "for call, what in calls:",
