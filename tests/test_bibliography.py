@@ -8,9 +8,11 @@ from importlib.metadata import distribution
 
 import pytest
 
+from ifsl_bench.board.published import titles
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.page.references import citation_of_paper
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import cite_method, cite_task, of_method, papers, printed, rows
+from ifsl_bench.plugin.bibliography import cite_method, cite_task, of_method, papers, printed, printed_alone, rows
 from ifsl_bench.protocol.task_files import packaged
 
 ENTRIES = [paper for folder in ("methods", "tasks") for paper in papers(folder)]
@@ -47,7 +49,23 @@ def test_every_method_has_papers_and_a_name_in_print(point):
 def test_no_row_is_of_a_method_that_there_is_not():
     known = {row for point in OURS for row in rows_of(point)}
     assert set(rows()) == known
-    assert {name for paper in papers("methods") for name in paper.of} == known
+    assert {name for paper in papers("methods") for name in paper.of} == known | set(printed_alone())
+
+
+def test_rows_of_papers_alone(call):
+    """A method whose paper prints rows, and which the package has no code of, is cited like others."""
+    for source in titles():
+        assert citation_of_paper(source).bibtex, source
+    assert citation_of_paper("yoon2020").bibtex.startswith("@inproceedings{yoon2020xtarnet,")
+    assert printed_alone() == ["xtarnet"]
+    assert printed("xtarnet") == "XtarNet"
+    status, out, _ = call("cite", "xtarnet")
+    assert (status, out.count("@")) == (0, 1)
+    for command in (["methods", "xtarnet"], ["run", "--method", "xtarnet", "--task", "glyphs-5shot"]):
+        status, _, err = call(*command)
+        assert status == 2
+        assert "not part of this package" in err
+        assert "ifsl-bench cite xtarnet" in err
 
 
 @pytest.mark.parametrize("name", sorted(packaged()))

@@ -7,8 +7,12 @@ import importlib
 import json
 import os
 import platform
+import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +28,7 @@ from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.owners import writer
 from ifsl_bench.kernels import store
 
+ROOT = Path(__file__).parents[1]
 CAMPAIGN = """
 [[run]]
 methods = ["protonet", "lwof"]
@@ -110,6 +115,54 @@ def test_each_distinct_thing_is_timed_once_and_nothing_that_is_not_compiled(camp
     status, out, _ = call("plan", "--method", "lr+s", *options[2:])
     assert "10 stages have no time: what solves their episodes is not compiled" in out
     assert "total: at least about" in out
+
+
+@pytest.mark.slow("compiles the solvers")
+def test_compile_gives_everything_a_time(campaign, tmp_path):
+    """In a process of its own, for whose home nothing is compiled."""
+    options = ["plan", "--method", "lr+s", "--task", "glyphs-5shot", "--device", "cpu", "--jobs", "2"]
+    command = [sys.executable, "-m", "ifsl_bench", *options, "--home", str(tmp_path / "new"), "--format", "json"]
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    here.pop("NUMBA_CACHE_DIR", None)
+
+    def nodes(*more: str) -> tuple[int, str]:
+        done = subprocess.run([*command, *more], capture_output=True, text=True, check=True, cwd=campaign, env=here)
+        return json.loads(done.stdout)["nodes_without_time"], done.stderr
+
+    assert nodes()[0] == 2, "meta-training and evaluating"
+    assert not list((tmp_path / "new").rglob("*.nbi"))
+    count, said = nodes("--compile")
+    assert count == 0
+    assert "compiling the solvers" in said
+    assert list((tmp_path / "new").rglob("*.nbi"))
+    assert nodes() == (0, ""), "they are kept"
+
+
+def test_a_long_plan_has_tasks_together(campaign, call):
+    options = (
+        "plan",
+        "--method",
+        "paper",
+        "--task",
+        "glyphs-?shot,glyphs-shared-?shot",
+        "--seeds",
+        "2",
+        "--device",
+        "cpu",
+    )
+    _, out, _ = call(*options)
+    _, full, _ = call(*options, "--full")
+    assert "trials of lr on 4 tasks" in out
+    assert "meta-training lr+a on 4 tasks" in out
+    assert "evaluating on 4 tasks" in out
+    assert "trials of lr on glyphs-shared-1shot" in full
+    assert len(out.splitlines()) < 50 < len(full.splitlines())
+
+    def counts(text: str) -> int:
+        return sum(int(n.replace(",", "")) for n in re.findall(r"  ([\d,]+) to do\b", text)) + text.count("  to do")
+
+    assert counts(out) == counts(full), "nothing is lost"
+    assert out.split("total:")[1] == full.split("total:")[1]
 
 
 def test_what_was_begun_takes_the_rest_of_the_time(campaign, call, monkeypatch):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 
 import pytest
 import torch
+from rich.console import Console
 
 import ifsl_bench
 from ifsl_bench.common.progress import LogReporter, Reporter, RichReporter
@@ -49,3 +51,16 @@ def test_the_title_of_a_stage_steers_no_terminal(rich, capsys):
     said = capsys.readouterr().err
     assert "\x1b[2J" not in said
     assert "importing \\x1b[2Ja.zip[/red]" in said
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_bar_fits_the_terminal_and_cuts_no_word(width):
+    title = "meta-training lr+a on glyphs-5shot+base-classes=20, seed 0"
+    out, reporter = io.StringIO(), RichReporter()
+    reporter.console = Console(file=out, force_terminal=True, width=width, color_system=None)
+    with reporter.stage(title, 8000) as stage:
+        stage.advance(8000, loss=0.2345, accuracy=93.75)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue()).replace("\r", "\n").splitlines()
+    assert max(map(len, lines)) <= width
+    assert any(title in line for line in lines)
+    assert any("━ 8000/8000" in line and "loss 0.2345  accuracy 93.75%" in line for line in lines)

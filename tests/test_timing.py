@@ -48,6 +48,25 @@ def test_where_others_have_all_cores_the_processors_time_counts_and_the_plan_is_
     assert timing.crowd.factor > 1.5
 
 
+def test_threads_that_wait_for_each_other_are_no_part_of_an_estimate(monkeypatch):
+    """Two threads on a core that others want take many times as long as one."""
+    monkeypatch.setattr(timing, "_busy", lambda: time.perf_counter() * 1000)
+    monkeypatch.setattr(timing, "crowd", timing.Crowd())
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+
+    def wait_for_each_other() -> None:
+        start = time.process_time()
+        while time.process_time() - start < (0.01 if torch.get_num_threads() == 1 else 0.4):
+            pass
+
+    try:
+        assert seconds_of(wait_for_each_other, CPU) < 0.1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_times_are_told_in_the_unit_that_people_would_use():
     said = [roughly(s) for s in (None, 3.2, 119, 148, 3000, 7200, 90000, 400000)]
     assert said == ["unknown", "about 3 s", "about 120 s", "about 2.5 min", "about 50 min", "about 2.0 h", "about 25 h",

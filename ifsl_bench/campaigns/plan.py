@@ -6,12 +6,15 @@ import heapq
 import itertools
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ifsl_bench.backbone.rough_times import features_of
+from ifsl_bench.board.looks import method_of
 from ifsl_bench.campaigns.graph import Graph, Node, graph_of, key_of
 from ifsl_bench.common.processor import cores
 from ifsl_bench.common.progress import Mute
@@ -22,7 +25,8 @@ from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered
 from ifsl_bench.data.preparing.prepare import not_prepared, rough_seconds
 from ifsl_bench.data.preparing.prepare import prepared as prepared_data
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.episodic.rough_times import allow_compiling
+from ifsl_bench.episodic.rough_times import compiling, forget_uncompiled
+from ifsl_bench.kernels import store
 from ifsl_bench.plugin import settings
 from ifsl_bench.protocol.task import NO_BACKBONE
 from ifsl_bench.running.evaluating import stages_of
@@ -32,6 +36,7 @@ from ifsl_bench.running.stages import Trial
 from ifsl_bench.running.stored import kept_of
 
 CACHED, TO_DO, MISSING, REFUSED = "cached", "to do", "missing", "cannot be run"
+LONG = 50  # lines, from which the tasks of a plan are together
 CROWDED = 1.25  # times as long as alone, from which a plan says that other programs have the cores
 
 
@@ -45,6 +50,8 @@ class Step:
         why: the result that is there is out of date, the data are missing, or the job cannot be run.
         seconds: about how long it takes on a machine that has nothing else to do; None where nobody knows.
         size: bytes of what it leaves on the disk, as far as they count.
+        family: the same for steps that are one line for readers.
+        row: the method's name in tables, without options.
     """
 
     key: str
@@ -59,6 +66,7 @@ class Step:
     jobs: tuple[int, ...] = ()
     size: int = 0
     family: Hashable = ""
+    row: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +116,7 @@ def plan_of(
     workers: int = 1,
     timed: bool = True,
     data: Mapping[str, Path] | None = None,
+    compiled: bool = False,
 ) -> Plan:
     """What a run would do. Changes nothing on disk; only what a method computes is kept there, to be compared with.
 
@@ -117,19 +126,22 @@ def plan_of(
         workers: of the run.
         timed: whether to estimate times, on random numbers, which takes seconds.
         data: data set -> the path that the run makes it from first.
+        compiled: compile the kernels that times need first, and keep them; without it, what is not compiled has none.
 
     Raises:
         UserError: no job can be run, all for one reason.
     """
-    with remembered():
-        return _plan_of(jobs, replace(work, reporter=Mute()), rerun, retrain, lacking, workers, timed, data or {})
+    quiet = replace(work, reporter=Mute())
+    store.keep_in(work.home.cache / "compiled", work.reporter.say)  # a compilation is told all the same
+    with remembered(), compiling() if compiled else nullcontext():
+        return _plan_of(jobs, quiet, rerun, retrain, lacking, workers, timed, data or {})
 
 
 def _plan_of(
     jobs: Sequence[Job], quiet: Workspace, rerun: bool, retrain: bool, lacking: bool, workers: int, timed: bool,
     data: Mapping[str, Path],
 ) -> Plan:  # fmt: skip
-    allow_compiling()
+    forget_uncompiled()
     graph = graph_of(jobs, quiet, rerun, retrain, lacking=lacking)
     if len(graph.refused) == len(jobs) and len({str(error) for error in graph.refused.values()}) == 1:
         raise graph.refused[0]
@@ -190,7 +202,7 @@ def _step(
     place, wants = str(stage.place(work)), node.wants
     return Step(
         key, str(stage), stage.kind, state, why, seconds, place, wants.threads, node.needs, node.results,
-        _size(stage, data), family,
+        _size(stage, data), family, method_of(job.label),
     )  # fmt: skip
 
 
@@ -240,20 +252,44 @@ def _makespan(steps: Sequence[Step], workers: int, cores: int) -> float:
     return now
 
 
-def rows_of(plan: Plan) -> list[dict[str, str]]:
-    """For readers: a row for each family of steps."""
-    families: dict[tuple[Hashable, str], list[Step]] = {}
-    for step in plan.steps:
-        if step.family != "checks":
-            families.setdefault((step.family, step.state if step.why else ""), []).append(step)
+def rows_of(plan: Plan, full: bool = True) -> list[dict[str, str]]:
+    """For readers: a row for each family of steps; unless it is ``full``, a long plan has its tasks together."""
+    shown = [step for step in plan.steps if step.family != "checks"]
+    families = _grouped(shown, lambda step: step.family)
+    title = _title
+    if not full and len(families) > LONG:
+        families, title = _grouped(shown, _work), partial(_work_title, plan)
     rows = []
-    for steps in families.values():
+    for steps in families:
         first, todo = steps[0], [step for step in steps if step.state != CACHED]
         state = first.state if len(steps) == 1 else _counted(steps)
         known = [step.seconds for step in todo if step.seconds is not None]
         time = roughly(sum(known)) if known else ("unknown" if todo and first.state != REFUSED else "")
-        rows.append({"stage": _title(steps), "state": state, "rough time": time, "device": (todo or [first])[0].place})
+        rows.append({"stage": title(steps), "state": state, "rough time": time, "device": (todo or [first])[0].place})
     return rows
+
+
+def _grouped(steps: Sequence[Step], by: Callable[[Step], Hashable]) -> list[list[Step]]:
+    """In the order of the first of each; what is not as usual is apart."""
+    groups: dict[Hashable, list[Step]] = {}
+    for step in steps:
+        groups.setdefault((by(step), step.state if step.why else ""), []).append(step)
+    return list(groups.values())
+
+
+def _work(step: Step) -> Hashable:
+    """What a step is whatever the task, the seed and the options."""
+    if step.kind in ("meta-training", "trial"):
+        return f"{'trials of' if step.kind == 'trial' else step.kind} {step.row}"
+    return {"evaluation": "evaluating", "features": "features", "result": "results"}.get(step.kind, step.family)
+
+
+def _work_title(plan: Plan, steps: Sequence[Step]) -> str:
+    tasks = {plan.jobs[index].task.name for step in steps for index in step.jobs}
+    what = _work(steps[0])
+    if steps[0].why or not isinstance(what, str) or what == steps[0].family:
+        return _title(steps)
+    return what + (f" on {len(tasks)} tasks" if len(tasks) > 1 else "")
 
 
 def _counted(steps: Sequence[Step]) -> str:
@@ -301,7 +337,7 @@ def notes_of(plan: Plan) -> list[str]:
     if uncompiled := [step for step in plan.to_do if step.seconds is None and step.kind not in ("data", "result")]:
         notes.append(
             f"{len(uncompiled):,} stages have no time: what solves their episodes is not compiled on this machine yet, "
-            "which the first run does, in half a minute"
+            "which the first run does, in half a minute; `ifsl-bench plan --compile` does it now"
         )
     if any(step.seconds is None and step.kind == "data" for step in plan.to_do):
         notes.append("data sets that are made from files have no time: it is that of reading and decoding the files")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ifsl_bench.cli.options import (
+    Whole,
     data_option,
     device_option,
     examples,
@@ -40,7 +41,7 @@ style_option = click.option("--format", "style", default="text", callback=_style
 
 
 def _wanted(
-    campaign: str | None, said: Said, device: str, home: str | None, results_dir: str | None
+    campaign: str | None, said: Said, device: str, home: str | None, results_dir: str | None, told: bool = False
 ) -> tuple[list[Job], Workspace, dict[str, Path]]:
     """The jobs that are asked for, as ``run`` would make them, and the files that a campaign names for its data."""
     if campaign is None and not (said.tasks and said.methods):
@@ -54,7 +55,7 @@ def _wanted(
     from ifsl_bench.common.progress import LogReporter
 
     keep_freed_memory()
-    reporter = LogReporter(verbose=False)
+    reporter = LogReporter(verbose=told)
     work = api.workspace(home, results_dir or wanted.results, device, reporter)
     found = jobs_of(wanted, work.home, reporter.warn, reporter.say)
     tell_lacking(found.lacking)
@@ -78,34 +79,42 @@ def tell_lacking(lacking: Mapping[str, int]) -> None:
 @data_option
 @click.option("--rerun", is_flag=True, help="As if no result were stored.")
 @click.option("--retrain", is_flag=True, help="As if nothing were meta-trained either.")
-@click.option("--jobs", default=1, type=click.IntRange(1, MOST_WORKERS), metavar="N", help="Time for N workers.")
+@click.option("--jobs", default=1, type=Whole(1, MOST_WORKERS), help="Time for N workers.")
+@click.option(
+    "--compile",
+    "compiled",
+    is_flag=True,
+    help="Compile the solvers first, which their times need; once a machine, half a minute.",
+)
+@click.option("--full", is_flag=True, help="A line for each task, however many there are.")
 @device_option
 @home_option
 @results_option
 @style_option
 def plan(
-    campaign: str | None, said: Said, data: dict[str, str], rerun: bool, retrain: bool, jobs: int, device: str,
-    home: str | None, results_dir: str | None, style: str,
+    campaign: str | None, said: Said, data: dict[str, str], rerun: bool, retrain: bool, jobs: int, compiled: bool,
+    full: bool, device: str, home: str | None, results_dir: str | None, style: str,
 ) -> None:  # fmt: skip
     """Say what a campaign would do, and about how long it takes.
 
     CAMPAIGN is a TOML file, or the name of one that comes with the package; without it, what the options say.
     """
     check_alone("ifsl-bench plan")
-    made, work, files = _wanted(campaign, said, device, home, results_dir)
+    made, work, files = _wanted(campaign, said, device, home, results_dir, told=compiled)
     from ifsl_bench.campaigns.data import check_data
     from ifsl_bench.campaigns.plan import plan_of
 
     files |= {name: Path(path) for name, path in data.items()}
     check_data(files, [job.task for job in made], work.home)
-    show_plan(plan_of(made, work, rerun, retrain, lacking=True, workers=jobs, data=files), style)
+    found = plan_of(made, work, rerun, retrain, lacking=True, workers=jobs, data=files, compiled=compiled)
+    show_plan(found, style, full)
 
 
-def show_plan(found: Plan, style: str) -> None:
-    """Prints a plan."""
+def show_plan(found: Plan, style: str, full: bool = False) -> None:
+    """Prints a plan; a long one without a line for each task, unless all are asked for."""
     from ifsl_bench.campaigns.plan import document, notes_of, rows_of
 
-    _show(rows_of(found), notes_of(found), document(found) if style == "json" else {}, style)
+    _show(rows_of(found, full), notes_of(found), document(found) if style == "json" else {}, style)
 
 
 @click.command(epilog=examples("ifsl-bench status leaderboard", "ifsl-bench status campaign.toml --task glyphs-5shot"))

@@ -8,6 +8,7 @@ import click
 
 from ifsl_bench.cli.options import (
     Group,
+    Whole,
     agreed,
     examples,
     folders_of,
@@ -58,11 +59,9 @@ def data_list(home: str | None, style: str) -> None:
 @click.option("--from", "source", metavar="PATH", help="The folder or archive to make it from.")
 @click.option("--allow-partial", is_flag=True, help="Accept less than there should be; the data set is marked partial.")
 @click.option("--split", metavar="CSV", help="Images of your own: the side of each class, columns class and split.")
-@click.option("--split-seed", type=click.IntRange(min=0), help="Images of your own: divide the classes at random [0].")
-@click.option("--size", type=click.IntRange(min=16, max=512), help="Images of your own: height and width [84].")
-@click.option(
-    "--depth", type=click.IntRange(min=1, max=9), help="Images of your own: nested folders that name a class [1]."
-)
+@click.option("--split-seed", type=Whole(0), help="Images of your own: divide the classes at random [0].")
+@click.option("--size", type=Whole(16, 512), help="Images of your own: height and width [84].")
+@click.option("--depth", type=Whole(1, 9), help="Images of your own: nested folders that name a class [1].")
 @click.option("--force", is_flag=True, help="Build it again even if it is there.")
 @home_option
 @quiet_option
@@ -145,8 +144,8 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
 )
 @click.argument("name")
 @click.option("--out", default=None, metavar="FILE", help="The picture to write, .png, .jpg or .webp [NAME.png].")
-@click.option("--classes", default=12, show_default=True, type=click.IntRange(min=1), help="Classes of each pool.")
-@click.option("--images", default=8, show_default=True, type=click.IntRange(min=1), help="Images of each class.")
+@click.option("--classes", default=12, type=Whole(1), help="Classes of each pool [12].")
+@click.option("--images", default=8, type=Whole(1), help="Images of each class [8].")
 @home_option
 @quiet_option
 def data_show(name: str, out: str | None, classes: int, images: int, home: str | None, quiet: bool) -> None:

@@ -88,14 +88,14 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     Of tasks: of their data, and of the protocol. Each paper is there once. Without a name: the entry of the suite, and
     the paper whose protocol it follows.
     """
-    from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries, rows
+    from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries, printed_alone, rows
     from ifsl_bench.plugin.registry import METHODS, all_shorthands
     from ifsl_bench.plugin.registry import names as registered
     from ifsl_bench.protocol.task_files import find, is_plain, own, packaged
 
     folders, found = folders_of(home), list[str]() if names else [cite_suite()]
     for name in names:
-        if name in rows() or name in registered(METHODS) or name.endswith(".py") or ".py:" in name:
+        if name in [*rows(), *printed_alone(), *registered(METHODS)] or name.endswith(".py") or ".py:" in name:
             found.append(cite_method(name))
             continue
         tasks = {**packaged(), **own(folders)}

@@ -130,7 +130,23 @@ def change_options(command: Any) -> Any:
     return with_change
 
 
-class Seeds(click.IntRange):
+class Whole(click.ParamType):
+    """A whole number within a range; helps show it as N, and give a range in words where that says something."""
+
+    name = "n"
+
+    def __init__(self, least: int | None = None, most: int | None = None) -> None:
+        self.range = click.IntRange(least, most)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            whole = int(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a whole number.", param, ctx)
+        return self.range.convert(whole, param, ctx)
+
+
+class Seeds(Whole):
     """How many seeds; a list of them is told what to say instead."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -176,12 +192,11 @@ def job_options(command: Any) -> Any:
                      help="An option of the method."),
         click.option("--train", multiple=True, callback=pairs, metavar="NAME=VALUE",
                      help="episodes_per_step, select=last|best, views, rate, steps."),
-        click.option("--tune", "trials", type=int, metavar="N",
+        click.option("--tune", "trials", type=Whole(),
                      help="Choose among N settings of each method on validation episodes."),
-        click.option("--seed", type=click.IntRange(0, LARGEST_SEED), show_default="0",
-                     help="The training seed; with --seeds, the first one."),
-        click.option("--seeds", type=Seeds(1, MOST_SEEDS), show_default="1", help="How many training seeds."),
-        click.option("--episodes", type=int, help="Only the first so many test episodes."),
+        click.option("--seed", type=Whole(0, LARGEST_SEED), help="The training seed; with --seeds, the first one [0]."),
+        click.option("--seeds", type=Seeds(1, MOST_SEEDS), help="How many training seeds [1]."),
+        click.option("--episodes", type=Whole(), help="Only the first so many test episodes."),
         click.option("--calibrate", is_flag=True,
                      help="Add the bias to the novel logits that is best on validation episodes; a row NAME+cal."),
     )  # fmt: skip
@@ -208,7 +223,7 @@ log_option = click.option("--log", metavar="KIND", help="tensorboard: loss, accu
 log_dir_option = click.option("--log-dir", metavar="DIR", help="Where these go [logs/tensorboard in the home folder].")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Plain progress lines with more detail.")
-device_option = click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+device_option = click.option("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto].")
 
 
 def folders_of(home: str | None, results_dir: str | None = None) -> Home:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ifsl_bench.cli.options import Group, examples
+from ifsl_bench.cli.options import Group, Whole, examples
 from ifsl_bench.cli.plot_options import index_option, numbers, of_models, of_results, written
 from ifsl_bench.common.errors import unknown
 from ifsl_bench.protocol.limits import MOST_SEEDS
@@ -145,13 +145,13 @@ def base_classes(task: str, out: Path, **asked: Any) -> None:
     ),
 )
 @click.argument("tasks", nargs=-1, required=True, metavar="TASK...")
-@click.option("--steps", default="1,2,5,10,20,50,100,200,500", show_default=True, callback=numbers, metavar="N,...",
-              help="After which gradient steps to stop.")  # fmt: skip
-@click.option("--unrolled", default="20", show_default=True, callback=numbers, metavar="N,...",
-              help="Steps that T-BPTT is trained with; a line each.")  # fmt: skip
-@click.option("--seeds", type=click.IntRange(1, MOST_SEEDS), default=1, show_default=True,
-              help="How many training seeds to average over.")  # fmt: skip
-@click.option("--episodes", type=int, help="Only the first so many test episodes [500].")
+@click.option("--steps", default="1,2,5,10,20,50,100,200,500", callback=numbers, metavar="N,...",
+              help="After which gradient steps to stop [1,2,5,10,20,50,100,200,500].")  # fmt: skip
+@click.option("--unrolled", default="20", callback=numbers, metavar="N,...",
+              help="Steps that T-BPTT is trained with; a line each [20].")  # fmt: skip
+@click.option("--seeds", type=Whole(1, MOST_SEEDS), default=1,
+              help="How many training seeds to average over [1].")  # fmt: skip
+@click.option("--episodes", type=Whole(), help="Only the first so many test episodes [500].")
 @of_models("lr+a")
 def inner_steps(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
     """Accuracy by inner steps, of RBP and T-BPTT.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ifsl_bench.cli.options import (
+    Whole,
     device_option,
     home_option,
     names,
@@ -35,7 +36,7 @@ def _checked(_: click.Context, __: click.Parameter, value: str) -> Path:
 
 out_option = click.option("--out", required=True, callback=_checked, metavar="FILE", help="x.pdf, x.svg or x.png.")
 wide_option = click.option("--wide", is_flag=True, help="Two columns wide.")
-index_option = click.option("--index", type=int, default=0, show_default=True, help="Which test episode.")
+index_option = click.option("--index", type=Whole(), default=0, help="Which test episode [0].")
 
 
 def of_results(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,9 +75,9 @@ def of_models(*usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
             given["methods"] = given["methods"] or usual
             return command(work=work, **given)
 
+        default = f" [{','.join(usual)}]" if usual else ""
         methods = click.option("--method", "methods", multiple=True, callback=names, required=not usual,
-                               show_default=", ".join(usual) or None,
-                               help="Methods, comma-separated or repeated.")  # fmt: skip
+                               help=f"Methods, comma-separated or repeated{default}.")  # fmt: skip
         options = click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
                                help="An option of the methods.")  # fmt: skip
         train = click.option("--train", is_flag=True, help="Train what is not trained yet, as 'run' does.")

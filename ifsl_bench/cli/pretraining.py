@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ifsl_bench.cli.options import (
+    Whole,
     device_option,
     examples,
     folders_of,
@@ -27,9 +28,9 @@ from ifsl_bench.protocol.limits import LARGEST_SEED
     )
 )
 @click.option("--task", help="A task, or a TOML file of your own.")
-@click.option("--head", default="linear", show_default=True,
-              help="Of the base classifier: linear or cosine; 'ifsl-bench methods' has each method's.")  # fmt: skip
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, LARGEST_SEED), help="Of training.")
+@click.option("--head", default="linear",
+              help="Of the base classifier: linear or cosine [linear]; see 'ifsl-bench methods'.")  # fmt: skip
+@click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="Of training [0].")
 @click.option("--compile", "compiled", is_flag=True, help="Use torch.compile; for accelerators.")
 @click.option("--anew", is_flag=True, help="Train them here even if they come with the package.")
 @log_option

@@ -11,7 +11,7 @@ from ifsl_bench.cli.options import examples, folders_of, home_option, readable, 
 
 @click.command(epilog=examples("ifsl-bench report", "ifsl-bench report glyphs-5shot --out glyphs.html"))
 @click.argument("tasks", nargs=-1, metavar="[TASK...]")
-@click.option("--out", metavar="FILE", default="report.html", show_default=True, help="The file to write.")
+@click.option("--out", metavar="FILE", default="report.html", help="The file to write [report.html].")
 @home_option
 @results_option
 def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str | None) -> None:

@@ -14,6 +14,7 @@ import click
 
 from ifsl_bench.cli.campaigns import show_plan, tell_lacking
 from ifsl_bench.cli.options import (
+    Whole,
     data_option,
     device_option,
     examples,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 @click.option("--pretrain", "own_weights", is_flag=True,
               help="Train the backbone here even if its weights come with the package.")  # fmt: skip
 @click.option("--full", is_flag=True, help="Tables with the joint and alone accuracies too.")
-@click.option("--jobs", type=click.IntRange(1, MOST_WORKERS), metavar="N",
+@click.option("--jobs", type=Whole(1, MOST_WORKERS),
               help="Worker processes that share the stages [1, or one for each of --devices].")  # fmt: skip
 @click.option("--devices", metavar="LIST", help="Accelerators for the workers: 0-7 or 0,2.")
 @click.option("--cluster", metavar="WHERE", help="Hand the stages to Dask: tcp://HOST:PORT, or a TOML file.")

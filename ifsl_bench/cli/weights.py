@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ifsl_bench.cli.options import Group, examples, folders_of, home_option, readable, reporter_for, style_option
+from ifsl_bench.cli.options import Group, Whole, examples, folders_of, home_option, readable, reporter_for, style_option
 from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.limits import LARGEST_SEED
@@ -25,8 +25,8 @@ def weights() -> None:
     ),
 )
 @click.option("--task", help="A task, or a TOML file of your own.")
-@click.option("--head", default="linear", show_default=True, help="Of the base classifier: linear or cosine.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, LARGEST_SEED), help="The training seed.")
+@click.option("--head", default="linear", help="Of the base classifier: linear or cosine [linear].")
+@click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="The training seed [0].")
 @click.option("--to", metavar="FILE", help="The file to write [KEY.safetensors in the current folder].")
 @home_option
 def export(task: str | None, head: str, seed: int, to: str | None, home: str | None) -> None:

@@ -12,6 +12,8 @@ from typing import IO
 from ifsl_bench.common.errors import one_line
 
 RATE = "learning rate"  # a figure that the schedule says, for logs and not for lines
+FIGURES = len("loss 0.1234  accuracy 100.00%")  # the most that most stages show beside their bar
+NARROW = 6  # columns of the shortest bar
 
 
 class Unheard(BaseException):
@@ -159,9 +161,14 @@ class RichReporter(Reporter):
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+        title = one_line(title)
+        room = self.console.width - (2 * len(str(total)) + 1) - len("1:23:45") - FIGURES - 3
+        if apart := len(title) + 1 + NARROW > room:  # on a line above
+            self.console.print(title, markup=False)
+        bar_width = max(NARROW, min(24, room if apart else room - len(title) - 1))
         bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            *([] if apart else [TextColumn("{task.description}", markup=False)]),
+            BarColumn(bar_width=bar_width),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             TextColumn("{task.fields[figures]}", markup=False),
@@ -169,7 +176,7 @@ class RichReporter(Reporter):
             refresh_per_second=4,
         )
         with bar:
-            task = bar.add_task(one_line(title), total=total, completed=done, figures="")
+            task = bar.add_task(title, total=total, completed=done, figures="")
 
             class Bar(Stage):
                 def advance(self, amount: int = 1, **figures: float) -> None:

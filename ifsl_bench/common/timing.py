@@ -33,7 +33,8 @@ crowd = Crowd()
 def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
     """Of a call on a machine that has nothing else to do: the fastest of a few, after some to warm up.
 
-    Where other programs have the cores, so that none is free, it is the processor's time by the number of threads.
+    Where other programs have the cores, so that none is free, it is the processor's time by the number of threads, or
+    that of one thread where it is less: threads that wait for one which has no core can take ten times as long.
     """
     start = time.perf_counter()
     before = _timed(call, device)[0]
@@ -53,10 +54,20 @@ def seconds_of(call: Callable[[], object], device: torch.device, repeats: int = 
     idle = cores - others - own / passed
     alone = wall
     if device.type == "cpu" and others > CROWDED and idle < others:
-        alone = min(wall, processor / min(torch.get_num_threads(), cores))
+        alone = min(wall, processor / min(torch.get_num_threads(), cores), _by_one_thread(call, device))
     crowd.alone += alone * len(took)
     crowd.taken += passed
     return alone
+
+
+def _by_one_thread(call: Callable[[], object], device: torch.device) -> float:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        _timed(call, device)
+        return _timed(call, device)[1]
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _timed(call: Callable[[], object], device: torch.device) -> tuple[float, float]:

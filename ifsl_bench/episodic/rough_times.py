@@ -1,11 +1,14 @@
 """Rough times of meta-training and of evaluation, measured here on random features; each distinct thing once a process.
 
-Nothing is compiled for an estimate. What is not compiled yet has none: torch would take many times as long.
+Nothing is compiled for an estimate, but inside :func:`compiling`. What is not compiled yet has none: torch would take
+many times as long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -33,6 +36,7 @@ SPREAD = 0.5  # of the images of a class around its mean, in deviations of the f
 
 
 _uncompiled: set[Any] = set()
+_compiling: ContextVar[bool] = ContextVar("compiling", default=False)
 
 
 @dataclass(frozen=True)
@@ -132,13 +136,23 @@ def _compiled(call: Callable[..., float], *arguments: Any) -> float | None:
     if asked in _uncompiled:
         return None
     try:
-        with store.nothing_compiled():
+        with nullcontext() if _compiling.get() else store.nothing_compiled():
             return call(*arguments)
     except store.NotCompiledError:
         _uncompiled.add(asked)
         return None
 
 
-def allow_compiling() -> None:
+def forget_uncompiled() -> None:
     """What was not compiled may be now."""
     _uncompiled.clear()
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Inside, what an estimate needs is compiled first."""
+    token = _compiling.set(True)
+    try:
+        yield
+    finally:
+        _compiling.reset(token)

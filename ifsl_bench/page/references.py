@@ -12,7 +12,7 @@ from ifsl_bench.board.looks import method_of
 from ifsl_bench.board.published import titles
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import cite_method, papers, rows
+from ifsl_bench.plugin.bibliography import cite_method, papers, printed_alone, rows
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def _bibtex(name: str) -> str:
 
     Results may name any file as their method's; none is run for a page.
     """
-    if name not in rows() and not registry.owners(registry.METHODS, name):
+    if name not in [*rows(), *printed_alone()] and not registry.owners(registry.METHODS, name):
         return ""
     try:
         return cite_method(name)

@@ -26,10 +26,11 @@ _OPTION = re.compile(r"\.(?=[A-Za-z_][\w.-]*=)")  # where a label's next option 
 
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How papers print a row, and what it is in a few words."""
+    """How papers print a row, and what it is in a few words; ``here``: its method comes with the package."""
 
     printed: str
     says: str
+    here: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,21 @@ def papers(folder: str) -> tuple[Paper, ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=1)
 def rows() -> Mapping[str, Named]:
     """The rows of the package's methods, by the names that ``--method`` takes."""
+    return {name: named for name, named in _named().items() if named.here}
+
+
+def printed_alone() -> list[str]:
+    """Rows that are known from papers alone: no method of the package gives them."""
+    return [name for name, named in _named().items() if not named.here]
+
+
+@lru_cache(maxsize=1)
+def _named() -> Mapping[str, Named]:
     where = resources.files("ifsl_bench.methods") / "rows.toml"
     raw = parsed(where.read_text(encoding="utf-8"), str(where), TASK_FILE)
-    return held(raw, dict[str, Named], str(where), ("printed", "says"))
+    return held(raw, dict[str, Named], str(where), ("printed", "says", "here"))
 
 
 def printed(label: str) -> str:
@@ -91,7 +101,7 @@ def printed(label: str) -> str:
     name, _, setting = head.partition("@")
     calibrated = name.endswith("+cal")
     name = name.removesuffix("+cal")
-    name = rows()[name].printed if name in rows() else name
+    name = _named()[name].printed if name in _named() else name
     parts = [name, *(["calibrated"] if calibrated else [])]
     if setting:
         trials = setting.removeprefix("tuned-")

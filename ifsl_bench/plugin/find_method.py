@@ -14,6 +14,7 @@ from typing import Any
 
 from ifsl_bench.common.errors import UserError, unknown, where
 from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.bibliography import printed_alone
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED, method_source
 from ifsl_bench.plugin.options import check_method
@@ -74,6 +75,9 @@ def find_method(said: str | type[Method]) -> tuple[Chosen, Mapping[str, Any]]:
         raise UserError(f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {said!r}")
     path, _, wanted = said.rpartition(".py:") if ".py:" in said else (said.removesuffix(".py"), "", "")
     if path == said:  # no file
+        if said in printed_alone() and not registry.owners(registry.METHODS, said):
+            raise UserError(f"{said} is known from the numbers that its paper prints; its method is not part of this "
+                            f"package and cannot be run. The paper: ifsl-bench cite {said}")  # fmt: skip
         name, method, meant = registry.resolve(said)
         return Chosen(name, method), meant
     try:
