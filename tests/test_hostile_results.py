@@ -88,7 +88,7 @@ def test_rows_are_compared_without_the_result_that_was_cut(damaged, said):
     status, text = said(*command)
     assert status == 0
     assert "2,000 episodes" in text.splitlines()[0]
-    assert "lwof has seeds [0, 2]" in text
+    assert "lwof has seeds 0, 2" in text
 
 
 def test_files_of_unequal_length_are_not_compared(damaged, said):

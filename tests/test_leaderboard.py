@@ -307,7 +307,7 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
     assert "Ranks are among 3 rows on seeds 0, 1, 2" in text
     assert "Provisional, without a rank. 1 seed: one (yours)." in text
     assert [line.split()[:2] for line in text.splitlines() if line.endswith(" yours")] == [
-        ["1-2", "mine"], ["1-2", "other"], ["3", "worse"], ["provisional", "one"],
+        ["1-2", "mine"], ["1-2", "other"], ["3", "worse"], ["-", "one"],
     ]  # fmt: skip
     markdown = leaderboard([board], stored_rows.root, "markdown")
     bold = [line.split("|")[2].strip() for line in markdown.splitlines() if "**" in line]

@@ -252,7 +252,7 @@ def test_comparison_notes_unequal_seeds_and_separate_backbones():
     found = compare(a, b)
     assert found.seeds == (1,)
     assert found.episodes["acc"].mean == pytest.approx(found.by_seed["acc"][0], abs=1e-5)
-    assert any("only the common seeds" in note for note in found.notes)
+    assert any("only those in common" in note for note in found.notes)
     assert any("trained separately" in note for note in found.notes)
 
 

@@ -157,7 +157,7 @@ def _to_best(entry: Entry) -> str:
 def _rank(entry: Entry) -> str:
     if entry.place is None:
         return ""
-    return "provisional" if entry.place.ranks is None else str(entry.place.ranks)
+    return "-" if entry.place.ranks is None else str(entry.place.ranks)
 
 
 def _rank_fields(entry: Entry) -> dict[str, int | bool | None]:

@@ -13,6 +13,7 @@ from ifsl_bench.board.over_classes import OverClasses, over_classes
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.wording import seeds_in_words
 from ifsl_bench.protocol.metrics import Estimate, Paired, paired
 
 
@@ -67,8 +68,8 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     ours = {name: values for name, values in ours.items() if name in theirs}
     notes = [PARTIAL] if (on_part := a.partial or b.partial) else []
     if common != a.seeds or common != b.seeds:
-        used = f"only the common seeds {list(common)} are used" if common else "no seed is common, all are averaged"
-        notes.append(f"{a.label} has seeds {list(a.seeds)}, {b.label} has {list(b.seeds)}: {used}")
+        used = f"only those in common, {seeds_in_words(common)}" if common else "none is common, all are averaged"
+        notes.append(f"{a.label} has {seeds_in_words(a.seeds)}, {b.label} has {seeds_in_words(b.seeds)}: {used}")
     theirs_by_seed = {result.seed: result for result in b.results}
     pairs = [(left, theirs_by_seed[left.seed]) for left in a.results if left.seed in theirs_by_seed]
     by_seed = {name: a.by_seed(name, common).mean(1) - b.by_seed(name, common).mean(1) for name in ours}

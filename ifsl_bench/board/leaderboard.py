@@ -21,7 +21,8 @@ RULE = (
     "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 + the rows that "
     "are significantly better to all rows less those that are significantly worse. Differences vary over episodes and "
     "over training seeds; novel classes are held fixed. A row with fewer than three seeds, or with options of its own, "
-    "is provisional: in its place, without a rank. Methods as published are ranked apart from tuned ones (--setting). "
+    "is provisional: in its place, without a rank. Rows are in the order of their difference to the best row, on the "
+    "seeds that both have. Methods as published are ranked apart from tuned ones (--setting). "
     "A row of yours is ranked among the stored rows and itself alone."
 )
 

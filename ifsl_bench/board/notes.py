@@ -7,7 +7,7 @@ from ifsl_bench.board.comparison import p_value
 from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.common.errors import one_line
-from ifsl_bench.common.wording import numbers_in_words
+from ifsl_bench.common.wording import numbers_in_words, seeds_in_words
 from ifsl_bench.plugin.registry import owners
 from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
 
@@ -116,7 +116,10 @@ def notes_of_ranks(board: Board) -> list[str]:
 
 
 def standing(board: Board, label: str) -> list[str]:
-    """A row among the measured ones: its rank, and the paired differences to the best and the nearest."""
+    """A row among the measured ones: its rank, and the paired differences to the best and the nearest.
+
+    And to the row of the same name from the other folder, which is the same method measured elsewhere.
+    """
     mine, ranking = board.row(label), board.ranking
     if mine is None or mine not in board.rows:
         return [f"{label} is not comparable with the stored rows."] if mine else []
@@ -127,16 +130,26 @@ def standing(board: Board, label: str) -> list[str]:
         return [f"{label} is the only measured row on these episodes."]
     rank = f"provisional ({place.reason})" if place.provisional else f"rank {place.ranks} of {place.among}"
     best = next((other.row for other in others if not other.provisional), others[0].row)
-    nearest = min((other.row for other in others), key=lambda row: abs(ranking.difference(mine, row).mean))
+    away = [other.row for other in others if other.row.label != label]
+    nearest = min(away, key=lambda row: abs(ranking.difference(mine, row).mean), default=best)
     found = [("best other and nearest", best)] if nearest is best else [("best other", best), ("nearest", nearest)]
     said = [f"{label}: {rank}", *(f"  to the {what}, {_difference(ranking, mine, row)}" for what, row in found)]
+    said += [_again(ranking, mine, other.row) for other in others if other.row.label == label and other.row is not best]
     return [one_line(line) for line in said]
+
+
+def _again(ranking: Ranking, mine: Row, other: Row) -> str:
+    """Of a row to the one of the same name."""
+    gap, common = ranking.difference(mine, other), ranking.common(mine, other)
+    if common and gap.mean == gap.interval == 0:
+        return f"  {other.label} ({other.origin}) has the same accuracy in every episode ({seeds_in_words(common)})"
+    return f"  to the row of the same name, {_difference(ranking, mine, other)}"
 
 
 def _difference(ranking: Ranking, mine: Row, other: Row) -> str:
     """Of a row to another, with its interval and what that is over."""
     gap, common = ranking.difference(mine, other), ranking.common(mine, other)
-    seeds = f"seed{'s' * (len(common) > 1)} {numbers_in_words(common)}" if common else "no seed in common"
+    seeds = seeds_in_words(common) if common else "no seed in common"
     over = "over episodes alone, of these trained models" if gap.models_fixed else "over episodes and seeds"
     return (
         f"{other.label} ({other.origin}): {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value(gap.p)}, "

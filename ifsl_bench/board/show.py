@@ -11,6 +11,7 @@ from ifsl_bench.board.over_classes import MANY
 from ifsl_bench.board.result_file import Calibration, Result, summary_entry
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import one_line
+from ifsl_bench.common.wording import seeds_in_words
 from ifsl_bench.protocol.metrics import summarise
 
 PERCENT = "In percent; intervals are over the test episodes, trained models held fixed."
@@ -185,7 +186,7 @@ def comparison_table(found: Comparison) -> Table[str]:
         ),
         Column(fields=lambda name: {"seeds": list(found.seeds), "partial_data": found.partial}),
     ]
-    title = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, seeds {list(found.seeds)}"
+    title = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, {seeds_in_words(found.seeds)}"
     notes = [
         "A - B: percentage points, 95% interval and paired t-test over episodes; trained models held fixed.",
         "A - B over seeds: mean of the seed-paired differences, Student's 95% interval, over other training seeds.",

@@ -115,6 +115,7 @@ def run(
     from ifsl_bench.backbone.device import keep_freed_memory
     from ifsl_bench.board.beside import beside_tables
     from ifsl_bench.board.boards import load_board
+    from ifsl_bench.board.latex import paper_tables
     from ifsl_bench.board.leaderboard import task_table
     from ifsl_bench.board.measured import EVERY, PAPER
     from ifsl_bench.board.notes import standing
@@ -185,14 +186,17 @@ def run(
     if style in PROGRAMS:
         show_tables([task_table(board, full) for board in boards], style)
         return tell(ended, len(made), asked_for.lacking)
-    for whole in boards:
-        labels = dict.fromkeys(one.label for one in ended.made if one.task.name == whole.name)
-        if not labels:
-            continue
-        board = whole.usual(labels)
-        click.echo()
-        show_tables([task_table(board, full)], style)
-        for label in labels:
+    made_of = {
+        board.name: dict.fromkeys(one.label for one in ended.made if one.task.name == board.name) for board in boards
+    }
+    boards = [board.usual(labels) for board in boards if (labels := made_of[board.name])]
+    if style == "latex" and boards:
+        click.echo(paper_tables(boards, full))
+    for board in boards:
+        if style != "latex":
+            click.echo()
+            show_tables([task_table(board, full)], style)
+        for label in made_of[board.name]:
             row = board.row(label)
             setting = row.setting if row and row.setting != EVERY else PAPER
             say("\n" + "\n".join(standing(board.in_setting(setting), label)), style)

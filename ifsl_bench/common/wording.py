@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
@@ -14,3 +14,8 @@ def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
         else:
             runs.append([number])
     return ", ".join(f"{run[0]} to {run[-1]}" if len(run) >= least else ", ".join(map(str, run)) for run in runs)
+
+
+def seeds_in_words(seeds: Collection[int]) -> str:
+    """ "seed 0", "seeds 0, 1, 2", "seeds 0 to 4"."""
+    return f"seed{'s' * (len(seeds) != 1)} {numbers_in_words(seeds)}"
