@@ -61,7 +61,7 @@ def test_few_names_are_listed_and_many_are_not():
     many = [f"name-{i}" for i in range(100)]
     said = str(unknown("thing", "name-1x", many, see="ifsl-bench things"))
     assert said.count("name-") == 4, "what was said, and the nearest three"
-    assert said.endswith("all 100: ifsl-bench things")
+    assert said.endswith("all of them: ifsl-bench things")
 
 
 DATA = '[dataset]\nname = "d"\n[pretraining]\nbackbone = "none"\nsteps = 1\n[pretraining.schedule]\nrate = 0.1\n'

@@ -74,4 +74,4 @@ def list_(home: str | None, style: str) -> None:
     from ifsl_bench.running.weights import weights_listing
 
     rows = weights_listing(readable(folders_of(home)))
-    show_tables([plain_table(rows, fold={"pretraining": 20, "trained on": 12, "where": 8}, drop=("weights",))], style)
+    show_tables([plain_table(rows, fold={"pretraining": 30}, drop=("weights", "trained on"))], style)

@@ -67,7 +67,7 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "", see:
         listed = f"available: {', '.join(names) or 'none'}"
     else:
         some = "" if near else f"{', '.join(names[:3])}, ... "
-        listed = f"all {len(names):,}: {see}" if see else f"available: {some}({len(names):,})"
+        listed = f"all of them: {see}" if see else f"available: {some}({len(names):,})"
     return UserError(f"unknown {kind} {said}{f' {where}' if where else ''};{hint} {listed}")
 
 

@@ -50,7 +50,9 @@ def method_rows() -> list[dict[str, Any]]:
             except UserError as error:
                 problem = f"broken: {error}"
         if kind is None:
-            found.append(_row(name, name, plugin.package) | {"what": problem})
+            said = f"{rows()[name].says}; {problem.partition(': ')[0]}" if name in rows() else problem
+            papers = ", ".join(paper.short for paper in of_method(name)[:1])
+            found.append(_row(name, name, plugin.package) | {"what": said, "paper": papers})
             continue
         meanings: dict[str, Mapping[str, Any]] = dict(vars(kind).get("shorthands", {}))
         usual = {option.name: option.default for option in options_of(kind).values()}
@@ -91,7 +93,16 @@ def described(said: str) -> Described:
     Raises:
         UserError: there is no such method, or it cannot be used.
     """
-    chosen, meant = find_method(said)
+    papers, title = of_method(said), printed(said) if printed(said) != said else ""
+    title = ": ".join(filter(None, [title or said, rows()[said].says if said in rows() else ""]))
+    of_papers = [("paper", f"{one.field('title')} ({one.short})") for one in papers]
+    try:
+        chosen, meant = find_method(said)
+    except UserError as error:
+        if said not in rows():
+            raise
+        cite = [("cite", f"ifsl-bench cite {said}")] if papers else []
+        return Described(title, (*of_papers, *cite, ("options", f"unknown here: {error}")), (), tuple(papers), "")
     kind = chosen.method
     text, means = _sections((inspect.getdoc(kind) or "").replace("``", "`"))
     space, grid = space_of(kind), grid_of(kind)
@@ -117,12 +128,9 @@ def described(said: str) -> Described:
     facts += [("head", f"{kind.head}: of the base classifier that it starts from")]
     facts += [("trained", {"yes": "meta-trained", "no": "nothing is meta-trained"}.get(_trained(kind, meant), "?"))]
     facts += [("transductive", "an answer may depend on the other queries of its episode")] if kind.transductive else []
-    papers = of_method(said)
-    facts += [("paper", f"{one.field('title')} ({one.short})") for one in papers]
+    facts += of_papers
     facts += [("cite", f"ifsl-bench cite {said}")] if papers or kind.bibtex else []
-    title = printed(said) if printed(said) != said else ""
-    says = rows()[said].says if said in rows() else ""
-    return Described(": ".join(filter(None, [title or said, says])), tuple(facts), tuple(options), tuple(papers), text)
+    return Described(title, tuple(facts), tuple(options), tuple(papers), text)
 
 
 def _spread(values: Any) -> str:
