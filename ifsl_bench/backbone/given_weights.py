@@ -113,7 +113,7 @@ def weights_file(home: Home, spec: Pretraining, plugin: Frozen, model: str, card
         try:
             got = plugin.fetch(model, Path(folder))
         except Exception as error:
-            why = one_line(str(error)).strip()[:120] or type(error).__name__
+            why = one_line(str(getattr(error, "reason", error))).strip()[:120] or type(error).__name__
             raise UserError(
                 f"the weights of {spec.backbone} cannot be downloaded here ({why}); get {card.source or 'them'} "
                 f"elsewhere, and put it at {target}"

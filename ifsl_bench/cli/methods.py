@@ -8,6 +8,10 @@ from ifsl_bench.cli.options import complete_methods, examples, folders_of, home_
 from ifsl_bench.cli.output import document, say, show_tables
 from ifsl_bench.common.errors import UserError, unknown
 
+MEANT = {
+    "tried": "'tried': the values that the method as published chooses from on validation episodes",
+    "--tune": "'--tune': what a search tries",
+}
 SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers; programs get more
 
 
@@ -61,8 +65,8 @@ def _describe(name: str, style: str) -> None:
     say("\n" + "\n".join(f"{key:13}{text}" for key, text in found.facts) + "\n", style)
     if found.options:
         show_tables([table], style)
-        say("\n'tried': the values that the method as published chooses from on validation episodes; '--tune': what a "
-            "search tries.\n", style)  # fmt: skip
+        meant = {key: text for key, text in MEANT.items() if any(option[key] for option in found.options)}
+        say("\n" + (f"{'; '.join(meant.values())}.\n" if meant else ""), style)
     document(found.text, style)
 
 
