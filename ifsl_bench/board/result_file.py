@@ -254,6 +254,9 @@ def read(path: Path) -> Result:
     return result
 
 
+_NESTED = frozenset((dict, list))
+
+
 def read_raw(path: Path) -> dict[str, Any]:
     """What a file holds that may be a result; raises as :func:`read`, and for one that is too large to be one."""
     try:
@@ -264,7 +267,8 @@ def read_raw(path: Path) -> dict[str, Any]:
     for depth in range(1, RESULT_DEPTH.most + 2):
         RESULT_DEPTH.check(depth, str(path), CorruptFile)
         inner = (part.values() if isinstance(part, dict) else part for part in level)
-        level = [one for parts in inner for one in parts if isinstance(one, (dict, list))]
+        nested = (parts for parts in inner if not _NESTED.isdisjoint(map(type, parts)))  # most are numbers
+        level = [one for parts in nested for one in parts if isinstance(one, (dict, list))]
         if not level:
             break
     return raw

@@ -17,7 +17,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.loader import Batch
 from ifsl_bench.figures.episode_pca import way_look
 from ifsl_bench.figures.models import novel_names
-from ifsl_bench.figures.style import FAINT, legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.figures.style import DARK, FAINT, legend_below, legend_height, new_figure, styled, text_of
 from ifsl_bench.learners.attractor import Memory
 from ifsl_bench.learners.attractor_method import AttractorMethod
 from ifsl_bench.learners.episodic import LinearLearner
@@ -35,6 +35,8 @@ PRODUCED: dict[str, Any] = {"marker": "^", "linestyle": "none", "markersize": 3,
                             "markeredgewidth": 0}  # fmt: skip
 FAST: dict[str, Any] = {"marker": "P", "linestyle": "none", "markersize": 5, "markeredgecolor": "black",
                         "markeredgewidth": 0.4}  # fmt: skip
+OTHERS: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 2.5, "color": DARK, "alpha": 0.7,
+                          "markeredgewidth": 0}  # fmt: skip
 STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "markersize": 8, "color": "black",
                         "markeredgecolor": "white", "markeredgewidth": 0.5}  # fmt: skip
 
@@ -178,6 +180,7 @@ def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str
     across = 1 if rows[0].produced is None else 2
     entries = [(f"N{way + 1} {name}", way_look(way) | {"markersize": 5}) for way, name in enumerate(found[0].classes)]
     entries += [("base weights", RING), ("their attractors", PRODUCED)] if across == 2 else []
+    entries += [("in other episodes", OTHERS)] if any(np.isfinite(one.centres[:, 1:]).any() for one in rows) else []
     entries += [("fast weights", FAST | {"color": "white"})] + ([("static centre", STAR)] if fixed else [])
     names = [name for name, _ in entries]
     side = 2.9 if wide else 1.5 * (1 if across == 2 else 1.6)

@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from ifsl_bench.board.looks import COLOURS, MARKERS
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.models import Episode, episode_of
-from ifsl_bench.figures.style import legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.figures.style import DARK, legend_below, legend_height, new_figure, styled, text_of
 from ifsl_bench.plugin.method import Query, ask, masked_logits
 from ifsl_bench.running.ranges import Ready
 
@@ -116,7 +116,8 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
     (2019), which shows prototypes and base weights, and paths in place of regions.
     """
     episode = planes[0].episode
-    names = [f"N{way + 1} {name}" for way, name in enumerate(episode.classes)] + ["base classes", "wrong"]
+    names = [f"N{way + 1} {name}" for way, name in enumerate(episode.classes)]
+    names += ["support", "novel query", "base query", "wrong"]
     side = 3.1 if wide else 1.45
     figure = new_figure((side + 0.25) * len(planes) + legend_height(names, wide) + 0.1, wide)
     for row, (left, right) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
@@ -127,6 +128,9 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
         left.set(xlabel=f"PC 1 ({100 * row.share[0]:.0f}%)", ylabel=f"PC 2 ({100 * row.share[1]:.0f}%)")
         right.set(xlabel=f"PC 1 ({100 * row.share[0]:.0f}%)")
     handles = [Line2D([], [], **way_look(way), markersize=5) for way in range(len(episode.classes))]
+    handles += [Line2D([], [], color="white", marker="o", linestyle="none", markersize=5.5, markeredgecolor="black",
+                       markeredgewidth=0.4)]  # fmt: skip
+    handles += [Line2D([], [], color=DARK, marker="o", linestyle="none", markersize=3, markeredgewidth=0)]
     handles += [Line2D([], [], color=GREY, marker="o", linestyle="none", markersize=3.5, markeredgewidth=0)]
     handles += [Line2D([], [], color="black", marker="x", linestyle="none", markersize=4, markeredgewidth=0.8)]
     legend_below(figure, handles, names, wide)

@@ -19,6 +19,7 @@ from ifsl_bench.figures.texts import fitting, width_of
 from ifsl_bench.protocol.task import Task
 
 CELL, IMAGE, SUPPORT = 0.64, 0.42, 0.24  # inches: of a query with its texts, its image, a support image
+WIDEST = 0.82  # inches of a cell for long names
 LINE, GAP, LABEL = 0.125, 0.09, 0.16  # a line of text, what is between parts, a heading
 MOST_BESIDE = 10  # support images of a class beside each other
 RIGHT, WRONG = "\N{CHECK MARK}", "\N{BALLOT X}"
@@ -56,7 +57,7 @@ def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool =
     block = max(per_line * (SUPPORT + 0.02) + 0.05, 1.3)
     blocks = max(1, min(ways, int(width / block)))
     block, deep = width / blocks, math.ceil(shots / per_line) * (SUPPORT + 0.02) + LINE + 0.05
-    cells = int(width / CELL)
+    cells = _cells(answers, names, width)
     each = IMAGE + LINE * (1 + len(answers)) + GAP
     order = _order(episode)
     top = LABEL * (1 + math.ceil(len(answers) / _beside(answers, width)))
@@ -115,6 +116,15 @@ class _Sheet:
     def heading(self, y: float, text: str) -> float:
         self.axes.text(0.05, y + LABEL / 2, text, va="center", color=DARK, style="italic")
         return y + LABEL
+
+
+def _cells(answers: Sequence[Answered], names: _Names, width: float) -> int:
+    """How many queries stand beside each other: fewer where more than one name in twenty would be cut."""
+    wrong = [f"{WRONG} {names[int(label)]}" for one in answers for label in one.episode.predicted[~one.episode.right]]
+    needed = sorted([width_of(names[int(label)]) + 0.02 for label in answers[0].episode.labels]
+                    + [width_of(said) + 0.15 for said in wrong])  # fmt: skip
+    enough = needed[int(0.95 * (len(needed) - 1))]
+    return max(1, int(width / min(max(CELL, enough), WIDEST)))
 
 
 def _order(episode: Episode) -> tuple[np.ndarray, np.ndarray]:
