@@ -133,6 +133,9 @@ def test_a_forgotten_file_is_named(here, minimal_task):
     home = Home.locate()
     with pytest.raises(UserError, match="unknown task 'd-1shot'; did you mean"):
         find("d-1shot", home=home)
+    (home.results / "d-1shot+ways=4").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"unknown task 'd-1shot': results of it are in .*, as in FILE\.toml:d-1shot"):
+        find("d-1shot", home=home)
     Path("pyproject.toml").write_text("[project]\nname = 'x'\n")
     Path("broken.toml").write_text("[")
     os.mkfifo("pipe.toml")

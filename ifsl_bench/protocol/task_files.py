@@ -204,7 +204,7 @@ def _named(name: str, home: Home | None) -> list[Task]:
 
 
 def _forgotten(name: str, home: Home, known: Iterable[Task]) -> str:
-    """What to tell someone who names a task whose file or data set is there; empty where neither is."""
+    """What to tell someone who names a task whose file, data set or results are there; empty where none is."""
     for path in sorted(path for path in Path().glob("*.toml") if path.is_file())[:_LOOKED_AT]:
         try:
             tasks = parse(text_of(path, "task file", TASK_FILE), str(path))
@@ -218,6 +218,8 @@ def _forgotten(name: str, home: Home, known: Iterable[Task]) -> str:
             f"data set {data!r} is prepared and has no tasks here; give the path of your task file, as in {data}.toml, "
             f"or write one: ifsl-bench tasks new {data} --data {data}"
         )
+    if is_plain(name) and any(path.is_dir() for path in (home.results / name, *home.results.glob(f"{name}+*"))):
+        return f"results of it are in {home.results}, and its file is not here; give its path, as in FILE.toml:{name}"
     return ""
 
 
