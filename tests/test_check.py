@@ -41,6 +41,7 @@ def altered(path: Path, change) -> Path:
     return path
 
 
+@pytest.mark.slow("checks all results")
 def test_every_stored_result_passes():
     failures = {str(path): check_file(path).failures for path in STORED}
     assert len(failures) >= 36

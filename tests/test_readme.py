@@ -57,6 +57,7 @@ def tables(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow("makes all tables anew, from all results")
 def test_the_tables_of_all_pages_are_current():
     done = tables("--check")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

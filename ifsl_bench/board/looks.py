@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from hashlib import sha256
 
-from ifsl_bench.plugin.bibliography import rows
+from ifsl_bench.plugin.rows import rows
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#808080")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # Matplotlib's names

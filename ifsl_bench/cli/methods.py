@@ -92,9 +92,10 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     Of tasks: of their data, and of the protocol. Each paper is there once. Without a name: the entry of the suite, and
     the paper whose protocol it follows.
     """
-    from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries, printed_alone, rows
+    from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries
     from ifsl_bench.plugin.registry import METHODS, all_shorthands
     from ifsl_bench.plugin.registry import names as registered
+    from ifsl_bench.plugin.rows import printed_alone, rows
     from ifsl_bench.protocol.task_files import find, is_plain, own, packaged
 
     folders, found = folders_of(home), list[str]() if names else [cite_suite()]

@@ -56,9 +56,9 @@ def complete_tasks(_: click.Context, __: click.Parameter, begun: str) -> list[st
 
 def complete_methods(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
     """The methods that a word may become, without importing any."""
-    from ifsl_bench.plugin.bibliography import rows
     from ifsl_bench.plugin.registry import METHODS
     from ifsl_bench.plugin.registry import names as registered
+    from ifsl_bench.plugin.rows import rows
 
     return _completed(begun, [*rows(), *registered(METHODS)])
 
@@ -170,9 +170,9 @@ def _campaign(context: click.Context, _: click.Parameter, values: Sequence[str])
 
 
 def _is_method(name: str) -> bool:
-    from ifsl_bench.plugin.bibliography import rows
     from ifsl_bench.plugin.registry import METHODS
     from ifsl_bench.plugin.registry import names as registered
+    from ifsl_bench.plugin.rows import rows
 
     return name in rows() or name in registered(METHODS)
 

@@ -12,7 +12,8 @@ from ifsl_bench.board.looks import method_of
 from ifsl_bench.board.published import titles
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import cite_method, papers, printed_alone, rows
+from ifsl_bench.plugin.bibliography import cite_method, papers
+from ifsl_bench.plugin.rows import printed_alone, rows
 
 
 @dataclass(frozen=True)

@@ -7,30 +7,19 @@ or data sets each is. A method of another package has its BibTeX in :attr:`ifsl_
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 
-import msgspec
-
 from ifsl_bench._version import __version__
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.limits import TASK_FILE
-from ifsl_bench.common.toml import held, parsed
 from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.rows import in_print, rows
 from ifsl_bench.protocol.task import Task
 
 PROTOCOL = "ren2019incremental"  # the paper whose protocol all tasks follow
 _OPTION = re.compile(r"\.(?=[A-Za-z_][\w.-]*=)")  # where a label's next option begins; values have dots too
-
-
-class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How papers print a row, and what it is in a few words; ``here``: its method comes with the package."""
-
-    printed: str
-    says: str
-    here: bool = True
 
 
 @dataclass(frozen=True)
@@ -75,23 +64,6 @@ def papers(folder: str) -> tuple[Paper, ...]:
     return tuple(found)
 
 
-def rows() -> Mapping[str, Named]:
-    """The rows of the package's methods, by the names that ``--method`` takes."""
-    return {name: named for name, named in _named().items() if named.here}
-
-
-def printed_alone() -> list[str]:
-    """Rows that are known from papers alone: no method of the package gives them."""
-    return [name for name, named in _named().items() if not named.here]
-
-
-@lru_cache(maxsize=1)
-def _named() -> Mapping[str, Named]:
-    where = resources.files("ifsl_bench.methods") / "rows.toml"
-    raw = parsed(where.read_text(encoding="utf-8"), str(where), TASK_FILE)
-    return held(raw, dict[str, Named], str(where), ("printed", "says", "here"))
-
-
 def printed(label: str) -> str:
     """A row's label as papers print it: ``lr+a+cal.gamma=1e-05`` is "LR+A, calibrated (gamma = 1e-05)".
 
@@ -101,7 +73,7 @@ def printed(label: str) -> str:
     name, _, setting = head.partition("@")
     calibrated = name.endswith("+cal")
     name = name.removesuffix("+cal")
-    name = _named()[name].printed if name in _named() else name
+    name = in_print(name)
     parts = [name, *(["calibrated"] if calibrated else [])]
     if setting:
         trials = setting.removeprefix("tuned-")

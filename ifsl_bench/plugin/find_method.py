@@ -14,10 +14,10 @@ from typing import Any
 
 from ifsl_bench.common.errors import UserError, unknown, where
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import printed_alone
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import EXECUTED, method_source
 from ifsl_bench.plugin.options import check_method
+from ifsl_bench.plugin.rows import printed_alone
 
 FROM = "__from__"  # a module made from a file says which
 _LOCK = threading.RLock()

@@ -10,10 +10,11 @@ from typing import Any
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.bibliography import Paper, of_method, printed, rows
+from ifsl_bench.plugin.bibliography import Paper, of_method, printed
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of, trains
+from ifsl_bench.plugin.rows import rows
 from ifsl_bench.plugin.settings import short
 from ifsl_bench.plugin.space import RATE, Range
 
@@ -50,9 +51,10 @@ def method_rows() -> list[dict[str, Any]]:
             except UserError as error:
                 problem = f"broken: {error}"
         if kind is None:
-            said = f"{rows()[name].says}; {problem.partition(': ')[0]}" if name in rows() else problem
-            papers = ", ".join(paper.short for paper in of_method(name)[:1])
-            found.append(_row(name, name, plugin.package) | {"what": said, "paper": papers})
+            known = name in rows()
+            what = f"{rows()[name].says}; {problem.partition(': ')[0]}" if known else problem
+            paper = of_method(name)[0].short if known else ""
+            found.append(_row(name, name, plugin.package) | {"what": what, "paper": paper})
             continue
         meanings: dict[str, Mapping[str, Any]] = dict(vars(kind).get("shorthands", {}))
         usual = {option.name: option.default for option in options_of(kind).values()}
