@@ -44,7 +44,8 @@ def made(label: str, seed: int, **changes) -> Result:
     of = {name: changes.pop(name) for name in ("gap", "shift") if name in changes}
     known = {
         "training": {"validation": {"1000": 50.0 + seed, "500": 40.0 + seed}, "kept_step": 1000},
-        "cost": {"parameters": 12, "training_seconds": 3.0, "evaluation_seconds": 1.0, "episodes_per_second": 250.0},
+        "cost": {"parameters": 12, "training_seconds": 3.0 + seed % 2, "evaluation_seconds": 1.0,
+                 "episodes_per_second": 250.0 - seed},
         "provenance": {"command": f"ifsl-bench run --method x --seed {seed}", "commit": "c0ffee", "device": "a CPU",
                        "version": "0.1.0", "time": f"2026-01-0{seed + 1}T00:00:00+00:00", "libraries": {"torch": "2"}},
         "setting": "paper",
