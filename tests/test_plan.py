@@ -155,6 +155,8 @@ def test_a_long_plan_has_tasks_together(campaign, call):
     assert "trials of lr on 4 tasks" in out
     assert "meta-training lr+a on 4 tasks" in out
     assert "evaluating on 4 tasks" in out
+    assert "Tasks share lines here; --full has a line for each." in out
+    assert "--full has" not in full
     assert "trials of lr on glyphs-shared-1shot" in full
     assert len(out.splitlines()) < 50 < len(full.splitlines())
 

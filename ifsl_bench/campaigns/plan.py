@@ -254,11 +254,9 @@ def _makespan(steps: Sequence[Step], workers: int, cores: int) -> float:
 
 def rows_of(plan: Plan, full: bool = True) -> list[dict[str, str]]:
     """For readers: a row for each family of steps; unless it is ``full``, a long plan has its tasks together."""
-    shown = [step for step in plan.steps if step.family != "checks"]
-    families = _grouped(shown, lambda step: step.family)
-    title = _title
+    families, title = _families(plan), _title
     if not full and len(families) > LONG:
-        families, title = _grouped(shown, _work), partial(_work_title, plan)
+        families, title = _grouped(_shown(plan), _work), partial(_work_title, plan)
     rows = []
     for steps in families:
         first, todo = steps[0], [step for step in steps if step.state != CACHED]
@@ -267,6 +265,19 @@ def rows_of(plan: Plan, full: bool = True) -> list[dict[str, str]]:
         time = roughly(sum(known)) if known else ("unknown" if todo and first.state != REFUSED else "")
         rows.append({"stage": title(steps), "state": state, "rough time": time, "device": (todo or [first])[0].place})
     return rows
+
+
+def is_long(plan: Plan) -> bool:
+    """Whether readers are shown it without a line for each task, unless they ask for all."""
+    return len(_families(plan)) > LONG
+
+
+def _families(plan: Plan) -> list[list[Step]]:
+    return _grouped(_shown(plan), lambda step: step.family)
+
+
+def _shown(plan: Plan) -> list[Step]:
+    return [step for step in plan.steps if step.family != "checks"]
 
 
 def _grouped(steps: Sequence[Step], by: Callable[[Step], Hashable]) -> list[list[Step]]:

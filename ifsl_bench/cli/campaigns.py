@@ -112,9 +112,10 @@ def plan(
 
 def show_plan(found: Plan, style: str, full: bool = False) -> None:
     """Prints a plan; a long one without a line for each task, unless all are asked for."""
-    from ifsl_bench.campaigns.plan import document, notes_of, rows_of
+    from ifsl_bench.campaigns.plan import document, is_long, notes_of, rows_of
 
-    _show(rows_of(found, full), notes_of(found), document(found) if style == "json" else {}, style)
+    folded = ["Tasks share lines here; --full has a line for each."] if is_long(found) and not full else []
+    _show(rows_of(found, full), [*folded, *notes_of(found)], document(found) if style == "json" else {}, style)
 
 
 @click.command(epilog=examples("ifsl-bench status leaderboard", "ifsl-bench status campaign.toml --task glyphs-5shot"))

@@ -58,7 +58,9 @@ if TYPE_CHECKING:
 @click.option("--retrain", is_flag=True, help="Train again too; the old model is kept under another name.")
 @click.option("--pretrain", "own_weights", is_flag=True,
               help="Train the backbone here even if its weights come with the package.")  # fmt: skip
-@click.option("--full", is_flag=True, help="Tables with the joint and alone accuracies too.")
+@click.option(
+    "--full", is_flag=True, help="Tables with the joint and alone accuracies too; with --dry-run, a line for each task."
+)
 @click.option("--jobs", type=Whole(1, MOST_WORKERS),
               help="Worker processes that share the stages [1, or one for each of --devices].")  # fmt: skip
 @click.option("--devices", metavar="LIST", help="Accelerators for the workers: 0-7 or 0,2.")
@@ -171,7 +173,7 @@ def run(
             reporter.say(f"devices and times are those of one process on this machine's processor; the workers of "
                          f"{cluster} are not asked what they have")  # fmt: skip
         tell_lacking(asked_for.lacking)
-        show_plan(found, style)
+        show_plan(found, style, full)
         return 0
     prepare_from(files, work)
     if own_weights:
