@@ -353,7 +353,6 @@ def test_installed_methods_and_papers_are_cited(text, tmp_path, monkeypatch):
     assert data_of(text)["citations"][0][1] == "", "of a method that nobody knows"
 
 
-@pytest.mark.slow("makes the page of all results anew")
 def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     kept = Path(__file__).parents[1] / "docs" / "leaderboard.html"
     if not kept.exists():
