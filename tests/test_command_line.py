@@ -183,6 +183,8 @@ def test_folding_keeps_words_and_numbers(width):
 def test_folding_counts_the_columns_of_wide_letters():
     assert max(map(cell_len, fold("学習の方法 " * 6, 20))) <= 20
     assert fold("", 20) == [""]
+    assert fold("name    " + "x" * 20, 20, 8) == ["name    " + "x" * 12, " " * 8 + "x" * 8], "beside its name"
+    assert fold("name    one " + "x" * 20, 20, 8) == ["name    one", " " * 8 + "x" * 12, " " * 8 + "x" * 8]
     assert fold("  two  words", 40)[0].startswith("  two")
 
 

@@ -59,7 +59,9 @@ def fold(text: str, width: int, hanging: int = 0) -> list[str]:
         if cell_len(line) + len(gap) + cell_len(word) <= room:
             line, empty = line + gap + word, False
             continue
-        if not empty:
+        if not empty and cell_len(line + gap) <= start + hanging:  # the name alone, which a long word follows
+            line += gap
+        elif not empty:
             lines.append(line)
             line = " " * (start + hanging)
         *full, rest = _broken(word, width - cell_len(line))
