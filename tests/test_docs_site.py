@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 import pytest
 
-from ifsl_bench._version import __version__
+from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.board import episode_counts, result_file
 from ifsl_bench.cli import main as cli
 from ifsl_bench.plugin.options import options_of, space_of
@@ -208,6 +208,8 @@ def test_the_citation_is_of_this_version():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cited["cff-version"] == "1.2.0"
     assert str(cited["version"]) == __version__
+    assert str(cited["date-released"]) == RELEASED
+    assert f"## {__version__} ({RELEASED})\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert cited["license"] == "MIT"
     (paper,) = cited["references"]
     assert [author["family-names"] for author in paper["authors"]] == ["Ren", "Liao", "Fetaya", "Zemel"]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 
-from ifsl_bench._version import __version__
+from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.rows import in_print, rows
@@ -111,6 +111,7 @@ def cite_suite() -> str:
     fields = {
         "title": "{ifsl\\_bench}: a benchmark suite for incremental few-shot learning",
         "author": "{The ifsl\\_bench authors}",
+        "year": RELEASED[:4],
         "version": __version__,
         "note": "Python package",
     }
