@@ -348,7 +348,7 @@ def notes_of(plan: Plan) -> list[str]:
     if uncompiled := [step for step in plan.to_do if step.seconds is None and step.kind not in ("data", "result")]:
         notes.append(
             f"{len(uncompiled):,} stages have no time: what solves their episodes is not compiled on this machine yet, "
-            "which the first run does, in half a minute; `ifsl-bench plan --compile` does it now"
+            "which the first run does in half a minute, and `plan --compile` now"
         )
     if any(step.seconds is None and step.kind == "data" for step in plan.to_do):
         notes.append("data sets that are made from files have no time: it is that of reading and decoding the files")
