@@ -96,8 +96,8 @@ class Row:
     @property
     def has_options(self) -> bool:
         """Whether somebody has changed the method's options or training, which the label then says after a dot."""
-        method, label = (name.rpartition(":")[2] for name in (self.results[0].method, self.label))
-        return "." in label.removeprefix(method)
+        package, colon, method = self.results[0].method.rpartition(":")
+        return "." in self.label.removeprefix(package + colon).removeprefix(method)
 
     @cached_property
     def _counts(self) -> tuple[Counts, ...]:

@@ -214,7 +214,16 @@ def _most_common(rows: Sequence[Row]) -> tuple[int, ...]:
 
     Of several such choices the lowest seeds.
     """
-    triples = {triple for row in rows for triple in itertools.combinations(row.seeds, SEEDS)}
+    holders: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        for seed in row.seeds:
+            holders.setdefault(seed, []).append(place)
+    alike: dict[tuple[int, ...], list[int]] = {}  # seeds that the same rows have: the lowest three stand for all
+    for seed in sorted(holders):
+        alike.setdefault(tuple(holders[seed]), []).append(seed)
+    looked_at = {seed for seeds in alike.values() for seed in seeds[:SEEDS]}
+    seeds_of = [[seed for seed in row.seeds if seed in looked_at] for row in rows]
+    triples = {triple for seeds in seeds_of for triple in itertools.combinations(seeds, SEEDS)}
     if not triples:
         return ()
     having = {triple: [set(row.seeds) for row in rows if set(triple) <= set(row.seeds)] for triple in triples}

@@ -244,13 +244,14 @@ def _validation(training: dict[str, object]) -> list[list[float]]:
 def _cost(row: Row) -> dict[str, float]:
     """The least of the seeds: they do the same work, and other programs only lengthen it."""
 
-    def every(name: str) -> list[float]:
-        return [r.cost.get(name, math.nan) for r in row.results]
+    def least(*names: str) -> float:
+        told = [sum(r.cost[name] for name in names) for r in row.results if all(name in r.cost for name in names)]
+        return min(told, default=math.nan)
 
-    rate = max(every("episodes_per_second"))
+    rate = max((r.cost.get("episodes_per_second", 0.0) for r in row.results), default=0.0)
     found = {
-        "seconds": min(map(sum, zip(every("training_seconds"), every("evaluation_seconds"), strict=True))),
+        "seconds": least("training_seconds", "evaluation_seconds"),
         "milliseconds": 1000 / rate if rate > 0 else math.nan,
-        "parameters": min(every("parameters")),
+        "parameters": least("parameters"),
     }
     return {name: float(f"{value:.4g}") for name, value in found.items() if math.isfinite(value)}
