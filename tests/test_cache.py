@@ -316,3 +316,32 @@ def test_data_list_counts_features(call, root):
     assert status == 0
     size = sum(path.stat().st_size for path in (root / "home" / "features").rglob("features.npy"))
     assert f"{size / 1e6:.1f} MB" in out
+
+
+def test_results_in_a_folder_below_the_home_count_and_a_damaged_note_of_one_stops_the_removal(prune, root):
+    home = root / "home"
+    shutil.rmtree(home / "results")
+    work = api.workspace(home, home / "results" / "of-july", device="cpu", reporter=Told())
+    api.run("lwof", f"{root / 'tiny.toml'}:tiny-images-1shot", train={"steps": 8}, tune=2, work=work)
+    days_pass(home)
+    assert "pretrained" not in prune("--dry-run")[1].partition("goes because")[2]
+    (note,) = (home / "stored").glob("*.json")
+    note.write_text(note.read_text()[:-20])
+    before = paths(root)
+    status, _, err = prune("--yes")
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"{note} is damaged, which said where results are stored that need this home" in err
+    assert paths(root) == before
+
+
+def test_no_file_that_a_result_names_as_its_method_or_task_is_opened(prune, root, tmp_path):
+    """To find out what a search has tried, the job is made anew: by names alone."""
+    (path,) = (root / "home" / "results").glob("*/*.json")
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    good = json.loads(path.read_text())
+    for change in ({"method": f"{tmp_path}/evil.py:Evil"}, {"method": f"{tmp_path}/evil.py"},
+                   {"provenance": good["provenance"] | {"distribution": {"name": f"{tmp_path}/evil.py"}}},
+                   {"task": f"{tmp_path}/evil.py"}, {"task": f"{tmp_path}/evil.toml:x"}):  # fmt: skip
+        path.write_text(json.dumps(good | change))
+        assert prune("--dry-run")[0] == 0, change
+    assert not (tmp_path / "ran").exists()

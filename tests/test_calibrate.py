@@ -71,7 +71,7 @@ def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, wor
 def test_a_calibrated_row_differs_from_the_other_by_the_bias_and_is_of_the_same_model(method, task, work):
     about = {"train": {"steps": 10}, "work": work}
     plain, calibrated = (api.run(method, task, calibrate=said, **about) for said in (False, True))
-    steps = ".steps=10" if method == "lwof" else ""
+    steps = ".train.steps=10" if method == "lwof" else ""
     assert (plain.label, calibrated.label) == (f"{method}{steps}", f"{method}+cal{steps}")
     assert calibrated.provenance["checkpoint"] == plain.provenance["checkpoint"]
     assert len(list(work.home.trained.glob("*/"))) == (method == "lwof")

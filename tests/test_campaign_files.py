@@ -87,7 +87,7 @@ def test_lists_multiply_and_the_seeds_are_a_number_or_a_list():
                shots="[1, 2]", episodes="[10, 20]", calibrate="[false, true]")  # fmt: skip
     found = expanded(text)
     assert len(found) == len(set(found)) == 2 * 2 * 2 * 2 * 2 * 2
-    assert "lr+a+cal.hidden=3.gamma=0.25.steps=6.episodes=20 on glyphs-5shot+shots=2, seed 7" in found
+    assert "lr+a+cal.hidden=3.gamma=0.25.train.steps=6.episodes=20 on glyphs-5shot+shots=2, seed 7" in found
     assert expanded(run(**ONE, seed="4", seeds="2")) == [f"lr+a on glyphs-5shot, seed {s}" for s in (4, 5)]
     tuned = expanded(run(methods='["lr", "protonet"]', tasks='"glyphs-5shot"', tune="4").replace("4", "[0, 4]"))
     assert [name.split()[0] for name in tuned] == ["lr", "protonet", "lr@tuned-4"]
@@ -222,7 +222,7 @@ def test_the_command_line_chooses_from_a_file_and_speaks_over_it():
                train="{ steps = 5, views = 2 }")  # fmt: skip
     said = Said(methods=("lr+a",), tasks=("glyphs-5shot",), seeds=1, options={"gamma": "0.125"}, train={"steps": "7"},
                 change=Change(ways=4))  # fmt: skip
-    assert expanded(text, said) == ["lr+a.gamma=0.125.views=2.steps=7 on glyphs-5shot+ways=4, seed 0"]
+    assert expanded(text, said) == ["lr+a.gamma=0.125.train.views=2.train.steps=7 on glyphs-5shot+ways=4, seed 0"]
     with pytest.raises(UserError, match="unknown method 'mlp' in the campaign; available: lr"):
         expanded(text, Said(methods=("mlp",)))
     with pytest.raises(UserError, match="unknown task 'mini-5shot' in the campaign"):

@@ -106,7 +106,7 @@ def shorten(value: dict) -> None:
             "options and number of episodes make it 'lwof.normalise=true'",
         ),
         (lambda v: v.update(options={"normalize": True}), "options: unknown option 'normalize' of method 'lwof'"),
-        (lambda v: v.update(train={"steps": 5}), "number of episodes make it 'lwof.steps=5'"),
+        (lambda v: v.update(train={"steps": 5}), "number of episodes make it 'lwof.train.steps=5'"),
         (lambda v: v.update(seed=2), "file name: label and seed make it lwof.seed-2.json"),
         (lambda v: v.update(seed=2), "pretraining.key: 'glyphs-resnet-small-cosine-seed1"),
         (lambda v: v["provenance"].update(commit="abc+changes"), "measured with files changed since commit abc"),
@@ -214,7 +214,7 @@ def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
             },
             "",
         ),
-        ({"label": "zzz.steps=5", "train": {"steps": 5}}, ""),
+        ({"label": "zzz.train.steps=5", "train": {"steps": 5}}, ""),
         ({"label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method zzz"),
         ({"label": "lwof"}, "label: 'lwof' is method lwof, the file is of method zzz"),
         (
@@ -231,7 +231,7 @@ def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
         ({"label": "zzz.episodes=10"}, "label: 'zzz.episodes=10' is no method's name with the options"),
         (
             {"label": "zzz", "train": {"steps": 5}},
-            "label: 'zzz', training and number of episodes make it end in '.steps=5",
+            "label: 'zzz', training and number of episodes make it end in '.train.steps=5",
         ),
         ({"label": "zzz", "train": {"stops": 5}}, "options: unknown training option 'stops'"),
         ({"method": "../../x", "label": "x"}, "method: '../../x' is no name of a method"),

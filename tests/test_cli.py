@@ -62,7 +62,7 @@ def test_options_and_training_are_in_the_label_and_the_result(call, here):
         "--train", "episodes_per_step=2", "--episodes", "30", "--device", "cpu", "--seed", "4",
     )  # fmt: skip
     assert status == 0, err
-    label = "lwof.normalise=true.episodes_per_step=2.steps=20.episodes=30"
+    label = "lwof.normalise=true.train.episodes_per_step=2.train.steps=20.episodes=30"
     assert label in out
     value = json.loads((here / "home" / "results" / "clusters-5shot" / f"{label}.seed-4.json").read_text())
     assert value["options"] == {"normalise": True}
@@ -78,13 +78,13 @@ def test_seeds_tables_compare_and_show(call, here):
     assert status == 0, err
     status, out, _ = call("table", TASK)
     assert status == 0
-    assert "lwof.steps=20" in out
-    status, out, _ = call("compare", "lwof.steps=20", "imprint", "--task", TASK)
+    assert "lwof.train.steps=20" in out
+    status, out, _ = call("compare", "lwof.train.steps=20", "imprint", "--task", TASK)
     assert status == 0
     assert "seeds 0, 1" in out
     assert "A - B over seeds" in out
     folder = Path("home/results/clusters-5shot")
-    files = [str(folder / f"{m}.seed-0.json") for m in ("lwof.steps=20", "imprint")]
+    files = [str(folder / f"{m}.seed-0.json") for m in ("lwof.train.steps=20", "imprint")]
     status, out, _ = call("compare", *files)
     assert status == 0
     assert "60 episodes" in out
@@ -123,12 +123,12 @@ def test_several_seeds_on_one_pretraining(call, here):
     assert len(list(Path("home/pretrained").glob("clusters-*"))) == 2
     folder = Path("home/results/clusters-5shot")
     lwof, protonet = ([json.loads((folder / f"{label}.seed-{seed}.json").read_text()) for seed in (0, 1)]
-                      for label in ("lwof.steps=20", "protonet"))  # fmt: skip
+                      for label in ("lwof.train.steps=20", "protonet"))  # fmt: skip
     for results in (lwof, protonet):
         assert results[0]["pretraining"] == results[1]["pretraining"]
     assert lwof[0]["episodes"] != lwof[1]["episodes"]
     assert protonet[0]["episodes"] == protonet[1]["episodes"]
-    status, out, _ = call("compare", "lwof.steps=20", "protonet", "--task", TASK)
+    status, out, _ = call("compare", "lwof.train.steps=20", "protonet", "--task", TASK)
     assert "all seeds start from one pretraining" in out
     status, out, _ = call("run", "--method", "protonet", "--task", TASK, "--seeds", "2", "--device", "cpu")
     assert status == 0
@@ -148,7 +148,7 @@ def test_compare_refuses_other_episodes(call, here):
 
 def test_checkpoint_is_evaluated_alone(call, here):
     call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--device", "cpu")
-    stored = json.loads((here / "home/results/clusters-5shot/lwof.steps=20.seed-0.json").read_text())
+    stored = json.loads((here / "home/results/clusters-5shot/lwof.train.steps=20.seed-0.json").read_text())
     folder = stored["provenance"]["checkpoint"]
     status, out, err = call("run", "--checkpoint", folder, "--task", TASK, "--device", "cpu")
     assert status == 0, err
@@ -503,7 +503,7 @@ def test_one_setting_has_one_label(call, here):
         assert call("run", "--method", "lwof", "--task", TASK, "--train", "steps=20", "--set", f"normalise={value}",
                     "--device", "cpu")[0] == 0  # fmt: skip
     names = [p.name for p in (here / "home/results/clusters-5shot").glob("*.json")]
-    assert names == ["lwof.steps=20.seed-0.json"]
+    assert names == ["lwof.train.steps=20.seed-0.json"]
     assert len(list((here / "home/trained").glob("[!.]*lwof*"))) == 1
     status, _, err = call("run", "--method", "imprint,lwof", "--task", TASK, "--train", "steps=20", "--device", "cpu")
     assert status == 0

@@ -96,18 +96,23 @@ def test_its_commands_run_on_a_small_task(site, clusters):
         if words[0] == "run":
             words += ["--device", "cpu"] + ([] if "imprint" in words else ["--train", "steps=20"])
         if words[0] == "compare":
-            words[:] = [f"{word}.steps=20" if word.startswith("proto-imaml") else word for word in words]
+            words[:] = [f"{word}.train.steps=20" if word.startswith("proto-imaml") else word for word in words]
     _, listed, _, ran, compared, *_ = child(["-c", LOOP, json.dumps(lines)], site, clusters).split("<end>\n")
     rows = {line.split()[0]: line.split() for line in listed.splitlines() if line.startswith("proto-")}
     assert rows.keys() >= {"proto-imaml", "proto-rbp"}
     assert {"cosine", "yes"} <= set(rows["proto-imaml"]), "its head, and that it is meta-trained"
-    assert "proto-imaml.steps=20: provisional (1 seed)" in ran
-    assert "A = proto-imaml.steps=20, B = imprint" in compared
+    assert "proto-imaml.train.steps=20: provisional (1 seed)" in ran
+    assert "A = proto-imaml.train.steps=20, B = imprint" in compared
 
     folder = clusters / "home" / "results" / "clusters-5shot"
     names = {p.name.removesuffix(".seed-0.json") for p in folder.iterdir()}
-    plain = "proto-imaml.steps=20"
-    assert names == {"imprint", plain, "proto-imaml.precision=1000000.steps=20", "proto-rbp.precision=0.01.steps=20"}
+    plain = "proto-imaml.train.steps=20"
+    assert names == {
+        "imprint",
+        plain,
+        "proto-imaml.precision=1000000.train.steps=20",
+        "proto-rbp.precision=0.01.train.steps=20",
+    }
     results = {name: json.loads((folder / f"{name}.seed-0.json").read_text()) for name in names - {"imprint"}}
     for name, result in results.items():
         assert result["method"] == "proto-imaml"
@@ -119,7 +124,7 @@ def test_its_commands_run_on_a_small_task(site, clusters):
         solves = result["training"]["solves"]
         assert solves["episodes"] == solves["adjoint_episodes"] == 20, "the backward pass is reported too"
         assert result["summary"]["novel_alone"]["mean"] > 50
-    assert results["proto-rbp.precision=0.01.steps=20"]["options"] == {"gradient": "rbp", "precision": 0.01}
+    assert results["proto-rbp.precision=0.01.train.steps=20"]["options"] == {"gradient": "rbp", "precision": 0.01}
 
 
 @pytest.mark.slow("runs the shared tests of methods in a process of its own")

@@ -358,3 +358,18 @@ def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):
     )
     nothing = {"PATH": "", "PYTHONPATH": ":".join(sys.path)}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=nothing)
+
+
+def test_a_row_of_ones_own_is_placed_among_the_family_by_its_accuracy(measured, task, tmp_path, monkeypatch):
+    """Wherever it is: the family's ranks are their own, and its place is among the family and itself."""
+    board = load_board(task, measured / "results")
+    family = [place.row for place in board.ranking.places]
+    for at, one in enumerate(family):
+        results = tuple(msgspec.structs.replace(result, label="mine", method="mine") for result in one.results)
+        mine = replace(one, label="mine", results=results, origin="yours")
+        stored = tuple(replace(row, origin="stored") for row in family)
+        shown = of_rows(board, (*stored, mine))
+        found = lines(ranks.draw([shown])[0])
+        assert found["place of mine"][0, 0] in (at + 1, at + 2), "beside the row with the same hits"
+        places = [found[f"place of {row.label}"][0, 0] for row in family]
+        assert places == [1, 2, 3, 4]

@@ -185,7 +185,7 @@ def test_augmented_views_from_the_command_line(undisturbed, tmp_path):
     assert "features of base/train, 2 views: done" in done
     assert "pretraining resnet-small" not in done
     (path,) = (home / "results" / "few-shared-5shot").glob("*.json")
-    assert path.name == "lwof.views=2.steps=40.seed-0.json"
+    assert path.name == "lwof.train.views=2.train.steps=40.seed-0.json"
     assert (home / "features").exists()
 
 

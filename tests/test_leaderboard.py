@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -22,7 +24,7 @@ from ifsl_bench.board.leaderboard import leaderboard
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.published import published
 from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
-from ifsl_bench.board.ranking import Ranking
+from ifsl_bench.board.ranking import Ranking, _most_common
 from ifsl_bench.board.render import FORMATS, PROGRAMS
 from ifsl_bench.board.result_file import SCHEMA, Result, packaged_root, summary_entry, write
 from ifsl_bench.common.errors import UserError
@@ -634,3 +636,58 @@ def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
     assert board.usual([]).labels == whole.labels - varied
     tuned = {row.label for row in whole.usual(["lr@tuned-12"]).rows}
     assert tuned == {label for label in varied if "@" in label} | {"imprint", "protonet"}  # nothing to tune in these
+
+
+def test_tuned_rows_are_compared_with_what_tuned_rows_say_of_seeds(stored_rows, call):
+    """The variance over seeds of methods as published is another one; and theirs without a setting are in each."""
+    quiet = [row(f"r{i}", [14, 14.01, 14.02], noise=i, setting="paper") for i in range(3, 8)]
+    tuned = [row(f"t{i}@tuned-12", [14, 15.5, 13 + i / 9], noise=i, setting="tuned-12") for i in range(3, 8)]
+    rows = [*quiet, *tuned, row("plain", [13, 13.1, 13.2], noise=9, setting="every")]
+    for a, b, setting in (
+        (tuned[0], tuned[1], "tuned-12"),
+        (tuned[0], rows[-1], "tuned-12"),
+        (quiet[0], quiet[1], "paper"),
+        (quiet[0], rows[-1], "paper"),
+        (quiet[0], tuned[1], "paper"),
+    ):
+        found = compare(a, b, rows).overall["acc"]
+        assert found == Ranking(rows, setting=setting).difference(a, b, (0, 1, 2)), (a.label, b.label)
+    one, other = (Ranking(rows, setting=setting).difference(*tuned[:2]) for setting in ("tuned-12", "paper"))
+    assert one.interval != pytest.approx(other.interval, rel=0.05), "or this test would tell nothing"
+    stored_rows(*rows)
+    board = load_board(packaged()["mini-5shot"], stored_rows.root).in_setting("tuned-12")
+    line = next(line for line in paper_tables([board]).splitlines() if line.startswith("t7, tuned"))
+    assert r"\textbf" in line, "the best of the tuned rows may be the best of them"
+
+
+def test_rows_that_are_ranked_apart_are_compared_with_each_other_there():
+    rows = [row(f"r{i}", [14, 14.01, 14.02], noise=i) for i in range(3, 8)]
+    apart = [row(f"seen{i}", [14, 15.5, 13 + i / 9], noise=i, transductive=True) for i in range(3, 6)]
+    found = compare(*apart[:2], [*rows, *apart]).overall["acc"]
+    assert found == compare(*apart[:2], apart).overall["acc"] != compare(*apart[:2], rows).overall["acc"]
+
+
+def test_seeds_are_chosen_as_by_trying_all_of_them():
+    def tried(rows) -> tuple[int, ...]:
+        triples = {triple for one in rows for triple in itertools.combinations(one, 3)}
+        fitting = {triple: [one for one in rows if set(triple) <= set(one)] for triple in triples}
+        best = min(triples, key=lambda triple: (-len(fitting[triple]), triple), default=())
+        return tuple(sorted(set.intersection(*map(set, fitting[best])))) if best else ()
+
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        said = [np.flatnonzero(random.random(7) < 0.6).tolist() for _ in range(random.integers(1, 6))]
+        rows = [SimpleNamespace(seeds=tuple(one)) for one in said]
+        assert _most_common(rows) == tried(said), said
+    many = [SimpleNamespace(seeds=tuple(range(i % 2, 400))) for i in range(40)]
+    assert _most_common(many) == tuple(range(1, 400)), "and not by trying 10 million"
+
+
+def test_a_package_before_a_methods_name_is_no_option():
+    for method, label, options in (
+        ("some.package:lr", "some.package:lr", False),
+        ("some.package:lr", "lr", False),
+        ("some.package:lr", "some.package:lr.a=x:y", True),
+        ("lr", "lr.a=x:y.z", True),
+    ):
+        assert row(label, [14.0], method=method).has_options == options, label

@@ -334,7 +334,7 @@ def test_anil_makes_the_steps_of_a_loop_written_out(learn2learn, hide, first_ord
 def test_anil_runs_learns_and_is_tuned(learn2learn, clusters, work):
     name = named(clusters, "clusters-5shot")
     result = api.run("anil", name, train={"episodes_per_step": 4}, work=work)
-    assert (result.label, result.setting, result.tuned) == ("anil.episodes_per_step=4", "paper", {})
+    assert (result.label, result.setting, result.tuned) == ("anil.train.episodes_per_step=4", "paper", {})
     tuned = api.run("anil", name, train={"steps": 5}, tune=3, work=work)
     (tried,) = tuned.tuned.values()
     assert list(tuned.tuned) == ["inner_rate, train.rate"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+from ifsl_bench.cli.main import _interrupted
+from ifsl_bench.cli.running import _typed
 from ifsl_bench.common.errors import unknown
 from ifsl_bench.protocol.task_files import packaged
 
@@ -168,3 +171,49 @@ def test_completion_knows_tasks_and_methods(call, monkeypatch):
     assert call()[1] == "plain,glyphs-1shot,cub-5shot\n"
     monkeypatch.setenv("COMP_WORDS", "ifsl-bench run --method lr+")
     assert set(call()[1].split()) == {"plain,lr+a", "plain,lr+s"}
+
+
+def test_options_before_and_beside_a_subcommand_do_something_or_are_refused(call, clusters, tmp_path):
+    home = clusters / "home"
+    status, _, err = call("tasks", "--home", str(home), "new", "mine", "--data", "clusters")
+    assert (status, (home / "tasks" / "mine.toml").exists()) == (0, True), err
+    status, _, err = call("table", "mini-5shot", "--beside", "--setting", "paper")
+    assert (status, err) == (2, "ifsl-bench: --beside is a table of its own: leave out --rank, --full and --setting\n")
+    status, _, err = call("run", "--checkpoint", str(tmp_path), "--task", "glyphs-5shot", "--seed", "0")
+    assert (status, "takes one --task, and method, options and seed from the model itself" in err) == (2, True)
+
+
+def test_folders_of_this_machine_are_no_part_of_a_recorded_command():
+    said = "run --method lr --log csv --log-dir /a/b --task t --home=/c --results /d --data x=/e --cluster f.toml -v"
+    assert _typed(said.split()) == "ifsl-bench run --method lr --log csv --task t -v"
+
+
+def test_who_stops_a_run_hears_what_the_same_command_does():
+    assert "goes on from where it stopped" in _interrupted(["run", "--method", "lr"])
+    assert "trains everything again" in _interrupted(["run", "--method", "lr", "--retrain"])
+
+
+def test_a_program_hears_of_failures_beside_the_rows_there_are(call, clusters, tmp_path):
+    """A task without any row has none in the document, and the others stay."""
+    (tmp_path / "odd.py").write_text(ODD)
+    tasks = [f"{clusters / 'clusters.toml'}:clusters-{shots}shot" for shots in (1, 5)]
+    where = ["--home", str(clusters / "home"), "--device", "cpu", "-q", "--format", "json"]
+    status, out, err = call("run", "--method", str(tmp_path / "odd.py"), "--task", ",".join(tasks), *where)
+    assert [row["task"] for row in json.loads(out)] == ["clusters-5shot"]
+    assert (status, "1 of 2 jobs failed" in err, "of one shot" in err) == (1, True, True)
+    status, out, err = call("run", "--method", str(tmp_path / "odd.py"), "--task", tasks[0], *where)
+    assert (status, json.loads(out or "[]"), "of one shot" in err) == (1, [], True) or status == 2, (out, err)
+
+
+ODD = """
+import torch
+from ifsl_bench import Method, Prediction
+
+
+class Odd(Method):
+    def forward(self, support, query):
+        if support.features.shape[-2] == self.ways:
+            raise ValueError("of one shot")
+        novel = query.features @ support.class_means(self.ways).mT
+        return Prediction(torch.cat([query.base_logits, novel], -1))
+"""

@@ -7,14 +7,17 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import torch
 from ifsl_bench.methods.attractor import Attractor
 from ifsl_bench.methods.static_attractor import StaticAttractor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners.attractor_method import AttractorMethod
-from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import options_of, resolve_options
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.training import Training
+from ifsl_bench.running.job import each_once, make_jobs
 
 (TASK,) = find("glyphs-5shot")
 
@@ -151,3 +154,33 @@ def test_what_the_attractors_share_is_declared_and_documented_once(method, own):
     assert sorted(described) == sorted(options_of(method))
     common = AttractorMethod.__doc__.partition("Options:\n")[2]
     assert common.split() == text[text.index("    learner:") :].split()
+
+
+class Stepping(Method):
+    """Options of the names that training has too, and one of any text."""
+
+    def __init__(self, base, ways, *, steps: int = 1, text: str = "", more: str = ""):
+        super().__init__(base, ways)
+        self.weight = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, support, query):
+        novel = self.weight * query.features @ support.class_means(self.ways).mT
+        return Prediction(torch.cat([query.base_logits, novel], -1))
+
+
+def jobs(options=None, **train):
+    return make_jobs([Stepping], ["glyphs-5shot"], options or {}, Training.parse(train), [0], None)
+
+
+def test_options_and_training_of_one_name_have_labels_of_their_own():
+    (one,), (other,) = jobs({"steps": 20}), jobs(steps=20)
+    assert (one.label, other.label) == ("Stepping.steps=20", "Stepping.train.steps=20")
+    assert each_once([one, other, *jobs({"steps": "20"})]) == [one, other]
+
+
+def test_two_choices_with_one_label_are_refused():
+    """They would take each other's place."""
+    (one,), (other,) = jobs({"text": "x.more=y"}), jobs({"text": "x", "more": "y"})
+    assert one.label == other.label
+    with pytest.raises(UserError, match=r"two different choices of options are called 'Stepping.text=x.more=y'"):
+        each_once([one, other])

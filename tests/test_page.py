@@ -26,7 +26,7 @@ from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result, packaged_root, write
 from ifsl_bench.page.gather import FINEST, boards_of, gather
-from ifsl_bench.page.html import page_html, script_json
+from ifsl_bench.page.html import _overview, page_html, script_json
 from ifsl_bench.protocol.task_files import find, packaged
 from tests.test_calibrated_results import result
 from tests.test_leaderboard import result as plain
@@ -361,3 +361,33 @@ def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     assert kept.read_text(encoding="utf-8") == made_now, (
         "ifsl-bench report --results results --out docs/leaderboard.html"
     )
+
+
+def test_a_name_that_two_rows_share_on_one_task_is_two_lines_of_the_overview(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(boards, "packaged_root", lambda: results)
+    one = packaged()[TASK]
+    other = next(t for t in packaged().values() if t.name != TASK and t.episode == one.episode and not t.regular)
+    for seed in range(3):
+        write(tmp_path, made("a", seed, gap=2.2))
+        for root, gap in ((results, 2.4), (tmp_path, 2.2)):
+            changes = {"task": other.name, "task_hash": other.hash}
+            if root is tmp_path:
+                write(root, made("b", seed, gap=gap, **changes))
+    page = gather([load_board(task, tmp_path) for task in (one, other)])
+    _, tasks, lines = _overview(page, "paper")
+    assert tasks == [TASK, other.name]
+    named = {row.name: [number for number, *_ in cells] for row, cells in lines}
+    assert {"a (yours)", "a (stored)", "b"} <= named.keys()
+    for numbers in named.values():
+        assert len({(page.rows[n].label, page.rows[n].source) for n in numbers if n >= 0}) == 1, named
+
+
+def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
+    """Scripts name the seed of a curve by its place; and what has cost is known of the other seeds."""
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    for seed in range(3):
+        write(tmp_path, made("a", seed, **({"training": {}, "cost": {}} if seed == 1 else {})))
+    (row,) = (row for row in gather([load_board(find(TASK)[0], tmp_path)]).rows if row.origin)
+    assert row.seeds == [0, 1, 2]
+    assert [bool(steps) for steps, _ in row.validation] == [True, False, True]
+    assert row.cost["seconds"] == 4.0

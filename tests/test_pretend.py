@@ -459,7 +459,7 @@ def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call
         assert status == 0, err
         assert counts.launches
     few = f"cpu: 1 episode a step, fewer than {FEW}" if device == "auto" else "meta: --device meta"
-    assert f"meta-training lwof.steps=8 on clusters-5shot, seed 0: 8 steps, on {few}" in err
+    assert f"meta-training lwof.train.steps=8 on clusters-5shot, seed 0: 8 steps, on {few}" in err
     line = next(line for line in plan.splitlines() if line.startswith("meta-training lwof"))
     assert line.endswith(few)
     _other_home(here, "cpu-home")

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from ifsl_bench.board import result_file
+from ifsl_bench.board import boards, result_file
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.method import Method, Prediction
@@ -179,3 +179,33 @@ def test_retrain_trains_again_and_keeps_the_old_model(clusters):
     kept = trained / f"{folder.name}.replaced-0"
     assert (kept / "checkpoint.json").read_bytes() == made
     assert (folder / "checkpoint.json").read_bytes() != made
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("method", "learned.py"),
+        ("method", "learned.py:Learned"),
+        ("task", "clusters.toml"),
+        ("task", "clusters.toml:clusters-5shot"),
+    ],
+)
+def test_a_result_names_no_file_to_run(stored, clusters, tmp_path, monkeypatch, name, value):
+    """Only who types the command does."""
+    monkeypatch.chdir(tmp_path)
+    found = msgspec.structs.replace(result_file.read(stored), **{name: value})
+    home = api.workspace(clusters / "home", device="cpu").home
+    with pytest.raises(UserError, match="where you trust"):
+        job_of(found, home, *(("clusters.toml", None) if name == "method" else (None, "learned.py")))
+
+
+def test_the_command_to_run_a_row_again_names_the_row_that_is_shown(call, clusters, tmp_path, monkeypatch):
+    """Where the package has one of the same label: `show` means yours by it, `reproduce` the stored one."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    api.run("imprint", task, work=api.workspace(clusters / "home", tmp_path / "package", device="cpu"))
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "package")
+    assert "ifsl-bench reproduce imprint clusters-5shot" in call("show", "imprint", task)[1]
+    api.run("imprint", task, work=api.workspace(clusters / "home", device="cpu"))
+    assert "ifsl-bench reproduce 'imprint (yours)' clusters-5shot" in call("show", "imprint", task)[1]
+    assert "ifsl-bench reproduce 'imprint (stored)' clusters-5shot" in call("show", "imprint (stored)", task)[1]

@@ -299,3 +299,24 @@ def test_the_run_of_what_is_damaged_makes_it_again_and_keeps_what_was_there(meas
     assert status == 0, err
     assert read(damaged).episodes == wanted.episodes
     assert damaged.with_name(f"{damaged.name}.old-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"validation": [50.0]}, "training.validation is no object"),
+        ({"validation": {"x": 50.0}}, "training.validation: 'x' is no number of a step"),
+        ({"validation": {"500": "x"}}, "training.validation.500 is 'x', no accuracy in percent"),
+        ({"validation": {"500": 1e300}}, "training.validation.500 is 1e+300, no accuracy in percent"),
+        ({"kept_step": "x"}, "training.kept_step is 'x', no whole number"),
+        ({"kept_step": None}, "training.kept_step is None, no whole number"),
+    ],
+)
+def test_a_course_of_training_that_nobody_can_draw_is_left_out_everywhere(file, call, tmp_path, change, told):
+    altered(file, lambda v: v["training"].update(change))
+    assert told in check_file(file).failures
+    for command in (("table",), ("plot", "validation", "--out", str(tmp_path / "f.png")),
+                    ("report", "--out", str(tmp_path / "p.html"))):  # fmt: skip
+        status, _, err = call(*command, file.parent.name, "--results", str(tmp_path))
+        assert "Traceback" not in err
+        assert status in (0, 2), err

@@ -119,12 +119,12 @@ def test_what_is_given_is_not_searched_and_moves_no_other_point(task, work):
     free, held = job_of(task, work).candidates(), job_of(task, work, temperature=0.02).candidates()
     assert [point for point, _ in held] == [{RATE: point[RATE]} for point, _ in free]
     assert {one.options.get("temperature", 0.02) for _, one in held} == {0.02}, "the default, and yet given"
-    assert job_of(task, work, temperature=0.02).label == "Scaled@tuned-4.temperature=0.02.steps=20"
+    assert job_of(task, work, temperature=0.02).label == "Scaled@tuned-4.temperature=0.02.train.steps=20"
 
 
 def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task, work):
     first, second = (api.run_job(job_of(task, work, seed), work) for seed in (0, 1))
-    assert first.label == "Scaled@tuned-4.steps=20"
+    assert first.label == "Scaled@tuned-4.train.steps=20"
     assert (first.setting, first.trials, first.chosen) == ("tuned-4", 4, {"temperature", RATE})
     (tried,) = first.tuned.values()
     assert second.tuned == first.tuned
@@ -142,7 +142,7 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
             with torch.no_grad():
                 hits += int((method(batch.support, batch.query).logits.argmax(-1) == batch.labels).sum())
         assert tried[spelled] == pytest.approx(100 * hits / (len(episodes) * batch.labels.shape[1])), point
-    path = work.home.results / first.task / "Scaled@tuned-4.steps=20.seed-0.json"
+    path = work.home.results / first.task / "Scaled@tuned-4.train.steps=20.seed-0.json"
     assert path.exists()
     board = load_board(job.task, work.home.results)
     (row,) = (row for row in board.rows if row.label == first.label)
@@ -267,9 +267,11 @@ def checked(searched, folder, label, change=lambda value: None):
     return check_file(path, tasks, home)
 
 
-@pytest.mark.parametrize("label", ["lr@tuned-3", "lr", "lr.weight_decay=0.01", "lwof@tuned-3.steps=20", "imprint"])
+@pytest.mark.parametrize(
+    "label", ["lr@tuned-3", "lr", "lr.weight_decay=0.01", "lwof@tuned-3.train.steps=20", "imprint"]
+)
 def test_a_search_that_was_made_is_found_good(searched, tmp_path, label):
-    assert searched[1].keys() == {"lr@tuned-3", "lr", "lr.weight_decay=0.01", "lwof@tuned-3.steps=20", "imprint"}
+    assert searched[1].keys() == {"lr@tuned-3", "lr", "lr.weight_decay=0.01", "lwof@tuned-3.train.steps=20", "imprint"}
     found = checked(searched, tmp_path, label)
     assert (found.failures, found.unverified) == ((), ())
 
@@ -378,10 +380,12 @@ def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverifie
 
 
 def test_a_chosen_learning_rate_is_held_against_the_search_too(searched, tmp_path):
-    value = searched[1]["lwof@tuned-3.steps=20"]
+    value = searched[1]["lwof@tuned-3.train.steps=20"]
     (names,) = value["tuned"]
     assert RATE in names
-    found = checked(searched, tmp_path, "lwof@tuned-3.steps=20", lambda v: v["train"].update(rate=0.0123)).failures
+    found = checked(
+        searched, tmp_path, "lwof@tuned-3.train.steps=20", lambda v: v["train"].update(rate=0.0123)
+    ).failures
     assert [line.startswith("train.rate: 0.0123, the best of those tried, ") for line in found] == [True], found
 
 
@@ -390,7 +394,7 @@ def test_without_the_method_a_search_is_held_against_itself(searched, tmp_path, 
         value |= {"method": "zzz", "label": value["label"].replace(value["label"].split("@")[0], "zzz")}
         value["provenance"]["distribution"] = {"name": "zzz", "version": "1"}
 
-    for label in ("lr@tuned-3", "lwof@tuned-3.steps=20", "lr", "imprint"):
+    for label in ("lr@tuned-3", "lwof@tuned-3.train.steps=20", "lr", "imprint"):
         assert checked(searched, tmp_path, label, stranger).failures == (), label
     for change, message in (
         (lambda v: (spread(v), choose_worst(v)), "options: another setting than weight_decay="),
@@ -431,7 +435,7 @@ def test_each_setting_has_a_ranking_of_its_own(task, work, call):
 
 def test_a_learning_rate_that_is_given_is_trained_with_in_every_trial(task, work):
     (job,) = make_jobs([Scaled], [task], {}, Training(steps=20, rate=0.05), [0], None, home=work.home, trials=3)
-    assert job.label == "Scaled@tuned-3.rate=0.05.steps=20"
+    assert job.label == "Scaled@tuned-3.train.rate=0.05.train.steps=20"
     assert [point.keys() for point, _ in job.candidates()] == [{"temperature"}] * 3
     assert {one.schedule.schedule.rate for _, one in job.candidates()} == {0.05}
     result = api.run_job(job, work)

@@ -211,7 +211,7 @@ def test_a_run_with_fewer_base_classes(clusters, task):
     work = api.workspace(clusters / "home", device="cpu")
     result = api.run("lwof", name, train={"steps": 10}, change={"base-classes": 6, "ways": 4}, work=work)
     assert result.task == f"{task}+base-classes=6+ways=4"
-    assert (work.home.results / result.task / "lwof.steps=10.seed-0.json").exists()
+    assert (work.home.results / result.task / "lwof.train.steps=10.seed-0.json").exists()
     assert result.fingerprint == dataset_of(clusters).fingerprint
     whole, cut = find(name)[0], find(f"{name}+base-classes=6+ways=4")[0]
     keys = [pretraining_key(t, result.fingerprint, "cosine", 0) for t in (whole, cut)]

@@ -11,7 +11,7 @@ import numpy as np
 from ifsl_bench.board.measured import PARTIAL, Row, having, mismatch
 from ifsl_bench.board.over_classes import OverClasses, over_classes
 from ifsl_bench.board.rank_intervals import Difference
-from ifsl_bench.board.ranking import Ranking
+from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.wording import seeds_in_words
 from ifsl_bench.protocol.metrics import Estimate, Paired, paired
@@ -101,7 +101,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         common,
         by_seed,
         {name: _over_seeds(values) for name, values in by_seed.items()},
-        {name: Ranking(having(among, name), name).difference(a, b, common) for name in ours},
+        {name: Ranking(having(among, name), name, setting_of(a, b)).of(a, b).difference(a, b, common) for name in ours},
         of_classes,
         classes,
         effects,

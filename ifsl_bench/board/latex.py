@@ -158,7 +158,8 @@ def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set
     """The entries and metrics that may be the best of the ranked ones, or are the highest of several of a paper."""
     found = set()
     for name in columns:
-        tops = {id(place.row) for place in Ranking(having(board.compared, name), name).places if place.top}
+        ranking = Ranking(having(board.compared, name), name, board.setting)
+        tops = {id(place.row) for place in ranking.places if place.top}
         found |= {(entry, name) for entry in entries if id(entry.measured) in tops}
         printed = [entry for entry in entries if entry.kind == "published" and name in entry.values]
         for source in {entry.source for entry in printed}:

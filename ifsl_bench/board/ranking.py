@@ -105,6 +105,11 @@ class Ranking:
             x, y = (row.by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
         return difference(x, y, self._prior(a, b), int(not a.fixed) + int(not b.fixed))
 
+    def of(self, *rows: Row) -> Ranking:
+        """The ranking that these rows are in: this one, or the one apart where all of them are there."""
+        here = any(row is one for row in rows for one in self.rows)
+        return self if here or self.apart is None else self.apart.of(*rows)
+
     def common(self, a: Row, b: Row) -> tuple[int, ...]:
         """The seeds that two rows are compared on: if both are ranked those of the ranks, else all they share."""
         both = tuple(seed for seed in a.seeds if seed in b.seeds)
@@ -185,6 +190,12 @@ class Ranking:
 
     def _intervals(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[RankInterval]:
         return rank_intervals(_BySeed(rows, self.metric, seeds), _fixed(rows)) if rows else []
+
+
+def setting_of(*rows: Row) -> str:
+    """The setting that rows are ranked in together; "paper" where they have none in common, or any."""
+    said = {row.setting for row in rows} - {EVERY}
+    return said.pop() if len(said) == 1 else PAPER
 
 
 def _kind(row: Row) -> tuple[bool, bool]:

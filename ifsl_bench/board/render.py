@@ -48,7 +48,7 @@ def prose(text: str, style: str) -> str:
     """A line of text above or below a table, in a format for readers."""
     line = one_line(text)
     if style == "markdown":
-        return _no_tags(line)
+        return _no_links(_no_tags(line))
     if style == "latex" and line:
         return "% " + "".join(LATEX.get(character, character) for character in line)
     return line
@@ -63,6 +63,11 @@ def _page(table: Table[Any], grid: str, style: str) -> str:
 def _no_tags(text: str) -> str:
     """Text in which Markdown sees no HTML; "< 1e-15", with a space, is none."""
     return re.sub(r"<(?! |$)", "&lt;", re.sub(r"(?<! )>", "&gt;", text.replace("&", "&amp;")))
+
+
+def _no_links(text: str) -> str:
+    """Text in which Markdown sees no link and no image; what is in backticks it takes as it is."""
+    return re.sub(r"`[^`]*`|[\\\[\]]", lambda found: found[0] if found[0][0] == "`" else f"\\{found[0]}", text)
 
 
 def _markdown_cell(text: str) -> str:

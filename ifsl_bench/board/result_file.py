@@ -310,6 +310,8 @@ def inconsistency(result: Result) -> str:
         return "a count is beyond all bounds"
     if reason := _odd_solves(result.training.get("solves", {})):
         return f"training.solves {reason}"
+    if reason := _odd_validation(result.training):
+        return f"training.{reason}"
     if reason := odd_counts(counts):
         return reason
     if result.probe and (reason := malformed(result.probe)):
@@ -342,6 +344,21 @@ def _odd_solves(solves: Any) -> str:
         if type(solves.get(name)) is not int:
             return f"has no whole number {name}"
     return ""
+
+
+def _odd_validation(training: dict[str, Any]) -> str:
+    """Why nobody can draw the course of meta-training; "" where one can, or where nothing is said of it."""
+    validation, kept = training.get("validation", {}), training.get("kept_step", 0)
+    if not isinstance(validation, dict):
+        return "validation is no object"
+    for step, value in validation.items():
+        if not re.fullmatch("[0-9]{1,18}", step):
+            return f"validation: {reprlib.repr(step)} is no number of a step"
+        if type(value) not in (int, float) or not 0 <= value <= 100:
+            return f"validation.{step} is {reprlib.repr(value)}, no accuracy in percent"
+    if type(kept) is not int:
+        return f"kept_step is {reprlib.repr(kept)}, no whole number"
+    return "kept_step is missing" if validation and "kept_step" not in training else ""
 
 
 def _odd_calibration(found: Calibration | None, counts: Counts) -> str:

@@ -106,7 +106,8 @@ class Said:
 
     def of_jobs(self) -> bool:
         """Whether it says what a stored model knows by itself: anything of methods, their options, and seeds."""
-        return bool(self.methods or self.options or self.trials or self.calibrate or self.seed or self.seeds)
+        numbers = (self.trials, self.seed, self.seeds)
+        return bool(self.methods or self.options or self.calibrate) or any(number is not None for number in numbers)
 
     def over(self, wanted: Wanted) -> Wanted:
         """What a file wants, with what is said here in place of it."""

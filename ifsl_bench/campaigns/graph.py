@@ -119,11 +119,11 @@ def graph_of(
     stored, refused = [], {}
     with remembered():
         for index, job in enumerate(jobs):
-            if not (rerun or retrain) and stored_result(job, work) is not None:
-                work.reporter.say(f"{job}: stored already (--rerun repeats it)")
-                stored.append(index)
-                continue
             try:
+                if not (rerun or retrain) and stored_result(job, work) is not None:
+                    work.reporter.say(f"{job}: stored already (--rerun repeats it)")
+                    stored.append(index)
+                    continue
                 found.expand(index, job, command)
             except UserError as error:
                 refused[index] = error

@@ -23,6 +23,7 @@ from ifsl_bench.campaigns.schedule import Event
 from ifsl_bench.campaigns.work import Outcome, Setting, plainly, run_node
 from ifsl_bench.common.progress import Reporter, Stage, Unheard
 
+LONG = 1 << 20  # bytes of a log that a worker begins anew
 EVERY = 0.25  # seconds from one word on a stage's progress to the next
 
 
@@ -67,11 +68,16 @@ def _end_with_the_parent() -> None:
 
 
 def print_to(setting: Setting, number: int) -> None:
-    """What methods and libraries print goes to a file: standard output is for tables."""
+    """What methods and libraries print goes to a file: standard output is for tables.
+
+    It goes behind what is there, which may be of another run that is not over, until that is long.
+    """
     try:
         path = setting.home.logs / "workers" / f"{number}.log"
         path.parent.mkdir(parents=True, exist_ok=True)
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        if os.fstat(target).st_size > LONG:
+            os.ftruncate(target, 0)
     except OSError:
         target = os.open(os.devnull, os.O_WRONLY)
     sys.stdout.flush()

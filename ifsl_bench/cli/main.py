@@ -10,7 +10,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -63,6 +63,13 @@ for command in (command for commands in SECTIONS.values() for command in command
     cli.add_command(command)
 
 
+def _interrupted(arguments: Sequence[str]) -> str:
+    """What somebody who has pressed Ctrl-C should know."""
+    if "--retrain" in arguments:  # nothing tells the models that it has made from those it was to replace
+        return "ifsl-bench: interrupted; with --retrain the same command trains everything again"
+    return "ifsl-bench: interrupted; the same command goes on from where it stopped"
+
+
 def _guarded(call: Callable[[], Any]) -> int:
     """Runs the program; every mistake of the user's is one line and status 2."""
     try:
@@ -71,14 +78,14 @@ def _guarded(call: Callable[[], Any]) -> int:
         click.echo(f"ifsl-bench: {error}", err=True)
         return 2
     except click.exceptions.Abort:
-        click.echo("ifsl-bench: interrupted; the same command goes on from where it stopped", err=True)
+        click.echo(_interrupted(sys.argv[1:]), err=True)
         return 130
     except click.ClickException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "ifsl-bench")
         click.echo(f"ifsl-bench: {error.format_message()} ({command} --help lists what there is)", err=True)
         return 2
     except KeyboardInterrupt:
-        click.echo("ifsl-bench: interrupted; the same command goes on from where it stopped", err=True)
+        click.echo(_interrupted(sys.argv[1:]), err=True)
         return 130
     except (BrokenPipeError, Unheard):
         sys.stderr.close()

@@ -25,7 +25,7 @@ from ifsl_bench.cli.options import (
     verbose_option,
 )
 from ifsl_bench.cli.output import TEXT, say, show_tables
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.torchrun import check_alone
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def table(
     if beside:
         from ifsl_bench.board.beside import beside_tables
 
-        if rank or full:
-            raise UserError("--beside is a table of its own: leave out --rank and --full")
+        if rank or full or setting:
+            raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
         if not (found := beside_tables(boards)):
             raise UserError("nothing was measured here that a paper prints too; docs/paper.md has the command")
         show_tables(found, style)
@@ -206,7 +206,9 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
         if row.origin != STORED and board.row(f"{row.label} ({STORED})"):
             tables[0] = replace(tables[0], notes=[*tables[0].notes, f"The stored row: ifsl-bench show "
                                                   f"'{row.label} ({STORED})' {task}"])  # fmt: skip
-        again = f"ifsl-bench reproduce {shlex.quote(row.label)} {shlex.quote(row.results[0].task)}"
+        twice = sum(one.label == row.label for one in (*board.rows, *board.others)) > 1
+        named = f"{row.label} ({row.origin})" if twice else row.label
+        again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
     else:
         raise _neither("show", what)
     show_tables(tables, style)
@@ -236,9 +238,9 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
     for name in files:
         found = check_file(Path(name), own, folders)
         if not found.failures:
-            click.echo(f"{name}: {found.line}")
+            click.echo(f"{one_line(name)}: {found.line}")
         for failure in found.failures:
-            click.echo(f"{name}: {failure}", err=True)
+            click.echo(f"{one_line(name)}: {failure}", err=True)
         bad += bool(found.failures)
     if bad:
         raise UserError(f"{bad} of {len(files)} result files fail" if len(files) > 1 else "the result file fails")
@@ -297,7 +299,7 @@ def reproduce(
                 usual = folders_of(None)
                 lend_data(job_of(result, usual, task, method).task, usual, work.home)
             found.append(run_again(Path(name), work, task, method))
-            click.echo(f"{name}: {found[-1].line}")
+            click.echo(f"{one_line(name)}: {found[-1].line}")
     if not all(one.identical or one.close(within) for one in found):
         click.get_current_context().exit(1)
 

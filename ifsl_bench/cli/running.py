@@ -34,7 +34,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
 
-FOLDERS = ("--home", "--results", "--data", "--cluster")  # options that name what is on this machine
+FOLDERS = ("--home", "--results", "--data", "--cluster", "--log-dir")  # options that name what is on this machine
 
 if TYPE_CHECKING:
     from ifsl_bench.campaigns.campaign_file import Said
@@ -186,7 +186,7 @@ def run(
         )  # fmt: skip
     boards = [load_board(task, work.home.results) for task in tasks]
     if style in PROGRAMS:
-        show_tables([task_table(board, full) for board in boards], style)
+        show_tables([task_table(board, full) for board in boards if not board.empty], style)
         return tell(ended, len(made), asked_for.lacking)
     made_of = {
         board.name: dict.fromkeys(one.label for one in ended.made if one.task.name == board.name) for board in boards

@@ -109,14 +109,15 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
 @click.option("--out", metavar="FILE", help="The file to write [among your tasks in the home folder].")
 @home_option
 @quiet_option
-def tasks_new(name: str, data: str, out: str | None, home: str | None, quiet: bool) -> None:
+@click.pass_context
+def tasks_new(context: click.Context, name: str, data: str, out: str | None, home: str | None, quiet: bool) -> None:
     """Write tasks NAME-1shot and NAME-5shot on a data set.
 
     The data set must be prepared. The file has a word on each key; every change to it makes another task.
     """
     from ifsl_bench.data.preparing.new_tasks import write_new
 
-    folders = folders_of(home)
+    folders = folders_of(home or (context.parent.params.get("home") if context.parent else None))
     path = Path(out).expanduser() if out else folders.tasks / f"{name}.toml"  # where names are found
     if path.suffix != ".toml":
         raise UserError(f"--out takes a file that ends in .toml, by which --task knows it, not {out}")

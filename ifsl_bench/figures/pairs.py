@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.measured import Row, having
+from ifsl_bench.board.measured import PAPER, Row, having
 from ifsl_bench.board.rank_intervals import Difference, holm
-from ifsl_bench.board.ranking import SEEDS, Ranking
+from ifsl_bench.board.ranking import SEEDS, Ranking, setting_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import by_accuracy, names_of
 from ifsl_bench.figures.style import COLUMN, PAGE, new_figure, styled, text_of
@@ -82,12 +82,13 @@ def _number(value: float) -> str:
 
 def differences(board: Board, rows: list[Row], metric: str) -> list[list[Difference]]:
     """Row minus column, as ``compare`` has it over episodes and seeds: on all seeds that the two have."""
-    ranking, nothing = Ranking(having(board.compared, metric), metric), Difference(0.0, 0.0, np.inf)
+    able, nothing = having(board.compared, metric), Difference(0.0, 0.0, np.inf)
+    rankings = {setting: Ranking(able, metric, setting) for setting in {PAPER, *(row.setting for row in rows)}}
     found = [[nothing for _ in rows] for _ in rows]
     for i, a in enumerate(rows):
         for j, b in enumerate(rows[:i]):
             common = tuple(seed for seed in a.seeds if seed in b.seeds)
-            found[i][j] = ranking.difference(a, b, common)
+            found[i][j] = rankings[setting_of(a, b)].of(a, b).difference(a, b, common)
             found[j][i] = replace(found[i][j], mean=-found[i][j].mean)
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -77,7 +78,6 @@ def _panel(axes: Axes, board: Board, ranked: Sequence[Ranked]) -> None:
 
 def _place(place: Ranked, board: Board) -> int:
     """By accuracy, among the rows that it is ranked among."""
-    ranked = [other for other in board.ranking.places if not other.provisional]
-    same = [other for other in ranked if other.among == place.among or other is place]
-    family = ranked if len(same) == len(ranked) else same
-    return 1 + next(i for i, other in enumerate(family) if other is place)
+    family = {id(row) for row in board.ranking.of(place.row).family}
+    before = itertools.takewhile(lambda other: other is not place, board.ranking.places)
+    return 1 + sum(id(other.row) in family for other in before)

@@ -41,7 +41,7 @@ class PageRow:
         point: base and novel accuracy, in percent; None where they are not known.
         calibrated: the same with the bias that was chosen on validation episodes.
         curve: base and novel accuracy against ascending biases, [[base, ...], [novel, ...]]; None in older results.
-        validation: a [steps, accuracies] for each seed; empty where nothing was meta-trained.
+        validation: a [steps, accuracies] for each seed, in the order of ``seeds``; empty where none was meta-trained.
         cost: "seconds" of meta-training and evaluation, "milliseconds" an episode, "parameters" that are learned; the
             least of the seeds.
         look: colour, and Plotly's names of marker and dash.
@@ -180,7 +180,7 @@ def _row(entry: Entry, shared: bool, citations: dict[Citation, int]) -> PageRow:
         point=_point(entry, "base_joint", "novel_joint"),
         calibrated=_calibrated(row) if row else None,
         curve=_curve(row) if row else None,
-        validation=[_validation(r.training) for r in row.results if r.training] if row else [],
+        validation=_validations(row) if row else [],
         cost=_cost(row) if row else {},
         look=_look(entry.label),
         cited=citations.setdefault(cited, len(citations)),
@@ -230,6 +230,10 @@ def _curve(row: Row) -> list[list[float]] | None:
 def _look(label: str) -> tuple[str, str, str]:
     look = look_of(label)
     return look.colour, SYMBOLS[MARKERS.index(look.marker)], LINES[DASHES.index(look.dash)]
+
+
+def _validations(row: Row) -> list[list[list[float]]]:
+    return [_validation(r.training) for r in row.results] if any(r.training for r in row.results) else []
 
 
 def _validation(training: dict[str, object]) -> list[list[float]]:

@@ -140,14 +140,19 @@ def _overview(page: Page, setting: str) -> tuple[str, list[str], list[tuple[Page
     A method that has no row with a rank on a task has number -1 there. Methods are in the order of the first task.
     """
     boards = [board for board in page.boards if board.setting == setting and _ranked(board)]
-    found: dict[str, dict[str, tuple[int, str, str]]] = {}
+    found: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
     for board in boards:
         for number, (entry, ranks) in _ranked(board).items():
             said = number, f"{entry.values['acc'].mean:.2f}", ranks
-            found.setdefault(page.rows[number].name, {}).setdefault(board.task, said)
+            row = page.rows[number]
+            found.setdefault((row.label, row.source), {}).setdefault(board.task, said)
     tasks = [board.task for board in boards]
     lines = [
-        (page.rows[next(iter(cells.values()))[0]], [cells.get(task, (-1, "", "")) for task in tasks])
+        # A name says where a row is from on the tasks where another one shares its label.
+        (
+            max((page.rows[cell[0]] for cell in cells.values()), key=lambda row: len(row.name)),
+            [cells.get(task, (-1, "", "")) for task in tasks],
+        )
         for cells in found.values()
     ]
     return setting, tasks, lines

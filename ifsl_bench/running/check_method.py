@@ -206,7 +206,7 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
     """
     options, train = result.given()
     try:
-        said = Training.parse(train).changes()
+        said = {f"train.{key}": value for key, value in Training.parse(train).changes().items()}
     except UserError as error:
         yield f"options: {error}"
         return

@@ -66,7 +66,7 @@ class Job:
         """The method's name with everything that is not the default."""
         name, *parts = settings.label(self.method, self.name, self.given, self.task)
         parts.insert(0, name + ("+cal" if self.calibrated else "") + (f"@{self.setting}" if self.trials else ""))
-        parts += [f"{key}={settings.short(value)}" for key, value in self.training.changes().items()]
+        parts += [f"train.{key}={settings.short(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             parts.append(f"episodes={self.episodes}")
         return ".".join(parts)
@@ -85,6 +85,11 @@ class Job:
     def options(self) -> dict[str, Any]:
         """The options given, and those whose default depends on the task."""
         return {**self.method.defaults(self.task), **self.given}
+
+    @property
+    def said(self) -> tuple[dict[str, Any], dict[str, Any], int, bool, int]:
+        """All that a label is to tell apart: options, training, trials, calibration, episodes."""
+        return self.options, self.training.changes(), self.trials, self.calibrated, self.episodes
 
     @property
     def searched(self) -> list[str]:
@@ -241,6 +246,9 @@ def each_once(jobs: Iterable[Job]) -> list[Job]:
         first = found.setdefault(str(job), job)
         if first.chosen != job.chosen:
             raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
+        if first.said != job.said:
+            raise UserError(f"two different choices of options are called {job.label!r}; change a value, or run one at "
+                            f"a time: {first.said} and {job.said}")  # fmt: skip
         if first.task.hash != job.task.hash:
             raise UserError(f"two different tasks are called {job.task.name!r}; rename one, or run one at a time")
     return list(found.values())

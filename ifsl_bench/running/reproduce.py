@@ -21,6 +21,7 @@ from ifsl_bench.plugin.behaviour import comparable, differs
 from ifsl_bench.plugin.settings import short
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
 from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task_files import is_plain
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running.job import Job, make_jobs
 from ifsl_bench.running.ranges import remove_evaluated
@@ -78,11 +79,17 @@ def job_of(result: Result, home: Home, task: str | None = None, method: str | No
         task, method: where they are to be found, if not under the names that the result says (a file, that is).
 
     Raises:
-        UserError: task or method are not here, or have other options.
+        UserError: task or method are not here, or have other options; or the result names a file in place of one.
     """
     recorded = result.provenance.get("distribution")
     package = str(recorded.get("name") or "") if isinstance(recorded, dict) else ""
     said = method or (f"{package}:{result.method}" if package and ":" not in result.method else result.method)
+    if method is None and (".py:" in said or said.endswith(".py")):  # it is not the user who named that file
+        raise UserError(f"{result.label} on {result.task} cannot be run again here: {said!r} is a file, not the name "
+                        "of a method; where you trust it, say --method FILE.py:CLASS")  # fmt: skip
+    if task is None and not is_plain(result.task):
+        raise UserError(f"{result.label} cannot be run again here: {result.task!r} is no task's name; where you trust "
+                        "that file, say --task FILE.toml")  # fmt: skip
     options, train = result.given()
     count = len(result.episodes)
     given = [said], [task or result.task], options, Training.parse(train), [result.seed], count

@@ -109,7 +109,7 @@ def store(job: Job, work: Workspace, result: Result) -> None:
 
 def _note_folder(home: Home) -> None:
     """Notes that results made in this home lie elsewhere, for whoever asks what of it they need."""
-    if home.cache in home.results.parents:
+    if home.results == home.cache / "results":
         return
     file = home.cache / "stored" / f"{sha256_json(str(home.results))[:16]}.json"
     if not file.exists():
@@ -122,13 +122,19 @@ def results_folders(home: Home, warn: Callable[[str], None]) -> list[Path]:
 
     Args:
         warn: is told of folders that are not there now.
+
+    Raises:
+        UserError: a note is damaged, so that nobody knows which folder it names.
     """
     found = {home.results: None}
     for file in sorted((home.cache / "stored").glob("*.json")):
         try:
             folder = Path(str(read_sealed(file)["results"]))
-        except (CorruptFile, FileNotFoundError, KeyError):
+        except FileNotFoundError:  # removed since
             continue
+        except (CorruptFile, KeyError) as error:
+            raise UserError(f"{file} is damaged, which said where results are stored that need this home; remove it, "
+                            f"and name their folder with --results ({error})") from error  # fmt: skip
         if folder.is_dir():
             found[folder] = None
         else:

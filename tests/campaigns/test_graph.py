@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from ifsl_bench.campaigns import api
+from ifsl_bench.campaigns import api, graph
 from ifsl_bench.campaigns.graph import Graph, graph_of, key_of, wants_of
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.errors import UserError
@@ -134,3 +134,20 @@ def test_a_pretraining_says_what_memory_a_step_takes(here, work):
         stage, data = Pretrain(task, "linear", 0), Outline(None, shape, {}, False)
         assert least < wants_of(stage, data, work).memory / 1e9 < most
         assert stage.memory(data, torch.device("cuda")) < 6e8
+
+
+def test_a_job_whose_stored_result_cannot_be_looked_at_is_refused_and_the_others_are_not(here, monkeypatch):
+    """As where the method's own defaults fail by now."""
+    work = api.workspace(here / "home", device="cpu")
+    jobs = jobs_on(here, ["imprint", "protonet"], seeds=(0,), tasks=("clusters-5shot",))
+    looked = graph.stored_result
+
+    def look(job, work):
+        if job.name == "imprint":
+            raise UserError("its defaults fail")
+        return looked(job, work)
+
+    monkeypatch.setattr(graph, "stored_result", look)
+    found = graph_of(jobs, work)
+    assert {jobs[index].name: str(error) for index, error in found.refused.items()} == {"imprint": "its defaults fail"}
+    assert {jobs[index].name for node in found.nodes.values() for index in node.results} == {"protonet"}

@@ -107,7 +107,7 @@ def test_two_workers_find_what_one_process_finds_though_a_job_fails(mine, undist
     assert "2 of 8 jobs failed:" in err
     *_, first, second = err.strip().splitlines()
     for line, task in ((first, "clusters-1shot"), (second, "clusters-5shot")):
-        assert line.startswith(f"  Broken.steps=40 on {task}, seed 0, in evaluation: method 'Broken' failed")
+        assert line.startswith(f"  Broken.train.steps=40 on {task}, seed 0, in evaluation: method 'Broken' failed")
         log = Path(line.rsplit("(log: ", 1)[1].removesuffix(")"))
         assert "too many at once" in log.read_text().splitlines()[-1]
     logs = mine / "home" / "logs"

@@ -196,7 +196,7 @@ def results() -> Sequence[bytes]:
     found = [
         whole("zzz", 1),
         whole("zzz", 3, newer=False, **trained, options={"gamma": 0.5}, label="zzz.gamma=0.5"),
-        whole("zzz", 2, **trained, setting="paper", train={"rate": 0.1}, label="zzz.rate=0.1"),
+        whole("zzz", 2, **trained, setting="paper", train={"rate": 0.1}, label="zzz.train.rate=0.1"),
         whole("yyy", 0, options={"a": 1}, tuned={"a": {"a=1": 50.0, "a=2": 40.0}}, setting="paper", edge=["a"]),
         whole("imprint", 1, newer=False),
         whole(

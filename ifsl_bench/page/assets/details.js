@@ -148,7 +148,7 @@ function showPair(pair, one, metric) {
     ["seeds", seeds.join(", ") || "none in common"],
     ["task", one.task + ", " + one.said],
   ];
-  const labels = rows.map((row) => quoted(row.label)).join(" ");
+  const labels = rows.map((row) => quoted(row.name)).join(" ");
   open(
     [rows[0].name + " minus " + rows[1].name],
     list(said),

@@ -271,8 +271,9 @@ function drawValidation(numbers) {
   const traces = numbers.flatMap((number) => {
     const row = DATA.rows[number];
     return (row.validation || [])
+      .map(([steps, values], s) => [steps, values, row.seeds[s]])
       .filter(([steps]) => steps.length)
-      .map(([steps, values], s) =>
+      .map(([steps, values, seed]) =>
         trace(number, "", {
           x: steps,
           y: values,
@@ -280,7 +281,7 @@ function drawValidation(numbers) {
           line: { color: row.look[0], dash: row.look[2], width: 1.4 },
           opacity: 0.85,
           hovertext: steps.map(
-            (step, i) => `${label(row.name)}<br>seed ${row.seeds[s]}, step ${step}: ${values[i].toFixed(2)}`,
+            (step, i) => `${label(row.name)}<br>seed ${seed}, step ${step}: ${values[i].toFixed(2)}`,
           ),
         }),
       );
