@@ -334,6 +334,19 @@ def test_results_in_a_folder_below_the_home_count_and_a_damaged_note_of_one_stop
     assert paths(root) == before
 
 
+def test_results_of_a_folder_from_elsewhere_count_once_a_run_finds_them_stored(prune, call, root, tmp_path):
+    home = root / "home"
+    shutil.move(home / "results", tmp_path / "copied")
+    run = ["run", "--method", "lwof", "--task", f"{root / 'tiny.toml'}:tiny-images-1shot", "--train", "steps=8",
+           "--tune", "2", "--home", str(home), "--results", str(tmp_path / "copied"), "--device", "cpu"]  # fmt: skip
+    assert "stored" in call(*run, "--dry-run")[1]
+    days_pass(home)
+    assert "pretrained" in prune("--dry-run")[1].partition("goes because")[2], "a plan notes nothing"
+    assert "stored already" in call(*run, "-v")[2]
+    days_pass(home)
+    assert "pretrained" not in prune("--dry-run")[1].partition("goes because")[2]
+
+
 def test_no_file_that_a_result_names_as_its_method_or_task_is_opened(prune, root, tmp_path):
     """To find out what a search has tried, the job is made anew: by names alone."""
     (path,) = (root / "home" / "results").glob("*/*.json")

@@ -45,6 +45,8 @@ DECLARED = {
         r"X.__init__ takes \*\*, but no base class of it has options",
     "def __init__(self, base, ways, *, own: int = 1, **more): super().__init__(base, ways)":
         r"X.__init__ takes \*\*, but no base class of it has options",
+    "def __init__(self, base, ways, *, episodes: int = 1): super().__init__(base, ways)":
+        "option 'episodes' of X would look like the number of episodes in labels; rename it",
     "shorthands = ['x']": r"X.shorthands is \['x'\], expected name -> the options",
     "shorthands = {'x': 1}": "X.shorthands is {'x': 1}, expected name -> the options",
     "shorthands = {'x': {1: 2}}": r"X.shorthands\['x'\] sets 1, no option of it",

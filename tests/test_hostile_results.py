@@ -5,18 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import random
 import re
 import shutil
 from pathlib import Path
 
 import msgspec
 import pytest
+from markdown_it import MarkdownIt
 
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.fitting import unfit
 from ifsl_bench.board.latex import escaped
 from ifsl_bench.board.measured import mismatch
-from ifsl_bench.board.render import FORMATS, READERS, render
+from ifsl_bench.board.render import FORMATS, READERS, prose, render
 from ifsl_bench.board.result_file import Result, packaged_root, parse, path_of, summary_entry, write
 from ifsl_bench.board.show import facts_of
 from ifsl_bench.board.table import Column, Table
@@ -231,6 +233,31 @@ def test_cells_of_markdown_are_text_alone():
     assert "<b>" not in page("markdown", "x", note="said <b> here")
     noted = page("markdown", "x", note="![](http://e.x) \\[f](g) `table [TASK]`")
     assert r"!\[\](http://e.x) \\\[f\](g) `table [TASK]`" in noted, "no image and no link, and code as it is"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_notes_in_markdown_have_no_link_and_no_image_whatever_their_backticks(seed):
+    """By a parser of Markdown, of texts made of what steers it."""
+    draw = random.Random(seed)
+    parts = [
+        "`",
+        "``",
+        "`` ",
+        "[x](http://e.x)",
+        "![x](http://e.x)",
+        "\\",
+        "[",
+        "](http://e.x)",
+        " ",
+        "a",
+        "`[a]`",
+        "```",
+    ]
+    for _ in range(500):
+        note = "x" + "".join(draw.choices(parts, k=draw.randrange(1, 12)))
+        found = {child.type for token in MarkdownIt("commonmark").parse(prose(note, "markdown"))
+                 for child in token.children or []}  # fmt: skip
+        assert found <= {"text", "code_inline", "text_special"}, note
 
 
 def test_texts_in_csv_are_no_formulas_and_numbers_stay_numbers():

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
@@ -28,6 +29,7 @@ from ifsl_bench.board.ranking import Ranking, _most_common
 from ifsl_bench.board.render import FORMATS, PROGRAMS
 from ifsl_bench.board.result_file import SCHEMA, Result, packaged_root, summary_entry, write
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.plugin.bibliography import printed
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged
 
@@ -421,6 +423,19 @@ def test_latex_has_the_papers_layout(stored_rows, full):
         ("begin", "table"), ("begin", "center"), ("begin", "tabular"),
         ("end", "tabular"), ("end", "center"), ("end", "table"),
     ]  # fmt: skip
+
+
+def test_latex_ranks_rows_of_one_setting_in_it():
+    """Also where nobody has said the setting, as after a tuned run."""
+    board = load_board(packaged()["glyphs-5shot"], packaged_root())
+    tuned = board.in_setting("tuned-12")
+    bold = {place.row.label for place in tuned.ranking.places if place.top}
+    latex = paper_tables([replace(tuned, setting="paper")])
+    lines = {row.label: f"{escaped(printed(row.label))} & \\textbf" for row in tuned.rows}
+    assert {label for label, line in lines.items() if f"\n{line}" in latex} == bold
+    assert "tuned" in str(bold)
+    assert not re.search("(?m)^% Provisional", latex), "none is of another ranking"
+    assert re.search("(?m)^% Provisional.*tuned-12", paper_tables([board]))
 
 
 def test_latex_of_regular_tasks_and_of_several_data_sets(stored_rows):

@@ -182,5 +182,8 @@ def test_two_choices_with_one_label_are_refused():
     """They would take each other's place."""
     (one,), (other,) = jobs({"text": "x.more=y"}), jobs({"text": "x", "more": "y"})
     assert one.label == other.label
-    with pytest.raises(UserError, match=r"two different choices of options are called 'Stepping.text=x.more=y'"):
+    message = (
+        "two different choices are called 'Stepping.text=x.more=y', one with text 'x.more=y', the other with text 'x', "
+    )
+    with pytest.raises(UserError, match=message + "more 'y'"):
         each_once([one, other])

@@ -188,15 +188,22 @@ def test_retrain_trains_again_and_keeps_the_old_model(clusters):
         ("method", "learned.py:Learned"),
         ("task", "clusters.toml"),
         ("task", "clusters.toml:clusters-5shot"),
+        ("task", "clusters-5shot+a.toml"),
+        ("task", "clusters+/../clusters.toml"),
+        ("task", "clusters+.toml:clusters-5shot"),
+        ("provenance", {"distribution": {"name": "learned.py"}}),
     ],
 )
 def test_a_result_names_no_file_to_run(stored, clusters, tmp_path, monkeypatch, name, value):
     """Only who types the command does."""
     monkeypatch.chdir(tmp_path)
-    found = msgspec.structs.replace(result_file.read(stored), **{name: value})
+    found = result_file.read(stored)
+    if name == "provenance":
+        value = found.provenance | value
+    found = msgspec.structs.replace(found, **{name: value})
     home = api.workspace(clusters / "home", device="cpu").home
     with pytest.raises(UserError, match="where you trust"):
-        job_of(found, home, *(("clusters.toml", None) if name == "method" else (None, "learned.py")))
+        job_of(found, home, *((None, "learned.py") if name == "task" else ("clusters.toml", None)))
 
 
 def test_the_command_to_run_a_row_again_names_the_row_that_is_shown(call, clusters, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import pytest
 import ifsl_bench
 from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.plan import plan_of
+from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
+from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.plugin import method_source as source_module
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen, find_method
@@ -314,7 +317,10 @@ def test_arguments_of_other_types_are_said_to_be(arguments, work):
         api.run(*arguments, work=work)
 
 
-def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work, tmp_path):
+@pytest.mark.parametrize(
+    "changed", [{}, {"method": "{path}"}, {"method": "Learned", "distribution": {"name": "{path}"}}]
+)
+def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work, tmp_path, changed):
     own = tmp_path / "own.py"
     own.write_text("import torch\nfrom ifsl_bench import Method, Prediction\nclass Learned(Method):\n"
                    "    def __init__(self, base, ways):\n        super().__init__(base, ways)\n"
@@ -324,9 +330,13 @@ def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work,
                    "        both = torch.cat([query.base_logits, query.features @ means.mT], -1)\n"
                    "        return Prediction(self.scale * both)\n")  # fmt: skip
     made = api.run(f"{own}:Learned", task, train={"steps": 5}, work=work)
+    folder = work.home.trained / made.provenance["checkpoint"]
+    file = CheckpointFolder(folder).json
+    content = read_sealed(file)
+    write_sealed(file, content | json.loads(json.dumps(changed).replace("{path}", str(own))))
     own.write_text("raise SystemExit('ran')")
-    with pytest.raises(UserError, match=r"is of a method in a file, .*own.py:Learned; run that file to evaluate it"):
-        api.evaluate_checkpoint(work.home.trained / made.provenance["checkpoint"], task, work=work)
+    with pytest.raises(UserError, match=r"is of a method in a file, .*; run that file to evaluate it"):
+        api.evaluate_checkpoint(folder, task, work=work)
 
 
 def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypatch):

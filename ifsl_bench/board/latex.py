@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.measured import STORED, having
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
-from ifsl_bench.board.ranking import Ranking
+from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.plugin.bibliography import papers, printed
 from ifsl_bench.protocol.contamination import MARKS
@@ -45,15 +46,17 @@ def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
     episodes, or on a part of the data) are in a block of their own, without bold.
 
     In bold are the measured numbers whose ranks, by the column's own metric, begin at 1; see
-    :class:`ifsl_bench.board.ranking.Ranking`. And of each paper the highest of several, as papers do, which is no
-    statement on significance. Published ± are as printed.
+    :class:`ifsl_bench.board.ranking.Ranking`. Rows that are all of one setting, as tuned ones, are ranked in that. Of
+    each paper the highest of several is bold too, as papers do, which is no statement on significance. Published ± are
+    as printed.
 
     Args:
         full: the columns of the paper's full ablation tables, with Delta_a and Delta_b.
     """
     groups: dict[str, list[Board]] = {}
     for board in boards:
-        groups.setdefault(_kind(board.task), []).append(board)
+        ranked = replace(board, setting=setting_of(*board.rows, default=board.setting))
+        groups.setdefault(_kind(board.task), []).append(ranked)
     return "\n\n".join(_table(sorted(group, key=lambda b: b.task.shots), full) for group in groups.values())
 
 

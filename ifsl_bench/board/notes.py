@@ -5,6 +5,7 @@ from __future__ import annotations
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.comparison import p_value
 from ifsl_bench.board.measured import PARTIAL, Row
+from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import numbers_in_words, seeds_in_words
@@ -131,7 +132,7 @@ def standing(board: Board, label: str) -> list[str]:
     rank = f"provisional ({place.reason})" if place.provisional else f"rank {place.ranks} of {place.among}"
     best = next((other.row for other in others if not other.provisional), others[0].row)
     away = [other.row for other in others if other.row.label != label]
-    nearest = min(away, key=lambda row: abs(ranking.difference(mine, row).mean), default=best)
+    nearest = min(away, key=lambda row: abs(ranking.of(mine, row).difference(mine, row).mean), default=best)
     found = [("best other and nearest", best)] if nearest is best else [("best other", best), ("nearest", nearest)]
     said = [f"{label}: {rank}", *(f"  to the {what}, {_difference(ranking, mine, row)}" for what, row in found)]
     said += [_again(ranking, mine, other.row) for other in others if other.row.label == label and other.row is not best]
@@ -140,15 +141,21 @@ def standing(board: Board, label: str) -> list[str]:
 
 def _again(ranking: Ranking, mine: Row, other: Row) -> str:
     """Of a row to the one of the same name."""
-    gap, common = ranking.difference(mine, other), ranking.common(mine, other)
+    gap, common = _paired(ranking, mine, other)
     if common and gap.mean == gap.interval == 0:
         return f"  {other.label} ({other.origin}) has the same accuracy in every episode ({seeds_in_words(common)})"
     return f"  to the row of the same name, {_difference(ranking, mine, other)}"
 
 
+def _paired(ranking: Ranking, mine: Row, other: Row) -> tuple[Difference, tuple[int, ...]]:
+    """The difference of two rows and the seeds that it is over, in the ranking that they are in."""
+    part = ranking.of(mine, other)
+    return part.difference(mine, other), part.common(mine, other)
+
+
 def _difference(ranking: Ranking, mine: Row, other: Row) -> str:
     """Of a row to another, with its interval and what that is over."""
-    gap, common = ranking.difference(mine, other), ranking.common(mine, other)
+    gap, common = _paired(ranking, mine, other)
     seeds = seeds_in_words(common) if common else "no seed in common"
     over = "over episodes alone, of these trained models" if gap.models_fixed else "over episodes and seeds"
     return (

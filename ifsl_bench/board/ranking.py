@@ -192,10 +192,10 @@ class Ranking:
         return rank_intervals(_BySeed(rows, self.metric, seeds), _fixed(rows)) if rows else []
 
 
-def setting_of(*rows: Row) -> str:
-    """The setting that rows are ranked in together; "paper" where they have none in common, or any."""
+def setting_of(*rows: Row, default: str = PAPER) -> str:
+    """The setting that rows are ranked in together; the default where they have none in common, or any."""
     said = {row.setting for row in rows} - {EVERY}
-    return said.pop() if len(said) == 1 else PAPER
+    return said.pop() if len(said) == 1 else default
 
 
 def _kind(row: Row) -> tuple[bool, bool]:

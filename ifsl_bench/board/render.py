@@ -60,14 +60,17 @@ def _page(table: Table[Any], grid: str, style: str) -> str:
     return "\n".join([*above, grid, *below])
 
 
+_CODE = re.compile(r"(?<!`)(`+)(?!`).*?(?<!`)\1(?!`)|[`\\\[\]]")  # a span of code, or what may begin something else
+
+
 def _no_tags(text: str) -> str:
     """Text in which Markdown sees no HTML; "< 1e-15", with a space, is none."""
     return re.sub(r"<(?! |$)", "&lt;", re.sub(r"(?<! )>", "&gt;", text.replace("&", "&amp;")))
 
 
 def _no_links(text: str) -> str:
-    """Text in which Markdown sees no link and no image; what is in backticks it takes as it is."""
-    return re.sub(r"`[^`]*`|[\\\[\]]", lambda found: found[0] if found[0][0] == "`" else f"\\{found[0]}", text)
+    """Text in which Markdown sees no link and no image; what is between equal runs of backticks it takes as it is."""
+    return _CODE.sub(lambda found: found[0] if found[1] else f"\\{found[0]}", text)
 
 
 def _markdown_cell(text: str) -> str:

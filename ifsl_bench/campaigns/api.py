@@ -18,6 +18,7 @@ from ifsl_bench.common.progress import progress_here
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.prepared import workspace as workspace
 from ifsl_bench.episodic.trained import trained_facts
+from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.limits import LARGEST_SEED
 from ifsl_bench.protocol.training import Training
@@ -186,8 +187,7 @@ def evaluate_checkpoint(
     info = trained_facts(folder)
     train = info["train"] | ({"select": select} if select else {})
     about = Training.parse(train), [info["seed"]], episodes, make_change(change or {}), work.home
-    package = info.get("distribution", {}).get("name")  # others may have a method of that name too
-    said = f"{package}:{info['method']}" if package and ":" not in info["method"] else info["method"]
+    said = registry.recorded_name(info["method"], info.get("distribution"))
     job = _only(make_jobs([said], [task], info["options"], *about))
     evaluation = Evaluate(job, folder, command)
     if other := job.other_method(work.home, info):

@@ -20,8 +20,9 @@ import msgspec
 from ifsl_bench.common.errors import UserError, is_printable, unknown
 from ifsl_bench.common.limits import CAMPAIGN_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocol import task_files
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
-from ifsl_bench.protocol.task_files import is_plain
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import KEYS, Change, make_change
 
@@ -267,10 +268,7 @@ def _wanted(run: _Run, where: str, folder: Path) -> Iterator[Wanted]:
 
 def _named(folder: Path, name: str, where: str, ending: str) -> str:
     """A name as it is; a path, to a file with this ending and perhaps something of it, from the file's folder."""
-    if ending == ".py":
-        is_path = name.endswith(".py") or ".py:" in name
-    else:
-        is_path = (name.partition("+")[0].endswith(".toml") or ".toml:" in name) and not is_plain(name)
+    is_path = (registry if ending == ".py" else task_files).names_file(name)
     return beside(folder, name, where) if is_path else _printable(name, where)
 
 

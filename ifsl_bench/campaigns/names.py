@@ -41,7 +41,7 @@ def method_names(said: Iterable[str], warn: Warn) -> list[str]:
             found += _usable(warn)
         elif name in sets:
             found += sets[name][0]
-        elif is_glob(name) and not name.endswith(".py") and ".py:" not in name:
+        elif is_glob(name) and not registry.names_file(name):
             found += _fitting(name, [*registry.names(registry.METHODS), *registry.all_shorthands()], "method")
         else:
             found.append(name)

@@ -93,14 +93,14 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     the paper whose protocol it follows.
     """
     from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries
-    from ifsl_bench.plugin.registry import METHODS, all_shorthands
+    from ifsl_bench.plugin.registry import METHODS, all_shorthands, names_file
     from ifsl_bench.plugin.registry import names as registered
     from ifsl_bench.plugin.rows import printed_alone, rows
     from ifsl_bench.protocol.task_files import find, is_plain, own, packaged
 
     folders, found = folders_of(home), list[str]() if names else [cite_suite()]
     for name in names:
-        if name in [*rows(), *printed_alone(), *registered(METHODS)] or name.endswith(".py") or ".py:" in name:
+        if name in [*rows(), *printed_alone(), *registered(METHODS)] or names_file(name):
             found.append(cite_method(name))
             continue
         tasks = {**packaged(), **own(folders)}

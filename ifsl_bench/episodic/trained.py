@@ -15,6 +15,7 @@ from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.sealed import SECONDS, check_kinds, check_range
 from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED
+from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
 
 
@@ -174,7 +175,9 @@ def trained_facts(folder: Path) -> dict[str, Any]:
     check_progress(CheckpointFolder(folder).json, info)
     if not info["finished"]:
         raise UserError(f"the meta-training in {folder} stopped at step {info['step']}; run it to its end first")
-    if ".py:" in info["method"]:  # a path in a file that may be a stranger's is no reason to run code
+    if registry.names_file(
+        registry.recorded_name(info["method"], info.get("distribution"))
+    ):  # a path in a file that may be a stranger's is no reason to run code
         raise UserError(f"{folder.name} is of a method in a file, {info['method']}; run that file to evaluate it")
     return info
 

@@ -83,12 +83,15 @@ def _number(value: float) -> str:
 def differences(board: Board, rows: list[Row], metric: str) -> list[list[Difference]]:
     """Row minus column, as ``compare`` has it over episodes and seeds: on all seeds that the two have."""
     able, nothing = having(board.compared, metric), Difference(0.0, 0.0, np.inf)
-    rankings = {setting: Ranking(able, metric, setting) for setting in {PAPER, *(row.setting for row in rows)}}
+    rankings = {
+        setting: Ranking(able, metric, setting) for setting in {PAPER, board.setting, *(row.setting for row in rows)}
+    }
     found = [[nothing for _ in rows] for _ in rows]
     for i, a in enumerate(rows):
         for j, b in enumerate(rows[:i]):
             common = tuple(seed for seed in a.seeds if seed in b.seeds)
-            found[i][j] = rankings[setting_of(a, b)].of(a, b).difference(a, b, common)
+            ranking = rankings[setting_of(a, b, default=board.setting)].of(a, b)
+            found[i][j] = ranking.difference(a, b, common)
             found[j][i] = replace(found[i][j], mean=-found[i][j].mean)
     return found
 

@@ -43,15 +43,15 @@ def pairs_of(ranking: Ranking, numbers: dict[int, int]) -> list[Pair]:
     """
     ranked = [place.row for place in ranking.places if place.ranks and id(place.row) in numbers]
     found = []
-    for part in (ranking, ranking.apart):
-        if part is None:
-            continue
+    part: Ranking | None = ranking
+    while part:
         mine = [row for row in ranked if any(row is other for other in part.rows)]
         family = [row for row in mine if any(row is other for other in part.family)]
         found += _pairs(part, family, None, numbers)
         for row in mine:
             if not any(row is other for other in family):
                 found += _pairs(part, family, row, numbers)
+        part = part.apart
     return found
 
 

@@ -19,7 +19,8 @@ from ifsl_bench.plugin.rows import in_print, rows
 from ifsl_bench.protocol.task import Task
 
 PROTOCOL = "ren2019incremental"  # the paper whose protocol all tasks follow
-_OPTION = re.compile(r"\.(?=[A-Za-z_][\w.-]*=)")  # where a label's next option begins; values have dots too
+_OPTION = re.compile(r"(?<!\.train)\.(?=[A-Za-z_][\w.-]*=)")  # where a label's next option begins; values have dots too
+_TRAINING = re.compile(r"^train\.")
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def printed(label: str) -> str:
     if setting:
         trials = setting.removeprefix("tuned-")
         parts.append(f"tuned in {trials} trials" if trials.isdigit() else setting)
-    said = ", ".join(option.replace("=", " = ", 1).replace("_", " ") for option in options)
+    said = ", ".join(_TRAINING.sub("training ", one).replace("=", " = ", 1).replace("_", " ") for one in options)
     return ", ".join(parts) + (f" ({said})" if said else "")
 
 

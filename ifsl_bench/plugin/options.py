@@ -120,6 +120,8 @@ def check_method(method: type[Method]) -> None:
     if not isinstance(needs, Mapping) or not all(isinstance(one, str) for pair in needs.items() for one in pair):
         raise UserError(f"{called}.requires is {needs!r}, expected module -> the command that installs it")
     known, short = options_of(method), method.shorthands
+    if "episodes" in known:  # labels say that of the evaluation
+        raise UserError(f"option 'episodes' of {called} would look like the number of episodes in labels; rename it")
     if not isinstance(short, Mapping) or not all(
         isinstance(name, str) and isinstance(meant, Mapping) for name, meant in short.items()
     ):

@@ -157,6 +157,21 @@ def get(group: str, kind: str, name: str) -> Any:
     return plugin.value
 
 
+def names_file(said: str) -> bool:
+    """Whether a method is said by a Python file, whose code runs when it is looked up, not by a registered name."""
+    return ".py:" in said or said.endswith(".py")
+
+
+def recorded_name(method: str, distribution: Any) -> str:
+    """The name to look a method up by that a file records: with its package, for others may register that name too.
+
+    Args:
+        distribution: what the file says of the package, of any type: the file may be a stranger's.
+    """
+    package = distribution.get("name") if isinstance(distribution, dict) else None
+    return f"{package}:{method}" if isinstance(package, str) and package and ":" not in method else method
+
+
 def method(name: str) -> type[Method]:
     """The method class registered under ``name``.
 

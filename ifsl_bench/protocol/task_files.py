@@ -179,7 +179,12 @@ def find(name: str, change: Change | None = None, home: Home | None = None) -> l
 def is_plain(name: str) -> bool:
     """Whether this is the name of a task, perhaps with changes, which :func:`find` looks up without opening a path."""
     plain = name.partition("+")[0]
-    return bool(re.fullmatch(NAME, plain)) and not plain.endswith(".toml")
+    return bool(re.fullmatch(NAME, plain)) and not re.search(r"[/\\]", name) and not names_file(name)
+
+
+def names_file(name: str) -> bool:
+    """Whether a task is said by a file, ``path.toml`` or ``path.toml:name``, perhaps with changes."""
+    return bool(re.search(r"\.toml($|[:+])", name))
 
 
 def _named(name: str, home: Home | None) -> list[Task]:

@@ -87,9 +87,11 @@ class Job:
         return {**self.method.defaults(self.task), **self.given}
 
     @property
-    def said(self) -> tuple[dict[str, Any], dict[str, Any], int, bool, int]:
-        """All that a label is to tell apart: options, training, trials, calibration, episodes."""
-        return self.options, self.training.changes(), self.trials, self.calibrated, self.episodes
+    def said(self) -> dict[str, Any]:
+        """All that a label is to tell apart."""
+        training = {f"train.{key}": value for key, value in self.training.changes().items()}
+        more = {"trials": self.trials, "calibrated": self.calibrated, "episodes": self.episodes}
+        return {**self.options, **training, **{f"--{key}": value for key, value in more.items()}}
 
     @property
     def searched(self) -> list[str]:
@@ -246,9 +248,15 @@ def each_once(jobs: Iterable[Job]) -> list[Job]:
         first = found.setdefault(str(job), job)
         if first.chosen != job.chosen:
             raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
-        if first.said != job.said:
-            raise UserError(f"two different choices of options are called {job.label!r}; change a value, or run one at "
-                            f"a time: {first.said} and {job.said}")  # fmt: skip
         if first.task.hash != job.task.hash:
             raise UserError(f"two different tasks are called {job.task.name!r}; rename one, or run one at a time")
+        if first.said != job.said:
+            one, other = _apart(first.said, job.said), _apart(job.said, first.said)
+            raise UserError(f"two different choices are called {job.label!r}, one with {one}, the other with {other}; "
+                            "change a value, or run one at a time")  # fmt: skip
     return list(found.values())
+
+
+def _apart(said: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What is said and not by the other, in words."""
+    return ", ".join(f"{key} {value!r}" for key, value in said.items() if key not in other or other[key] != value)

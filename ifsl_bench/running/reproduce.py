@@ -17,6 +17,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.of_task import data_of
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.behaviour import comparable, differs
 from ifsl_bench.plugin.settings import short
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
@@ -81,10 +82,8 @@ def job_of(result: Result, home: Home, task: str | None = None, method: str | No
     Raises:
         UserError: task or method are not here, or have other options; or the result names a file in place of one.
     """
-    recorded = result.provenance.get("distribution")
-    package = str(recorded.get("name") or "") if isinstance(recorded, dict) else ""
-    said = method or (f"{package}:{result.method}" if package and ":" not in result.method else result.method)
-    if method is None and (".py:" in said or said.endswith(".py")):  # it is not the user who named that file
+    said = method or registry.recorded_name(result.method, result.provenance.get("distribution"))
+    if method is None and registry.names_file(said):  # it is not the user who named that file
         raise UserError(f"{result.label} on {result.task} cannot be run again here: {said!r} is a file, not the name "
                         "of a method; where you trust it, say --method FILE.py:CLASS")  # fmt: skip
     if task is None and not is_plain(result.task):

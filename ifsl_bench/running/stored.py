@@ -102,13 +102,13 @@ def store(job: Job, work: Workspace, result: Result) -> None:
     with locked(work.home.results / "results", work.reporter.warn, ""):
         for kept in result_file.put(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
-    _note_folder(work.home)
+    note_folder(work.home)
     remove_evaluated(job, work.home)
     work.reporter.say(f"result: {job.result_path(work.home)}")
 
 
-def _note_folder(home: Home) -> None:
-    """Notes that results made in this home lie elsewhere, for whoever asks what of it they need."""
+def note_folder(home: Home) -> None:
+    """Notes where results that need this home lie, if not in it, for whoever asks what of it can be removed."""
     if home.results == home.cache / "results":
         return
     file = home.cache / "stored" / f"{sha256_json(str(home.results))[:16]}.json"
