@@ -241,6 +241,24 @@ def test_with_keys_a_cluster_answers_only_who_has_them(files, home, tmp_path):
     assert not heard
 
 
+def test_keys_of_jobs_are_removed_with_the_cluster_also_where_no_job_is_taken(home, tmp_path, monkeypatch):
+    """Not only when Python takes the cluster apart, which a command that ends does not wait for."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    file = tmp_path / "slurm.toml"
+    file.write_text('class = "SLURMCluster"\nsecurity = true\n[arguments]\nn_workers = 1\ncores = 1\nmemory = "1GB"\n'
+                    'interface = "lo"\n')  # fmt: skip
+    kept = []
+    with contextlib.suppress(UserError), opened(read_cluster(str(file)), home, lambda text: None) as cluster:
+        kept.append(cluster)
+        assert len(list((home.cache / "keys").iterdir())) == 3
+        cluster.mend(0)
+    assert kept
+    assert not list((home.cache / "keys").iterdir())
+
+
 def refused_to_open(spec: ClusterSpec, home: Home, told: str) -> None:
     with pytest.raises(UserError, match=re.escape(told)), opened(spec, home, lambda text: None):
         pass

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import _TemporaryFileWrapper
 from typing import Any
 
 import psutil
@@ -211,9 +212,16 @@ def _end(started: Any) -> None:
     with contextlib.suppress(Exception):  # whatever it says, there is nobody left to hear it
         started.close(timeout=GRACE)
     started.shutdown_on_close = False  # at the end of Python Dask would wait again
+    for file in _key_files(started):  # which would stay where this process ends before Python takes it apart
+        file.close()
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.kill()  # which is known by its start too, not by a number that another may have by now
+
+
+def _key_files(started: Any) -> list[Any]:
+    """The open files of keys that a cluster of jobs has made for itself; to close one removes it."""
+    return [held for held in vars(started).values() if isinstance(held, _TemporaryFileWrapper)]
 
 
 def _processes(worker: Any) -> list[psutil.Process]:
