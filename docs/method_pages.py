@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import of_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import grid_of, options_of, space_of
-from ifsl_bench.plugin.settings import short
 from ifsl_bench.plugin.space import RATE, Range
 
 MARK = "<!-- methods -->"  # where docs/methods.md has them

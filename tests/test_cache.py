@@ -342,7 +342,7 @@ def test_results_of_a_folder_from_elsewhere_count_once_a_run_finds_them_stored(p
     assert "stored" in call(*run, "--dry-run")[1]
     days_pass(home)
     assert "pretrained" in prune("--dry-run")[1].partition("goes because")[2], "a plan notes nothing"
-    assert "stored already" in call(*run, "-v")[2]
+    assert "done already" in call(*run, "-v")[2]
     days_pass(home)
     assert "pretrained" not in prune("--dry-run")[1].partition("goes because")[2]
 

@@ -18,7 +18,7 @@ from scipy import stats
 
 from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board, load_variants
-from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.comparison import compare, p_value, verdict
 from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.latex import escaped, paper_tables
 from ifsl_bench.board.leaderboard import leaderboard
@@ -64,6 +64,22 @@ def accuracies(one: Row, seeds: int | None = None) -> np.ndarray:
     """Percent of right queries, [seeds, n], counted anew."""
     hits = [np.add(r.episodes.base_joint, r.episodes.novel_joint) for r in one.results[:seeds]]
     return np.array(hits) * 2.0
+
+
+def test_a_comparison_says_what_its_interval_says():
+    """One that leaves 0 out goes with a verdict, at 5%, over what there is to be over."""
+    for seeds in (1, 3):
+        for noise in range(1, 9):
+            a, b = row("a", [15, 15.4, 14.9][:seeds], noise=noise), row("b", [14.9, 15, 14.5][:seeds], noise=20 + noise)
+            found = compare(a, b)
+            gap = found.overall["acc"] if seeds == 3 else found.episodes["acc"]
+            ahead, behind = ("a", "b") if gap.mean > 0 else ("b", "a")
+            said = (f"{ahead} has the higher Acc. than {behind}, significantly" if abs(gap.mean) > gap.interval
+                    else "Acc. does not tell a and b apart")  # fmt: skip
+            assert verdict(found).startswith(f"{said} (p {p_value(gap.p)}")
+            assert verdict(found).endswith("over episodes and 3 seeds)." if seeds == 3 else
+                                           "not of methods, which need --seeds 3 or more.")  # fmt: skip
+    assert verdict(compare(a, a)) == "a and a have the same accuracy in every episode."
 
 
 def test_overall_is_over_episodes_and_seeds_together():

@@ -234,14 +234,14 @@ def test_a_second_module_that_changes_the_numbers_is_seen(strange, clusters, rec
     first = api.run(strange("SCALE = 1.0\n"), task, work=work)
     kind = strange("SCALE = 1.0  # a comment\n")
     assert api.run(kind, task, work=work) == first
-    assert any("stored already" in line for line in recorded.said)
+    assert any("done already" in line for line in recorded.said)
 
     recorded.said.clear()
     other = strange("SCALE = 0.5\n")
     assert method_source(other) == method_source(kind)  # which is why the source is not enough
     found = api.run(other, task, work=work)
     assert found.episodes != first.episodes
-    assert not any("stored already" in line for line in recorded.said)
+    assert not any("done already" in line for line in recorded.said)
     assert any("out of date (changed: the method: logits" in line for line in recorded.said)
     folders = sorted(path.name for path in trained.iterdir() if path.is_dir())
     assert folders[1] == f"{folders[0]}-2"

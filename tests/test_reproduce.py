@@ -9,8 +9,8 @@ import torch
 from ifsl_bench.board import boards, result_file
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.wording import short
 from ifsl_bench.plugin.method import Method, Prediction
-from ifsl_bench.plugin.settings import short
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.running.reproduce import job_of
 
@@ -133,7 +133,12 @@ def test_a_row_is_named_by_its_label_and_task(call, clusters, monkeypatch):
     assert [line.partition(": ")[2][:44] for line in out.splitlines()] == [
         f"imprint on clusters-5shot, seed {seed}: identical" for seed in (0, 1)
     ]
+    own = ("--task", str(clusters / "clusters.toml"))
+    status, out, _ = call("reproduce", "imprint", task, *own, "-q", "--seed", "1")
+    assert (status, out.count("\n"), "imprint on clusters-5shot, seed 1: identical" in out) == (0, 1, True)
     for said, words in (
+        (("imprint", task, *own, "--seed", "7"), "imprint on "),
+        (("x.json", "--seed", "0"), "a result file is of one seed"),
         (("imprit", task), "did you mean 'imprint'"),
         (("imprint",), "takes a result file, or a row"),
     ):

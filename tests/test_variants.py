@@ -262,7 +262,7 @@ def test_the_command_line(here, call):
     assert len(list((here / "home" / "results" / name).glob("*.json"))) == 2
     whole = task.replace("clusters-5shot", name)
     status, _, err = call("run", "--method", "protonet", "--task", whole, "--device", "cpu")
-    assert "stored already" in err
+    assert "done already" in err
     for command in (["table", whole], ["table", "--rank", whole], ["compare", "protonet", "imprint", "--task", whole]):
         status, out, err = call(*command)
         assert status == 0, err

@@ -32,7 +32,8 @@ class Heading:
 
 
 # What a terminal without room leaves out, the highest first; what is not here stays.
-DROP = {"delta_b": 9, "delta_a": 8, "spread": 7, "calibrated_acc": 6, "to_best": 5, "trials": 4, "delta": 2}
+FEW_SEEDS = " *"
+DROP = {"delta_b": 9, "delta_a": 9, "spread": 7, "calibrated_acc": 6, "to_best": 5, "trials": 4, "delta": 2}
 HEADINGS = {
     "acc": Heading("Acc.", r"Acc. $\uparrow$", short=True, paper_short=True),
     "calibrated_acc": Heading("cal. Acc.", r"cal. Acc. $\uparrow$", short=True),
@@ -151,7 +152,10 @@ def _seen_fields(entry: Entry) -> dict[str, str | None]:
 
 
 def _to_best(entry: Entry) -> str:
-    return plus_minus(entry.place.gap, "+") if entry.place and entry.place.gap else ""
+    """With a mark that :func:`ifsl_bench.board.notes.notes_of_ranks` explains, where it is over episodes alone."""
+    if not (entry.place and entry.place.gap):
+        return ""
+    return plus_minus(entry.place.gap, "+") + (FEW_SEEDS if entry.place.common_seeds < 2 else "")
 
 
 def _rank(entry: Entry) -> str:

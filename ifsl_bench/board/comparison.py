@@ -10,7 +10,7 @@ import numpy as np
 
 from ifsl_bench.board.measured import PARTIAL, Row, having, mismatch
 from ifsl_bench.board.over_classes import OverClasses, over_classes
-from ifsl_bench.board.rank_intervals import Difference
+from ifsl_bench.board.rank_intervals import LEVEL, Difference
 from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.wording import seeds_in_words
@@ -126,6 +126,24 @@ def _over_seeds(values: np.ndarray) -> Estimate:
     if n < 2:
         return Estimate(float(values.mean()) if n else math.nan, math.nan)
     return Estimate(float(values.mean()), float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1)) / math.sqrt(n))
+
+
+def verdict(found: Comparison) -> str:
+    """What the accuracies say of the two, in a sentence: at 5%, over episodes and seeds where there are several."""
+    gap = found.overall["acc"] if len(found.seeds) > 1 else found.episodes["acc"]
+    if gap.mean == gap.interval == 0:
+        return f"{found.a} and {found.b} have the same accuracy in every episode."
+    if gap.p > LEVEL:
+        said = f"Acc. does not tell {found.a} and {found.b} apart"
+    else:
+        better, worse = (found.a, found.b) if gap.mean > 0 else (found.b, found.a)
+        said = f"{better} has the higher Acc. than {worse}, significantly"
+    said += f" (p {p_value(gap.p)}"
+    if len(found.seeds) < 2:
+        return f"{said}) over episodes alone: of these trained models, not of methods, which need --seeds 3 or more."
+    if found.overall["acc"].models_fixed:
+        return f"{said}, over episodes: no training seed changes either)."
+    return f"{said}, over episodes and {len(found.seeds)} seeds)."
 
 
 def p_value(value: float) -> str:

@@ -12,6 +12,7 @@ from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.latex import paper_tables
 from ifsl_bench.board.measured import STORED
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
+from ifsl_bench.board.published import published_tasks
 from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
@@ -86,7 +87,7 @@ def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]
     Args:
         first: how many of each task.
     """
-    tables = []
+    tables, boards = [], list(boards)
     for board in boards:
         whole = ranked_table(board)
         entries = [entry for entry in whole.rows if entry.comparable and entry.measured]
@@ -96,11 +97,15 @@ def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]
         left = len(whole.rows) - len(shown)
         notes = [f"{left} more row{'s' * (left > 1)}: ifsl-bench leaderboard {board.name}"] if left else []
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
-    return tables, (
+    closing = (
         "Measured: mean ± 95% interval over episodes, averaged over seeds, in percent; methods as published. "
         "`ifsl-bench leaderboard TASK` has all rows and columns, and says what ranks are; `ifsl-bench leaderboard "
         "--full` has them of all tasks."
     )
+    here = {board.name for board in boards}
+    if printed := [name for name in published_tasks() if name not in here]:
+        closing += f" Numbers of papers alone: `ifsl-bench leaderboard {printed[-1]}`, and {', '.join(printed[:-1])}."
+    return tables, closing
 
 
 def ranked_table(board: Board, full: bool = False) -> Table[Entry]:

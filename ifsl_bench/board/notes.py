@@ -35,8 +35,15 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         )
     if any(row.one_pretraining for row in board.rows):
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
-    if many := [f"{row.label} {row.trials}" for row in board.rows if row.trials > 1]:
-        notes.append(f"Settings tried on validation episodes, by row (1 for all others): {', '.join(many)}.")
+    tuned = {one.setting: one.trials for row in board.rows for one in row.results[:1] if one.trials}
+    notes += [
+        f"@{setting}: the options that did best on validation episodes, of {trials} settings tried with one seed."
+        for setting, trials in sorted(tuned.items())
+    ]
+    if many := [
+        f"{row.label} {row.trials}" for row in board.rows if row.trials > 1 and row.trials != tuned.get(row.setting)
+    ]:
+        notes.append(f"Settings of a grid tried on validation episodes with each seed, by row: {', '.join(many)}.")
     if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
         notes.append(f"Chosen on the edge of what was tried, so that more may lie beyond: {', '.join(edges)}.")
     if older := sum(row.older for row in board.rows):
@@ -110,7 +117,7 @@ def notes_of_ranks(board: Board) -> list[str]:
         notes.append(f"Provisional, without a rank. {said[0].upper()}{said[1:]}.")
     if few := [f"{p.row.label} ({p.row.origin})" for p in places if p.gap is not None and p.common_seeds < 2]:
         notes.append(
-            f"Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
+            f"* Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
             f"over episodes alone, of these trained models and not of the methods."
         )
     return notes

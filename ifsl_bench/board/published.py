@@ -58,6 +58,11 @@ def published_sets() -> dict[str, tuple[list[str], list[str]]]:
     }
 
 
+def published_tasks() -> list[str]:
+    """The tasks for which papers print rows."""
+    return list(dict.fromkeys(task for _, file in _files() for task in file.rows))
+
+
 def published(task: str) -> list[PublishedRow]:
     """Rows that papers print for a task, with the reference and what is doubtful about them."""
     rows = []

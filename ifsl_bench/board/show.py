@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
-from ifsl_bench.board.comparison import Comparison, p_value
+from ifsl_bench.board.comparison import Comparison, p_value, verdict
 from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.over_classes import MANY
+from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.result_file import Calibration, Result, summary_entry
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import one_line
-from ifsl_bench.common.wording import seeds_in_words
-from ifsl_bench.protocol.metrics import summarise
+from ifsl_bench.common.wording import seeds_in_words, spelled
+from ifsl_bench.protocol.metrics import Estimate, Paired, summarise
 
+TRIED = "tried, best first"
+PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
 PERCENT = "In percent; intervals are over the test episodes, trained models held fixed."
 METRIC: Column[str] = Column("metric", lambda name: HEADINGS[name].text, lambda name: {"metric": name})
 
@@ -57,45 +62,56 @@ def facts_of(results: Sequence[Result], again: str = "") -> str:
     Args:
         again: the command that measures them again.
     """
-    each = [_facts(result) | {"again": again} for result in results]
-    names = dict.fromkeys(name for facts in each for name, text in facts.items() if text)
+    each = [_facts(result) | {"again": [again]} for result in results]
+    names = dict.fromkeys(name for facts in each for name, texts in facts.items() if any(texts))
     width = 2 + max(map(len, names))
     lines = []
     for name in names:
-        said = [facts.get(name, "") for facts in each]
-        if len(set(said)) == 1:
-            lines.append(f"{name:{width - 1}} {said[0]}")
-            continue
-        for place, (result, one) in enumerate(zip(results, said, strict=True)):
-            lines.append(f"{name if not place else '':{width - 1}} seed {result.seed}: {one}")
+        said = [facts.get(name, [""]) for facts in each]
+        alike = all(texts == said[0] for texts in said)
+        seeds = [f"seed {result.seed}: {'; '.join(texts)}" for result, texts in zip(results, said, strict=True)]
+        for place, text in enumerate(said[0] if alike else seeds):
+            lines.append(f"{name if not place else '':{width - 1}} {text}")
     return "\n".join(map(one_line, lines))
 
 
-def _facts(result: Result) -> dict[str, str]:
-    """Name and text of everything that a result says beside its numbers."""
+def _facts(result: Result) -> dict[str, list[str]]:
+    """Name and text, in one line or several, of everything that a result says beside its numbers."""
     training = dict(result.training)
     validation = training.pop("validation", None)
     if isinstance(solves := training.get("solves"), Mapping):  # what did not happen is not listed
         training["solves"] = {key: count for key, count in solves.items() if count != 0}
     pretraining = dict(result.pretraining)
     facts = {
-        "method": f"{result.label}, options {_words(result.options) or 'as by default'}",
+        "method": f"{result.label}, options {spelled(result.options) or 'as by default'}",
         "task": f"{result.task}, definition {result.task_hash}",
         "episodes": f"{len(result.episodes):,}",
         "digest": result.digest,
         "data": f"{result.fingerprint}{f'; {PARTIAL}' if result.partial else ''}",
         "pretraining": f"{pretraining.get('key')}: {_words(pretraining.get('accuracy'), _percent) or 'no accuracy'}",
-        "training": _words(training) or "none",
+        "training": ", ".join(filter(None, [spelled(result.train), _words(training)])) or "none",
     }
     if validation:
         facts["validation"] = f"by step: {_words(validation, _percent)}"
     if result.calibration:
         facts["calibration"] = _calibration(result.calibration)
-    facts |= {f"tuned {key}": _words(values, _percent) for key, values in result.tuned.items()}
+    found = {key: [text] for key, text in facts.items()}
+    for key, values in result.tuned.items():
+        # Older files have the values of one option without its name.
+        named = {one if "=" in one else f"{key}={one}": accuracy for one, accuracy in values.items()}
+        best_first = sorted(named, key=lambda one: _order(named[one]), reverse=True)
+        found.setdefault(TRIED, []).extend(f"{one}: {_percent(named[one])}" for one in best_first)
+    facts = {}
     facts |= {str(key): _statistic(values, len(result.episodes)) for key, values in result.solver.items()}
     facts |= {f"{stage} on": str(place) for stage, place in result.places.items()}
     facts["cost"] = _words(result.cost)
-    return facts | {str(key): _words(value) or str(value) for key, value in result.provenance.items()}
+    facts |= {PROVENANCE.get(str(key), str(key)): _words(value) for key, value in result.provenance.items()}
+    return found | {key: [text] for key, text in facts.items()}
+
+
+def _order(accuracy: object) -> float:
+    """To sort by; what is no number, in a stranger's file, comes last."""
+    return accuracy if isinstance(accuracy, int | float) else -math.inf
 
 
 def _statistic(values: Mapping[str, float], episodes: int) -> str:
@@ -127,70 +143,55 @@ def _calibration(found: Calibration) -> str:
 
 
 def comparison_table(found: Comparison) -> Table[str]:
-    """A row for each metric: A - B over episodes and, where there are common seeds, over these."""
-
+    """A row for each metric: A - B, with the interval that claims about methods need first, and what it is over."""
     several = len(found.seeds) > 1  # else only episodes are left
 
-    def difference(name: str) -> dict[str, float | None]:
-        over = found.episodes[name]
-        return {"difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6)}
+    def record(name: str) -> dict[str, Any]:
+        over, seeds, both = found.episodes[name], found.by_seed_interval[name], found.overall[name]
+        said: dict[str, Any] = {
+            "difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6), "p": over.p,
+            "difference_of_seeds": rounded(seeds.mean, 6), "interval_of_seeds": rounded(seeds.interval, 6),
+        }  # fmt: skip
+        if several:
+            said |= {"interval_overall": rounded(both.interval, 6), "p_overall": both.p}
+        if found.classes:
+            of_classes, effect = found.over_classes[name].interval, found.effects[name]
+            said |= {"interval_of_classes": rounded(of_classes, 6), "sd_of_classes": rounded(effect, 6)}
+            said["classes"] = found.classes
+        each = [round(float(value), 6) for value in found.by_seed[name]]
+        return said | {"each_seed": each, "seeds": list(found.seeds), "partial_data": found.partial}
 
-    def difference_of_seeds(name: str) -> dict[str, float | None]:
-        over = found.by_seed_interval[name]
-        return {"difference_of_seeds": rounded(over.mean, 6), "interval_of_seeds": rounded(over.interval, 6)}
+    def main(name: str) -> Difference | Paired:
+        return found.overall[name] if several else found.episodes[name]
 
-    def difference_overall(name: str) -> dict[str, float | None]:
-        both = found.overall[name]
-        return {"interval_overall": rounded(both.interval, 6), "p_overall": both.p} if several else {}
-
-    def difference_over_classes(name: str) -> dict[str, float | int | None]:
-        if not found.classes:
-            return {}
-        interval, effect = rounded(found.over_classes[name].interval, 6), rounded(found.effects[name], 6)
-        return {"interval_of_classes": interval, "sd_of_classes": effect, "classes": found.classes}
-
-    def each_seed(name: str) -> dict[str, list[float]]:
-        return {"each_seed": [round(float(value), 6) for value in found.by_seed[name]]}
+    def half(values: Mapping[str, Paired | Estimate], name: str) -> str:
+        return f"± {values[name].interval:.2f}"
 
     columns: list[Column[str]] = [
-        Column("metric", lambda name: HEADINGS[name].text, lambda name: {"metric": name}),
-        Column("A - B", lambda name: plus_minus(found.episodes[name], "+"), difference),
+        METRIC,
+        Column("A - B overall" if several else "A - B over episodes", lambda name: plus_minus(main(name), "+")),
+        Column("p", lambda name: p_value(main(name).p).removeprefix("= ")),
+        Column("over episodes" if several else None, lambda name: half(found.episodes, name), drop=2),
+        Column("over seeds" if several else None, lambda name: half(found.by_seed_interval, name), drop=3),
+        Column("over classes" if found.classes else None, lambda name: half(found.over_classes, name)),
         Column(
-            "p (episodes)",
-            lambda name: p_value(found.episodes[name].p).removeprefix("= "),
-            lambda name: {"p": found.episodes[name].p},
-            drop=2,
-        ),
-        Column(
-            "A - B over seeds" if found.seeds else None,
-            lambda name: plus_minus(found.by_seed_interval[name], "+"),
-            difference_of_seeds,
-            drop=3,
-        ),
-        Column(
-            "A - B overall" if several else None,
-            lambda name: plus_minus(found.overall[name], "+"),
-            difference_overall,
-        ),
-        Column(
-            "A - B over classes" if found.classes else None,
-            lambda name: plus_minus(found.over_classes[name], "+"),
-            difference_over_classes,
-        ),
-        Column(
-            "each seed" if found.seeds else None,
+            "each seed" if several else None,
             lambda name: "  ".join(f"{value:+.2f}" for value in found.by_seed[name]),
-            each_seed,
             fold=14,
             drop=4,
         ),
-        Column(fields=lambda name: {"seeds": list(found.seeds), "partial_data": found.partial}),
+        Column(fields=record),
     ]
     title = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, {seeds_in_words(found.seeds)}"
+    overall = [
+        "A - B overall: percentage points, with 95% interval and p-value over episodes and seeds, as ranks have them, "
+        "for claims about methods. The other columns have 95% intervals of the same difference:",
+        "over episodes: trained models held fixed (paired t-test); over seeds: other trainings (Student's, paired).",
+    ]
+    alone = ["A - B over episodes: percentage points, 95% interval and paired t-test; trained models held fixed."]
     notes = [
-        "A - B: percentage points, 95% interval and paired t-test over episodes; trained models held fixed.",
-        "A - B over seeds: mean of the seed-paired differences, Student's 95% interval, over other training seeds.",
-        *(["A - B overall: over episodes and seeds, as ranks are; for claims about methods."] if several else []),
+        verdict(found),
+        *(overall if several else alone),
         *_of_classes(found),
         *(f"Note: {note}." for note in found.notes),
     ]
@@ -202,8 +203,8 @@ def _of_classes(found: Comparison) -> list[str]:
     if not found.classes:
         return []
     said = (
-        f"A - B over classes: over episodes and the {found.classes} novel classes that they draw from; trained models "
-        "held fixed; for claims about other classes."
+        f"over classes: over episodes and the {found.classes} novel classes that they draw from; trained models held "
+        "fixed; for claims about other classes."
     )
     none = [name for name, over in found.over_classes.items() if over.interval and not found.effects[name]]
     if none:

@@ -124,7 +124,8 @@ def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]
     """The columns that there is room for, and the headings of the others."""
     kept = list(columns)
     while _needed(kept) > width and (candidates := [c for c in kept if c.drop]):
-        kept.remove(max(candidates, key=lambda c: c.drop))
+        first = max(column.drop for column in candidates)
+        kept = [column for column in kept if column.drop != first]
     return kept, [column.heading for column in columns if column not in kept]
 
 
@@ -193,7 +194,7 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
             print_text(note, console)
     if gone:
         _line(console, Text())
-        print_text(f"No room for: {', '.join(gone)}. A wider terminal, a pipe and --format csv have every column.",
+        print_text(f"No room for: {', '.join(gone)}. A wider terminal, a pipe and --format json have every column.",
                    console, "dim")  # fmt: skip
     if closing:
         _line(console, Text())

@@ -121,7 +121,7 @@ def graph_of(
         for index, job in enumerate(jobs):
             try:
                 if not (rerun or retrain) and stored_result(job, work) is not None:
-                    work.reporter.say(f"{job}: stored already (--rerun repeats it)")
+                    work.reporter.say(f"{job}: done already (--rerun repeats it)")
                     stored.append(index)
                     continue
                 found.expand(index, job, command)

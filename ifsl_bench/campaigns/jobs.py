@@ -74,7 +74,8 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
             usable = _usable(w, lacking) if w.where else w.methods
             made = make_jobs(usable, w.tasks, *how) if usable or not w.where else []
         for label in dict.fromkeys(job.label for job in made if w.trials and not job.trials):
-            say(f"{label}: nothing to choose, so --tune changes nothing")
+            say(f"{label}: nothing to choose, so --tune changes nothing; what it tries is in a method's `space`, see "
+                "docs/writing-a-method.md")  # fmt: skip
         if not w.where:  # a file may be for more methods than are asked for now
             check_trained(made, w.train)
         for label in dict.fromkeys(job.label for job in made if w.train and not w.where and not job.trains):

@@ -36,8 +36,10 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
     folders = folders_of(home)
     items = listed(folders)
     show_tables([_table([(item, "") for item in items], str(folders.cache))], style)
-    if items and style == TEXT:
-        click.echo("\nto remove what no result needs: ifsl-bench cache prune --dry-run")
+    if style == TEXT:
+        click.echo(f"\nresults, which no command removes: {folders.results}")
+        if items:
+            click.echo("to remove what no result needs: ifsl-bench cache prune --dry-run")
 
 
 @cache.command(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ifsl_bench.cli.options import (
+    Whole,
     complete_tasks,
     device_option,
     examples,
@@ -27,6 +28,8 @@ from ifsl_bench.cli.options import (
 from ifsl_bench.cli.output import TEXT, say, show_tables
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.torchrun import check_alone
+from ifsl_bench.common.wording import seeds_in_words
+from ifsl_bench.protocol.limits import LARGEST_SEED
 
 if TYPE_CHECKING:
     from ifsl_bench.board.boards import Board
@@ -249,11 +252,13 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @click.command(
     epilog=examples(
         "ifsl-bench reproduce lr+a glyphs-5shot",
+        "ifsl-bench reproduce imprint glyphs-5shot --seed 0",
         "ifsl-bench reproduce results/glyphs-5shot/lr+a.seed-0.json",
         "ifsl-bench reproduce mine.seed-0.json --method my.py:Mine --within 0.1",
     )
 )
 @click.argument("what", nargs=-1, required=True, metavar="LABEL TASK|RESULT.json...")
+@click.option("--seed", type=Whole(0, LARGEST_SEED), help="Of a row: only the result of this training seed.")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
 @click.option(
@@ -265,6 +270,7 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @verbose_option
 def reproduce(
     what: tuple[str, ...],
+    seed: int | None,
     method: str | None,
     task: str | None,
     within: float,
@@ -291,7 +297,7 @@ def reproduce(
     from ifsl_bench.running.reproduce import reproduce as run_again
 
     found = []
-    stored = {name: read(Path(name)) for name in _files_of(what)}
+    stored = {name: read(Path(name)) for name in _files_of(what, seed)}
     with tempfile.TemporaryDirectory(prefix="ifsl-bench-") as scratch:
         work = api.workspace(home or scratch, Path(scratch) / "results", device, reporter_for(quiet, verbose))
         for name, result in stored.items():
@@ -304,8 +310,8 @@ def reproduce(
         click.get_current_context().exit(1)
 
 
-def _files_of(what: Sequence[str]) -> list[str]:
-    """The files that are named; or those of a row, named by its label and task."""
+def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
+    """The files that are named; or those of a row, named by its label and task, perhaps of one seed alone."""
     from ifsl_bench.board.asked import board_of, row_of
     from ifsl_bench.board.measured import STORED
     from ifsl_bench.board.result_file import packaged_root, path_of
@@ -313,12 +319,16 @@ def _files_of(what: Sequence[str]) -> list[str]:
     if len(what) != 2 or any(name.endswith(".json") or Path(name).is_file() for name in what):
         if len(what) == 1 and not (what[0].endswith(".json") or Path(what[0]).is_file()):
             raise _neither("reproduce", what)
+        if seed is not None:
+            raise UserError("a result file is of one seed; --seed is for a row, named by its label and task")
         return list(what)
     folders, (label, task) = readable(folders_of(None)), what
     board = board_of(task, folders)
     row = board.row(f"{label} ({STORED})") or row_of(board, label)
     root = packaged_root() if row.origin == STORED else folders.results
-    return [str(path_of(root, result)) for result in row.results]
+    if seed is not None and seed not in row.seeds:
+        raise UserError(f"{row.label} on {task} has {seeds_in_words(row.seeds)}, not {seed}")
+    return [str(path_of(root, result)) for result in row.results if seed in (None, result.seed)]
 
 
 def _neither(command: str, what: Sequence[str]) -> UserError:

@@ -1,8 +1,9 @@
-"""How texts for people say lists."""
+"""How texts for people say lists and settings."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 
 def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
@@ -19,3 +20,15 @@ def numbers_in_words(numbers: Iterable[int], least: int = 4) -> str:
 def seeds_in_words(seeds: Collection[int]) -> str:
     """ "seed 0", "seeds 0, 1, 2", "seeds 0 to 4"."""
     return f"seed{'s' * (len(seeds) != 1)} {numbers_in_words(seeds)}"
+
+
+def spelled(point: Mapping[str, Any]) -> str:
+    """In words, ``a=1, b=2``."""
+    return ", ".join(f"{key}={short(value)}" for key, value in point.items())
+
+
+def short(value: Any) -> str:
+    """A value in a label; different values never look alike."""
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

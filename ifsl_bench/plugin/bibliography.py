@@ -15,11 +15,10 @@ from importlib import resources
 from ifsl_bench._version import RELEASED, __version__
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.rows import in_print, rows
+from ifsl_bench.plugin.rows import in_print, label_parts, rows
 from ifsl_bench.protocol.task import Task
 
 PROTOCOL = "ren2019incremental"  # the paper whose protocol all tasks follow
-_OPTION = re.compile(r"(?<!\.train)\.(?=[A-Za-z_][\w.-]*=)")  # where a label's next option begins; values have dots too
 _TRAINING = re.compile(r"^train\.")
 
 
@@ -70,12 +69,8 @@ def printed(label: str) -> str:
 
     What nobody has said how to print stays as it is.
     """
-    head, *options = _OPTION.split(label)
-    name, _, setting = head.partition("@")
-    calibrated = name.endswith("+cal")
-    name = name.removesuffix("+cal")
-    name = in_print(name)
-    parts = [name, *(["calibrated"] if calibrated else [])]
+    name, calibrated, setting, options = label_parts(label)
+    parts = [in_print(name), *(["calibrated"] if calibrated else [])]
     if setting:
         trials = setting.removeprefix("tuned-")
         parts.append(f"tuned in {trials} trials" if trials.isdigit() else setting)

@@ -198,7 +198,7 @@ def ignores_the_order_of_support(given: Asked) -> str:
 
 
 def copies_do_not_meet(given: Asked) -> str:
-    """Copies that answer at once, in threads, answer as one does; asked of a class with ``parallel_copies``."""
+    """Copies that answer at once, in threads, answer as one does, as the class declares."""
     if not given.method.may_run_in_threads():
         return ""
     expected = given.logits()
@@ -315,19 +315,25 @@ def made_up(name: str, kind: type[Method], options: Mapping[str, Any], shots: in
 
 @torch.no_grad()
 def check_contract(name: str, kind: type[Method], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every rule on made-up episodes: what it says, and how the method breaks it ("" where it does not)."""
-    found = dict.fromkeys(RULES, "")
-    for case in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
+    """Every rule that holds for the class, on made-up episodes: what it says, and how the method breaks it, or "".
+
+    Raises:
+        UserError: the method gives no answers that could be held against a rule, and for which episodes.
+    """
+    found: dict[Callable[[Asked], str], str] = {}
+    for shots, hide, regular in ((1, False, False), (5, False, False), (5, True, False), (5, False, True)):
+        case = shots, hide, regular
         try:
-            searches, wrong = made_up(name, kind, options, *case).looked_at().searches, ""
+            first = made_up(name, kind, options, *case).looked_at()
         except UserError as error:
-            searches, wrong = False, str(error)
-        for rule, broken in found.items():
-            if broken or wrong:
-                found[rule] = broken or wrong
+            with_base = "no base classes" if regular else "hidden base classes" if hide else "all base classes"
+            raise UserError(f"{error}; asked with {shots} shot{'s' * (shots > 1)} and {with_base}") from error
+        rules = [rule for rule in RULES if rule is not copies_do_not_meet or first.method.may_run_in_threads()]
+        for rule in rules:
+            if found.setdefault(rule, ""):
                 continue
             try:  # with episodes of its own, since a method may write into them
-                found[rule] = rule(replace(made_up(name, kind, options, *case), searches=searches))
+                found[rule] = rule(replace(made_up(name, kind, options, *case), searches=first.searches))
             except UserError as error:
                 found[rule] = str(error)
     for rule, broken in found.items():

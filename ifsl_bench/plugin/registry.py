@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.common.errors import Lacking, UserError, unknown
+from ifsl_bench.plugin.rows import label_parts
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
@@ -209,6 +210,10 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
         if not package or same_package(package, package_of(point))
     ]
     if not found:
+        label = label_parts(name)
+        if label.name != name and label.name in {**names(METHODS), **all_shorthands()}:
+            raise UserError(f"{name!r} is the label of a row, which is run with {label.typed}; its method: "
+                            f"ifsl-bench methods {label.name}")  # fmt: skip
         raise unknown("method", name, [*names(METHODS), *all_shorthands()], see=SEE[METHODS])
     if len(found) > 1:
         whose = " and ".join(f"{called(METHODS, point)} of {package_of(point)}" for point, *_ in found)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
+from typing import NamedTuple
 
 import msgspec
 
@@ -18,6 +20,44 @@ class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     printed: str
     says: str
     here: bool = True
+
+
+_OPTION = re.compile(r"(?<!\.train)\.(?=[A-Za-z_][\w.-]*=)")  # where the next option begins; values have dots too
+
+
+class Label(NamedTuple):
+    """A row's label in its parts.
+
+    Attributes:
+        name: of the method, or a shorthand.
+        calibrated: whether the bias of its calibration is part of the row.
+        setting: what is behind ``@``, as ``tuned-12``; "" for a method as published.
+        options: ``key=value``, with ``train.`` before a change of the training.
+    """
+
+    name: str
+    calibrated: bool
+    setting: str
+    options: tuple[str, ...]
+
+    @property
+    def typed(self) -> str:
+        """What makes the row on the command line, behind ``ifsl-bench run``."""
+        flags = [f"--method {self.name}"]
+        if trials := self.setting.removeprefix("tuned-"):
+            flags.append(f"--tune {trials}")
+        for option in self.options:
+            plain = option.removeprefix("train.")
+            flags.append(f"--train {plain}" if plain != option else f"--episodes {plain.removeprefix('episodes=')}"
+                         if plain.startswith("episodes=") else f"--set {plain}")  # fmt: skip
+        return " ".join([*flags, *(["--calibrate"] if self.calibrated else [])])
+
+
+def label_parts(label: str) -> Label:
+    """The parts of a label: ``lr+a+cal@tuned-12.gamma=1e-05``."""
+    head, *options = _OPTION.split(label)
+    name, _, setting = head.partition("@")
+    return Label(name.removesuffix("+cal"), name.endswith("+cal"), setting, tuple(options))
 
 
 def rows() -> Mapping[str, Named]:

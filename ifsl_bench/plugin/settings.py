@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Container, Mapping
 from typing import Any
 
+from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.options import defaults, grid_of, space_of
@@ -55,15 +56,3 @@ def label(method: type[Method], name: str, given: Mapping[str, Any], task: Task)
         package = name.rpartition(":")[0]  # said where others have the name too
         called = called if called.startswith(f"{package}:") or not package else f"{package}:{called}"
     return [called, *(f"{key}={short(value)}" for key, value in given.items() if key not in said)]
-
-
-def spelled(point: Mapping[str, Any]) -> str:
-    """In words, ``a=1, b=2``."""
-    return ", ".join(f"{key}={short(value)}" for key, value in point.items())
-
-
-def short(value: Any) -> str:
-    """A value in a label; different values never look alike."""
-    if isinstance(value, float):
-        return repr(value).removesuffix(".0")
-    return str(value).lower() if isinstance(value, bool) or value is None else str(value)

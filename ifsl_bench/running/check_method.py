@@ -15,11 +15,11 @@ from ifsl_bench.backbone.registered import corpora_of
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.behaviour import bounded, comparable, differs
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.options import defaults, resolve_options
-from ifsl_bench.plugin.settings import short
 from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training

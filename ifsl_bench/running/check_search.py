@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ifsl_bench.board.result_file import Result
+from ifsl_bench.common.wording import short, spelled
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.limits import MOST_TRIALS
@@ -46,7 +47,7 @@ def _odd_choice(result: Result, names: str, job: Job | None) -> Iterator[str]:
     if result.trials and len(tried) > result.trials:
         yield f"tuned: {len(tried)} settings were tried, {result.setting!r} allows {result.trials}"
         return
-    points = {settings.spelled(point): (point, one) for point, one in job.candidates()} if job else {}
+    points = {spelled(point): (point, one) for point, one in job.candidates()} if job else {}
     if job and tried.keys() != points.keys():
         strange = [one for one in tried if one not in points]
         missing = [one for one in points if one not in tried]
@@ -71,7 +72,7 @@ def _pattern(result: Result, key: str) -> str:
     if key == RATE and "rate" not in result.train:
         return re.escape(f"{key}=") + "[^, ]+"
     value = result.train["rate"] if key == RATE else result.options.get(key)
-    return re.escape(settings.spelled({key: value}))
+    return re.escape(spelled({key: value}))
 
 
 def _odd_settings(
@@ -84,7 +85,7 @@ def _odd_settings(
         for name, found, expected in (("options", result.options, options),
                                       ("train", result.train, job.training.changes())):  # fmt: skip
             for key in sorted(found.keys() | expected.keys()):
-                one, other = (settings.short(of[key]) if key in of else "none" for of in (found, expected))
+                one, other = (short(of[key]) if key in of else "none" for of in (found, expected))
                 if one != other and found.get(key) != expected.get(key):
                     yield f"{name}.{key}: {one}, {why} {other}"
     if (job or not point) and sorted(result.edge) != sorted(edge):

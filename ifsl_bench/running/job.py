@@ -14,6 +14,7 @@ from ifsl_bench.backbone.registered import check_backbone
 from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.behaviour import Probe, comparable, differs
 from ifsl_bench.plugin.find_method import Chosen, find_method
@@ -66,7 +67,7 @@ class Job:
         """The method's name with everything that is not the default."""
         name, *parts = settings.label(self.method, self.name, self.given, self.task)
         parts.insert(0, name + ("+cal" if self.calibrated else "") + (f"@{self.setting}" if self.trials else ""))
-        parts += [f"train.{key}={settings.short(value)}" for key, value in self.training.changes().items()]
+        parts += [f"train.{key}={short(value)}" for key, value in self.training.changes().items()]
         if self.episodes != self.task.evaluation.episodes:
             parts.append(f"episodes={self.episodes}")
         return ".".join(parts)

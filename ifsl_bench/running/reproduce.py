@@ -14,12 +14,12 @@ from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.wording import short
 from ifsl_bench.data.preparing.of_task import data_of
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.behaviour import comparable, differs
-from ifsl_bench.plugin.settings import short
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import is_plain

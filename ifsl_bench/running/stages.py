@@ -23,6 +23,7 @@ from ifsl_bench.common.locks import locked
 from ifsl_bench.common.processor import share, threads
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.seeds import seed_of
+from ifsl_bench.common.wording import spelled
 from ifsl_bench.data.preparing.outline import Outline, novel_fingerprint
 from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
 from ifsl_bench.episodic.evaluation import block_bytes, evaluate
@@ -302,15 +303,15 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
     """
     if not job.searched:
         return job, {"options": job.options, "tuned": {}}
-    candidates = {settings.spelled(point): (point, one) for point, one in job.candidates()}
-    tried = {spelled: Trial(one).run(work) for spelled, (_, one) in candidates.items()}
+    candidates = {spelled(point): (point, one) for point, one in job.candidates()}
+    tried = {setting: Trial(one).run(work) for setting, (_, one) in candidates.items()}
     name = best_of(str(job), tried, reporter)
     reporter.say(f"{job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
     point, best = candidates[name]
     return replace(best, seed=job.seed), {
         "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
-        "tuned": {", ".join(point): {spelled: trial.accuracy for spelled, trial in tried.items()}},
-        "passed_over": [spelled for spelled, trial in tried.items() if trial.failed],
+        "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
+        "passed_over": [setting for setting, trial in tried.items() if trial.failed],
         "edge": settings.at_edge(job.method, point, job.trials),
     }
 
@@ -319,13 +320,13 @@ def kept_choice(job: Job, home: Home) -> Job | None:
     """The same, from trials that are there; None where one is missing, or all have failed."""
     if not job.searched:
         return job
-    candidates = {settings.spelled(point): one for point, one in job.candidates()}
+    candidates = {spelled(point): one for point, one in job.candidates()}
     tried: dict[str, Tried] = {}
-    for spelled, one in candidates.items():
+    for setting, one in candidates.items():
         kept = Trial(one).kept(home, Trial(one).backbone.weights(home))
         if kept is None:
             return None
-        tried[spelled] = kept
+        tried[setting] = kept
     try:
         return replace(candidates[best_of(str(job), tried, Mute())], seed=job.seed)
     except UserError:

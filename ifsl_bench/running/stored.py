@@ -14,9 +14,9 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.sealed import read_sealed, write_sealed
+from ifsl_bench.common.wording import spelled
 from ifsl_bench.data.preparing.outline import fingerprint_of, novel_fingerprint
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.plugin.settings import spelled
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import Pretrain
 from ifsl_bench.running.ranges import remove_evaluated
