@@ -97,7 +97,8 @@ def test_no_line_is_wider_than_the_terminal_and_no_number_is_broken(rows, at_ter
         whole = set(INTERVAL.findall(call(*arguments)[1]))
         found = INTERVAL.findall(text)
         assert set(found) <= whole, arguments
-        assert text.count(" ± ") == len(found) + text.count("mean ± 95%"), "every +- stands beside its number"
+        halves = len(re.findall(r"  ± \d+\.\d\d(?!\d)", text))  # in columns of their own, beside a difference
+        assert text.count(" ± ") == len(found) + halves + text.count("mean ± 95%"), "every +- stands beside its number"
         assert not [line for line in text.splitlines() if line != line.rstrip()], "no blanks at the end"
 
 

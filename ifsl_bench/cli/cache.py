@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ifsl_bench.cli.options import Group, agreed, examples, folders_of, home_option, style_option
-from ifsl_bench.cli.output import TEXT, show_tables
+from ifsl_bench.cli.output import TEXT, say, show_tables
 from ifsl_bench.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
     items = listed(folders)
     show_tables([_table([(item, "") for item in items], str(folders.cache))], style)
     if style == TEXT:
-        click.echo(f"\nresults, which no command removes: {folders.results}")
+        say(f"\nresults, which no command removes: {folders.results}", style)
         if items:
-            click.echo("to remove what no result needs: ifsl-bench cache prune --dry-run")
+            say("to remove what no result needs: ifsl-bench cache prune --dry-run", style)
 
 
 @cache.command(

@@ -104,7 +104,7 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
             found.append(cite_method(name))
             continue
         tasks = {**packaged(), **own(folders)}
-        if name.partition("+")[0] in tasks or ".toml" in name or (is_plain(name) and "+" in name):
+        if name.partition("+")[0] in tasks or ".toml" in name or (is_plain(name) and "=" in name):
             found += [cite_task(task) for task in find(name, home=folders)]
         elif name in all_shorthands():
             found.append(cite_method(name))

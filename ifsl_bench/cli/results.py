@@ -253,7 +253,6 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
     epilog=examples(
         "ifsl-bench reproduce lr+a glyphs-5shot",
         "ifsl-bench reproduce imprint glyphs-5shot --seed 0",
-        "ifsl-bench reproduce results/glyphs-5shot/lr+a.seed-0.json",
         "ifsl-bench reproduce mine.seed-0.json --method my.py:Mine --within 0.1",
     )
 )
