@@ -52,7 +52,8 @@ def method_rows() -> list[dict[str, Any]]:
                 problem = f"broken: {error}"
         if kind is None:
             known = name in rows()
-            what = f"{rows()[name].says}; {problem.partition(': ')[0]}" if known else problem
+            reason = f"needs {plugin.lacks}" if plugin.lacks else problem.partition(": ")[0]
+            what = f"{rows()[name].says} ({reason})" if known else problem
             paper = of_method(name)[0].short if known else ""
             found.append(_row(name, name, plugin.package) | {"what": what, "paper": paper})
             continue
