@@ -66,10 +66,9 @@ def differences(told: str) -> str:
         grid = [row for row in printed(command, "--format", "markdown").splitlines() if row.startswith("|")]
         headings, _, *rows = ([cell.strip() for cell in row.strip("|").split("|")] for row in grid)
         cells = next(cells for row in rows if (cells := dict(zip(headings, row, strict=True)))["metric"] == metric)
-        found = [cells.get(f"A - B{over}", "") for over in (" overall", "", " over classes")]
-        seeds = ", ".join(cells.get("each seed", "").split())
-        name = name.strip() or f"{task}: `{a}` minus `{b}`"
-        lines.append(f"| {name} | {' | '.join(found)} | {seeds} |")
+        found = [cells[over] for over in ("A - B overall", "over episodes", "over classes")]
+        seeds = ", ".join(cells["each seed"].split())
+        lines.append(f"| {name.strip() or f'{task}: `{a}` minus `{b}`'} | {' | '.join(found)} | {seeds} |")
     return "\n".join(lines)
 
 
