@@ -55,8 +55,8 @@ class ANIL(Method):
 
     Options:
         inner_steps: gradient steps in an episode, in training and evaluation alike.
-        inner_rate: their size; what suits depends on the features' scale.
-        first_order: whether meta-gradients take the steps as constants (FOMAML).
+        inner_rate: their size; a good value depends on the scale of the features.
+        first_order: whether meta-gradients treat the steps as constants (FOMAML).
     """
 
     parallel_copies: ClassVar[bool] = True

@@ -27,10 +27,10 @@ class Attractor(AttractorMethod):
     [W_2, b_2], where one centre serves all 40 hidden units, attends with the mean of all support features and a
     temperature of its own, and the mean is over the units; the three share f_phi's hidden layer. Learned: phi, U_0, tau
     and log_gamma. Ren, Liao, Fetaya & Zemel, Incremental Few-Shot Learning with Attention Attractor Networks (NeurIPS
-    2019). As in their code, and not in the paper, R is a mean over classes and p_k has dropout; unlike in their code, a
-    hidden base class leaves no trace in the attention, and nothing of it in the softmax, and no "dummy step", one more
-    gradient step of size 1, follows the solve: at a minimum it changes nothing. Initially tau is 2, biases are 0,
-    weights and U_0 truncated normal with deviation 0.01 (mlp: U_0 0.1).
+    2019). As in their code, and not in the paper, R is a mean over classes and p_k has dropout. Unlike in their code,
+    hidden base classes are left out of the attention and the softmax altogether, and no "dummy step" (one more gradient
+    step of size 1, which changes nothing at a minimum) follows the solve. Initially tau is 2, biases are 0, weights and
+    U_0 truncated normal with deviation 0.01 (mlp: U_0 0.1).
 
     Options:
         hidden: units of f_phi's hidden layer.

@@ -17,7 +17,7 @@ ATTENTION_DROPOUT = 0.1  # of single shares, as in the released code
 
 
 class Castle(Method):
-    """A novel class's weight is its support mean and what attention adds to it from a learned dictionary:
+    """A novel class's weight is its support mean plus what attention adds from a learned dictionary:
 
         c_k = p_k + W_o sum_j a_kj W_v m_j,    a_kj = softmax_j(W_q p_k . W_k m_j / sqrt(D))
         logits = h . [unit(W_a) ; unit(c)] / temperature
@@ -29,10 +29,10 @@ class Castle(Method):
     ``MultiHeadAttention`` of model/models/castle.py, the logits: ``_forward_gfsl``). There too the base weights stay as
     pretrained, since its optimiser leaves them out.
 
-    A variant of theirs. They train the encoder too, from a pretrained one, with SGD at two rates; here the features
-    are frozen, and Adam trains the rest with the task's schedule. They make 256 tasks in a step out of 16 base classes
-    that play novel ones; here a step has the task's episodes, whose novel training classes are hidden base classes only
-    where the task says so.
+    This is a variant of theirs. They train the encoder too, from a pretrained one, with SGD at two rates; here the
+    features are frozen, and Adam trains the rest with the task's schedule. They build 256 tasks a step, in which 16
+    base classes act as novel ones; here a step has the task's episodes, whose novel training classes are hidden base
+    classes only where the task says so.
 
     Options:
         dropout: of what attention adds, in training alone; 0.5 in their commands.
@@ -86,7 +86,7 @@ class ACastle(Castle):
     As `Castle`, whose formula, source and differences these are (``_forward_gfsl`` of model/models/acastle.py), but the
     base weights W_a, as they are, attend beside the support means and are attended to: base classifiers depend on the
     episode. Hidden base classes are attended to by nobody. In regular few-shot classification, with no base class in
-    the softmax, novel classes attend to W_a still, where the released code then leaves it out.
+    the softmax, novel classes still attend to W_a, whereas the released code leaves it out there.
 
     Options:
         dropout: of what attention adds, in training alone; 0.5 in their commands.

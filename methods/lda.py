@@ -19,7 +19,8 @@ class LDA(Method):
     """The nearest class mean in the Mahalanobis distance of one covariance, that of the base classes. Closed form.
 
     With S the covariance of base/train features within the base classes, mu_k the mean of class k (of all base/train
-    images of a base class, of the support images of a novel one) and L below, logits are, up to a term of the query's,
+    images of a base class, of the support images of a novel one) and L below, logits are, up to a term that depends on
+    the query alone,
 
         -1/2 (h - mu_k)^T L (h - mu_k) :    h . L mu_k - 1/2 mu_k . L mu_k
 
@@ -36,20 +37,20 @@ class LDA(Method):
     Twardowski & van de Weijer, FeCAM: Exploiting the Heterogeneity of Class Distributions in Exemplar-Free Continual
     Learning (NeurIPS 2023), shrinkage, normalisation and distance of its released code, with its two gammas as one
     (``shrink_cov``, ``normalize_cov`` and ``_mahalanobis`` of models/base.py; shrinkage and normalisation are equations
-    8 and 7 of arXiv 2309.14062v3 by a secondary text). Differences: FeCAM has covariances of single classes where there
-    are images enough, here one serves all classes, and it is within classes, while its common covariance is that of all
-    images about their one mean; its code shrinks twice, here once; Tukey's transformation of features is left out,
-    since it would need the covariance of transformed images.
+    8 and 7 of arXiv 2309.14062v3 according to a secondary source). Differences: FeCAM has covariances of single classes
+    where there are images enough, here one serves all classes, and it is within classes, while its common covariance is
+    that of all images about their one mean; its code shrinks twice, here once; Tukey's transformation of features is
+    left out, since it would need the covariance of transformed images.
 
-    ``corrected``, the default: as ``slda``, but class k's logit has 1/2 tr(L S) / n_k more, n_k being the images behind
-    mu_k. Without it the noise of a mean of few images lengthens all distances to it, by that much on average, and base
-    classes win; the more so the more features there are. Neither paper has it. It is the correction of Moran & Murphy,
-    A Closer Look at Two Alternative Methods of Statistical Discrimination (Applied Statistics 1979).
+    ``corrected``, the default: as ``slda``, but 1/2 tr(L S) / n_k is added to the logit of class k, n_k being the
+    images behind mu_k. Without it the noise of a mean of few images lengthens all distances to it, by that much on
+    average, and base classes win; the more so the more features there are. Neither paper has it. It is the correction
+    of Moran & Murphy, A Closer Look at Two Alternative Methods of Statistical Discrimination (Applied Statistics 1979).
 
     A base class that an episode hides takes no part, but its images are among those of S.
 
     Options:
-        form: ``corrected``, ``slda`` or ``fecam``, see above.
+        form: ``corrected``, ``slda`` or ``fecam``, as described in the text.
         shrinkage: 1e-4 in the code of ``slda``, 1 in that of ``fecam``; chosen from a grid on validation episodes
             unless given.
     """

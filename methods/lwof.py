@@ -26,7 +26,7 @@ class LwoF(Method):
     This follows the baseline in the released code of Ren et al. (2019), where unit(v) = v / (|v| + 1e-5), and features
     and W_a are mixed as they are. With ``normalise`` it is the model of Gidaris and Komodakis' own code: unit(v) =
     v / |v|, x_i and W_a are made unit vectors first, and the query is x_i W_q + b_q, b_q learned from 0. (They also add
-    one bias to the logits of all classes alike, which no softmax sees.) Their training is not this one:
+    one bias to the logits of all classes alike, which changes no softmax.) Their training is not this one:
 
                        their code, mini-ImageNet                    here
         images         cropped and flipped at random, dropout       features computed once, neither of them
@@ -38,12 +38,12 @@ class LwoF(Method):
                        5e-4
         rate           0.1, from step 20,000 on 0.006, 40,000       0.001, from step 6,000 on 0.0001, 8,000 on 0.00001
                        on 0.0012, 50,000 on 0.00024
-        checkpoint     of one every 1,000 steps, the best in        of one every 1,000 steps, the best in joint
-                       accuracy among the novel classes alone       accuracy
+        checkpoint     of one every 1,000 steps, the best in        the last one
+                       accuracy among the novel classes alone
         evaluation     600 episodes, 75 + 75 queries                2,000 episodes, 25 + 25 queries
 
     Options:
-        normalise: Gidaris and Komodakis' model, see above, instead of Ren et al.'s.
+        normalise: Gidaris and Komodakis' model, as described in the text, instead of Ren et al.'s.
         init: initial values. ``ren``: W_q and keys normal with deviation 0.1, tau_b 10. ``gidaris``: W_q the identity
             plus noise of deviation 0.001, keys normal with deviation sqrt(2/D), tau_b as pretrained. Both: phi_1 and
             phi_2 are 1, tau_q is 10.

@@ -25,8 +25,7 @@ class Ridge(Method):
 
     LR has V = [W, b] and h(x) = W x + b. It is convex, and solved to the minimum by a Newton method in dual numbers.
     MLP has V = (W, b, W_2, b_2, W_3) and h(x) = W tanh(W_2 x + b_2) + W_3 x + b with 40 hidden units. It is not convex:
-    a batched L-BFGS finds a minimum from a fixed small start; ours searches in dual numbers, so it may find another
-    than a search in V would.
+    L-BFGS, which searches in dual numbers, finds a minimum from a fixed small start; a search in V might find another.
 
     Options:
         learner: ``lr`` or ``mlp``.
@@ -44,7 +43,7 @@ class Ridge(Method):
     ) -> None:
         super().__init__(base, ways)
         if not 0 < weight_decay < float("inf"):
-            raise UserError(f"weight_decay must be positive, or the weights have no end, not {weight_decay}")
+            raise UserError(f"weight_decay must be positive and finite, not {weight_decay}")
         self.weight_decay = weight_decay
         self.learner = (LinearLearner if learner == "lr" else NetworkLearner)(ways, base.weight.shape[1])
 

@@ -24,10 +24,10 @@ class Subspace(Method):
     over all base and novel classes, P being the projection on the span of the base weights W_a that are in play. No
     meta-training. Akyürek, Akyürek, Wijaya & Andreas, Subspace Regularizers for Few-Shot Class Incremental Learning
     (ICLR 2022), projection and penalty as in the released code (``get_projected_weight`` and ``loss1`` of
-    models/resnet_language.py; the sum of the losses: eval/language_eval.py). A variant of theirs: base weights are
-    fixed, so their penalty on how far these move is not there; the objective is solved to its minimum, where they take
-    steps of SGD until the loss hardly changes; there are no images of base classes in memory, and all novel classes
-    come at once; novel classes have a bias, under weight decay alone.
+    models/resnet_language.py; the sum of the losses: eval/language_eval.py). This is a variant of theirs: base
+    weights are fixed, so there is no penalty on how far they move; the objective is solved to its minimum, where theirs
+    takes steps of SGD until the loss hardly changes; there are no images of base classes in memory, and all novel
+    classes come at once; novel classes have a bias, under weight decay alone.
 
     It is convex. The quadratic form A, the same for every w_k, has the inverse
 

@@ -26,10 +26,11 @@ class TEEN(Method):
 
     Nothing is learned after pretraining. Wang, Zhou, Zhang, Zhan & Ye, Few-Shot Class-Incremental Learning via
     Training-free Prototype Calibration (NeurIPS 2023), as in the released code (w, d and q: ``soft_calibration`` of
-    models/teen/Network.py, the logits: its ``get_logits``): base classes have their mean features for weights, not the
-    pretrained ones. Differences: the novel classes of an episode come at once, where theirs come in sessions; a hidden
-    base class has no share in w; the temperature of the logits, which moves no answer, is the pretrained one, theirs is
-    16 or 32; and our backbone is pretrained with a cosine classifier of learned temperature, theirs with a fixed one.
+    models/teen/Network.py, the logits: its ``get_logits``): the weights of base classes are their mean features, not
+    the pretrained ones. Differences: the novel classes of an episode come at once, where theirs come in sessions; a
+    hidden base class has no share in w; the temperature of the logits, which moves no answer, is the pretrained one,
+    theirs is 16 or 32; and our backbone is pretrained with a cosine classifier of learned temperature, theirs with a
+    fixed one.
 
     Options:
         alpha: the share of the base classes in a prototype; their code's ``shift_weight``, 0.5 unless given, 0.1 in its

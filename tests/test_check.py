@@ -72,7 +72,7 @@ def shorten(value: dict) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda v: v.pop("digest"), "it is no valid result: Object missing required field `digest`"),
+        (lambda v: v.pop("digest"), "it is not a valid result: Object missing required field `digest`"),
         (lambda v: v.update(extra=1), "unknown field `extra`"),
         (lambda v: v.update(schema=9), "it is no result of schema 1"),
         (lambda v: v["summary"]["acc"].update(mean=99.0), "summary.acc.mean is 99.0, the counts give"),
@@ -136,8 +136,8 @@ def shorten(value: dict) -> None:
         (lambda v: v.update(fingerprint="f"), "fingerprint: 'f' is not 64 hexadecimal digits"),
         (lambda v: v.update(seed=-1), "seed: -1 is negative"),
         (lambda v: v["summary"]["acc"].update(p=0.5), "summary.acc.p does not follow from the counts"),
-        (lambda v: v.update(label="a\x1b[31m"), "it is no valid result: label 'a\\x1b[31m' is no printable text"),
-        (lambda v: v.update(label="\ud800"), "it is no valid result: label '\\ud800' is no printable text"),
+        (lambda v: v.update(label="a\x1b[31m"), "it is not a valid result: label 'a\\x1b[31m' is not printable text"),
+        (lambda v: v.update(label="\ud800"), "it is not a valid result: label '\\ud800' is not printable text"),
         (lambda v: v["provenance"].pop("commit"), "provenance: commit missing"),
         (lambda v: v["provenance"].update(commit="main"), "provenance.commit: 'main' is not 40 hexadecimal digits"),
         (lambda v: v["provenance"].update(command={"a": 1}), "provenance.command: {'a': 1} is no text"),
@@ -360,7 +360,7 @@ def test_the_command(measured, file, call):
     assert [line.startswith(f"{bad}: ") for line in err] == [True, True, False]
     assert "file name" in err[0]
     assert "digest" in err[1]
-    assert err[-1] == "ifsl-bench: 1 of 2 result files fail"
+    assert err[-1] == "ifsl-bench: 1 of 2 result files failed the checks"
     assert check(str(path))[0] == 2, "a task of one's own is unknown without its file"
 
 

@@ -301,7 +301,7 @@ def test_one_line_leaves_what_can_be_printed():
 def test_a_name_with_half_a_character_is_no_valid_result(results):
     path = results / "glyphs-5shot/lwof.seed-1.json"
     path.write_text(path.read_text().replace('"schema"', '"\\ud800": 1, "schema"', 1))
-    with pytest.raises(CorruptFile, match="is no valid result"):
+    with pytest.raises(CorruptFile, match="is not a valid result"):
         parse(path)
     assert path == path_of(results, parse(packaged_root() / "glyphs-5shot/lwof.seed-1.json"))
 

@@ -74,7 +74,7 @@ def test_a_comparison_says_what_its_interval_says():
             found = compare(a, b)
             gap = found.overall["acc"] if seeds == 3 else found.episodes["acc"]
             ahead, behind = ("a", "b") if gap.mean > 0 else ("b", "a")
-            said = (f"{ahead} has the higher Acc. than {behind}, significantly" if abs(gap.mean) > gap.interval
+            said = (f"{ahead} has a significantly higher Acc. than {behind}" if abs(gap.mean) > gap.interval
                     else "Acc. does not tell a and b apart")  # fmt: skip
             assert verdict(found).startswith(f"{said} (p {p_value(gap.p)}")
             assert verdict(found).endswith("over episodes and 3 seeds)." if seeds == 3 else

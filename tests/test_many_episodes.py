@@ -237,7 +237,7 @@ def test_tables_and_comparisons_say_what_more_episodes_do_not_do(here, call, mon
     status, out, _ = call("compare", "protonet.episodes=100", "imprint.episodes=100", "--task", name)
     assert status == 0
     assert "100 episodes" in out
-    assert "leave this one as wide as its classes do" in out
+    assert "but the number of classes limits this one" in out
 
 
 def test_the_first_episodes_of_many_are_those_of_few(task, work, in_ranges):

@@ -188,7 +188,7 @@ def test_a_strangers_packed_counts_are_refused_in_a_line(newer, tmp_path, name, 
     path = tmp_path / "glyphs-5shot" / STORED.name
     path.parent.mkdir()
     path.write_text(json.dumps(value))
-    with pytest.raises(CorruptFile, match="is no valid result: episodes") as error:
+    with pytest.raises(CorruptFile, match="is not a valid result: episodes") as error:
         parse(path)
     assert "\n" not in str(error.value)
     checked = check_file(path, home=Home(tmp_path, tmp_path))

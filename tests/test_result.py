@@ -148,8 +148,9 @@ def test_comparison_is_paired_over_episodes_and_over_seeds():
         low, high = stats.t.interval(0.95, 2, np.mean(means), stats.sem(means))
         assert found.by_seed_interval[name].mean == pytest.approx(np.mean(means), abs=1e-6)
         assert found.by_seed_interval[name].interval == pytest.approx((high - low) / 2, abs=1e-5)
-    assert found.notes == ("no interval over classes: these results were made before they said which classes an "
-                           "episode has",)  # fmt: skip
+    assert found.notes == (
+        "no interval over classes: these results were made before results recorded the classes of episodes",
+    )
     assert (found.over_classes, found.classes) == ({}, 0)
 
 
@@ -301,7 +302,7 @@ def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(t
     text = render([task_table(made)])
     assert text.index("few.episodes=50") > text.index("protonet")
     assert "few.episodes=50 (yours) is not comparable with the rows above: the episodes differ" in text
-    assert "old, seed 0 (yours) is of another definition of the task" in text
+    assert "old, seed 0 (yours) belongs to another definition of the task" in text
     assert standing(made, "few.episodes=50") == ["few.episodes=50 is not comparable with the stored rows."]
 
 
@@ -332,7 +333,7 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
             f"  to the {title}, {label} (yours): {d.mean():+.2f} ± {gap.interval:.2f} points, p {shown}, "
             "over episodes and seeds (seeds 0, 1, 2)"
         )
-    assert standing(made, "a")[1].startswith("  to the best other and nearest, d (yours): +")
+    assert standing(made, "a")[1].startswith("  against the best other row, the nearest, d (yours): +")
 
 
 def test_standing_of_one_seed_says_that_models_are_held_fixed(tmp_path, monkeypatch):
@@ -428,7 +429,7 @@ def test_what_is_no_json_is_left_out(tmp_path):
     found, remarks = stored(tmp_path)
     assert [r.label for r in found] == ["m"]
     assert [re.search(r"\((.*)\)|(label .*)$", remark)[0] for remark in remarks] == [
-        "label '\\ud800' is no printable text", "(1e999 is no finite number)", "(NaN is no finite number)",
+        "label '\\ud800' is not printable text", "(1e999 is no finite number)", "(NaN is no finite number)",
         "('cost' is there twice)",
     ]  # fmt: skip
 

@@ -140,7 +140,7 @@ def test_a_bias_from_other_validation_episodes_does_not_fit(file):
 def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
     monkeypatch.setattr(check, "_sampler", lambda *_: pytest.fail("more than a million episodes would be drawn"))
     altered(file, lambda v: v["episodes"].update({k: v["episodes"][k] * 500 + [0] for k in COUNTS}))
-    assert "it has 1,000,001 episodes, of this task 1,000,000 are run at most" in check_file(file).failures
+    assert "it has 1,000,001 episodes; this task allows at most 1,000,000" in check_file(file).failures
 
 
 def test_a_file_cannot_have_this_machine_compute_for_years(file, monkeypatch):
@@ -304,7 +304,7 @@ def test_the_run_of_what_is_damaged_makes_it_again_and_keeps_what_was_there(meas
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"validation": [50.0]}, "training.validation is no object"),
+        ({"validation": [50.0]}, "training.validation is not an object"),
         ({"validation": {"x": 50.0}}, "training.validation: 'x' is no number of a step"),
         ({"validation": {"500": "x"}}, "training.validation.500 is 'x', no accuracy in percent"),
         ({"validation": {"500": 1e300}}, "training.validation.500 is 1e+300, no accuracy in percent"),

@@ -78,7 +78,7 @@ def _table(board: Board, pairs: list[Pair]) -> Table[Pair]:
         notes.append(
             f"{len(judged) - len(outside)} of {len(judged)} rows are within the band around the printed accuracy"
             + (f"; outside: {', '.join(outside)}" if outside else "")
-            + ". docs/paper.md says where the band is from, and what a difference may come from."
+            + ". docs/paper.md says where the band comes from, and what may explain a difference."
         )
     if few := [pair.row.label for pair in judged if len(pair.row.results) < 3]:
         notes.append(f"The band is for the mean of three training seeds; with fewer: {', '.join(few)}.")

@@ -127,7 +127,7 @@ def load_board(task: Task, results: Path) -> Board:
             if id(r) in reasons
         ]
         remarks += [
-            f"left out: {r.label}, seed {r.seed} ({origin}) is of another definition of the task; run it again"
+            f"left out: {r.label}, seed {r.seed} ({origin}) belongs to another definition of the task; run it again"
             for r in found
             if r.task_hash != task.hash
         ]

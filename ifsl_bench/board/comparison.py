@@ -68,7 +68,11 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     ours = {name: values for name, values in ours.items() if name in theirs}
     notes = [PARTIAL] if (on_part := a.partial or b.partial) else []
     if common != a.seeds or common != b.seeds:
-        used = f"only those in common, {seeds_in_words(common)}" if common else "none is common, all are averaged"
+        used = (
+            f"only those in common, {seeds_in_words(common)}"
+            if common
+            else "they have none in common, so all are averaged"
+        )
         notes.append(f"{a.label} has {seeds_in_words(a.seeds)}, {b.label} has {seeds_in_words(b.seeds)}: {used}")
     theirs_by_seed = {result.seed: result for result in b.results}
     pairs = [(left, theirs_by_seed[left.seed]) for left in a.results if left.seed in theirs_by_seed]
@@ -114,7 +118,7 @@ def _over_classes(a: Row, b: Row, differences: np.ndarray) -> OverClasses | str:
     said = (r.classes() for row in (a, b) for r in row.results)
     classes = next((found for found in said if found is not None), None)
     if classes is None:
-        return "no interval over classes: these results were made before they said which classes an episode has"
+        return "no interval over classes: these results were made before results recorded the classes of episodes"
     found = over_classes(differences, classes)
     return f"no interval over classes: {found}" if isinstance(found, str) else found
 
@@ -137,12 +141,12 @@ def verdict(found: Comparison) -> str:
         said = f"Acc. does not tell {found.a} and {found.b} apart"
     else:
         better, worse = (found.a, found.b) if gap.mean > 0 else (found.b, found.a)
-        said = f"{better} has the higher Acc. than {worse}, significantly"
+        said = f"{better} has a significantly higher Acc. than {worse}"
     said += f" (p {p_value(gap.p)}"
     if len(found.seeds) < 2:
-        return f"{said}) over episodes alone: of these trained models, not of methods, which need --seeds 3 or more."
+        return f"{said}) over episodes alone: of these trained models; a claim about methods needs --seeds 3 or more."
     if found.overall["acc"].models_fixed:
-        return f"{said}, over episodes: no training seed changes either)."
+        return f"{said}, over episodes; neither depends on the training seed)."
     return f"{said}, over episodes and {len(found.seeds)} seeds)."
 
 

@@ -11,7 +11,7 @@ def odd_counts(counts: Counts) -> str:
     """Why no method has these counts; "" where one may."""
     n = len(counts)
     if counts.base_queries < 0 or counts.novel_queries < 1:
-        return "an episode has no novel queries, or fewer than no base queries"
+        return "an episode has no novel queries, or a negative number of base queries"
     for name in COUNTS:
         values = getattr(counts, name)
         limit = counts.base_queries if name.startswith("base") else counts.novel_queries
@@ -83,5 +83,5 @@ def odd_calibration(counts: Counts, bias: float, curve: np.ndarray, applied: boo
     if (np.diff(points[:, 1]) > 0).any() or (np.diff(points[:, 2]) < 0).any():
         return "has base hits that rise, or novel hits that fall, as the bias grows"
     if (points[:, 1:] < 0).any() or (points[:, 1:] > [counts.base_alone.sum(), counts.novel_alone.sum()]).any():
-        return "has more hits than there are alone, or fewer than none"
+        return "has more hits than there are alone, or a negative number"
     return ""

@@ -47,7 +47,7 @@ def _odd_episodes(task: Task, result: Result) -> str:
     """Why no episodes of the task are like those of a result; "" where they may be."""
     episodes, shape, count = result.episodes, task.episode, _count(result)
     if count > (most := most_episodes(shape)):
-        return f"it has {count:,} episodes, of this task {most:,} are run at most"
+        return f"it has {count:,} episodes; this task allows at most {most:,}"
     for name, found, expected in (
         ("base_queries", episodes.base_queries, shape.base_queries),
         ("novel_queries", episodes.novel_queries, shape.ways * shape.novel_queries),

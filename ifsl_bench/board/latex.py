@@ -24,12 +24,12 @@ SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasc
     character: f"\\{character}" for character in "&%$#_{}"
 }
 BOLD = (
-    "Bold: of the ranked rows those that may be the best of the column, with 95% confidence for all rows at once, over "
-    "episodes and training seeds; of each paper the highest of its numbers, without a test."
+    "Bold: among ranked rows, those that may be the best in the column, with 95% confidence for all rows at once, over "
+    "episodes and training seeds; for each paper, its highest number, without a test."
 )
 ARROWS = (
     "Delta is joint accuracy minus accuracy among base or novel classes alone, so it is negative and higher is better. "
-    "Ren et al. (2019) print the same numbers under an arrow down, as decreases."
+    "Ren et al. (2019) print the same numbers as decreases, with a down arrow."
 )
 APART = (3, "Measured, not comparable")  # a block of a table, by its place
 

@@ -19,12 +19,12 @@ from ifsl_bench.common.errors import UserError
 
 OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", "seeds", "source")  # headings
 RULE = (
-    "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 + the rows that "
-    "are significantly better to all rows less those that are significantly worse. Differences vary over episodes and "
-    "over training seeds; novel classes are held fixed. A row with fewer than three seeds, or with options of its own, "
-    "is provisional: in its place, without a rank. Rows are in the order of their difference to the best row, on the "
-    "seeds that both have. Methods as published are ranked apart from tuned ones (--setting). "
-    "A row of yours is ranked among the stored rows and itself alone."
+    "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
+    "rows that are significantly better, to the number of rows minus those that are significantly worse. Differences "
+    "vary over episodes and over training seeds; novel classes are held fixed. A row with fewer than three seeds, or "
+    "with options of its own, is provisional: shown in its place, without a rank. Rows are ordered by their difference "
+    "from the best row, on the seeds that both have. Methods as published are ranked apart from tuned ones (--setting). "
+    "Each of your rows is ranked with the stored rows, without your other rows."
 )
 
 
@@ -104,7 +104,8 @@ def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]
     )
     here = {board.name for board in boards}
     if printed := [name for name in published_tasks() if name not in here]:
-        closing += f" Numbers of papers alone: `ifsl-bench leaderboard {printed[-1]}`, and {', '.join(printed[:-1])}."
+        more = ", ".join(printed[:-1])
+        closing += f" Tasks with published numbers only: `ifsl-bench leaderboard {printed[-1]}`, and {more}."
     return tables, closing
 
 

@@ -43,13 +43,14 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     if many := [
         f"{row.label} {row.trials}" for row in board.rows if row.trials > 1 and row.trials != tuned.get(row.setting)
     ]:
-        notes.append(f"Settings of a grid tried on validation episodes with each seed, by row: {', '.join(many)}.")
+        notes.append(f"Grid settings tried on the validation episodes of each seed, by row: {', '.join(many)}.")
     if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
-        notes.append(f"Chosen on the edge of what was tried, so that more may lie beyond: {', '.join(edges)}.")
+        notes.append(f"Chosen at the edge of what was tried, so better values may lie beyond: {', '.join(edges)}.")
     if older := sum(row.older for row in board.rows):
         notes.append(
-            f"{older} of {len(board.rows)} measured rows are of an older rule: the checkpoint that was best on "
-            "validation, and grids followed beyond their ends. The rule now: the last checkpoint, and the grid alone."
+            f"{older} of {len(board.rows)} measured rows were made under an older rule: the checkpoint that was best "
+            "on validation, and grids followed beyond their ends. "
+            "The rule now: the last checkpoint, and the grid alone."
         )
     if any(row.partial for row in board.rows):
         notes.append(f"{PARTIAL.capitalize()}.")
@@ -81,7 +82,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     apart = ((row, reason) for row in board.others if (reason := board.apart(row)))
     notes += [f"{row.label} ({row.origin}) is not comparable with {above}: {reason}." for row, reason in apart]
     if board.papers:
-        notes.append(f"Published: as printed, {plus_minus}, which is of unknown kind; in no significance test.")
+        notes.append(f"Published: as printed, {plus_minus}, whose kind is unknown; not used in any significance test.")
     notes += [f"{paper.label} ({paper.source}): {paper.said}." for paper in board.papers if paper.said]
     return notes + [f"{remark}." for remark in board.remarks]
 
@@ -140,8 +141,12 @@ def standing(board: Board, label: str) -> list[str]:
     best = next((other.row for other in others if not other.provisional), others[0].row)
     away = [other.row for other in others if other.row.label != label]
     nearest = min(away, key=lambda row: abs(ranking.of(mine, row).difference(mine, row).mean), default=best)
-    found = [("best other and nearest", best)] if nearest is best else [("best other", best), ("nearest", nearest)]
-    said = [f"{label}: {rank}", *(f"  to the {what}, {_difference(ranking, mine, row)}" for what, row in found)]
+    found = (
+        [("best other row, the nearest", best)]
+        if nearest is best
+        else [("best other row", best), ("nearest row", nearest)]
+    )
+    said = [f"{label}: {rank}", *(f"  against the {what}, {_difference(ranking, mine, row)}" for what, row in found)]
     said += [_again(ranking, mine, other.row) for other in others if other.row.label == label and other.row is not best]
     return [one_line(line) for line in said]
 
@@ -151,7 +156,7 @@ def _again(ranking: Ranking, mine: Row, other: Row) -> str:
     gap, common = _paired(ranking, mine, other)
     if common and gap.mean == gap.interval == 0:
         return f"  {other.label} ({other.origin}) has the same accuracy in every episode ({seeds_in_words(common)})"
-    return f"  to the row of the same name, {_difference(ranking, mine, other)}"
+    return f"  against the row of the same name, {_difference(ranking, mine, other)}"
 
 
 def _paired(ranking: Ranking, mine: Row, other: Row) -> tuple[Difference, tuple[int, ...]]:

@@ -168,7 +168,7 @@ class Ranking:
     def _reason(self, row: Row) -> str:
         """Why a row is provisional; "" where it is ranked."""
         if not self._is_apt(row):
-            return f"of a ranking of its own, --setting {row.setting}"
+            return f"ranked separately, with --setting {row.setting}"
         if (n := len(row.seeds)) < SEEDS:
             return "1 seed" if n == 1 else f"{n} seeds"
         if row.superseded:

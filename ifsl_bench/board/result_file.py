@@ -286,16 +286,16 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
     try:
         result = msgspec.convert(raw, Result, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
-        raise CorruptFile(f"{path} is no valid result: {error}") from error
+        raise CorruptFile(f"{path} is not a valid result: {error}") from error
     for name in (*COUNTS, *LATER):
         if isinstance(getattr(result.episodes, name), str):
             try:
                 result.episodes.column(name)
             except ValueError as error:
-                raise CorruptFile(f"{path} is no valid result: episodes.{name}: {error}") from error
+                raise CorruptFile(f"{path} is not a valid result: episodes.{name}: {error}") from error
     for name in ("method", "label", "task", "task_hash", "digest", "fingerprint"):  # which tables and remarks print
         if not is_printable(getattr(result, name)):
-            raise CorruptFile(f"{path} is no valid result: {name} {getattr(result, name)!r} is no printable text")
+            raise CorruptFile(f"{path} is not a valid result: {name} {getattr(result, name)!r} is not printable text")
     return result
 
 
@@ -339,7 +339,7 @@ def _odd_solves(solves: Any) -> str:
     if isinstance(solves, dict) and "adjoint_indefinite" not in solves:
         return ""
     if not isinstance(solves, dict):
-        return "is no object"
+        return "is not an object"
     for name in ("adjoint_indefinite", "adjoint_episodes"):
         if type(solves.get(name)) is not int:
             return f"has no whole number {name}"
@@ -350,7 +350,7 @@ def _odd_validation(training: dict[str, Any]) -> str:
     """Why nobody can draw the course of meta-training; "" where one can, or where nothing is said of it."""
     validation, kept = training.get("validation", {}), training.get("kept_step", 0)
     if not isinstance(validation, dict):
-        return "validation is no object"
+        return "validation is not an object"
     for step, value in validation.items():
         if not re.fullmatch("[0-9]{1,18}", step):
             return f"validation: {reprlib.repr(step)} is no number of a step"

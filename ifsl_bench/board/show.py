@@ -83,7 +83,7 @@ def _facts(result: Result) -> dict[str, list[str]]:
         training["solves"] = {key: count for key, count in solves.items() if count != 0}
     pretraining = dict(result.pretraining)
     facts = {
-        "method": f"{result.label}, options {spelled(result.options) or 'as by default'}",
+        "method": f"{result.label}, options {spelled(result.options) or 'at their defaults'}",
         "task": f"{result.task}, definition {result.task_hash}",
         "episodes": f"{len(result.episodes):,}",
         "digest": result.digest,
@@ -184,7 +184,7 @@ def comparison_table(found: Comparison) -> Table[str]:
     ]
     title = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, {seeds_in_words(found.seeds)}"
     overall = [
-        "A - B overall: percentage points, with 95% interval and p-value over episodes and seeds, as ranks have them, "
+        "A - B overall: percentage points, with 95% interval and p-value over episodes and seeds, as in ranks, "
         "for claims about methods. The other columns have 95% intervals of the same difference:",
         "over episodes: trained models held fixed (paired t-test); over seeds: other trainings (Student's, paired).",
     ]
@@ -211,5 +211,5 @@ def _of_classes(found: Comparison) -> list[str]:
         metrics = ", ".join(HEADINGS[name].text for name in none)
         said += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
     if found.count > MANY:
-        said += " More episodes make the interval over episodes narrower, and leave this one as wide as its classes do."
+        said += " More episodes narrow the interval over episodes, but the number of classes limits this one."
     return [said]

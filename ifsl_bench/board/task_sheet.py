@@ -27,7 +27,7 @@ def task_facts(task: Task, folders: Home) -> dict[str, str]:
 def _facts(task: Task, folders: Home) -> Iterator[tuple[str, str]]:
     data = task.dataset.name
     yield "task", f"{task.name}: {task.title}"
-    yield "variant of", task.variant_of and f"{task.variant_of}, whose rows it is not compared with"
+    yield "variant of", task.variant_of and f"{task.variant_of}; rows of the two are not compared"
     yield "data", f"{data}: {state_of(folders, data)}"
     if task.novel_from:
         yield "novel data", f"{task.novel_from}: {state_of(folders, task.novel_from)}"

@@ -67,7 +67,7 @@ def prune(
 ) -> None:
     """Remove what no stored result and no given campaign needs.
 
-    It says what, and asks, before it removes anything.
+    Lists what would be removed, and asks first.
     """
     from ifsl_bench.running.pruning import prune, verdicts
     from ifsl_bench.running.stored import results_folders
@@ -104,7 +104,7 @@ def _campaign(name: str, home: Home) -> tuple[list[Job], Path | None]:
     wanted, _ = with_tasks(asked(name, Said()), home)
     found = jobs_of(wanted, home, _warn, lambda text: None)
     for why, count in found.lacking.items():
-        raise UserError(f"{name}: what {count:,} of its jobs need cannot be told: {why}")
+        raise UserError(f"{name}: cannot tell what {count:,} of its jobs need: {why}")
     return found.jobs, wanted.results
 
 

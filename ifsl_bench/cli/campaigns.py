@@ -84,7 +84,7 @@ def tell_lacking(lacking: Mapping[str, int]) -> None:
     "--compile",
     "compiled",
     is_flag=True,
-    help="Compile the solvers first, which their times need; once a machine, half a minute.",
+    help="Compile the solvers first, so that they can be timed; half a minute, once per machine.",
 )
 @click.option("--full", is_flag=True, help="A line for each task, however many there are.")
 @device_option
@@ -95,9 +95,9 @@ def plan(
     campaign: str | None, said: Said, data: dict[str, str], rerun: bool, retrain: bool, jobs: int, compiled: bool,
     full: bool, device: str, home: str | None, results_dir: str | None, style: str,
 ) -> None:  # fmt: skip
-    """Say what a campaign would do, and about how long it takes.
+    """Say what a campaign would do, and about how long it would take.
 
-    CAMPAIGN is a TOML file, or the name of one that comes with the package; without it, what the options say.
+    CAMPAIGN is a TOML file, or the name of one that comes with the package; without one, the options say what to plan.
     """
     check_alone("ifsl-bench plan")
     made, work, files = _wanted(campaign, said, device, home, results_dir, told=compiled)
@@ -124,9 +124,9 @@ def show_plan(found: Plan, style: str, full: bool = False) -> None:
 @results_option
 @style_option
 def status(campaign: str | None, said: Said, home: str | None, results_dir: str | None, style: str) -> None:
-    """Say how far a campaign is: done, running, failed, missing.
+    """Say how far a campaign has got: done, running, failed, missing.
 
-    And where it runs, since when, what failed and why, and which results are out of date.
+    Also says where it runs, since when, what failed and why, and which results are out of date.
     """
     check_alone("ifsl-bench status")
     jobs, work, _ = _wanted(campaign, said, "cpu", home, results_dir)

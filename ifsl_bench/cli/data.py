@@ -83,7 +83,7 @@ def data_prepare(
 
     NAME is one of 'data list', or for your own data a name of your choice.
 
-    Your own is a folder or archive of images, <root>/<class>/<image> (or <root>/<side>/<class>/<image>, the sides
+    Your own data are a folder or archive of images, <root>/<class>/<image> (or <root>/<side>/<class>/<image>, the sides
     called train, val and test, or base, novel-train, novel-val and novel-test); or six files of frozen features, as
     .npz, .safetensors or .pt. Tasks NAME-1shot and NAME-5shot are written too.
     """
@@ -110,7 +110,7 @@ def data_prepare(
 def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: bool) -> None:
     """Compare the checksums of prepared data sets.
 
-    Of all where none is named.
+    Checks all of them if none is named.
     """
     from ifsl_bench.data.preparing import catalogue as data_commands
 
@@ -126,7 +126,7 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
 def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
     """Print how many classes and images a data set has.
 
-    By pool, as in the paper's table; and what else it has to say.
+    By pool, as in the paper's table, with any further facts about the data set.
     """
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing import catalogue as data_commands
@@ -164,13 +164,13 @@ def data_show(name: str, out: str | None, classes: int, images: int, home: str |
 def data_remove(name: str, yes: bool, home: str | None) -> None:
     """Remove a prepared data set, and its task file if it is your own.
 
-    It says what, and asks. What was computed from it goes with 'ifsl-bench cache prune'.
+    Lists what would be removed, and asks first. What was computed from it goes with 'ifsl-bench cache prune'.
     """
     from ifsl_bench.data.preparing import catalogue as data_commands
 
     folders = folders_of(home)
     for path in data_commands.removable(folders, name):
-        click.echo(f"goes: {path}")
+        click.echo(f"to be removed: {path}")
     if not agreed("Remove this?", yes):
         return
     data_commands.remove_data(folders, name)

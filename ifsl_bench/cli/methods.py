@@ -19,7 +19,7 @@ SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers;
     epilog=examples("ifsl-bench methods", "ifsl-bench methods lr+a", "ifsl-bench methods --check my_method.py:MyMethod")
 )
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=complete_methods)
-@click.option("--check", "checked", metavar="NAME", help="Hold this method against the contract, on made-up episodes.")
+@click.option("--check", "checked", metavar="NAME", help="Check this method against the contract, on made-up episodes.")
 @style_option
 def methods(name: str | None, checked: str | None, style: str) -> None:
     """List the methods; or show one with its options and paper.
@@ -89,8 +89,8 @@ def _check(name: str, style: str) -> None:
 def cite(names: tuple[str, ...], home: str | None) -> None:
     """Print BibTeX for methods and tasks, or for the suite itself.
 
-    Of tasks: of their data, and of the protocol. Each paper is there once. Without a name: the entry of the suite, and
-    the paper whose protocol it follows.
+    For a task: the papers of its data and of the protocol. Each paper appears once. Without a name: the entry of the
+    suite, and the paper whose protocol it follows.
     """
     from ifsl_bench.plugin.bibliography import cite_method, cite_suite, cite_task, entries
     from ifsl_bench.plugin.registry import METHODS, all_shorthands, names_file

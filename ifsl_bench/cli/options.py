@@ -99,11 +99,11 @@ style_option = click.option(
 def change_options(command: Any) -> Any:
     """The options that change tasks, gathered into one argument ``change``."""
     helps = {
-        "base-classes": "So many of the base classes; the backbone is trained on these.",
+        "base-classes": "Use only N of the base classes; the backbone is trained on them.",
         "ways": "Novel classes of an episode.",
         "shots": "Support images of each novel class.",
         "queries": "Query images of each novel class; those of base classes change in proportion.",
-        "pretraining-steps": "Steps of the backbone's pretraining; a few try out a whole run.",
+        "pretraining-steps": "Steps of the backbone's pretraining; use a few to rehearse a run.",
         "novel-from": "Take the novel classes of validation and testing from another data set.",
     }
 
@@ -191,14 +191,14 @@ def job_options(command: Any) -> Any:
         click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
                      help="An option of the method."),
         click.option("--train", multiple=True, callback=pairs, metavar="NAME=VALUE",
-                     help="Of meta-training: steps, rate, episodes_per_step, views; select=last|best, the checkpoint."),
+                     help="Of meta-training: steps, rate, episodes_per_step, views; select=last|best checkpoint."),
         click.option("--tune", "trials", type=Whole(),
                      help="Choose among N settings of each method on validation episodes."),
         click.option("--seed", type=Whole(0, LARGEST_SEED), help="The training seed; with --seeds, the first one [0]."),
         click.option("--seeds", type=Seeds(1, MOST_SEEDS), help="How many training seeds [1]."),
-        click.option("--episodes", type=Whole(), help="Only the first so many test episodes."),
+        click.option("--episodes", type=Whole(), help="Number of test episodes; fewer or more than the task's own."),
         click.option("--calibrate", is_flag=True,
-                     help="Add the bias to the novel logits that is best on validation episodes; a row NAME+cal."),
+                     help="Add to novel logits the bias that is best on validation episodes; makes a row NAME+cal."),
     )  # fmt: skip
 
     @functools.wraps(command)
@@ -216,11 +216,13 @@ def job_options(command: Any) -> Any:
 
 def data_option(command: Any) -> Any:
     return click.option("--data", "data", multiple=True, callback=pairs, metavar="NAME=PATH",
-                        help="Files that a data set is made from, if it is not prepared.")(command)  # fmt: skip
+                        help="Files to make a data set from, if it is not prepared yet.")(command)  # fmt: skip
 
 
 log_option = click.option("--log", metavar="KIND", help="tensorboard: loss, accuracy and learning rate of trainings.")
-log_dir_option = click.option("--log-dir", metavar="DIR", help="Where these go [logs/tensorboard in the home folder].")
+log_dir_option = click.option(
+    "--log-dir", metavar="DIR", help="Where the logs go [logs/tensorboard in the home folder]."
+)
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Plain progress lines with more detail.")
 device_option = click.option("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto].")
@@ -266,7 +268,7 @@ def agreed(question: str, yes: bool, more: str = "") -> bool:
     if yes:
         return True
     if not sys.stdin.isatty():
-        raise UserError(f"nobody can be asked here: --yes removes what is listed{more}")
+        raise UserError(f"there is no terminal to ask at: --yes removes what is listed{more}")
     return click.confirm(question, default=False)
 
 

@@ -48,7 +48,8 @@ def plot() -> None:
 def tradeoff(task: str, out: Path, **asked: Any) -> None:
     """Base against novel accuracy, with bias curves.
 
-    A row is the curve that a bias on all novel logits traces, its argmax a point; grey lines join equal Acc.
+    Each row is the curve that one bias on all novel logits traces, with a point where the bias is 0; grey lines join
+    equal Acc.
     """
     from ifsl_bench.figures import plot
 
@@ -81,7 +82,7 @@ def ranks(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
 def pairs(task: str, out: Path, **asked: Any) -> None:
     """Paired differences of all methods, a heat map.
 
-    What is not significant is hatched. Numbers stand in the cells where there is room: with --wide, or few --method.
+    What is not significant is hatched. Cells show numbers where there is room: with --wide, or few methods.
     """
     from ifsl_bench.figures import plot
 
@@ -148,15 +149,15 @@ def base_classes(task: str, out: Path, **asked: Any) -> None:
 @click.option("--steps", default="1,2,5,10,20,50,100,200,500", callback=numbers, metavar="N,...",
               help="After which gradient steps to stop [1,2,5,10,20,50,100,200,500].")  # fmt: skip
 @click.option("--unrolled", default="20", callback=numbers, metavar="N,...",
-              help="Steps that T-BPTT is trained with; a line each [20].")  # fmt: skip
+              help="Numbers of steps that T-BPTT is trained with; one line each [20].")  # fmt: skip
 @click.option("--seeds", type=Whole(1, MOST_SEEDS), default=1,
               help="How many training seeds to average over [1].")  # fmt: skip
-@click.option("--episodes", type=Whole(), help="Only the first so many test episodes [500].")
+@click.option("--episodes", type=Whole(), help="Use only the first N test episodes [500].")
 @of_models("lr+a")
 def inner_steps(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
     """Accuracy by inner steps, of RBP and T-BPTT.
 
-    Models that were trained with either are evaluated after so many gradient steps of the inner problem, and converged.
+    Models trained with either are evaluated after a number of gradient steps on the inner problem, and at convergence.
     """
     from ifsl_bench.figures import plot
 
@@ -211,7 +212,7 @@ def attractors(task: str, out: Path, **asked: Any) -> None:
 def episode(task: str, out: Path, **asked: Any) -> None:
     """The contact sheet of an episode.
 
-    Support images above, queries below, with what the methods call them: a tick is right, a cross wrong.
+    Support images above, queries below, with what the methods predict: a tick is right, a cross wrong.
     """
     from ifsl_bench.figures import plot
 

@@ -29,10 +29,10 @@ from ifsl_bench.protocol.limits import LARGEST_SEED
 )
 @click.option("--task", help="A task, or a TOML file of your own.")
 @click.option("--head", default="linear",
-              help="Of the base classifier: linear or cosine [linear]; see 'ifsl-bench methods'.")  # fmt: skip
-@click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="Of training [0].")
+              help="Head of the base classifier: linear or cosine [linear]; see 'ifsl-bench methods'.")  # fmt: skip
+@click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="Training seed [0].")
 @click.option("--compile", "compiled", is_flag=True, help="Use torch.compile; for accelerators.")
-@click.option("--anew", is_flag=True, help="Train them here even if they come with the package.")
+@click.option("--anew", is_flag=True, help="Train the weights here even if they come with the package.")
 @log_option
 @log_dir_option
 @device_option

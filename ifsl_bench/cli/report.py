@@ -15,7 +15,7 @@ from ifsl_bench.cli.options import examples, folders_of, home_option, readable, 
 @home_option
 @results_option
 def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str | None) -> None:
-    """Write one HTML page of tasks (of every task that has rows, where none is named).
+    """Write results as one HTML page (by default, of every task that has rows).
 
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
     """

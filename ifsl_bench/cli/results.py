@@ -60,11 +60,15 @@ def _show_ranked(boards: Sequence[Board], folders: Home, style: str, full: bool,
     )
 )
 @click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
-@click.option("--rank", is_flag=True, help="The ranks that each measured row can have; variants of a task apart.")
+@click.option(
+    "--rank", is_flag=True, help="Show the ranks that each measured row can have; variants are ranked separately."
+)
 @click.option("--setting", metavar="NAME", help="Only methods as published (paper, what --rank ranks), or tuned ones "
               "(tuned-12 for the best of 12 trials).")  # fmt: skip
 @click.option("--full", is_flag=True, help="The joint and alone accuracies too.")
-@click.option("--beside", is_flag=True, help="Measured rows beside the printed ones, and whether within the band.")
+@click.option(
+    "--beside", is_flag=True, help="Show measured rows beside printed ones, and whether they are within the band."
+)
 @label_option
 @home_option
 @results_option
@@ -82,7 +86,7 @@ def table(
 ) -> None:
     """Print the stored and published rows of tasks.
 
-    Of every task that has any, where none is named. 'ifsl-bench leaderboard --help' says what the columns are.
+    By default, of every task that has rows. 'ifsl-bench leaderboard --help' says what the columns are.
     """
     folders = readable(folders_of(home, results_dir))
     from ifsl_bench.board.asked import boards_of, in_setting
@@ -94,7 +98,7 @@ def table(
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
         if not (found := beside_tables(boards)):
-            raise UserError("nothing was measured here that a paper prints too; docs/paper.md has the command")
+            raise UserError("no row measured here is printed in a paper too; docs/paper.md has the command")
         show_tables(found, style)
         return
     if rank or setting:
@@ -230,7 +234,7 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
 def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None) -> None:
     """Verify result files before they are contributed.
 
-    A line each; status 2 if one of them fails.
+    Prints a line for each file; the exit status is 2 if any fails.
     """
     from ifsl_bench.protocol.task_files import find
     from ifsl_bench.running.check import check_file
@@ -246,7 +250,11 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
             click.echo(f"{one_line(name)}: {failure}", err=True)
         bad += bool(found.failures)
     if bad:
-        raise UserError(f"{bad} of {len(files)} result files fail" if len(files) > 1 else "the result file fails")
+        raise UserError(
+            f"{bad} of {len(files)} result files failed the checks"
+            if len(files) > 1
+            else "the result file failed the checks"
+        )
 
 
 @click.command(
@@ -261,7 +269,10 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")
 @click.option(
-    "--within", default=0.0, metavar="POINTS", help="Let the accuracy differ by so much [0: all counts equal]."
+    "--within",
+    default=0.0,
+    metavar="POINTS",
+    help="Let the accuracy differ by up to POINTS [0: all counts must be equal].",
 )
 @device_option
 @click.option("--home", metavar="DIR", help="Use what is stored there [an empty home, with your data sets].")
@@ -280,7 +291,7 @@ def reproduce(
 ) -> None:
     """Run the jobs of stored results again, and compare.
 
-    Of a row with all its seeds, or of files; a line each. Status 1 if one comes out otherwise.
+    Takes a row, with all its seeds, or files; a line for each result. Exit status 1 if any differs.
 
     Without --home all is made anew, the pretraining too unless its weights come with the package; data sets that you
     have prepared, and weights of backbones from elsewhere, are used as they are.

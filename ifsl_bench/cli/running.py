@@ -97,8 +97,8 @@ def run(
 ) -> int:
     """Train and evaluate methods on tasks, and show the rows.
 
-    They are shown among the stored ones. CAMPAIGN is a TOML file, or the name of one that comes with the package; with
-    it, --method and --task choose among its jobs. A run that was stopped goes on where it stopped.
+    New rows are shown among the stored ones. CAMPAIGN is a TOML file, or the name of one that comes with the package;
+    with it, --method and --task choose among its jobs. A run that was stopped continues where it left off.
     """
     check_alone("ifsl-bench run")
     if campaign is None and (not said.tasks or (not said.methods and not checkpoint)):
@@ -166,7 +166,7 @@ def run(
         hands = workers_for(made, work, device, jobs, devices)  # which start with their first stage
     if dry_run:
         if own_weights:
-            raise UserError("--dry-run changes nothing, and --pretrain puts weights aside: leave one of them out")
+            raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")
         count = hands.count if hands else 1
         found = plan_of(made, work, rerun, retrain, lacking=bool(files), workers=count, data=files)
         if cluster:

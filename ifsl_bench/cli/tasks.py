@@ -45,7 +45,7 @@ class Tasks(Group):
 def tasks(context: click.Context, home: str | None, style: str) -> None:
     """List the tasks; or show one, or write your own.
 
-    The list is by data set, tasks that can be run first. NAME is that of a task, or a task file.
+    The list is grouped by data set; tasks that can be run come first. NAME is a task or a task file.
     """
     if context.invoked_subcommand:
         return
@@ -113,7 +113,8 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
 def tasks_new(context: click.Context, name: str, data: str, out: str | None, home: str | None, quiet: bool) -> None:
     """Write tasks NAME-1shot and NAME-5shot on a data set.
 
-    The data set must be prepared. The file has a word on each key; every change to it makes another task.
+    The data set must be prepared. The file explains each key. Changing most of them makes another task
+    (docs/task-file.md).
     """
     from ifsl_bench.data.preparing.new_tasks import write_new
 

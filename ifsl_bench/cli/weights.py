@@ -25,7 +25,7 @@ def weights() -> None:
     ),
 )
 @click.option("--task", help="A task, or a TOML file of your own.")
-@click.option("--head", default="linear", help="Of the base classifier: linear or cosine [linear].")
+@click.option("--head", default="linear", help="Head of the base classifier: linear or cosine [linear].")
 @click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="The training seed [0].")
 @click.option("--to", metavar="FILE", help="The file to write [KEY.safetensors in the current folder].")
 @home_option
@@ -47,12 +47,16 @@ def export(task: str | None, head: str, seed: int, to: str | None, home: str | N
     epilog=examples("ifsl-bench weights import w.safetensors", "ifsl-bench weights import *.safetensors --force"),
 )
 @click.argument("files", metavar="FILE...", nargs=-1)
-@click.option("--force", is_flag=True, help="Put other weights of the same pretraining aside.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Replace other weights of the same pretraining; the old ones are kept under another name.",
+)
 @home_option
 def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
-    """Take files of 'weights export'.
+    """Import files that 'weights export' wrote.
 
-    Runs on their tasks begin with these weights then.
+    Later runs on their tasks start from these weights.
     """
     if not files:
         raise UserError("say which file, e.g.: ifsl-bench weights import tiered.safetensors")
@@ -69,7 +73,7 @@ def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
 @home_option
 @style_option
 def list_(home: str | None, style: str) -> None:
-    """List the finished pretrainings, here and of the package."""
+    """List the finished pretrainings, in the home folder and in the package."""
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.running.weights import weights_listing
 

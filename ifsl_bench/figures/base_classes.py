@@ -30,13 +30,13 @@ def boards_of(task: Task, home: Home) -> dict[int, Board]:
     }
     found = {int(count): board for count, board in few.items()}
     if not found:
-        raise UserError(f"nothing is stored of {task.name} with fewer base classes; make it, as with "
+        raise UserError(f"no results of {task.name} with fewer base classes are stored; make some, for example with "
                         f"ifsl-bench run --method imprint --task {task.name} --base-classes 20")  # fmt: skip
     whole = load_board(task, home.results)
     if whole.rows:
         if not (every := outline_of(task, home).base_classes):
-            raise UserError(f"nobody knows how many base classes {task.name} has before data set {task.dataset.name} "
-                            f"is prepared: ifsl-bench data list")  # fmt: skip
+            raise UserError(f"the number of base classes of {task.name} is unknown until data set "
+                            f"{task.dataset.name} is prepared: ifsl-bench data list")  # fmt: skip
         found[every] = whole
     return dict(sorted(found.items()))
 

@@ -100,7 +100,7 @@ def malformed(probe: Probe) -> str:
     """Why this is no probe; "" where it may be one. Numbers in JSON files are finite already."""
     for name, numbers in probe.numbers.items():
         if not is_printable(name):
-            return f"{name!r} is no printable text"
+            return f"{name!r} is not printable text"
         each, rest = divmod(len(numbers.values), len(numbers.within) or 1)
         if not numbers.within or not each or rest or min(numbers.within) < 0:
             return f"{name}: {len(numbers.values)} values with {len(numbers.within)} tolerances"

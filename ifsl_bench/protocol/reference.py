@@ -19,7 +19,7 @@ from ifsl_bench.protocol.task_files import TaskFile
 # What each key means. A name of the user's own stands in brackets.
 MEANING = {
     "dataset.name": "the data set, as in `ifsl-bench data list`",
-    "dataset.fingerprint": "the content that results are on; a run on other data is refused",
+    "dataset.fingerprint": "the data that results are measured on; a run on other data is refused",
     "dataset.mean": "images enter a network as (x / 255 - mean) / std, channel by channel",
     "dataset.std": "see mean; features enter as they are",
     "dataset.partial": "whether the data of this fingerprint are a part of their source",
@@ -48,7 +48,7 @@ MEANING = {
     "episode.novel_queries": "query images of each novel class",
     "episode.base_queries": "query images of base classes, in all; 0: regular few-shot learning, without base classes",
     "meta_training.steps": "of Adam, on episodes, for methods that are meta-trained",
-    "meta_training.validate_every": "steps between two looks at validation episodes",
+    "meta_training.validate_every": "steps between two validations",
     "meta_training.schedule.rate": "the learning rate, at its highest",
     "meta_training.schedule.drops": "steps after which the rate is a tenth of what it was",
     "meta_training.schedule.shape": "by drops, or a cosine down to zero",
@@ -57,15 +57,15 @@ MEANING = {
     "evaluation.validation_episodes": "half of them choose options, the other half checkpoints",
     "evaluation.seed": "of the test and validation episodes, which are the same for all methods and training seeds",
     "variants.[name].of": "the task that this one is made from; it may come with the package",
-    "variants.[name].regular": "no base classes, in softmax or query",
-    "variants.[name].base_classes": "so many of the base classes",
+    "variants.[name].regular": "no base classes, in the softmax or among the queries",
+    "variants.[name].base_classes": "use only this many of the base classes",
     "variants.[name].ways": "novel classes of an episode",
     "variants.[name].shots": "support images of each",
     "variants.[name].queries": "query images of each; those of base classes change in proportion",
-    "variants.[name].pretraining_steps": "of the backbone, with its schedule stretched to them",
+    "variants.[name].pretraining_steps": "steps of pretraining; the schedule is scaled to fit",
     "variants.[name].novel_from": "the data set of the novel classes, in validation and testing; not in training",
-    "variants.[name].backbone": "another one, as of [pretraining]",
-    "variants.[name].weights": "as of [pretraining]",
+    "variants.[name].backbone": "another backbone, as in [pretraining]",
+    "variants.[name].weights": "as in [pretraining]",
     "variants.[name].digest": "of the test episodes; a run on others is refused",
     "variants.[name].title": "what tables call it",
 }
@@ -201,7 +201,7 @@ TABLES = {
     "meta_training": "Stage 2, for methods that are meta-trained; a method may bring a schedule of its own.",
     "meta_training.schedule": "Its learning rate. Where the table is absent: rate {rate}, drops {drops}.",
     "evaluation": "Stage 3.",
-    "tasks.[name]": "A task. Each of a file has a table of its own.",
+    "tasks.[name]": "A task. Each task in a file has its own table.",
     "variants.[name]": "A task made from another one. A file may hold these alone.",
 }
 

@@ -82,7 +82,7 @@ def unknown_keys(result: Result) -> Iterator[str]:
 
 
 def _others(where: str, found: Any, known: Iterable[str] | re.Pattern[str]) -> Iterator[str]:
-    """The names that are not known; what is no object has none, and is told of by what looks at its value."""
+    """The names that are not known; what is not an object has none, and is told of by what looks at its value."""
     for name in found if isinstance(found, dict) else ():
         if not (known.fullmatch(name) if isinstance(known, re.Pattern) else name in known):
             yield f"{where}: {reprlib.repr(name)} is nothing that a run writes there"

@@ -10,8 +10,8 @@ def test_what_goes_is_said_and_goes_when_agreed_to(features_folder, tmp_path, ca
     assert tasks.is_file()
     status, out, err = call("data", "remove", "mine", *home)
     assert status == 2
-    assert [str(folder), str(tasks)] == [line.removeprefix("goes: ") for line in out.splitlines()]
-    assert err == "ifsl-bench: nobody can be asked here: --yes removes what is listed\n"
+    assert [str(folder), str(tasks)] == [line.removeprefix("to be removed: ") for line in out.splitlines()]
+    assert err == "ifsl-bench: there is no terminal to ask at: --yes removes what is listed\n"
     assert folder.is_dir()
     status, out, _ = call("data", "remove", "mine", "--yes", *home)
     assert status == 0

@@ -261,7 +261,7 @@ function drawSeeds(numbers) {
         ticktext: known.map((number) => label(short(DATA.rows[number].name))),
       },
     },
-    "No row here has it.",
+    "No row here has this metric.",
   );
 }
 
@@ -332,7 +332,7 @@ function drawCost(numbers) {
     "cost",
     traces,
     { xaxis: { title: { text: COSTS[what] }, ...kind }, yaxis: { title: { text: "Acc., %" } } },
-    "No row here says what it cost.",
+    "No row here reports its cost.",
   );
 }
 
