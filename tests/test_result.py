@@ -322,7 +322,7 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
     lines = standing(made, "c")
     assert lines[0] == "c: rank 3 of 4"
     assert len(lines) == 3
-    for line, label, title in zip(lines[1:], "ad", ("best other", "nearest"), strict=True):
+    for line, label, title in zip(lines[1:], "ad", ("best other row", "nearest row"), strict=True):
         mine, other = ([r.counts().per_episode()["acc"] for r in rows if r.label == name] for name in ("c", label))
         d = np.subtract(mine, other)
         gap = made.ranking.difference(made.row("c"), made.row(label))
@@ -330,7 +330,7 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
         p = 2 * stats.t.sf(abs(d.mean()) / gap.error, gap.degrees)
         shown = "< 1e-15" if p < 1e-15 else f"= {p:.2g}"
         assert line == (
-            f"  to the {title}, {label} (yours): {d.mean():+.2f} ± {gap.interval:.2f} points, p {shown}, "
+            f"  against the {title}, {label} (yours): {d.mean():+.2f} ± {gap.interval:.2f} points, p {shown}, "
             "over episodes and seeds (seeds 0, 1, 2)"
         )
     assert standing(made, "a")[1].startswith("  against the best other row, the nearest, d (yours): +")
