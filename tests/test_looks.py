@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
-from ifsl_bench.board.looks import look_of, method_of
+from ifsl_bench.board.looks import look_of, looks_of, method_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.rows import rows
 
@@ -22,6 +24,25 @@ def test_methods_of_the_package_look_different():
 def test_options_do_not_change_a_look(label):
     assert method_of(label) == "lr+a"
     assert look_of(label) == look_of("lr+a")
+
+
+def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_as_everywhere():
+    labels = ["lr+a.gradient=implicit", "lr+a", "lr+a", "lr+s", "lr+a@tuned-12", "lr+a+cal"]
+    looks = looks_of(labels, [False, True, False, False, False, False])
+    assert looks[2] == look_of("lr+a")
+    assert looks[3] == look_of("lr+s")
+    assert [look.further for look in looks] == [True, True, False, False, True, True]
+    assert {look.colour for look in (*looks[:3], *looks[4:])} == {look_of("lr+a").colour}
+    assert len({(look.colour, look.marker, look.further) for look in looks}) == len(looks)
+    assert looks_of(["lr+a.gradient=implicit"]) == [look_of("lr+a")], "alone"
+
+
+def test_neighbours_differ_in_marker_and_dash_too():
+    """Colours alone do not tell methods apart for everybody, nor in print."""
+    looks = [look_of(name) for name in rows()]
+    for one, next_one in itertools.pairwise(looks):
+        assert one.marker != next_one.marker
+        assert one.dash != next_one.dash
 
 
 def test_a_strangers_method_takes_the_look_of_none_of_ours():

@@ -382,6 +382,25 @@ def test_a_name_that_two_rows_share_on_one_task_is_two_lines_of_the_overview(res
         assert len({(page.rows[n].label, page.rows[n].source) for n in numbers if n >= 0}) == 1, named
 
 
+def test_rows_of_one_method_have_marks_of_their_own(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(boards, "packaged_root", lambda: results)
+    write(tmp_path, made("a", 0, gap=2.2))
+    rows = [row for row in gather([load_board(find(TASK)[0], tmp_path)]).rows if row.origin]
+    of_a = {(row.label, row.source): row.look for row in rows if row.label[0] == "a"}
+    assert len(of_a) == 4, "stored and yours, with an option, tuned"
+    assert len(set(of_a.values())) == 4
+    assert not of_a["a", "stored"][3]
+    assert len({look[0] for look in of_a.values()}) == 1
+
+
+def test_a_published_row_cites_its_method_beside_the_paper_that_prints_it(board):
+    page = gather([board])
+    (row,) = [row for row in page.rows if row.label == "protonet" and row.source == "ren2019"]
+    assert "ren2019" in page.citations[row.cited].bibtex
+    assert "snell2017" in page.citations[row.method].bibtex
+    assert next(row for row in page.rows if row.label == "lr+a").method is None, "the same paper"
+
+
 def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
     """Scripts name the seed of a curve by its place; and what has cost is known of the other seeds."""
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")

@@ -208,7 +208,7 @@ def test_what_is_said_in_place_of_a_plot_goes_when_there_is_one_again(visit):
 
 def test_a_number_is_one_click_from_where_it_comes_from_and_the_address_leads_back(visit):
     page = visit.page
-    page.locator("article:visible tbody tr:has(.open:text-is('b')) td:visible").nth(1).click()
+    page.locator("article:visible tbody tr:has(.open span:text-is('b')) td:visible").nth(1).click()
     said = page.locator("dialog").inner_text()
     for fact in ("ifsl-bench run --method x --seed 2", "c0ffee", "a CPU", "d200", "mini-5shot/b.seed-1.json"):
         assert fact in said
@@ -256,11 +256,71 @@ def test_the_keyboard_reaches_a_row_and_every_pair(visit):
     assert "ifsl-bench compare" in page.locator("dialog").inner_text()
 
 
+def test_the_keyboard_opens_a_number_of_all_tasks_and_keeps_its_place_among_the_chips(visit):
+    page = visit.page
+    number = page.locator(".overview:visible td button").first
+    number.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("dialog h2").inner_text() == page.locator(".overview:visible tbody th").first.inner_text()
+    page.keyboard.press("Escape")
+    page.locator("#chips button").focus()
+    for said in ("none", "all"):
+        assert page.evaluate("document.activeElement.textContent") == said
+        page.keyboard.press("Enter")
+        plots = page.locator(".canvas > p").all_inner_texts()
+        assert set(plots) == ({"No rows are switched on."} if said == "none" else set())
+
+
+def test_no_button_of_a_plot_sends_it_anywhere(visit):
+    bars = visit.page.evaluate(
+        "[...document.querySelectorAll('.modebar')].map(bar =>"
+        " [...bar.querySelectorAll('.modebar-btn')].map(button => button.dataset.title))"
+    )
+    assert len(bars) == 4
+    zoom = ["Zoom", "Pan"]
+    for bar in bars:
+        assert bar == ["Download plot as a PNG", *zoom, "Autoscale", "Reset axes"]
+
+
+def test_the_lines_of_equal_accuracy_are_named_wherever_one_looks(visit):
+    def named() -> list[str]:
+        return visit.page.evaluate(
+            "document.querySelector('#tradeoff .canvas').layout.annotations.map(a => [a.text, a.x, a.y].join())"
+        )
+
+    before = named()
+    assert before
+    visit.page.evaluate(
+        "Plotly.relayout(document.querySelector('#tradeoff .canvas'),"
+        " {'xaxis.range[0]': 20, 'xaxis.range[1]': 60, 'yaxis.range[0]': 30, 'yaxis.range[1]': 75})"
+    )
+    visit.settle()
+    assert named() != before
+    for text in named():
+        said, x, y = text.rsplit(",", 2)
+        assert re.fullmatch(r"(Acc\.|harm\.|harmonic) \d+", said)
+        assert 20 <= float(x) <= 60
+        assert 30 <= float(y) <= 75
+
+
+def test_the_setting_that_was_chosen_comes_back_after_a_task_that_lacks_it(visit):
+    page = visit.page
+    page.select_option("[name=setting]", "tuned-12")
+    visit.settle()
+    for task, setting in ((OTHER, "paper"), (TASK, "tuned-12")):
+        page.select_option("[name=task]", task)
+        visit.settle()
+        assert page.input_value("[name=setting]") == setting
+    page.select_option("[name=setting]", "paper")
+    visit.settle()
+
+
 def test_a_hostile_name_stays_text_in_tables_plots_and_dialogs(visit):
     page = visit.page
     assert HOSTILE in visit.names()
     ticks = page.locator("#seeds .ytick text").all_text_contents()
-    assert any(HOSTILE.startswith(tick.removesuffix("…")) and len(tick) > 10 for tick in ticks)
+    ends = [(tick, *tick.partition("…")) for tick in ticks]
+    assert any(HOSTILE.startswith(head) and HOSTILE.endswith(tail) and len(tick) > 10 for tick, head, _, tail in ends)
     number = page.evaluate("name => DATA.rows.findIndex(row => row.label === name)", HOSTILE)
     for plot in ("tradeoff", "seeds", "validation", "cost"):
         trace = page.evaluate(

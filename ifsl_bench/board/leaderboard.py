@@ -23,8 +23,8 @@ RULE = (
     "rows that are significantly better, to the number of rows minus those that are significantly worse. Differences "
     "vary over episodes and over training seeds; novel classes are held fixed. A row with fewer than three seeds, or "
     "with options of its own, is provisional: shown in its place, without a rank. Rows are ordered by their difference "
-    "from the best row, on the seeds that both have. Methods as published are ranked apart from tuned ones (--setting). "
-    "Each of your rows is ranked with the stored rows, without your other rows."
+    "from the best row, on the seeds that both have. Methods as published are ranked apart from tuned ones "
+    "(--setting). Each of your rows is ranked with the stored rows, without your other rows."
 )
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from ifsl_bench.board.boards import Board, load_board, load_variants
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import outline_of
-from ifsl_bench.figures.rows import by_accuracy, shown
-from ifsl_bench.figures.style import drawn, grid, handle, legend_below, legend_height, new_figure, styled
+from ifsl_bench.figures.rows import beside_stored, by_accuracy, names_of, shown
+from ifsl_bench.figures.style import drawn, grid, legend_below, legend_height, new_figure, ringed, styled
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
@@ -48,36 +49,58 @@ def draw(
     """A row of each board becomes a line, with the 95% interval over episodes that its table has.
 
     Follows the figure "Results on tiered-ImageNet with {50, 100, 150, 200} base classes" of Ren et al. (2019), with
-    intervals and any rows. Joint accuracy falls with every class that is added to the softmax, and rises with what a
-    backbone learns from more of them; each number has its own backbone. Rows stored for one number alone are left out.
+    intervals and any rows. A stored row and your own of the same label are two lines. Joint accuracy falls with every
+    class that is added to the softmax, and rises with what a backbone learns from more of them; each number has its own
+    backbone. Rows known for one number alone are left out.
 
     Raises:
         UserError: no row is stored for two numbers of base classes.
     """
     chosen = {count: by_accuracy(shown(board, _there(board, labels), setting)) for count, board in boards.items()
               if not labels or _there(board, labels)}  # fmt: skip
-    rows: dict[str, dict[int, Row]] = {}
+    lines: dict[tuple[str, str], dict[int, Row]] = {}  # a stored row and your own of its label are two
     for count in sorted(chosen, reverse=True):  # the legend has the order of the most classes
-        for row in reversed(chosen[count]):  # of two rows with one label the better
-            rows.setdefault(row.label, {})[count] = row
-    order = [row.label for count in sorted(chosen, reverse=True) for row in chosen[count]]
-    names = [label for label in dict.fromkeys(order) if len(rows[label]) > 1]
-    if not names:
+        for row in chosen[count]:
+            lines.setdefault((row.label, row.origin), {})[count] = row
+    found = [line for line in lines.values() if len(line) > 1]
+    if not found:
         raise UserError("no row of these is stored for two numbers of base classes; those that there are: "
                         f"{', '.join(map(str, boards))}")  # fmt: skip
+    firsts = [next(iter(line.values())) for line in found]
+    names = names_of(firsts)
+    looks = [
+        (ringed if second else drawn)(row.label) for row, second in zip(firsts, beside_stored(firsts), strict=True)
+    ]
     figure = new_figure(2.0 + legend_height(names, wide), wide)
     axes = figure.add_subplot(xlabel="base classes", ylabel="Acc. (%)")
-    for name in names:
-        counts = sorted(rows[name])
-        values = [rows[name][count].summary()["acc"] for count in counts]
-        axes.errorbar(counts, [v.mean for v in values], [v.interval for v in values], **drawn(name), elinewidth=0.8,
+    for name, line, look in zip(names, found, looks, strict=True):
+        counts = sorted(line)
+        values = [line[count].summary()["acc"] for count in counts]
+        axes.errorbar(counts, [v.mean for v in values], [v.interval for v in values], **look, elinewidth=0.8,
                       capsize=1.5, label=name, gid=name)  # fmt: skip
     axes.set_xticks(sorted(boards))
     grid(axes, "y")
-    legend_below(figure, [handle(name) for name in names], names, wide)
-    if single := [label for label in rows if len(rows[label]) < 2]:
-        return figure, [f"stored for only one number of base classes: {', '.join(single)}"]
-    return figure, []
+    legend_below(figure, [Line2D([], [], **look) for look in looks], names, wide)
+    return figure, [*(_alone(lines) if labels else []), *_uneven(names, found)]
+
+
+def _alone(lines: dict[tuple[str, str], dict[int, Row]]) -> list[str]:
+    single = [row for line in lines.values() if len(line) < 2 for row in line.values()]
+    said = ", ".join(f"{row.label} ({row.origin})" for row in single)
+    return [f"known for only one number of base classes: {said}"] if single else []
+
+
+def _uneven(names: Sequence[str], lines: Sequence[dict[int, Row]]) -> list[str]:
+    """Lines whose points are means over different numbers of seeds."""
+    found: dict[str, list[str]] = {}
+    for name, line in zip(names, lines, strict=True):
+        seeds = {count: len(line[count].seeds) for count in sorted(line)}
+        if len(set(seeds.values())) > 1:
+            said = ", ".join(f"{n} at {count}" for count, n in seeds.items())
+            found.setdefault(said, []).append(name)
+    return [
+        f"training seeds differ by the number of base classes ({said}): {', '.join(of)}" for said, of in found.items()
+    ]
 
 
 def _there(board: Board, labels: Sequence[str]) -> list[str]:

@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from ifsl_bench.board.boards import Board
+from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.measured import PAPER, Row, having
 from ifsl_bench.board.rank_intervals import Difference, holm
 from ifsl_bench.board.ranking import SEEDS, Ranking, setting_of
@@ -17,26 +19,33 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import by_accuracy, names_of
 from ifsl_bench.figures.style import COLUMN, PAGE, new_figure, styled, text_of
 
-COLOURS = "PuOr_r"  # from violet over white to orange: told apart with each colour vision deficiency
+# From orange, worse, over white to blue, better, as on the page: told apart with each colour vision deficiency.
+COLOURS = LinearSegmentedColormap.from_list("worse_better", ["#D55E00", "#FFFFFF", "#0072B2"])
 FULL = 0.8  # of the differences are no larger than those that have the full colour: one bad row shall not fade the rest
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue
 NUMBER = 0.3  # inches that a cell needs for a number of SMALLEST points
 
 
 @styled
-def draw(board: Board, wide: bool = False, metric: str = "acc") -> tuple[Figure, list[str]]:
+def draw(board: Board, wide: bool = False, metric: str = "acc", named: bool = False) -> tuple[Figure, list[str]]:
     """Row minus column, in points of a metric: the differences over episodes and seeds of ``compare``.
 
     A cell has colour, and its number is dark, where the difference is significant, all pairs of the figure at once
     (Holm, 5% for any mistake, as for ranks). The others are hatched. Numbers stand where there is room for them.
 
+    Args:
+        named: whether somebody has asked for these very rows. Else those with fewer than three seeds are left out where
+            two others are: they are compared over episodes alone, which is another question.
+
     Raises:
         UserError: fewer than two rows.
     """
-    rows = by_accuracy(board)
+    rows = having(by_accuracy(board), metric)
     if len(rows) < 2:
         raise UserError(f"{board.name}: pairs need at least two rows, there is {len(rows)}")
-    rows = having(rows, metric)
+    enough = [row for row in rows if len(row.seeds) >= SEEDS or row.fixed]
+    out = [] if named or len(enough) < 2 else [row for row in rows if row not in enough]
+    rows = [row for row in rows if row not in out]
     names, count = [text_of(name) for name in names_of(rows)], len(rows)
     found = differences(board, rows, metric)
     values = np.array([[found[i][j].mean for j in range(count)] for i in range(count)])
@@ -61,18 +70,27 @@ def draw(board: Board, wide: bool = False, metric: str = "acc") -> tuple[Figure,
                           color="white" if dark else "black")  # fmt: skip
     axes.set(xlim=(0, count), ylim=(count, 0))
     axes.set_yticks(np.arange(count) + 0.5, names)
-    axes.set_xticks(np.arange(count) + 0.5, names, rotation=45, ha="right", rotation_mode="anchor")
+    if cell < 0.2:  # slanted names would touch
+        axes.set_xticks(np.arange(count) + 0.5, names, rotation=90)
+    else:
+        axes.set_xticks(np.arange(count) + 0.5, names, rotation=45, ha="right", rotation_mode="anchor")
     axes.tick_params(length=0)
     for spine in axes.spines.values():
         spine.set_visible(False)
     extend: Any = "both" if most < sizes.max() else "neither"
     bar = figure.colorbar(mesh, ax=axes, location="top", fraction=0.05, pad=0.02, aspect=30, extend=extend)
-    bar.set_label("row minus column, points of Acc.\n(hatched: not significant)")
+    bar.set_label(f"row minus column, points of {HEADINGS[metric].text}\n(hatched: not significant)")
     for spine in bar.ax.spines.values():
         spine.set_visible(False)
     few = [name for name, row in zip(names, rows, strict=True) if len(row.seeds) < SEEDS and not row.fixed]
-    said = f"with fewer than {SEEDS} seeds, so that a difference says little about the method: {', '.join(few)}"
-    return figure, [said] if few else []
+    notes = []
+    if few:
+        said = ", ".join(few)
+        notes.append(f"with fewer than {SEEDS} seeds, so that a difference says little about the method: {said}")
+    if out:
+        said = ", ".join(f"{row.label} ({row.origin})" for row in out)
+        notes.append(f"left out, having fewer than {SEEDS} seeds (--method names them): {said}")
+    return figure, notes
 
 
 def _number(value: float) -> str:

@@ -95,7 +95,7 @@ def pairs(
     results: Folder = None,
 ) -> Drawing:  # fmt: skip
     """Paired differences of all rows, a heat map."""
-    return _drawing(_pairs.draw(_board(task, methods, setting, home, results), wide))
+    return _drawing(_pairs.draw(_board(task, methods, setting, home, results), wide, named=bool(methods)))
 
 
 def seeds(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_board, load_variants
@@ -13,13 +13,13 @@ from ifsl_bench.board.columns import HEADINGS, rounded
 from ifsl_bench.board.curves import bias_curve
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.leaderboard import nothing_stored, ranked_table
-from ifsl_bench.board.looks import DASHES, MARKERS, look_of
-from ifsl_bench.board.measured import EVERY, PAPER, Row
+from ifsl_bench.board.looks import DASHES, MARKERS, Look, look_of, looks_of
+from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.table import Table
 from ifsl_bench.page.origins import Origin, origin_of
 from ifsl_bench.page.pairs import Pair, pairs_of
-from ifsl_bench.page.references import Citation, citation_of_paper, citation_of_row
+from ifsl_bench.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
 from ifsl_bench.protocol.metrics import BALANCE, METRICS
 from ifsl_bench.protocol.task import Task
 
@@ -44,8 +44,9 @@ class PageRow:
         validation: a [steps, accuracies] for each seed, in the order of ``seeds``; empty where none was meta-trained.
         cost: "seconds" of meta-training and evaluation, "milliseconds" an episode, "parameters" that are learned; the
             least of the seeds.
-        look: colour, and Plotly's names of marker and dash.
+        look: colour, Plotly's names of marker and dash, and whether the row is a further one of its method on the task.
         cited: number in the list of citations.
+        method: of a published row, the citation of its method, where that is another one.
         note: what a reader should know of a published row.
         printed: the +- that a paper prints beside its accuracy, of unknown kind.
         origin: None for published rows.
@@ -64,8 +65,9 @@ class PageRow:
     curve: list[list[float]] | None
     validation: list[list[list[float]]]
     cost: dict[str, float]
-    look: tuple[str, str, str]
+    look: tuple[str, str, str, bool]
     cited: int
+    method: int | None
     note: str
     printed: float | None
     origin: Origin | None
@@ -128,16 +130,16 @@ def gather(boards: Iterable[Board]) -> Page:
     rows: list[PageRow] = []
     citations: dict[Citation, int] = {}
     for board in boards:
-        names = Counter(entry.label for entry in entries_of(board))
+        names, looks = Counter(entry.label for entry in entries_of(board)), _looks(board)
         numbers: dict[object, int] = {}
         for setting in _settings(board):
-            view = board.in_setting(setting)
+            view = replace(board.in_setting(setting), remarks=board.remarks)  # the page has a menu of settings
             table = ranked_table(view, full=True)
             entries = sorted(table.rows, key=table.order) if table.order else list(table.rows)
             for entry in entries:
                 if _key(entry) not in numbers:
                     numbers[_key(entry)] = len(rows)
-                    rows.append(_row(entry, names[entry.label] > 1, citations))
+                    rows.append(_row(entry, names[entry.label] > 1, looks, citations))
             found.append(_board(view, table, entries, numbers))
     return Page(found, rows, list(citations))
 
@@ -164,9 +166,19 @@ def _board(view: Board, table: Table[Entry], entries: list[Entry], numbers: dict
     return PageBoard(view.name, table.title, view.setting, table, entries, order, queries, pairs)
 
 
-def _row(entry: Entry, shared: bool, citations: dict[Citation, int]) -> PageRow:
+def _looks(board: Board) -> dict[object, Look]:
+    """Of each measured row of a task, all its settings together."""
+    rows = (*board.rows, *board.others)
+    stored = {row.label for row in rows if row.origin == STORED}
+    second = [row.label in stored and row.origin != STORED for row in rows]
+    return dict(zip(map(id, rows), looks_of([row.label for row in rows], second), strict=True))
+
+
+def _row(entry: Entry, shared: bool, looks: dict[object, Look], citations: dict[Citation, int]) -> PageRow:
     row = entry.measured
-    cited = citation_of_row(row.results[0].method, row.label) if row else citation_of_paper(entry.source)
+    of_method = citation_of_row(row.results[0].method, row.label) if row else citation_of_label(entry.label)
+    cited = of_method if row else citation_of_paper(entry.source)
+    other = not row and of_method.bibtex and of_method.bibtex not in cited.bibtex
     values = {name: (rounded(v.mean), rounded(v.interval)) for name, v in entry.values.items() if name in HEADINGS}
     return PageRow(
         task=entry.task.name,
@@ -182,8 +194,9 @@ def _row(entry: Entry, shared: bool, citations: dict[Citation, int]) -> PageRow:
         curve=_curve(row) if row else None,
         validation=_validations(row) if row else [],
         cost=_cost(row) if row else {},
-        look=_look(entry.label),
+        look=_look(looks[id(row)] if row else look_of(entry.label)),
         cited=citations.setdefault(cited, len(citations)),
+        method=citations.setdefault(of_method, len(citations)) if other else None,
         note=entry.note,
         printed=entry.printed,
         origin=origin_of(row) if row else None,
@@ -227,9 +240,8 @@ def _curve(row: Row) -> list[list[float]] | None:
     return [[round(part[i], 2) for i in kept] for part in (base, novel)]
 
 
-def _look(label: str) -> tuple[str, str, str]:
-    look = look_of(label)
-    return look.colour, SYMBOLS[MARKERS.index(look.marker)], LINES[DASHES.index(look.dash)]
+def _look(look: Look) -> tuple[str, str, str, bool]:
+    return look.colour, SYMBOLS[MARKERS.index(look.marker)], LINES[DASHES.index(look.dash)], look.further
 
 
 def _validations(row: Row) -> list[list[list[float]]]:

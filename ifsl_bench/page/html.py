@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
 from typing import Any
+
+from markupsafe import Markup, escape
 
 from ifsl_bench._version import __version__
 from ifsl_bench.board.entries import Entry
@@ -17,6 +20,7 @@ from ifsl_bench.board.leaderboard import RULE
 from ifsl_bench.board.measured import EVERY, PAPER
 from ifsl_bench.board.table import Table
 from ifsl_bench.page.gather import Page, PageBoard, PageRow
+from ifsl_bench.protocol.variants import split
 
 SCRIPTS = ("page.js", "details.js", "pairs.js", "plots.js")  # in this order, after Plotly
 # The columns that are shown before more are asked for, in this order; the others come last.
@@ -43,7 +47,7 @@ def page_html(page: Page) -> str:
         settings={name: _said(name) for name in settings_of(page)},
         version=__version__,
         counts=_counts(page),
-        rule=RULE.partition(": ")[2],
+        rule=RULE.partition(": ")[2].replace("(--setting)", "(Setting, above)"),
         style=_asset("style.css"),
         data=script_json(_data(page)),
         scripts=scripts,
@@ -51,6 +55,8 @@ def page_html(page: Page) -> str:
         classes_of=_classes,
         columns_of=_columns,
         flags_of=_flags,
+        breakable=_breakable,
+        said=_said_text,
         symbols=_asset("marks.svg"),
     )
 
@@ -110,6 +116,19 @@ def _counts(page: Page) -> dict[str, int]:
     }
 
 
+def _breakable(name: str) -> Markup:
+    """A name that a narrow column may break where an option of it begins, or its value."""
+    return Markup(re.sub(r"([.=@])", r"\1<wbr>", str(escape(name))))
+
+
+def _said_text(note: str) -> Markup:
+    """A note, with what stands in backticks as code."""
+    parts = [escape(part) for part in note.split("`")]
+    if len(parts) % 2 == 0:  # somebody's name has one
+        return escape(note)
+    return Markup("").join(Markup("<code>{}</code>").format(part) if i % 2 else part for i, part in enumerate(parts))
+
+
 def _columns(table: Table[Entry]) -> list[int]:
     """The places of a table's columns in the order of the page, without those that say nothing of any row."""
     headings, cells = table.headings(), table.cells()
@@ -138,8 +157,10 @@ def _overview(page: Page, setting: str) -> tuple[str, list[str], list[tuple[Page
     """The setting, tasks with ranked rows, and for each method its row's number, accuracy and ranks on each of them.
 
     A method that has no row with a rank on a task has number -1 there. Methods are in the order of the first task.
+    Tasks whose protocols are changed are left out where there are others: few methods were measured on them.
     """
     boards = [board for board in page.boards if board.setting == setting and _ranked(board)]
+    boards = [board for board in boards if not split(board.task)[1].said()] or boards
     found: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
     for board in boards:
         for number, (entry, ranks) in _ranked(board).items():

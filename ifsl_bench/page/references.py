@@ -40,6 +40,11 @@ def citation_of_row(method: str, label: str) -> Citation:
     return Citation(_first_words(method), _bibtex(name) or _bibtex(method))
 
 
+def citation_of_label(label: str) -> Citation:
+    """Of the method that a paper's row is of, as far as it is installed or known."""
+    return Citation("", _bibtex(method_of(label)))
+
+
 def citation_of_paper(source: str) -> Citation:
     """Of a published row, by the name of the file that it is printed from."""
     text = titles().get(source, source)

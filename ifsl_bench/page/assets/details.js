@@ -71,10 +71,14 @@ function open(title, ...parts) {
 }
 
 function cited(row) {
-  const [text, bibtex] = DATA.citations[row.cited];
-  const parts = text ? [el("p", {}, text)] : [];
-  if (bibtex) parts.push(copied(bibtex));
-  return parts.length ? [el("h3", {}, row.origin ? "The method" : "The paper"), ...parts] : [];
+  const part = (title, number) => {
+    const [text, bibtex] = DATA.citations[number];
+    const parts = text ? [el("p", {}, text)] : [];
+    if (bibtex) parts.push(copied(bibtex));
+    return parts.length ? [el("h3", {}, title), ...parts] : [];
+  };
+  const method = row.method === undefined ? [] : part("The method", row.method);
+  return [...part(row.origin ? "The method" : "The paper that prints the row", row.cited), ...method];
 }
 
 /** What each seed says besides; rows of a table, the longest texts left to lines of their own. */
@@ -117,17 +121,14 @@ function showRow(number) {
   ];
   if (row.origin) {
     const [shared, seeds] = row.origin;
-    const own = seeds.map(facts);
-    const file = facts(shared)
-      .concat(...own)
-      .find(([name]) => name === "file")[1];
+    const said = quoted(row.name) + " " + quoted(row.task);
     parts.push(
       el("h3", {}, "Where it comes from"),
       list(facts(shared)),
       el("h3", {}, seeds.length > 1 ? "Each seed" : "Its seed"),
       ...perSeed(seeds),
-      el("h3", {}, "To see more, or to run it again, in the folder of results"),
-      copied("ifsl-bench show " + quoted(file) + "\nifsl-bench reproduce " + quoted(file)),
+      el("h3", {}, "To see more, or to run it again"),
+      copied("ifsl-bench show " + said + "\nifsl-bench reproduce " + said),
     );
   }
   open([mark(row), row.name], ...parts, ...cited(row));

@@ -25,15 +25,20 @@ function mark(row) {
   svg.setAttribute("class", "mark");
   svg.setAttribute("aria-hidden", "true");
   svg.style.color = row.look[0];
-  svg.append(document.createElementNS(namespace, "use"));
-  svg.firstChild.setAttribute("href", "#mark-" + row.look[1]);
+  for (const name of row.look[3] ? [row.look[1], "dot"] : [row.look[1]]) {
+    const use = document.createElementNS(namespace, "use");
+    use.setAttribute("href", "#mark-" + name);
+    svg.append(use);
+  }
   return svg;
 }
+
+let wanted = controls.elements.setting.value; // kept while a task is shown that lacks it
 
 /** The task and setting that are shown, as the data have them. */
 function board() {
   const here = DATA.boards.filter((one) => one.task === controls.elements.task.value);
-  return here.find((one) => one.setting === controls.elements.setting.value) || here[0];
+  return here.find((one) => one.setting === wanted) || here[0];
 }
 
 function article(one) {
@@ -79,7 +84,7 @@ function update() {
 
 /** What a cell is sorted by: its first number, or its text; nothing comes last either way. */
 function sortKey(cell) {
-  const text = cell.textContent.trim();
+  const text = (cell.dataset.key || cell.textContent).trim();
   if (!cell.classList.contains("n")) return text.toLowerCase() || null;
   const number = parseFloat(text);
   return Number.isNaN(number) ? null : number;
@@ -118,7 +123,7 @@ function readAddress() {
   const said = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
   if (!DATA.boards.some((one) => one.task === said.get("task"))) return update();
   controls.elements.task.value = said.get("task");
-  if (said.get("setting")) controls.elements.setting.value = said.get("setting");
+  if (said.get("setting")) wanted = said.get("setting");
   controls.elements.search.value = said.get("search") || "";
   for (const name of CHECKS) controls.elements[name].checked = said.has(name) ? said.get(name) === "1" : DEFAULTS[name];
   const name = said.get("row");
@@ -131,6 +136,7 @@ function readAddress() {
 
 function start() {
   let waiting = 0;
+  controls.elements.setting.addEventListener("input", (event) => (wanted = event.target.value));
   controls.addEventListener("submit", (event) => event.preventDefault());
   controls.addEventListener("input", () => {
     clearTimeout(waiting);

@@ -35,7 +35,8 @@ function drawPairs(one, shown) {
         el("button", { type: "button", tabindex: -1, "aria-label": `${name(a)} minus ${name(b)}: not compared` }, ""),
       );
     const mean = pair[2];
-    const text = (mean > 0 ? "+" : "") + mean.toFixed(Math.abs(mean) < 9.95 ? 1 : 0);
+    const digits = mean.toFixed(Math.abs(mean) < 9.95 ? 1 : 0);
+    const text = Number(digits) === 0 ? "0.0" : (mean > 0 ? "+" : "") + digits;
     const strength = (0.06 + 0.5 * Math.sqrt(Math.abs(mean) / most)).toFixed(2);
     const label = `${name(a)} minus ${name(b)}: ${text}${pair[5] ? ", significant" : ""}`;
     const button = el(

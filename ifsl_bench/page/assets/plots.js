@@ -13,6 +13,7 @@ function drawChips(one, shown) {
       {},
       el("input", { type: "checkbox", value: row.name, checked: !muted.has(row.name) }),
       mark(row),
+      row.curve || row.validation ? stroke(row) : "",
       row.name,
     ),
   );
@@ -24,12 +25,29 @@ function drawChips(one, shown) {
       onclick: () => {
         for (const row of rows) every ? muted.delete(row.name) : muted.add(row.name);
         update();
+        find("#chips button")?.focus(); // a new one has taken the place of this
       },
     },
     every ? "all" : "none",
   );
   find("#chips").replaceChildren(find("#chips legend"), ...chips, ...(rows.length > 1 ? [button] : []));
   find("#chips").hidden = !rows.length;
+}
+
+const DASHES = { solid: "", dash: "5 3", dot: "1.5 3", dashdot: "5 3 1.5 3" };
+
+/** A piece of the row's line, as plots draw it. */
+function stroke(row) {
+  const namespace = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(namespace, "svg");
+  const line = document.createElementNS(namespace, "path");
+  for (const [name, value] of Object.entries({ class: "stroke", viewBox: "0 0 24 4", "aria-hidden": "true" }))
+    svg.setAttribute(name, value);
+  line.setAttribute("d", "M0 2H24");
+  line.setAttribute("stroke-dasharray", DASHES[row.look[2]]);
+  svg.style.color = row.look[0];
+  svg.append(line);
+  return svg;
 }
 
 function layout(more) {
@@ -47,7 +65,8 @@ function layout(more) {
     plot_bgcolor: "rgba(0,0,0,0)",
     showlegend: false,
     hovermode: "closest",
-    margin: { l: 48, r: 12, t: 8, b: 42 },
+    margin: { l: 48, r: 12, t: 30, b: 42 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--soft"), activecolor: colour("--ink") },
     height: 420,
     dragmode: narrow() ? false : "zoom",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("--ink") },
@@ -63,19 +82,25 @@ function layout(more) {
   };
 }
 
-/** Draws into a figure, or says why there is nothing to draw. */
-function draw(id, traces, more, nothing) {
+/** Draws into a figure, or says why there is nothing to draw: `nothing`, where rows are switched on. */
+function draw(id, traces, more, nothing, any = true) {
   const canvas = find("#" + id + " .canvas");
   if (!traces.length) {
     Plotly.purge(canvas);
     canvas.classList.remove("js-plotly-plot"); // purge leaves it, and what is said here would stay below the next plot
-    canvas.replaceChildren(el("p", {}, nothing));
+    canvas.replaceChildren(el("p", {}, any ? nothing : "No rows are switched on."));
     return;
   }
   if (!canvas.classList.contains("js-plotly-plot")) canvas.replaceChildren();
   const modes = ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d"];
-  Plotly.react(canvas, traces, layout(more), { displaylogo: false, responsive: true, modeBarButtonsToRemove: modes });
-  canvas.removeAllListeners?.("plotly_click");
+  Plotly.react(canvas, traces, layout(more), {
+    displaylogo: false,
+    responsive: true,
+    modeBarButtonsToRemove: modes,
+    showSendToCloud: false, // nothing leaves this page
+    plotlyServerURL: "",
+  });
+  for (const name of ["plotly_click", "plotly_relayout"]) canvas.removeAllListeners?.(name);
   canvas.on("plotly_click", (event) => {
     const number = event.points[0]?.data.meta;
     if (Number.isInteger(number)) showRow(number);
@@ -91,7 +116,14 @@ const trace = (number, text, more) => ({
   hovertext: label(DATA.rows[number].name) + "<br>" + text,
   ...more,
 });
-const marker = (row, more = {}) => ({ color: row.look[0], symbol: row.look[1], size: 10, ...more });
+const symbol = (row, open = "") => row.look[1] + open + (row.look[3] ? "-dot" : "");
+const marker = (row, { size = 10, ...more } = {}) => ({
+  color: row.look[0],
+  symbol: symbol(row),
+  size: row.look[3] ? size + 2 : size, // the line is the dot's, and takes its width from the mark
+  line: { color: colour("--paper"), width: row.look[3] ? 1 : 0 },
+  ...more,
+});
 
 function drawPlots(one, shown) {
   find("#plots").hidden = !one.rows.some((number) => DATA.rows[number].origin);
@@ -126,9 +158,18 @@ function drawTradeoff(one, numbers) {
       xaxis: { title: { text: "base accuracy, %" }, range: x, showgrid: false },
       yaxis: { title: { text: "novel accuracy, %" }, range: y, showgrid: false },
       annotations: levelNames(one.queries, x, y),
+      margin: { l: 48, r: narrow() ? 52 : 66, t: 30, b: 42 }, // the names of lines stand at the right
     },
     "No row here has base and novel accuracies.",
+    numbers.length,
   );
+  const canvas = find("#tradeoff .canvas");
+  if (traces.length)
+    canvas.on("plotly_relayout", (event) => {
+      if (!Object.keys(event).some((name) => /^[xy]axis/.test(name))) return; // of what is done here
+      const { xaxis, yaxis } = canvas.layout;
+      Plotly.relayout(canvas, { annotations: levelNames(one.queries, xaxis.range, yaxis.range) });
+    });
 }
 
 function tradeoffOf(number) {
@@ -155,7 +196,7 @@ function tradeoffOf(number) {
         {
           x: [row.calibrated[0]],
           y: [row.calibrated[1]],
-          marker: marker(row, { symbol: row.look[1] + "-open", size: 9, line: { width: 2 } }),
+          marker: marker(row, { symbol: symbol(row, "-open"), size: 9, line: { width: 2 } }),
         },
       ),
     );
@@ -200,23 +241,31 @@ function levels(queries, range) {
   ]);
 }
 
-/** What the lines are, at the left edge (accuracy) and the right one (harmonic mean) of the ranges that are shown. */
+/** What the lines are: those of Acc. at the left or upper edge of the ranges that are shown, the others beside it. */
 function levelNames(queries, [left, right], [bottom, top]) {
-  const name = (x, y, text, xanchor) => ({
+  const name = (x, y, text, xanchor, yanchor = "middle") => ({
     x,
-    y: y(x),
+    y,
     text,
     xanchor,
-    yanchor: "bottom",
+    yanchor,
     showarrow: false,
+    bgcolor: colour("--paper"),
+    borderpad: 1,
     font: { size: 9, color: colour("--soft") },
   });
-  const edge = (right - left) * 0.006;
-  const inside = ({ y }) => y > bottom && y < top - 0.04 * (top - bottom);
+  const inside = ({ x, y }) => x >= left && x <= right && y >= bottom && y <= top;
+  const [base, novel] = queries;
+  const ofAcc = (level) => {
+    const y = equalAcc(level, queries)(left);
+    if (y <= top - 0.05 * (top - bottom)) return name(left, y, `Acc. ${level}`, "left");
+    const x = (level * (base + novel) - novel * top) / base; // where the line leaves at the top
+    return x < right - 0.12 * (right - left) ? name(x, top, `Acc. ${level}`, "center", "top") : name(NaN, NaN);
+  };
   return levelsOf([bottom, top])
     .flatMap((level) => [
-      name(left + edge, equalAcc(level, queries), `Acc. ${level}`, "left"),
-      name(right - edge, equalHarmonic(level), `harmonic ${level}`, "right"),
+      ofAcc(level),
+      name(right, equalHarmonic(level)(right), `${narrow() ? "harm." : "harmonic"} ${level}`, "left"),
     ])
     .filter(inside);
 }
@@ -262,35 +311,58 @@ function drawSeeds(numbers) {
       },
     },
     "No row here has this metric.",
+    numbers.length,
   );
 }
 
-const short = (name) => (name.length > (narrow() ? 16 : 32) ? name.slice(0, narrow() ? 15 : 31) + "…" : name);
+/** A name that has room on an axis: what tells rows of one method apart is at the end. */
+function short(name) {
+  const most = narrow() ? 18 : 34;
+  return name.length > most ? name.slice(0, most / 3) + "…" + name.slice(1 - (2 * most) / 3) : name;
+}
 
 function drawValidation(numbers) {
   const traces = numbers.flatMap((number) => {
     const row = DATA.rows[number];
-    return (row.validation || [])
+    const known = (row.validation || [])
       .map(([steps, values], s) => [steps, values, row.seeds[s]])
-      .filter(([steps]) => steps.length)
-      .map(([steps, values, seed]) =>
-        trace(number, "", {
-          x: steps,
-          y: values,
-          mode: "lines",
-          line: { color: row.look[0], dash: row.look[2], width: 1.4 },
-          opacity: 0.85,
-          hovertext: steps.map(
-            (step, i) => `${label(row.name)}<br>seed ${seed}, step ${step}: ${values[i].toFixed(2)}`,
-          ),
+      .filter(([steps]) => steps.length);
+    const line = (steps, values, said, more) =>
+      trace(number, "", {
+        x: steps,
+        y: values,
+        mode: "lines",
+        hovertext: steps.map((step, i) => `${label(row.name)}<br>${said}, step ${step}: ${values[i].toFixed(2)}`),
+        ...more,
+      });
+    const faint = known.length > 1 ? { width: 1, opacity: 0.3 } : { width: 1.6, opacity: 1 };
+    const lines = known.map(([steps, values, seed]) =>
+      line(steps, values, `seed ${seed}`, {
+        line: { color: row.look[0], dash: row.look[2], width: faint.width },
+        opacity: faint.opacity,
+      }),
+    );
+    const common = known.length > 1 ? known[0][0].filter((step) => known.every(([steps]) => steps.includes(step))) : [];
+    if (common.length) {
+      const means = common.map(
+        (step) => known.reduce((sum, [steps, values]) => sum + values[steps.indexOf(step)], 0) / known.length,
+      );
+      lines.push(
+        line(common, means, `mean of ${known.length} seeds`, {
+          mode: "lines+markers",
+          line: { color: row.look[0], dash: row.look[2], width: 1.6 },
+          marker: marker(row, { size: 6 }),
         }),
       );
+    }
+    return lines;
   });
   draw(
     "validation",
     traces,
     { xaxis: { title: { text: "step" }, rangemode: "tozero" }, yaxis: { title: { text: "validation Acc., %" } } },
     "No row here was meta-trained.",
+    numbers.length,
   );
 }
 
@@ -326,13 +398,15 @@ function drawCost(numbers) {
       error_y: { type: "data", array: [interval || 0], color: row.look[0], thickness: 1, width: 2 },
     });
   });
-  const kind =
-    what === "parameters" ? { rangemode: "tozero" } : logAxis(known.map((number) => DATA.rows[number].cost[what]));
+  const costs = known.map((number) => DATA.rows[number].cost[what]);
+  const largest = Math.max(...costs, 1);
+  const kind = what === "parameters" ? { range: [-0.03 * largest, 1.05 * largest] } : logAxis(costs);
   draw(
     "cost",
     traces,
     { xaxis: { title: { text: COSTS[what] }, ...kind }, yaxis: { title: { text: "Acc., %" } } },
     "No row here reports its cost.",
+    numbers.length,
   );
 }
 
