@@ -78,7 +78,7 @@ def test_a_comparison_says_what_its_interval_says():
                     else "Acc. does not tell a and b apart")  # fmt: skip
             assert verdict(found).startswith(f"{said} (p {p_value(gap.p)}")
             assert verdict(found).endswith("over episodes and 3 seeds)." if seeds == 3 else
-                                           "not of methods, which need --seeds 3 or more.")  # fmt: skip
+                                           "a claim about methods needs --seeds 3 or more.")  # fmt: skip
     assert verdict(compare(a, a)) == "a and a have the same accuracy in every episode."
 
 
@@ -322,7 +322,7 @@ def test_one_view_of_measured_and_published_rows(stored_rows):
     assert text.index("other protocol") > text.index("imprint"), "after the last row of the same protocol"
     assert text.count("published: gidaris2018") == text.count("published: gidaris2018, other protocol") == 1
     assert "not comparable with the rows above: the episodes differ" in text
-    assert "in no significance test" in text
+    assert "not used in any significance test" in text
     assert "for all rows at once with 95% confidence" in text
     assert "Ranks are among 3 rows on seeds 0, 1, 2" in text
     assert "Provisional, without a rank. 1 seed: one (yours)." in text
@@ -660,13 +660,19 @@ def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
     assert len(varied) > 1
     board = whole.usual(["lr+a.gradient=implicit"])
     assert {row.label for row in whole.rows} - {row.label for row in board.rows} == varied - {"lr+a.gradient=implicit"}
-    assert re.fullmatch(
-        rf"`ifsl-bench table glyphs-5shot` has {len(varied) - 1} more stored rows?, tuned or with other options",
-        board.remarks[-1],
+    tuned_ones = sum("@" in label for label in varied)
+    assert board.remarks[-1] == (
+        f"`ifsl-bench table glyphs-5shot` has {len(varied) - 1} more stored rows "
+        f"({tuned_ones} tuned, {len(varied) - 1 - tuned_ones} with other options)"
     )
     assert board.usual([]).labels == whole.labels - varied
     tuned = {row.label for row in whole.usual(["lr@tuned-12"]).rows}
     assert tuned == {label for label in varied if "@" in label} | {"imprint", "protonet"}  # nothing to tune in these
+    mine = replace(whole, rows=(*whole.rows, row("x@tuned-4", [15.0], setting="tuned-4")))
+    *_, counts, none_alike = mine.usual(["x@tuned-4"]).remarks
+    published = sum(one.setting == "paper" and not one.has_options for one in whole.rows)
+    assert f"({published} as published, {tuned_ones} tuned, " in counts
+    assert none_alike == "no stored row was chosen as yours was (tuned-4): stored rows are paper and tuned-12"
 
 
 def test_tuned_rows_are_compared_with_what_tuned_rows_say_of_seeds(stored_rows, call):

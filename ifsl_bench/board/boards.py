@@ -91,9 +91,18 @@ class Board:
         rows = [row for row in self.rows if stays(row)]
         if not (left_out := len(self.rows) - len(rows)):
             return self
+        out = [row for row in self.rows if row not in rows]
+        kinds = Counter("with other options" if row.has_options else "as published" if row.setting == PAPER else "tuned"
+                        for row in out)  # fmt: skip
         rest = "1 more stored row" if left_out == 1 else f"{left_out} more stored rows"
-        remark = f"`ifsl-bench table {self.name}` has {rest}, tuned or with other options"
-        return replace(self, rows=tuple(rows), remarks=(*self.remarks, remark))
+        known = [kind for kind in ("as published", "tuned", "with other options") if kinds[kind]]
+        said = ", ".join(f"{kinds[kind]} {kind}" for kind in known)
+        remarks = [f"`ifsl-bench table {self.name}` has {rest} ({said})"]
+        if PAPER not in mine and not any(row.origin == STORED and row.setting in mine for row in rows):
+            like = {row.setting for row in out if not row.has_options} - {PAPER}
+            remarks.append(f"no stored row was chosen as yours was ({', '.join(sorted(mine))}): stored rows are "
+                           f"{' and '.join([PAPER, *sorted(like)])}")  # fmt: skip
+        return replace(self, rows=tuple(rows), remarks=(*self.remarks, *remarks))
 
     def row(self, label: str) -> Row | None:
         """The row of that label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""

@@ -56,7 +56,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     """Paired comparison over episodes, and over the seeds that both rows have.
 
     Args:
-        among: all comparable rows of the task, which say how much rows vary over seeds.
+        among: all comparable rows of the task, which say how much rows vary over seeds, and whether a label is enough.
 
     Raises:
         UserError: the two were not measured on the same episodes; says why.
@@ -95,9 +95,15 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist())
         of_classes, classes = dict(zip(ours, estimates, strict=True)), by_class.classes
         effects = dict(zip(ours, by_class.effects.tolist(), strict=True))
+    notes += [
+        f"there is also {_called(other, among)!r}, with {seeds_in_words(other.seeds)}"
+        for row in (a, b)
+        for other in among
+        if other.label == row.label and other not in (a, b)
+    ]
     return Comparison(
-        a.label,
-        b.label,
+        _called(a, among),
+        _called(b, among),
         a.results[0].task,
         len(a.results[0].episodes),
         on_part,
@@ -111,6 +117,12 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         effects,
         tuple(notes),
     )
+
+
+def _called(row: Row, among: Sequence[Row]) -> str:
+    """A row's label, and its origin where another one has the same label."""
+    shared = any(other.label == row.label and other is not row for other in among)
+    return f"{row.label} ({row.origin})" if shared else row.label
 
 
 def _over_classes(a: Row, b: Row, differences: np.ndarray) -> OverClasses | str:

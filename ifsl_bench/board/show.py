@@ -182,7 +182,8 @@ def comparison_table(found: Comparison) -> Table[str]:
         ),
         Column(fields=record),
     ]
-    title = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, {seeds_in_words(found.seeds)}"
+    title = (f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, "
+             f"{seeds_in_words(found.seeds)}. {verdict(found)}")  # fmt: skip
     overall = [
         "A - B overall: percentage points, with 95% interval and p-value over episodes and seeds, as in ranks, "
         "for claims about methods. The other columns have 95% intervals of the same difference:",
@@ -190,7 +191,6 @@ def comparison_table(found: Comparison) -> Table[str]:
     ]
     alone = ["A - B over episodes: percentage points, 95% interval and paired t-test; trained models held fixed."]
     notes = [
-        verdict(found),
         *(overall if several else alone),
         *_of_classes(found),
         *(f"Note: {note}." for note in found.notes),

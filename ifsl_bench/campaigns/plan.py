@@ -347,8 +347,8 @@ def notes_of(plan: Plan) -> list[str]:
                  f"with nothing else to do{size}")  # fmt: skip
     if uncompiled := [step for step in plan.to_do if step.seconds is None and step.kind not in ("data", "result")]:
         notes.append(
-            f"{len(uncompiled):,} stages have no time: what solves their episodes is not compiled on this machine yet, "
-            "which the first run does in half a minute, and `plan --compile` now"
+            f"{len(uncompiled):,} stages have no time, because their solvers are not compiled on this machine yet: "
+            "`plan --compile` compiles them now, in half a minute, and so does the first run"
         )
     if any(step.seconds is None and step.kind == "data" for step in plan.to_do):
         notes.append("data sets that are made from files have no time: it is that of reading and decoding the files")

@@ -69,7 +69,7 @@ def prune(
 
     Lists what would be removed, and asks first.
     """
-    from ifsl_bench.running.pruning import prune, verdicts
+    from ifsl_bench.running.pruning import RECENTLY, prune, verdicts
     from ifsl_bench.running.stored import results_folders
 
     folders = folders_of(home or outer)
@@ -86,7 +86,8 @@ def prune(
         click.echo()
     going = [(one.item, one.why) for one in found if one.goes]
     if not going:
-        click.echo("nothing to remove")
+        recent = sum(one.item.bytes for one in found if one.recent)
+        click.echo(f"nothing to remove{f'; {_size(recent)} stay only because they were {RECENTLY}' if recent else ''}")
         return
     show_tables([_table(going, "goes", "goes because")], style)
     size = _size(sum(one.item.bytes for one in found if one.goes))

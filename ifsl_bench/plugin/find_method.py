@@ -97,7 +97,8 @@ def _name_of(method: type) -> str:
     if method.__name__.lower() in {
         name.lower() for name in (*points, *registry.all_shorthands())
     }:  # file names may not tell cases apart
-        raise UserError(f"class {method.__qualname__} has the name of another, registered method; rename the class")
+        raise UserError(f"class {method.__qualname__} has the name of a registered method, {method.__name__.lower()} "
+                        f"('ifsl-bench methods'); rename the class")  # fmt: skip
     return method.__name__
 
 
@@ -144,5 +145,6 @@ def _run(file: Path) -> ModuleType:
             if not isinstance(error, (Exception, SystemExit)):
                 raise
             at = where(error, str(file))
-            raise UserError(f"{file} cannot be run: {at}{type(error).__name__}: {error}") from error
+            said = error.msg if at and isinstance(error, SyntaxError) else error  # which would name the place again
+            raise UserError(f"{file} cannot be run: {at}{type(error).__name__}: {said}") from error
     return module

@@ -208,7 +208,8 @@ def make_jobs(
         raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {list(seeds)}")
     if type(trials) is not int or not 0 <= trials <= MOST_TRIALS or trials == 1:
         raise UserError(f"--tune takes the number of settings to try, 2 to {MOST_TRIALS:,}, not {trials}")
-    found = [find_method(said) for said in methods]
+    called = [said if isinstance(said, str) else said.__name__ for said in methods]
+    found = [(*find_method(said), name) for said, name in zip(methods, called, strict=True)]
     jobs: list[Job] = []
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in tasks)):
         count, spec = task.evaluation.episodes if episodes is None else episodes, task.pretraining
@@ -220,8 +221,8 @@ def make_jobs(
         check_backbone(spec)
         if calibrate and task.regular:
             raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
-        for seed, (chosen, meant) in itertools.product(seeds, found):
-            given = resolve_options(chosen.method, chosen.name, {**meant, **options}, task, trials)
+        for seed, (chosen, meant, name) in itertools.product(seeds, found):
+            given = resolve_options(chosen.method, name, {**meant, **options}, task, trials)
             job = Job(chosen, given, task, training, seed, count, trials, calibrate)
             # What --train and --tune do not concern is the same whatever they say, and has one label.
             job = job if job.trains else replace(job, training=Training())

@@ -34,6 +34,7 @@ from ifsl_bench.running.stages import MetaTrain, Trial
 
 OF_JOBS = ("trained", "trials", "evaluated")
 RECENT = 2 * 3600.0  # seconds; clocks may differ by an hour
+RECENTLY = f"used in the last {RECENT / 3600:.0f} hours, perhaps by a process that runs"
 KEYS = 30 * 86400.0  # seconds that keys of a cluster stay, since jobs of a long campaign read them
 
 
@@ -44,6 +45,11 @@ class Verdict:
     item: Item
     goes: bool
     why: str
+
+    @property
+    def recent(self) -> bool:
+        """Whether it stays because it was used lately, and for no other reason."""
+        return self.why == RECENTLY
 
 
 class Needed:
@@ -223,7 +229,7 @@ def _busy(item: Item, now: float) -> str:
     if item.kind == "keys" and now - item.used < KEYS:
         return f"of a cluster that was started in the last {KEYS / 86400:.0f} days, and perhaps runs"
     if now - item.used < RECENT:
-        return f"used in the last {RECENT / 3600:.0f} hours, perhaps by a process that runs"
+        return RECENTLY
     return ""
 
 

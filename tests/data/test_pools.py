@@ -254,5 +254,5 @@ def test_missing_data_say_how_to_get_them(tmp_path):
     with pytest.raises(UserError, match="is no name for a data set"):
         prepare(home, "../../escape", tmp_path, False, Reporter())
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UserError, match="made from nothing"):
+    with pytest.raises(UserError, match="needs no files"):
         prepare(home, "glyphs", tmp_path, False, Reporter())

@@ -147,7 +147,7 @@ def prepare(
         raise UserError(f"{', '.join(own.given())}: for data sets of your own; {name!r} is divided as it is published")
     source = registered.dataset_source(name) if name in known else OwnData(name, own or OwnOptions())
     if not source.needs_source and path is not None:
-        raise UserError(f"data set {name!r} is made from nothing; leave --from out")
+        raise UserError(f"data set {name!r} needs no files: leave --from out; for your own data, choose another name")
     if source.needs_source and path is None:
         raise UserError(f"data set {name!r} is made from your own copy; say where that is with --from PATH")
     if path is not None and not path.exists():
