@@ -82,6 +82,19 @@ def test_a_comparison_says_what_its_interval_says():
     assert verdict(compare(a, a)) == "a and a have the same accuracy in every episode."
 
 
+def test_a_comparison_says_whose_row_it_is_where_two_have_its_label():
+    other = row("b", [14.0] * 3, noise=2)
+    stored, mine = replace(row("a", [15.0] * 3, noise=1), origin="stored"), row("a", [15.0], noise=1)
+    found = compare(mine, other, [stored, mine, other])
+    assert (found.a, found.b) == ("a (yours)", "b")
+    assert "there is also 'a (stored)', with seeds 0 to 2" in found.notes
+    assert "a (yours)" in verdict(found)
+    both = compare(mine, stored, [stored, mine, other])
+    assert (both.a, both.b) == ("a (yours)", "a (stored)")
+    assert not [note for note in both.notes if "there is also" in note]
+    assert compare(stored, other, [stored, other]).a == "a"
+
+
 def test_overall_is_over_episodes_and_seeds_together():
     a, b = row("a", [15, 15.4, 14.9], noise=1), row("b", [14, 15, 14.2], noise=2)
     d = accuracies(a) - accuracies(b)

@@ -91,7 +91,7 @@ class Board:
         rows = [row for row in self.rows if stays(row)]
         if not (left_out := len(self.rows) - len(rows)):
             return self
-        out = [row for row in self.rows if row not in rows]
+        out = [row for row in self.rows if not stays(row)]
         kinds = Counter("with other options" if row.has_options else "as published" if row.setting == PAPER else "tuned"
                         for row in out)  # fmt: skip
         rest = "1 more stored row" if left_out == 1 else f"{left_out} more stored rows"

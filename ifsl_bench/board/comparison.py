@@ -99,7 +99,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         f"there is also {_called(other, among)!r}, with {seeds_in_words(other.seeds)}"
         for row in (a, b)
         for other in among
-        if other.label == row.label and other not in (a, b)
+        if other.label == row.label and all(other is not one for one in (a, b))
     ]
     return Comparison(
         _called(a, among),
@@ -156,7 +156,7 @@ def verdict(found: Comparison) -> str:
         said = f"{better} has a significantly higher Acc. than {worse}"
     said += f" (p {p_value(gap.p)}"
     if len(found.seeds) < 2:
-        return f"{said}) over episodes alone: of these trained models; a claim about methods needs --seeds 3 or more."
+        return f"{said}), over episodes alone: of these trained models; a claim about methods needs --seeds 3 or more."
     if found.overall["acc"].models_fixed:
         return f"{said}, over episodes; neither depends on the training seed)."
     return f"{said}, over episodes and {len(found.seeds)} seeds)."

@@ -44,8 +44,9 @@ def draw(board: Board, wide: bool = False, metric: str = "acc", named: bool = Fa
     if len(rows) < 2:
         raise UserError(f"{board.name}: pairs need at least two rows, there is {len(rows)}")
     enough = [row for row in rows if len(row.seeds) >= SEEDS or row.fixed]
-    out = [] if named or len(enough) < 2 else [row for row in rows if row not in enough]
-    rows = [row for row in rows if row not in out]
+    out = []
+    if not named and len(enough) >= 2:
+        out, rows = [row for row in rows if not (len(row.seeds) >= SEEDS or row.fixed)], enough
     names, count = [text_of(name) for name in names_of(rows)], len(rows)
     found = differences(board, rows, metric)
     values = np.array([[found[i][j].mean for j in range(count)] for i in range(count)])
