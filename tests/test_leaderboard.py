@@ -17,6 +17,7 @@ import pytest
 from scipy import stats
 
 from ifsl_bench.board import boards
+from ifsl_bench.board.asked import row_of
 from ifsl_bench.board.boards import load_board, load_variants
 from ifsl_bench.board.comparison import compare, p_value, verdict
 from ifsl_bench.board.episode_counts import counts_entry
@@ -82,12 +83,23 @@ def test_a_comparison_says_what_its_interval_says():
     assert verdict(compare(a, a)) == "a and a have the same accuracy in every episode."
 
 
+def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch):
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    for one in row("Mine.x=2", [15.0]).results:
+        write(tmp_path, one)
+    board = load_board(packaged()["mini-5shot"], tmp_path)
+    with pytest.raises(UserError, match=r"my\.py:Mine is a method; its rows on mini-5shot are called Mine\.x=2"):
+        row_of(board, "my.py:Mine")
+    with pytest.raises(UserError, match=r"unknown row 'my\.py:Other'"):
+        row_of(board, "my.py:Other")
+
+
 def test_a_comparison_says_whose_row_it_is_where_two_have_its_label():
     other = row("b", [14.0] * 3, noise=2)
     stored, mine = replace(row("a", [15.0] * 3, noise=1), origin="stored"), row("a", [15.0], noise=1)
     found = compare(mine, other, [stored, mine, other])
     assert (found.a, found.b) == ("a (yours)", "b")
-    assert "there is also 'a (stored)', with seeds 0 to 2" in found.notes
+    assert "there is also 'a (stored)', with seeds 0, 1, 2" in found.notes
     assert "a (yours)" in verdict(found)
     both = compare(mine, stored, [stored, mine, other])
     assert (both.a, both.b) == ("a (yours)", "a (stored)")

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_board
+from ifsl_bench.board.looks import method_of
 from ifsl_bench.board.measured import EVERY, PAPER, Row
 from ifsl_bench.board.result_file import read
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
+from ifsl_bench.plugin.registry import names_file
 from ifsl_bench.protocol.task_files import find, own, packaged
 
 
@@ -78,6 +80,8 @@ def row_of(board: Board, label: str) -> Row:
     if not labels:
         raise UserError(f"nothing is measured on {board.name} here; make a row with: "
                         f"ifsl-bench run --method {label} --task {board.name}")  # fmt: skip
+    if names_file(label) and (mine := [one for one in labels if method_of(one) == label.rpartition(":")[2]]):
+        raise UserError(f"{label} is a method; its rows on {board.name} are called {', '.join(sorted(mine))}")
     raise unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
 
 

@@ -230,7 +230,7 @@ WRONG = {
     "random": (lambda s: setattr(s[0], "show", lambda i: random.choice([i, i.flip(2), i.flip(1)]) / 255),
                "another one each time it is read; leave what is random out"),
     "few classes": (lambda s: [Subset(s[0], [i for i in range(360) if i % 12 < 9]), *s[1:]],
-                    "10 on base, .*; there are 9 on base, .*, by what was given"),
+                    r"10 on base, .*; there are \d+: 9 on base, .*, by what was given"),
     "two": (lambda s: s[:2], "a list of three, .*; this one has 2"),
     "one object": (lambda s: s[0], "given as a list, .*, not as a .*Pairs"),
     "dict": (lambda s: dict(zip(CLASSES, s, strict=True)), "not as a builtins.dict"),

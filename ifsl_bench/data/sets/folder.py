@@ -242,7 +242,7 @@ def check_sides(sides: Mapping[str, str], classes: Mapping[str, Sequence[object]
         missing = "".join(f"; there is no class in a folder {names}" for names in spelled)
         raise UserError(
             f"{WAYS}-way episodes need at least {sum(need.values())} classes, {needed}; there are "
-            f"{given}, by {where}{missing}"
+            f"{sum(counts.values())}: {given}, by {where}{missing}"
         )
     # base/val and base/test; where meta-training draws on base/val too, validation has the odd half of each class.
     tenths = [len(paths) // 10 for name, paths in classes.items() if sides[name] == "base"]
