@@ -191,7 +191,8 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
     boards = base_classes.boards_of(task, home)
     assert list(boards) == [5, 8]
     figure, notes = base_classes.draw(boards)
-    assert "acastle" in notes[0]
+    assert notes == ["training seeds differ by the number of base classes (1 at 5, 3 at 8): protonet, imprint"]
+    assert "only one number" in base_classes.draw(boards, ["imprint", "acastle"])[1][0]
     drawn = {c.get_label(): c.lines[0].get_xydata() for c in figure.axes[0].containers}
     assert set(drawn) == {"imprint", "protonet"}
     for label, points in drawn.items():
@@ -199,6 +200,64 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
             assert acc == pytest.approx(boards[int(count)].row(label).summary()["acc"].mean)
     with pytest.raises(UserError, match="--base-classes 20"):
         base_classes.boards_of(find("glyphs-shared-1shot")[0], Home.locate(measured / "home", measured / "home"))
+
+
+def test_base_classes_draws_a_stored_row_and_your_own_as_two_lines(measured, task):
+    boards = base_classes.boards_of(task, Home.locate(measured / "home", measured / "results"))
+    for count, board in boards.items():
+        stored = tuple(replace(row, origin="stored") for row in board.rows)
+        boards[count] = replace(board, rows=(*board.rows, *stored), compared=(*board.compared, *stored))
+    figure, _ = base_classes.draw(boards)
+    drawn = {c.get_label(): c.lines[0] for c in figure.axes[0].containers}
+    assert set(drawn) == {f"{name} ({origin})" for name in ("imprint", "protonet") for origin in ("yours", "stored")}
+    assert drawn["imprint (stored)"].get_fillstyle() == "full" != drawn["imprint (yours)"].get_fillstyle()
+
+
+def test_pairs_leaves_out_rows_of_few_seeds_unless_they_are_named(board):
+    one = replace(board.row("imprint"), label="one", results=board.row("imprint").results[:1])
+    more = of_rows(board, (*board.rows, one))
+    figure, notes = pairs.draw(more)
+    shown_names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert "one" not in shown_names
+    assert len(shown_names) == len(board.rows)
+    assert "left out, having fewer than 3 seeds (--method names them): one (yours)" in notes
+    figure, notes = pairs.draw(more, named=True)
+    assert "one" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert "says little about the method: one" in notes[0]
+
+
+def test_hollow_points_are_the_calibrated_accuracies_and_dashed_lines_an_equal_harmonic_mean(board):
+    figure, _ = tradeoff.draw(board)
+    found = lines(figure)
+    for row in board.rows:
+        base, novel = found[f"calibrated of {row.label}"][0]
+        assert (base + novel) / 2 == pytest.approx(row.summary()["calibrated_acc"].mean), "as many of each"
+    equal = {gid: points for gid, points in found.items() if gid.startswith("harmonic ")}
+    assert equal
+    for gid, points in equal.items():
+        x, y = points.T
+        assert 2 * x * y / (x + y) == pytest.approx(np.full(len(x), float(gid.removeprefix("harmonic "))))
+
+
+def test_every_seed_is_seen(board):
+    """Also where two have the same accuracy."""
+    figure, _ = seeds.draw(board)
+    for row in board.rows:
+        points = lines(figure)[f"seeds of {row.label}"]
+        assert len(set(points[:, 1])) == len(row.seeds)
+
+
+@pytest.mark.parametrize("kind", ["ranks", "seeds", "validation", "tradeoff"])
+def test_legends_say_what_marks_are(kind, board):
+    figure, _ = drawing(kind, board)
+    (legend,) = figure.legends
+    said = {text.get_text() for text in legend.get_texts()}
+    assert {
+        "ranks": {"place by Acc.", "ranks it can have"},
+        "seeds": {"a seed", "mean", "95% over episodes"},
+        "validation": {"a seed", "step kept"},
+        "tradeoff": {"with one bias (cal.)", "equal Acc.", "equal harmonic mean"},
+    }[kind] <= said
 
 
 @pytest.mark.parametrize(("kind", "wide"), [*((kind, False) for kind in KINDS), ("pairs", True)])
@@ -253,13 +312,13 @@ def test_a_row_of_ones_own_is_told_from_the_stored_one(kind, board):
     figure, _ = drawing(kind, replace(board, rows=(stored, mine), compared=(stored, mine)))
     (legend,) = figure.legends
     looks = {
-        text.get_text(): (line.get_linewidth(), line.get_markerfacecolor(), line.get_color())
+        text.get_text(): (line.get_linewidth(), line.get_fillstyle(), line.get_color())
         for text, line in zip(legend.get_texts(), legend.legend_handles, strict=True)
     }
     theirs, own = looks["acastle (stored)"], looks["acastle (yours)"]
     assert theirs[2] == own[2] == look_of("acastle").colour
     assert own[0] < theirs[0]
-    assert own[1] == "white" != theirs[1]
+    assert own[1] == "left" != theirs[1]
 
 
 def test_names_of_strangers_are_text(board, tmp_path, task):

@@ -27,6 +27,23 @@ def bias_curve(row: Row) -> np.ndarray | None:
     return np.stack([at, *means], 1)
 
 
+def calibrated_point(row: Row) -> tuple[float, float] | None:
+    """Base and novel accuracy in percent, each seed with its own bias from validation, the mean over seeds.
+
+    None where a seed has no such bias, as in older results.
+    """
+    if "calibrated_acc" not in row.metrics:
+        return None
+    shares = []
+    for counts in (result.counts() for result in row.results):
+        if counts.calibrated_base is None or counts.calibrated_novel is None:
+            return None
+        shares.append((counts.calibrated_base.mean() / counts.base_queries,
+                       counts.calibrated_novel.mean() / counts.novel_queries))  # fmt: skip
+    base, novel = 100 * np.mean(shares, 0)
+    return float(base), float(novel)
+
+
 def _curve(result: Result) -> np.ndarray | None:
     """Of one seed, [m, 3], ascending in the bias."""
     found, counts = result.calibration, result.counts()

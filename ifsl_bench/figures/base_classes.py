@@ -13,7 +13,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import outline_of
 from ifsl_bench.figures.rows import beside_stored, by_accuracy, names_of, shown
-from ifsl_bench.figures.style import drawn, grid, legend_below, legend_height, new_figure, ringed, styled
+from ifsl_bench.figures.style import drawn_beside, grid, legend_below, legend_height, new_figure, styled
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
@@ -68,9 +68,7 @@ def draw(
                         f"{', '.join(map(str, boards))}")  # fmt: skip
     firsts = [next(iter(line.values())) for line in found]
     names = names_of(firsts)
-    looks = [
-        (ringed if second else drawn)(row.label) for row, second in zip(firsts, beside_stored(firsts), strict=True)
-    ]
+    looks = drawn_beside([row.label for row in firsts], beside_stored(firsts))
     figure = new_figure(2.0 + legend_height(names, wide), wide)
     axes = figure.add_subplot(xlabel="base classes", ylabel="Acc. (%)")
     for name, line, look in zip(names, found, looks, strict=True):

@@ -15,14 +15,15 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.figures.models import Episode
 from ifsl_bench.figures.style import COLUMN, DARK, PAGE, dots, styled, text_of
-from ifsl_bench.figures.texts import fitting, width_of
+from ifsl_bench.figures.texts import fitting, width_of, wrapped
 from ifsl_bench.protocol.task import Task
 
-CELL, IMAGE, SUPPORT = 0.64, 0.42, 0.24  # inches: of a query with its texts, its image, a support image
-WIDEST = 0.82  # inches of a cell for long names
-LINE, GAP, LABEL = 0.125, 0.09, 0.16  # a line of text, what is between parts, a heading
+CELL, IMAGE, SUPPORT = 0.64, 0.36, 0.22  # inches: of a query with its texts, its image, a support image
+LINE, GAP, LABEL = 0.115, 0.08, 0.16  # a line of text, what is between parts, a heading
 MOST_BESIDE = 10  # support images of a class beside each other
 RIGHT, WRONG = "\N{CHECK MARK}", "\N{BALLOT X}"
+FALSE = "#D55E00"  # the colour of wrong answers
+TALLEST = 9.0  # inches: what a page has room for
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,9 @@ def check_images(dataset: Dataset, task: Task) -> None:
 def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draws the support images by class, then the queries, novel ones first, each by class.
 
-    Below a query stand its class and a line a method: a tick where the method's joint prediction is right, a cross and
-    the predicted class where it is wrong. Novel classes are N1, N2 and so on, with their names beside their support.
+    Below a query stand its class and the answer of each method: a tick where its joint prediction is right, in another
+    colour a cross and the predicted class where it is wrong. A query that no method gets right has a frame of that
+    colour. Novel classes are N1, N2 and so on, with their names beside their support.
 
     Args:
         answers: of the same episode, one a method.
@@ -57,12 +59,15 @@ def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool =
     block = max(per_line * (SUPPORT + 0.02) + 0.05, 1.3)
     blocks = max(1, min(ways, int(width / block)))
     block, deep = width / blocks, math.ceil(shots / per_line) * (SUPPORT + 0.02) + LINE + 0.05
-    cells = _cells(answers, names, width)
-    each = IMAGE + LINE * (1 + len(answers)) + GAP
-    order = _order(episode)
+    cells = max(1, int(width / CELL))
+    cell, order = width / cells, _order(episode)
+    parts = [
+        [[_Query(answers, names, int(i), cell) for i in part[at : at + cells]] for at in range(0, len(part), cells)]
+        for part in order
+    ]
     top = LABEL * (1 + math.ceil(len(answers) / _beside(answers, width)))
-    rows = [math.ceil(len(part) / cells) for part in order if len(part)]
-    height = top + LABEL + math.ceil(ways / blocks) * deep + sum(LABEL + GAP / 2 + n * each for n in rows)
+    of_parts = [LABEL + GAP / 2 + sum(map(_height, part)) for part in parts if part]
+    height = top + LABEL + math.ceil(ways / blocks) * deep + sum(of_parts)
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
@@ -78,14 +83,14 @@ def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool =
             place = x + shot % per_line * (SUPPORT + 0.02), below + LINE + shot // per_line * (SUPPORT + 0.02)
             sheet.image(novel.images[image], *place, SUPPORT)
     y += math.ceil(ways / blocks) * deep
-    for part, title in zip(order, ("queries of novel classes", "queries of base classes"), strict=True):
-        if not len(part):
-            continue
-        y = sheet.heading(y + GAP / 2, title)
-        for i, query in enumerate(part):
-            _query(sheet, names, answers, int(query), i % cells * (width / cells), y + i // cells * each, width / cells)
-        y += math.ceil(len(part) / cells) * each
-    return figure, []
+    for part, title in zip(parts, ("queries of novel classes", "queries of base classes"), strict=True):
+        y = sheet.heading(y + GAP / 2, title) if part else y
+        for row in part:
+            for i, query in enumerate(row):
+                query.draw(sheet, i * cell, y)
+            y += _height(row)
+    said = f"{height:.0f} inches tall, more than a page has room for: --wide makes it lower, and so do fewer methods"
+    return figure, [said] if height > TALLEST and not wide else []
 
 
 class _Names:
@@ -106,25 +111,17 @@ class _Sheet:
     novel: np.ndarray
     base: np.ndarray
 
-    def image(self, image: np.ndarray, x: float, y: float, size: float) -> None:
+    def image(self, image: np.ndarray, x: float, y: float, size: float, frame: str = "") -> None:
         grey = image.shape[-1] == 1
         self.axes.imshow(image[..., 0] if grey else image, cmap="gray", vmin=0, vmax=255, aspect="auto",
                          extent=(x, x + size, y + size, y), interpolation="nearest")  # fmt: skip
         # An image may be as white as paper.
-        self.axes.add_patch(Rectangle((x, y), size, size, fill=False, edgecolor="#A0A0A0", linewidth=0.4))
+        self.axes.add_patch(Rectangle((x, y), size, size, fill=False, edgecolor=frame or "#A0A0A0",
+                                      linewidth=1.4 if frame else 0.4))  # fmt: skip
 
     def heading(self, y: float, text: str) -> float:
         self.axes.text(0.05, y + LABEL / 2, text, va="center", color=DARK, style="italic")
         return y + LABEL
-
-
-def _cells(answers: Sequence[Answered], names: _Names, width: float) -> int:
-    """How many queries stand beside each other: fewer where more than one name in twenty would be cut."""
-    wrong = [f"{WRONG} {names[int(label)]}" for one in answers for label in one.episode.predicted[~one.episode.right]]
-    needed = sorted([width_of(names[int(label)]) + 0.02 for label in answers[0].episode.labels]
-                    + [width_of(said) + 0.15 for said in wrong])  # fmt: skip
-    enough = needed[int(0.95 * (len(needed) - 1))]
-    return max(1, int(width / min(max(CELL, enough), WIDEST)))
 
 
 def _order(episode: Episode) -> tuple[np.ndarray, np.ndarray]:
@@ -155,20 +152,42 @@ def _legend(axes: Axes, answers: Sequence[Answered], width: float, title: str) -
     return LABEL * (1 + math.ceil(len(answers) / beside))
 
 
-def _query(
-    sheet: _Sheet, names: _Names, answers: Sequence[Answered], query: int, x: float, y: float, width: float
-) -> None:
-    episode = answers[0].episode
-    novel, row = bool(episode.drawn.query_novel[0, query]), int(episode.drawn.query[0, query])
-    sheet.image((sheet.novel if novel else sheet.base)[row], x + (width - IMAGE) / 2, y, IMAGE)
-    y += IMAGE + LINE / 2 + 0.02
-    name = fitting(names[int(episode.labels[query])], width - 0.02)
-    sheet.axes.text(x + width / 2, y, name, ha="center", va="center", color=DARK)
-    for i, one in enumerate(answers):
-        y += LINE
-        right = bool(one.episode.right[query])
-        said = RIGHT if right else f"{WRONG} {names[int(one.episode.predicted[query])]}"
-        said = fitting(said, width - 0.15)
-        start = x + (width - width_of(said) - 0.1) / 2
-        sheet.axes.plot(start, y, **dots(one.label) | {"markersize": 3})
-        sheet.axes.text(start + 0.07, y, said, va="center", weight="normal", gid=f"query {query}, method {i}")
+class _Query:
+    """A query with its class and the answers, in lines that fit its cell."""
+
+    def __init__(self, answers: Sequence[Answered], names: _Names, query: int, width: float) -> None:
+        self.answers, self.query, self.width = answers, query, width
+        self.name = wrapped(names[int(answers[0].episode.labels[query])], width - 0.03)
+        self.said = []
+        for one in answers:
+            right = bool(one.episode.right[query])
+            text = RIGHT if right else f"{WRONG}\N{NO-BREAK SPACE}{names[int(one.episode.predicted[query])]}"
+            self.said.append((right, wrapped(text, width - 0.12)))
+
+    @property
+    def lines(self) -> int:
+        return len(self.name) + sum(len(said) for _, said in self.said)
+
+    def draw(self, sheet: _Sheet, x: float, y: float) -> None:
+        drawn = self.answers[0].episode.drawn
+        novel, row = bool(drawn.query_novel[0, self.query]), int(drawn.query[0, self.query])
+        frame = "" if any(right for right, _ in self.said) else FALSE
+        sheet.image((sheet.novel if novel else sheet.base)[row], x + (self.width - IMAGE) / 2, y, IMAGE, frame)
+        y += IMAGE + LINE / 2 + 0.02
+        for line in self.name:
+            sheet.axes.text(x + self.width / 2, y, line, ha="center", va="center", color=DARK)
+            y += LINE
+        for i, (one, (right, said)) in enumerate(zip(self.answers, self.said, strict=True)):
+            widest = max(map(width_of, said))
+            start = x + max(0.05, (self.width - widest - 0.08) / 2)
+            sheet.axes.plot(start, y, **dots(one.label) | {"markersize": 3})
+            for n, line in enumerate(said):
+                gid = f"query {self.query}, method {i}" if n == 0 else None
+                colour = "black" if right else FALSE
+                sheet.axes.text(start + 0.06, y, line, va="center", color=colour, weight="normal", gid=gid)
+                y += LINE
+
+
+def _height(row: Sequence[_Query]) -> float:
+    """Of a line of queries, in inches."""
+    return IMAGE + 0.02 + LINE * max(query.lines for query in row) + GAP

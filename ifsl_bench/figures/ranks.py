@@ -7,12 +7,25 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.ranking import Ranked
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import names_of
-from ifsl_bench.figures.style import DARK, dots, grid, heights, new_figure, styled, text_of
+from ifsl_bench.figures.style import (
+    DARK,
+    dots,
+    grid,
+    heights,
+    legend_below,
+    legend_height,
+    new_figure,
+    styled,
+    text_of,
+)
+
+KEY = ("place by Acc.", "ranks it can have")
 
 
 @styled
@@ -31,12 +44,17 @@ def draw(boards: Sequence[Board], wide: bool = False) -> tuple[Figure, list[str]
     across = min(len(boards), 2) if side else 1
     down = -(-len(boards) // across)
     most = max(len(ranked) for ranked in placed)
-    figure = new_figure(down * heights(most, more=0.55), wide)
+    figure = new_figure(down * heights(most, more=0.6) + legend_height(KEY, wide), wide)
     panels = figure.subplots(down, across, squeeze=False).flat
     for axes, board, ranked in zip(panels, boards, placed, strict=False):
         _panel(axes, board, ranked)
     for axes in list(panels)[len(boards) :]:
         axes.remove()
+    keys = [
+        Line2D([], [], color=DARK, marker="o", markersize=5, markeredgewidth=0, linestyle="none"),
+        Line2D([], [], color=DARK, linewidth=4, alpha=0.4, solid_capstyle="round"),
+    ]
+    legend_below(figure, keys, KEY, wide)
     out = {board.name: [one.row.label for one in _shown(board) if one.provisional] for board in boards}
     return figure, [
         f"{task}: not ranked, being provisional: {', '.join(names)}" for task, names in out.items() if names
@@ -70,6 +88,8 @@ def _panel(axes: Axes, board: Board, ranked: Sequence[Ranked]) -> None:
     last = max(place.among for place in ranked)
     axes.set(title=board.name, xlabel="rank", xlim=(0.5, last + 0.5), ylim=(len(ranked) - 0.4, -0.6))
     axes.set_yticks(range(len(ranked)), labels)
+    axes.annotate("Acc. (%)", (0, 1), (-3.5, 2), xycoords="axes fraction", textcoords="offset points", ha="right",
+                  va="bottom", color=DARK, annotation_clip=False)  # fmt: skip
     axes.set_xticks([rank for rank in range(1, last + 1) if last < 12 or rank % 2])
     axes.tick_params(axis="y", length=0, labelcolor=DARK)
     axes.spines["left"].set_visible(False)

@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from ifsl_bench.board.looks import look_of
+from ifsl_bench.board.looks import look_of, looks_of
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import check_out, chosen_by, disk_errors, write_bytes
 
@@ -150,9 +150,17 @@ def hollow(label: str) -> dict[str, Any]:
     return look | {"markerfacecolor": "white", "markeredgecolor": look["color"], "markeredgewidth": 0.8}
 
 
-def ringed(label: str) -> dict[str, Any]:
-    """The look of a second row of a method: a thin line, and rings."""
-    return drawn(label) | {"linewidth": 0.6, "markerfacecolor": "white", "markeredgewidth": 0.8}
+def drawn_beside(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dict[str, Any]]:
+    """The looks of rows that are drawn beside each other: those of :func:`ifsl_bench.board.looks.looks_of`.
+
+    Further rows of a method have a thin line, and marks that are half white.
+    """
+    found = []
+    for look in looks_of(labels, second):
+        one: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
+        half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.6, "linewidth": 0.7}
+        found.append(one | (half if look.further else {"markeredgewidth": 0}))
+    return found
 
 
 def handle(label: str, line: bool = True) -> Line2D:

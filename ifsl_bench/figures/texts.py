@@ -47,6 +47,17 @@ def width_of(text: str, size: float = SMALLEST) -> float:
     return float(TextPath((0, 0), text, size=size, prop=FontProperties("DejaVu Sans")).get_extents().x1) / 72
 
 
+def wrapped(text: str, width: float, size: float = SMALLEST) -> list[str]:
+    """A text in one line of so many inches, or in two, the first as long as it can be; cut where that is not enough."""
+    if width_of(text, size) <= width:
+        return [text]
+    words = text.split(" ")
+    fit = [n for n in range(1, len(words)) if width_of(" ".join(words[:n]), size) <= width]
+    if not fit:
+        return [fitting(text, width, size)]
+    return [" ".join(words[: fit[-1]]), fitting(" ".join(words[fit[-1] :]), width, size)]
+
+
 def fitting(text: str, width: float, size: float = SMALLEST) -> str:
     """A text cut to so many inches, with dots where something is missing."""
     if width_of(text, size) <= width:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.curves import bias_curve
+from ifsl_bench.board.curves import bias_curve, calibrated_point
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import beside_stored, by_accuracy, names_of
 from ifsl_bench.figures.style import (
     DARK,
     FAINT,
-    drawn,
-    hollow,
+    drawn_beside,
     legend_below,
     legend_height,
     new_figure,
-    ringed,
     styled,
     text_of,
 )
 
+KEY = ("with one bias (cal.)", "equal Acc.", "equal harmonic mean")
+PATCH = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 MANY = 9  # rows, as in the paper
 MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is cut
 
@@ -34,7 +36,9 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draws the rows of a board, the best first in the legend, and says which have no curve.
 
     Points are ``base_joint`` and ``novel_joint`` of ``table --full``: where a row's argmax puts it. Along a curve the
-    bias goes from where all is called base (below, right) to where all is called novel. Grey lines join equal Acc.
+    bias goes from where all is called base (below, right) to where all is called novel; a hollow point is where the
+    bias that validation episodes chose puts the row (cal. Acc.). Grey lines join equal Acc., dashed ones an equal
+    harmonic mean.
 
     Raises:
         UserError: regular few-shot learning, or no row with a curve.
@@ -47,26 +51,28 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     if len(without) == len(rows):
         raise UserError(f"{board.name}: no row of these has a base-novel curve, which older results lack; make them "
                         f"again with ifsl-bench run --method {rows[0].label} --task {board.name} --rerun")  # fmt: skip
-    figure = new_figure((2.9 if wide else 2.4) + legend_height(names, wide), wide)
+    legend = [*names, *KEY]
+    figure = new_figure((2.9 if wide else 2.4) + legend_height(legend, wide), wide)
     axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
-    points = np.array([_point(row) for row in rows])
-    looks = [(ringed if second else drawn)(row.label) for row, second in zip(rows, beside_stored(rows), strict=True)]
+    points, calibrated = np.array([_point(row) for row in rows]), [calibrated_point(row) for row in rows]
+    looks = drawn_beside([row.label for row in rows], beside_stored(rows))
     for look, name, curve in zip(looks, names, curves, strict=True):
         if curve is not None:
             axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=text_of(name), zorder=2)
-    for row, look, point, curve in zip(rows, looks, points, curves, strict=True):
-        point_look = look | {"linestyle": "none", "markersize": 5}
-        if "markerfacecolor" not in look:
-            point_look |= {"markeredgewidth": 0.7, "markeredgecolor": "white"}
-        axes.plot(*point, **(point_look if curve is not None else hollow(row.label)), zorder=4,
-                  gid=f"argmax of {row.label}")  # fmt: skip
-    _view(axes, points)
+    for row, look, point, other in zip(rows, looks, points, calibrated, strict=True):
+        here = look | {"linestyle": "none", "markersize": 5}
+        axes.plot(*point, **here, zorder=4, gid=f"argmax of {row.label}")
+        if other is not None:
+            axes.plot(*other, **_hollow(here), zorder=3, gid=f"calibrated of {row.label}")
+    _view(axes, np.array([*points, *(point for point in calibrated if point is not None)]))
     _equal_accuracy(axes, rows[0])
-    handles = [
-        Line2D([], [], **(hollow(row.label) if curve is None else look))
-        for row, look, curve in zip(rows, looks, curves, strict=True)
+    _equal_harmonic_mean(axes)
+    keys = [
+        Line2D([], [], **_hollow({"color": DARK, "marker": "o", "linestyle": "none"})),
+        Line2D([], [], color=FAINT, linewidth=0.8),
+        Line2D([], [], color=FAINT, linewidth=0.8, linestyle="dashed"),
     ]
-    legend_below(figure, handles, names, wide)
+    legend_below(figure, [*(Line2D([], [], **look) for look in looks), *keys], legend, wide)
     notes = [f"without a curve, being of an older version: {', '.join(without)}"] if without else []
     if len(rows) > MANY and not wide:
         notes.append(f"{len(rows)} rows are close together in one column: --wide gives them room, --method "
@@ -77,6 +83,10 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
 def _point(row: Row) -> tuple[float, float]:
     values = row.summary()
     return values["base_joint"].mean, values["novel_joint"].mean
+
+
+def _hollow(look: dict[str, Any]) -> dict[str, Any]:
+    return look | {"fillstyle": "none", "markeredgewidth": 0.8, "markersize": 4}
 
 
 def _view(axes: Axes, points: np.ndarray) -> None:
@@ -103,5 +113,24 @@ def _equal_accuracy(axes: Axes, row: Row) -> None:
         if bottom <= out <= top - 0.04 * (top - bottom):
             axes.annotate(f"{level:g}", (right, out), (2, 0), textcoords="offset points", va="center", color=DARK,
                           annotation_clip=False)  # fmt: skip
+        elif out < bottom:  # it leaves below
+            at = (level - (1 - share) * bottom) / share
+            axes.annotate(f"{level:g}", (at, bottom), (0, 2), textcoords="offset points", ha="center", color=DARK,
+                          bbox=PATCH, zorder=1.5)  # fmt: skip
     axes.annotate("Acc.", (1, 1), (2, 0), xycoords="axes fraction", textcoords="offset points", va="center",
                   color=DARK, annotation_clip=False)  # fmt: skip
+
+
+def _equal_harmonic_mean(axes: Axes) -> None:
+    (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
+    least, most = (2 * x * y / (x + y) if x + y else 0.0 for x, y in ((left, bottom), (right, top)))
+    step = next(step for step in (1, 2, 5, 10, 20) if (most - least) / step <= 6)
+    for level in np.arange(np.ceil(least / step) * step, most, step):
+        if level <= 0:
+            continue
+        x = np.linspace(max(left, level / 2 + 1e-6), right, 200)
+        axes.plot(x, level * x / (2 * x - level), color=FAINT, linewidth=0.5, linestyle=(0, (4, 3)), zorder=1,
+                  gid=f"harmonic {level:g}", scalex=False, scaley=False)  # fmt: skip
+        if 2 * top > level and left <= (at := level * top / (2 * top - level)) <= right - 0.04 * (right - left):
+            axes.annotate(f"{level:g}", (at, top), (0, 1.5), textcoords="offset points", ha="center", va="bottom",
+                          color=DARK, annotation_clip=False)  # fmt: skip

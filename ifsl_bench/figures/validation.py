@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -10,7 +12,10 @@ from ifsl_bench.board.boards import Board
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.rows import beside_stored, by_accuracy, names_of
-from ifsl_bench.figures.style import drawn, grid, legend_below, legend_height, new_figure, ringed, styled
+from ifsl_bench.figures.style import DARK, drawn_beside, grid, legend_below, legend_height, new_figure, styled
+
+RING: dict[str, Any] = {"marker": "o", "markersize": 6.5, "markerfacecolor": "none", "markeredgewidth": 0.7,
+                        "linestyle": "none"}  # fmt: skip
 
 
 @styled
@@ -27,9 +32,10 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     if not rows:
         raise UserError(f"{board.name}: no row of these is meta-trained, so that there is no validation to draw")
     names = names_of(rows)
-    figure = new_figure(2.0 + legend_height(names, wide), wide)
+    legend = [*names, "a seed", "step kept"]
+    figure = new_figure(2.0 + legend_height(legend, wide), wide)
     axes = figure.add_subplot(xlabel="steps of meta-training", ylabel="validation Acc. (%)")
-    looks = [(ringed if second else drawn)(row.label) for row, second in zip(rows, beside_stored(rows), strict=True)]
+    looks = drawn_beside([row.label for row in rows], beside_stored(rows))
     for row, name, look in zip(rows, names, looks, strict=True):
         seeds = _by_seed(row)
         for seed, points in seeds.items() if len(seeds) > 1 else ():
@@ -39,11 +45,12 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
         axes.plot(steps, means, **look | {"markersize": 3.5}, zorder=2, gid=f"mean of {name}")
         kept = [int(result.training["kept_step"]) for result in row.results]
         if (usual := max(sorted(set(kept)), key=kept.count)) in steps:
-            axes.plot(usual, means[steps.index(usual)], "o", markersize=8, markerfacecolor="none", zorder=3,
-                      markeredgecolor=look["color"], markeredgewidth=0.8, gid=f"kept of {name}")  # fmt: skip
+            axes.plot(usual, means[steps.index(usual)], **RING | {"markeredgecolor": look["color"]}, zorder=3,
+                      gid=f"kept of {name}")  # fmt: skip
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     grid(axes, "y")
-    legend_below(figure, [Line2D([], [], **look) for look in looks], names, wide)
+    keys = [Line2D([], [], color=DARK, linewidth=0.5, alpha=0.5), Line2D([], [], **RING | {"markeredgecolor": DARK})]
+    legend_below(figure, [*(Line2D([], [], **look) for look in looks), *keys], legend, wide)
     return figure, []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_board, load_variants
 from ifsl_bench.board.columns import HEADINGS, rounded
-from ifsl_bench.board.curves import bias_curve
+from ifsl_bench.board.curves import bias_curve, calibrated_point
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.leaderboard import nothing_stored, ranked_table
 from ifsl_bench.board.looks import DASHES, MARKERS, Look, look_of, looks_of
@@ -213,18 +213,8 @@ def _point(entry: Entry, *names: str) -> tuple[float, float] | None:
 
 
 def _calibrated(row: Row) -> tuple[float, float] | None:
-    """Base and novel accuracy with each seed's own bias, the mean over seeds."""
-    if "calibrated_acc" not in row.metrics:
-        return None
-    shares = []
-    for result in row.results:
-        counts = result.counts()
-        if counts.calibrated_base is None or counts.calibrated_novel is None:
-            return None
-        base = counts.calibrated_base.mean() / counts.base_queries
-        shares.append((base, counts.calibrated_novel.mean() / counts.novel_queries))
-    base, novel = (100 * sum(part) / len(shares) for part in zip(*shares, strict=True))
-    return round(float(base), 3), round(float(novel), 3)
+    found = calibrated_point(row)
+    return None if found is None else (round(found[0], 3), round(found[1], 3))
 
 
 def _curve(row: Row) -> list[list[float]] | None:
