@@ -358,7 +358,8 @@ def test_mistakes_are_told_in_a_line(call, measured, tmp_path):
     task = f"{measured / 'clusters.toml'}:clusters-5shot"
     assert "did you mean 'tradeoff'" in said(call, "tradeof", task, "--out", x)
     assert "'.jpg'" in said(call, "seeds", task, "--out", str(tmp_path / "x.jpg"))
-    assert "no folder" in said(call, "seeds", task, "--out", str(tmp_path / "nowhere" / "x.pdf"))
+    (tmp_path / "file").write_text("")
+    assert "is a file, not a folder" in said(call, "seeds", task, "--out", str(tmp_path / "file" / "x.pdf"))
     assert "--out" in said(call, "seeds", task)
     assert "no comparable result is stored" in said(call, "pairs", "mini-5shot", "--out", x, *known)
     assert "unknown row 'castel'" in said(call, "pairs", task, "--method", "castel", "--out", x, *known)
@@ -399,8 +400,10 @@ def test_notebooks_draw_what_the_command_draws(kind, call, measured, tmp_path):
     assert size["width"] == 979
     assert repr(drawing).splitlines()[0].startswith("a figure of 6.8 x ")
     assert repr(drawing).splitlines()[1:] == list(drawing.notes)
-    with pytest.raises(UserError, match="there is no folder"):
-        drawing.save(tmp_path / "no" / "x.pdf")
+    drawing.save(tmp_path / "no" / "x.pdf")
+    assert (tmp_path / "no" / "x.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(UserError, match="is a file, not a folder"):
+        drawing.save(tmp_path / "notebook.svg" / "x.pdf")
 
 
 def test_no_display_and_no_pyplot_is_needed(measured, tmp_path):

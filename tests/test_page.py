@@ -302,11 +302,15 @@ def test_the_command(call, results, tmp_path):
     assert (status, error.count("\n")) == (2, 1)
     assert "is a folder" in error
     status, _, error = call("report", TASK, "--results", str(results), "--out", str(tmp_path / "no" / "page.html"))
-    assert (status, error) == (2, f"ifsl-bench: --out: there is no folder {tmp_path / 'no'}; make it first\n")
-    assert not (tmp_path / "no").exists()
-    status, _, error = call("report", "cub-1shot", "--results", str(tmp_path / "none"))
-    assert (status, error.count("\n")) == (2, 1)
-    assert "no results of task 'cub-1shot'" in error
+    assert (status, error) == (0, "")
+    assert (tmp_path / "no" / "page.html").read_text() == out.read_text()
+    status, _, error = call("report", TASK, "--results", str(results), "--out", str(out / "page.html"))
+    assert (status, error) == (2, f"ifsl-bench: --out: {out} is a file, not a folder\n")
+    (tmp_path / "none").mkdir()
+    for folder, said in (("none", "no results of task 'cub-1shot'"), ("nowhere", "there is no folder ")):
+        status, _, error = call("report", "cub-1shot", "--results", str(tmp_path / folder))
+        assert (status, error.count("\n")) == (2, 1)
+        assert said in error
 
 
 def test_variants_come_along_and_empty_tasks_do_not(tmp_path, monkeypatch):

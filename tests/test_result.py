@@ -273,8 +273,9 @@ def test_tables_hold_measured_and_published_rows(style, tmp_path, monkeypatch):
     assert "mine" in text
     assert "published: ren2019" in text
     assert "63.04" in text
-    assert "-8.77" in text
-    assert "-10.66" in text
+    minus = "$-$" if style == "latex" else "-"
+    assert f"{minus}8.77" in text
+    assert f"{minus}10.66" in text
     if style in PROGRAMS:
         table = list(csv.DictReader(io.StringIO(text))) if style == "csv" else json.loads(text)
         accuracies = [float(r["acc"]) for r in table]

@@ -57,7 +57,7 @@ class Frame:
             if left <= 0:
                 break
             grid = render([Table(table.columns, table.rows, order=table.order)]).split("\n")
-            lines += ["", *([one_line(table.title), ""] if table.title else []), *grid[: 2 + left]]
+            lines += ["", *_above(table), *grid[: 2 + left]]
             left -= len(table.rows)
         return "\n".join([*lines[1:], *filter(None, [self._more(MOST)])])
 
@@ -71,13 +71,20 @@ class Frame:
         return "".join([*shown, *closing])
 
 
+def _above(table: Table[Any]) -> list[str]:
+    lines = [one_line(text) for text in (table.title, table.lead) if text]
+    return [*lines, ""] if lines else []
+
+
 def _html(table: Table[Any], most: int) -> str:
     from tabulate import tabulate
 
     cells = [[one_line(cell.text) for cell in row] for row in table.cells()[:most]]  # tabulate escapes them
     grid = tabulate(cells, table.headings(), "html", disable_numparse=True)
     notes = "".join(f"<br>{escape(one_line(note))}" for note in table.notes)
-    return f"<p><b>{escape(one_line(table.title))}</b></p>{grid}<p><small>{notes.removeprefix('<br>')}</small></p>"
+    lead = f"<p>{escape(one_line(table.lead))}</p>" if table.lead else ""
+    title = f"<p><b>{escape(one_line(table.title))}</b></p>{lead}"
+    return f"{title}{grid}<p><small>{notes.removeprefix('<br>')}</small></p>"
 
 
 class Results(Sequence["Result"]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -104,7 +105,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
             lines.append(rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escaped(block[1])}}}}} \\")
         for label, found in sorted(blocks[block].items(), key=lambda item: _place(item[1]), reverse=True):
             cells = [_cell(found.get(board.name), name, bold) for board in boards for name in columns]
-            lines.append(" & ".join([escaped(label), *cells]) + r" \\")
+            lines.append(" & ".join([first_cell(escaped(label)), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}", r"\end{table}"])
 
 
@@ -172,12 +173,23 @@ def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set
     return found
 
 
+def minus(text: str) -> str:
+    """A number's minus sign as LaTeX sets one, not a hyphen."""
+    return re.sub(r"(?<![\w.=-])-(?=\d)", "$-$", text)
+
+
+def first_cell(text: str) -> str:
+    """A cell that begins a line: what begins with [ or * would be an argument of the \\\\ before it."""
+    return f"{{}}{text}" if text.startswith(("[", "*")) else text
+
+
 def _cell(entry: Entry | None, name: str, bold: Collection[tuple[Entry, str]]) -> str:
     """A number as the paper prints it: its ± beside an accuracy only."""
     if entry is None or name not in entry.values:
         return ""
     value = entry.values[name]
-    text = rf"\textbf{{{value.mean:.2f}}}" if (entry, name) in bold else f"{value.mean:.2f}"
+    number = minus(f"{value.mean:.2f}")
+    text = rf"\textbf{{{number}}}" if (entry, name) in bold else number
     interval = value.interval if entry.printed is None else entry.printed
     accuracy = name in ("acc", "calibrated_acc")
     return rf"{text} $\pm$ {interval:.2f}" if accuracy and not math.isnan(interval) else text

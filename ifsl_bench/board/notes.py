@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.comparison import p_value
 from ifsl_bench.board.measured import PARTIAL, Row
@@ -79,12 +81,27 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     if measured and named not in (NO_BACKBONE, INCLUDED) and not any(owners(BACKBONES, one) for one in known):
         notes.append(f"No backbone {named!r} is installed here: these rows cannot be made again on this machine.")
     above = "the rows above" if board.rows or board.papers else "results on the whole"
-    apart = ((row, reason) for row in board.others if (reason := board.apart(row)))
-    notes += [f"{row.label} ({row.origin}) is not comparable with {above}: {reason}." for row, reason in apart]
+    apart: dict[str, list[str]] = {}
+    for row in board.others:
+        if reason := board.apart(row):
+            apart.setdefault(reason, []).append(f"{row.label} ({row.origin})")
+    for reason, names in _alike(apart).items():
+        are = "is" if len(names) == 1 else "are"
+        notes.append(f"{', '.join(names)} {are} not comparable with {above}: {reason}.")
     if board.papers:
         notes.append(f"Published: as printed, {plus_minus}, whose kind is unknown; not used in any significance test.")
     notes += [f"{paper.label} ({paper.source}): {paper.said}." for paper in board.papers if paper.said]
     return notes + [f"{remark}." for remark in board.remarks]
+
+
+def _alike(apart: dict[str, list[str]]) -> dict[str, list[str]]:
+    """Rows by why they stand apart; reasons that differ in what is in brackets alone are one."""
+    found: dict[str, list[str]] = {}
+    kinds = Counter(reason.partition(" (")[0] for reason in apart)
+    for reason, names in apart.items():
+        kind = reason.partition(" (")[0]
+        found.setdefault(kind if kinds[kind] > 1 else reason, []).extend(names)
+    return found
 
 
 def _overrun(row: Row) -> bool:

@@ -55,7 +55,8 @@ def prose(text: str, style: str) -> str:
 
 
 def _page(table: Table[Any], grid: str, style: str) -> str:
-    above = [prose(table.title, style), ""] if table.title else []
+    above = [prose(line, style) for line in (table.title, table.lead) if line]
+    above = [*above, ""] if above else []
     below = ["", *(prose(note, style) for note in table.notes)] if table.notes else []
     return "\n".join([*above, grid, *below])
 
@@ -93,9 +94,13 @@ def _markdown_text(cell: Cell) -> str:
 
 def _latex(table: Table[Any]) -> str:
     """A plain ``tabular``; :mod:`ifsl_bench.board.latex` has the layout of papers."""
+    from ifsl_bench.board.latex import minus
+
     grid = _grid(table, "latex_booktabs", lambda cell: one_line(cell.text)).replace("±", "$\\pm$")
     head, rule, body = grid.partition("\\midrule")
-    return re.sub(r"\bDelta\b(\\_([ab]))?", lambda m: f"$\\Delta_{m[2]}$" if m[2] else "$\\Delta$", head) + rule + body
+    lines = [re.sub(r"^(\s*)(?=[\[*])", r"\1{}", line) for line in body.split("\n")]  # else arguments of the \\ before
+    delta = re.compile(r"(?<![\w.])Delta\b(\\_([ab]))?")
+    return delta.sub(lambda m: f"$\\Delta_{m[2]}$" if m[2] else "$\\Delta$", head + rule + minus("\n".join(lines)))
 
 
 def _grid(table: Table[Any], layout: str, write: Callable[[Cell], str]) -> str:

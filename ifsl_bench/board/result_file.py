@@ -28,6 +28,7 @@ from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, wri
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.plugin.behaviour import Probe, malformed
 from ifsl_bench.protocol.calibration import Calibrated
+from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, Estimate, summarise
 
 if TYPE_CHECKING:
@@ -301,6 +302,8 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
 
 def inconsistency(result: Result) -> str:
     """Why a result contradicts itself, or "" where it does not."""
+    if not 0 <= result.seed <= LARGEST_SEED + MOST_SEEDS:
+        return f"seed {result.seed} is none that a run can have"
     try:
         counts, classes = result.counts(), result.episodes.column("classes")
     except OverflowError:
@@ -387,8 +390,15 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
     if not root.is_dir():
         return [], []
     names = sorted(tasks) if tasks is not None else sorted(p.name for p in root.iterdir() if p.is_dir())
-    found, remarks = [], []
-    for path in (path for name in names if name != "published" for path in sorted((root / name).glob("*.seed-*.json"))):
+    found, remarks, paths = [], list[str](), list[Path]()
+    for name in (name for name in names if name != "published"):
+        try:
+            paths += sorted(path for path in (root / name).iterdir() if path.match("*.seed-*.json"))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            remarks.append(f"left out: {root / name} cannot be read ({error.strerror})")
+    for path in paths:
         try:
             result = read(path)
         except UserError as error:

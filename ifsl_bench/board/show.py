@@ -182,8 +182,7 @@ def comparison_table(found: Comparison) -> Table[str]:
         ),
         Column(fields=record),
     ]
-    title = (f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, "
-             f"{seeds_in_words(found.seeds)}. {verdict(found)}")  # fmt: skip
+    title = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, {seeds_in_words(found.seeds)}"
     overall = [
         "A - B overall: percentage points, with 95% interval and p-value over episodes and seeds, as in ranks, "
         "for claims about methods. The other columns have 95% intervals of the same difference:",
@@ -195,7 +194,7 @@ def comparison_table(found: Comparison) -> Table[str]:
         *_of_classes(found),
         *(f"Note: {note}." for note in found.notes),
     ]
-    return Table(columns, list(found.episodes), title, notes)
+    return Table(columns, list(found.episodes), title, notes, lead=verdict(found))
 
 
 def _of_classes(found: Comparison) -> list[str]:

@@ -59,6 +59,7 @@ class Table(Generic[R]):
         order: what readers' rows are sorted by; None where their order is that of ``rows``.
         mine: whether a row is the user's own, which terminals show.
         whole: whether a terminal that is too narrow gets the columns in several blocks, and not some of them only.
+        lead: a sentence below the title, for readers who read no further.
     """
 
     columns: Sequence[Column[R]]
@@ -68,6 +69,7 @@ class Table(Generic[R]):
     order: Callable[[R], Any] | None = None
     mine: Callable[[R], bool] = _never
     whole: bool = False
+    lead: str = ""
 
     def records(self) -> list[dict[str, Any]]:
         """A mapping for each row, for programs."""

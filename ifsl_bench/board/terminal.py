@@ -172,9 +172,10 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
     for number, table in enumerate(tables):
         if number:
             _line(console, Text())
-        if table.title:
-            for line in fold(one_line(table.title), width):
-                _line(console, Text(line, "bold"))
+        for said, look in ((table.title, "bold"), (table.lead, "")):
+            for line in fold(one_line(said), width) if said else ():
+                _line(console, Text(line, look))
+        if table.title or table.lead:
             _line(console, Text())
         columns = _columns(table)
         if table.whole and _needed(columns) > width:

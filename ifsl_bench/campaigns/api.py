@@ -24,7 +24,7 @@ from ifsl_bench.protocol.limits import LARGEST_SEED
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
 from ifsl_bench.running.evaluating import Evaluate
-from ifsl_bench.running.job import Job, each_once, make_jobs
+from ifsl_bench.running.job import Job, check_trained, each_once, make_jobs
 from ifsl_bench.running.preparation import PrepareData
 from ifsl_bench.running.ranges import remove_evaluated
 
@@ -37,7 +37,8 @@ def run(
     train: Mapping[str, Any] | None = None, seed: int = 0, episodes: int | None = None,
     change: Mapping[str, int | str] | None = None, tune: int = 0, calibrate: bool = False, rerun: bool = False,
     retrain: bool = False, progress: bool = False, log: str | None = None,
-    log_dir: str | Path | None = None, work: Workspace | None = None,
+    log_dir: str | Path | None = None, home: str | Path | None = None, results: str | Path | None = None,
+    work: Workspace | None = None,
 ) -> Result: ...  # fmt: skip
 
 
@@ -47,7 +48,8 @@ def run(
     options: Mapping[str, Any] | None = None, train: Mapping[str, Any] | None = None, seed: int = 0,
     episodes: int | None = None, change: Mapping[str, int | str] | None = None, tune: int = 0,
     calibrate: bool = False, rerun: bool = False, retrain: bool = False, progress: bool = False,
-    log: str | None = None, log_dir: str | Path | None = None, work: Workspace | None = None,
+    log: str | None = None, log_dir: str | Path | None = None, home: str | Path | None = None,
+    results: str | Path | None = None, work: Workspace | None = None,
 ) -> Result | Results: ...  # fmt: skip
 
 
@@ -68,6 +70,8 @@ def run(
     progress: bool = False,
     log: str | None = None,
     log_dir: str | Path | None = None,
+    home: str | Path | None = None,
+    results: str | Path | None = None,
     work: Workspace | None = None,
 ) -> Result | Results:
     """Runs methods on tasks, and returns the results, which are stored as files as well.
@@ -95,7 +99,8 @@ def run(
         retrain: train again even if the model is stored, which is kept under another name.
         progress: show what is done, and how long it takes.
         log: "tensorboard" for the curves of trainings, below ``log_dir`` or among the logs of the home folder.
-        work: folders, device and progress display; see :func:`workspace`.
+        home, results: folders of caches and of results, as ``--home`` and ``--results``.
+        work: folders, device and progress display; see :func:`workspace`. Without ``home`` and ``results``.
 
     Raises:
         UserError: whatever is wrong, in one line. If some of several jobs fail, the others are done and stored first.
@@ -108,7 +113,9 @@ def run(
     if type(seed) is not int:
         raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {[seed]}")
     one = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
-    work = work or workspace()
+    if work is not None and (home is not None or results is not None):
+        raise UserError("work has folders of its own; give home and results to ifsl_bench.workspace(...) instead")
+    work = work or workspace(home, results)
     work = replace(work, curves=curves_folder(log, log_dir, work.home) or work.curves)
     if progress:
         work = replace(work, reporter=progress_here())
@@ -119,6 +126,7 @@ def run(
     methods, tasks = (method, task) if one else (_methods(method, work), _tasks(task, work))
     about = training, range(seed, seed + count), episodes, changes, work.home, tune, calibrate
     made = make_jobs([methods] if one else methods, [tasks] if one else tasks, options or {}, *about)  # type: ignore[list-item, arg-type]
+    check_trained(made, train or {})
     if one:
         return run_job(_only(made), work, rerun=rerun, retrain=retrain)
     ended = run_campaign(each_once(made), work, rerun=rerun, retrain=retrain, command=CALL)

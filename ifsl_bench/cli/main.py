@@ -6,9 +6,11 @@ Nothing heavy is imported before a command needs it; ``--help`` and ``tasks`` co
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,11 +65,11 @@ for command in (command for commands in SECTIONS.values() for command in command
     cli.add_command(command)
 
 
-def _interrupted(arguments: Sequence[str]) -> str:
+def _interrupted(arguments: Sequence[str], how: str = "interrupted") -> str:
     """What somebody who has pressed Ctrl-C should know."""
     if "--retrain" in arguments:  # nothing tells the models that it has made from those it was to replace
-        return "ifsl-bench: interrupted; with --retrain the same command trains everything again"
-    return "ifsl-bench: interrupted; the same command goes on from where it stopped"
+        return f"ifsl-bench: {how}; with --retrain the same command trains everything again"
+    return f"ifsl-bench: {how}; the same command goes on from where it stopped"
 
 
 def _guarded(call: Callable[[], Any]) -> int:
@@ -130,6 +132,9 @@ def entry() -> None:
     disk first: a tenth of a second of each command, and 100 MB of its peak.
     """
     ended: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _killed)
     atexit.register(_leave, ended)  # the first that is registered, and so the last that is called
     try:
         main()
@@ -137,6 +142,15 @@ def entry() -> None:
         if isinstance(stop.code, int):
             ended.append(stop.code)
         raise
+
+
+def _killed(number: int, _: object) -> None:
+    """Somebody ends the process: the terminal gets its cursor back, and the process ends as it would have."""
+    with contextlib.suppress(OSError):
+        cursor = "\x1b[?25h\n" if os.isatty(2) else ""
+        os.write(2, f"{cursor}{_interrupted(sys.argv[1:], 'ended')}\n".encode())
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _leave(ended: list[int]) -> None:

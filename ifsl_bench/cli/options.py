@@ -74,6 +74,8 @@ def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -
         key, separator, text = value.partition("=")
         if not separator or not key.strip():
             raise UserError(f"{parameter.opts[0]} takes NAME=VALUE, not {value!r}")
+        if key.strip() in pairs:
+            raise UserError(f"{parameter.opts[0]} {key.strip()} is given twice")
         pairs[key.strip()] = text.strip()
     return pairs
 
@@ -234,8 +236,14 @@ def folders_of(home: str | None, results_dir: str | None = None) -> Home:
     return Home.locate(home, results_dir)
 
 
-def readable(folders: Home) -> Home:
-    """The folders, or empty ones with a warning where they cannot be read: lists of what the package has go on."""
+def readable(folders: Home, asked: str | None = None) -> Home:
+    """The folders, or empty ones with a warning where they cannot be read: lists of what the package has go on.
+
+    Args:
+        asked: the folder of results that somebody has named, which has to be there.
+    """
+    if asked is not None and not folders.results.is_dir():
+        raise UserError(f"--results: there is no folder {folders.results}")
     from dataclasses import replace
 
     from ifsl_bench.common.errors import one_line

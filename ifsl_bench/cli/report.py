@@ -20,22 +20,21 @@ def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str 
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
     """
     from ifsl_bench.common.errors import UserError
-    from ifsl_bench.common.files import check_out, chosen_by, write_bytes
+    from ifsl_bench.common.files import check_out, write_out
     from ifsl_bench.page.gather import boards_of, gather
     from ifsl_bench.page.html import page_html
     from ifsl_bench.protocol.task_files import find, own, packaged
 
     path = Path(out).expanduser()
     check_out(path)
-    folders = readable(folders_of(home, results_dir))
+    folders = readable(folders_of(home, results_dir), results_dir)
     chosen = [task for name in tasks for task in find(name, home=folders)]
     found = boards_of(chosen or [*packaged().values(), *own(folders).values()], folders.results, bool(chosen))
     if not found:
         raise UserError("nothing is stored yet; make a result with: ifsl-bench run --method NAME --task NAME")
     page = gather(found)
     content = page_html(page).encode()
-    with chosen_by("--out"):
-        write_bytes(path, content)
+    write_out(path, content)
     names = {board.task for board in page.boards}
     click.echo(f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
                f"{len(content) / 1e6:.1f} MB; open it in a browser")  # fmt: skip

@@ -88,7 +88,7 @@ def table(
 
     By default, of every task that has rows. 'ifsl-bench leaderboard --help' says what the columns are.
     """
-    folders = readable(folders_of(home, results_dir))
+    folders = readable(folders_of(home, results_dir), results_dir)
     from ifsl_bench.board.asked import boards_of, in_setting
 
     boards = boards_of(tasks, labels, folders)
@@ -150,7 +150,7 @@ def leaderboard(
 
     Without a task: the best rows of each task on which something is measured, and yours.
     """
-    folders = readable(folders_of(home, results_dir))
+    folders = readable(folders_of(home, results_dir), results_dir)
     from ifsl_bench.board.asked import in_setting, measured_boards
 
     boards = in_setting(measured_boards(tasks, labels, folders), setting)
@@ -182,7 +182,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
     from ifsl_bench.board.comparison import compare as compare_rows
     from ifsl_bench.board.show import comparison_table
 
-    rows = pair_of(a, b, task, readable(folders_of(home, results_dir)))
+    rows = pair_of(a, b, task, readable(folders_of(home, results_dir), results_dir))
     show_tables([comparison_table(compare_rows(*rows))], style)
 
 
@@ -207,7 +207,7 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
         again = f"ifsl-bench reproduce {shlex.quote(what[0])}"
     elif len(what) == 2:
         label, task = what
-        board = board_of(task, readable(folders_of(home, results_dir)))
+        board = board_of(task, readable(folders_of(home, results_dir), results_dir))
         row = row_of(board, label)
         tables, facts = [row_table(row)], list(row.results)
         if row.origin != STORED and board.row(f"{row.label} ({STORED})"):
@@ -343,6 +343,11 @@ def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
 
 def _neither(command: str, what: Sequence[str]) -> UserError:
     """For what is no file, and no label with a task."""
-    said, label = (f"{what[0]!r} is not a file; ", what[0]) if len(what) == 1 else ("", "lr+a")
+    from ifsl_bench.protocol.task_files import packaged
+
+    said, label, task = (f"{what[0]!r} is not a file; ", what[0], "glyphs-5shot") if len(what) == 1 else (
+        "", "lr+a", "glyphs-5shot")  # fmt: skip
+    if label in packaged():
+        label, task = "LABEL", label
     return UserError(f"{said}{command} takes a result file, or a row's label and its task: "
-                     f"ifsl-bench {command} {label} glyphs-5shot")  # fmt: skip
+                     f"ifsl-bench {command} {label} {task}")  # fmt: skip

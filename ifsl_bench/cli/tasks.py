@@ -87,7 +87,7 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
     from ifsl_bench.protocol.task_files import find
 
     above = context.parent.params if context.parent else {}  # options may stand before the name
-    folders = readable(folders_of(home or above.get("home"), results_dir))
+    folders = readable(folders_of(home or above.get("home"), results_dir), results_dir)
     found = [task_facts(task, folders) for task in find(name, home=folders)]
     if style == "text" and above.get("style"):
         style = above["style"]

@@ -110,10 +110,20 @@ def check_out(path: Path) -> None:
     """Raises :class:`UserError` where a file that ``--out`` names could not be written, before anything is computed."""
     if path.is_dir():
         raise UserError(f"--out: {path} is a folder; name the file to write")
-    if not (folder := path.parent).is_dir():
-        raise UserError(f"--out: there is no folder {folder}; make it first")
-    if not os.access(folder, os.W_OK):
+    folder = next(folder for folder in path.absolute().parents if os.path.lexists(folder))  # the others will be made
+    if not folder.is_dir():
+        raise UserError(f"--out: {folder} is a file, not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--out: folder {folder} cannot be written")
+
+
+def write_out(path: Path, content: bytes) -> None:
+    """Writes what ``--out`` names, atomically, and makes its folder; raises :class:`UserError` where it cannot."""
+    try:
+        with chosen_by("--out"):
+            write_bytes(path, content)
+    except OSError as error:
+        raise UserError(f"--out: {path} cannot be written: {error.strerror or error}") from error
 
 
 _chosen_by: ContextVar[str] = ContextVar("chosen_by", default="--home or --results")

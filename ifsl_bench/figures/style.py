@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 
 from ifsl_bench.board.looks import look_of, looks_of
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.files import check_out, chosen_by, disk_errors, write_bytes
+from ifsl_bench.common.files import check_out, write_out
 
 COLUMN, PAGE = 3.3, 6.8  # inches: one column, and two with what is between them
 SMALLEST = 7.0  # points
@@ -123,8 +123,7 @@ def as_bytes(figure: Figure, kind: str) -> bytes:
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure, whole or not at all; raises as :func:`format_of`, and where the file cannot be written."""
     content = as_bytes(figure, format_of(path))
-    with chosen_by("--out"), disk_errors(path):
-        write_bytes(path, content)
+    write_out(path, content)
 
 
 def text_of(label: str) -> str:

@@ -12,6 +12,11 @@ from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.protocol.limits import AT_ONCE, STEPS
 from ifsl_bench.protocol.task import MetaTraining
 
+TAKES = {
+    "episodes_per_step": "a whole number", "select": "last or best", "rate": "a number", "views": "a whole number",
+    "steps": "a whole number",
+}  # fmt: skip
+
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
     """What a user may change about meta-training (``--train name=value``).
@@ -48,7 +53,14 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         try:
             made = msgspec.convert(dict(given), cls, strict=False)
         except (msgspec.ValidationError, UnicodeError) as error:  # the latter for half a character
+            for key, value in given.items():
+                try:
+                    msgspec.convert({key: value}, cls, strict=False)
+                except (msgspec.ValidationError, UnicodeError):
+                    raise UserError(f"--train: {key} takes {TAKES[key]}, not {value!r}") from error
             raise UserError(f"--train: {error}") from error
+        if "steps" in given and made.steps < 1:
+            raise UserError("--train: steps must be at least 1; leave it out for the task's own")
         if made.episodes_per_step < 1 or made.views < 1 or made.steps < 0:
             raise UserError("--train: episodes_per_step and views must be at least 1, steps at least 0")
         if made.episodes_per_step > AT_ONCE or made.views > AT_ONCE or made.steps > STEPS:

@@ -99,7 +99,7 @@ class Ready:
         title = f"calibrating {self.job}"
         found = evaluate(
             self.method, self.job.name, self.loader("val"), task.evaluation.halves[0], reporter, title,
-            called="accuracy on validation",
+            called="validation accuracy",
         ).margins  # fmt: skip
         return (find_bias(found), "") if found else (None, "")
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ifsl_bench.common.building import leftovers, remove, unfinished
 from ifsl_bench.common.errors import CorruptFile, UserError, one_line, unknown
-from ifsl_bench.common.files import Home, check_out, chosen_by, disk_errors, write_bytes
+from ifsl_bench.common.files import Home, check_out, disk_errors, write_out
 from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.owners import PARTIAL, is_abandoned, what
 from ifsl_bench.common.progress import Reporter
@@ -34,6 +34,7 @@ from ifsl_bench.protocol.task_files import own, packaged
 if TYPE_CHECKING:
     from PIL import ImageFont
 
+LARGEST, MOST_PIXELS = 16_383, 100_000_000  # of a picture's side, which WebP allows, and of all of it
 FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
 _NAME = 24  # letters of a class's name in a table
 NAMES_WIDE, LINE_HIGH = 124, 12  # pixels on a contact sheet: of what the names of classes have, of a line of one
@@ -267,11 +268,10 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
 
 
 def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, reporter: Reporter) -> None:
-    """A PNG with some classes of each pool, a row each with its name, spread over the pool's classes."""
     """A picture of some classes of each pool, a row each, spread over the pool's classes; its name says the format.
 
     Raises:
-        UserError: another format, no such folder or data set, or features.
+        UserError: another format, no such data set, features, or a picture larger than the format allows.
     """
     import torch
     from PIL import Image, ImageDraw
@@ -285,6 +285,12 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
     pools = [dataset.pool(pool) for pool in POOLS if dataset.has(pool)]
     classes = min(classes, max(len(pool.classes) for pool in pools))
+    images = min(images, max(int(np.diff(pool.starts).max()) for pool in pools))
+    side, across = dataset.shape[0] + 2, min(2, len(pools))
+    width, height = across * (NAMES_WIDE + images * side), -(-len(pools) // across) * classes * side
+    if max(width, height) > LARGEST or width * height > MOST_PIXELS:
+        raise UserError(f"{classes:,} classes with {images:,} images of each make a picture of {width:,} x {height:,} "
+                        "pixels; ask for fewer with --classes and --images")  # fmt: skip
     blocks, rows = [], []
     for pool in pools:
         chosen = np.unique(np.linspace(0, len(pool.classes) - 1, min(classes, len(pool.classes))).round().astype(int))
@@ -307,8 +313,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
             draw.text((x, y + 2 + row * tile), "\n".join(lines), 0, font, spacing=0)
     out = io.BytesIO()
     sheet.save(out, format=kind)
-    with chosen_by("--out"), disk_errors(path):
-        write_bytes(path, out.getvalue())
+    write_out(path, out.getvalue())
 
 
 def _font() -> ImageFont.FreeTypeFont:
