@@ -116,6 +116,38 @@ def fits(visit: Visit) -> None:
     assert visit.page.evaluate("document.documentElement.scrollWidth") == visit.page.viewport_size["width"]
 
 
+def no_button_sends_a_plot_anywhere(visit: Visit) -> None:
+    bars = visit.page.evaluate(
+        "[...document.querySelectorAll('.modebar')].map(bar =>"
+        " [...bar.querySelectorAll('.modebar-btn')].map(button => button.dataset.title))"
+    )
+    assert len(bars) == 4
+    zoom = ["Zoom", "Pan"]
+    for bar in bars:
+        assert bar == ["Download plot as a PNG", *zoom, "Autoscale", "Reset axes"]
+
+
+def lines_of_equal_accuracy_are_named_wherever_one_looks(visit: Visit) -> None:
+    def named() -> list[str]:
+        return visit.page.evaluate(
+            "document.querySelector('#tradeoff .canvas').layout.annotations.map(a => [a.text, a.x, a.y].join())"
+        )
+
+    before = named()
+    assert before
+    visit.page.evaluate(
+        "Plotly.relayout(document.querySelector('#tradeoff .canvas'),"
+        " {'xaxis.range[0]': 20, 'xaxis.range[1]': 60, 'yaxis.range[0]': 30, 'yaxis.range[1]': 75})"
+    )
+    visit.settle()
+    assert named() != before
+    for text in named():
+        said, x, y = text.rsplit(",", 2)
+        assert re.fullmatch(r"(Acc\.|harm\.|harmonic) \d+", said)
+        assert 20 <= float(x) <= 60
+        assert 30 <= float(y) <= 75
+
+
 @pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("telephone", "light")])
 def test_it_is_drawn_at_once_by_day_and_by_night(chromium, made_up, size, scheme, patience):
     with Visit(chromium, made_up, size, scheme) as visit:
@@ -126,6 +158,8 @@ def test_it_is_drawn_at_once_by_day_and_by_night(chromium, made_up, size, scheme
         background = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
         light = sum(int(part) for part in background[4:-1].split(",")) / 3 > 128
         assert light == (scheme == "light")
+        no_button_sends_a_plot_anywhere(visit)
+        lines_of_equal_accuracy_are_named_wherever_one_looks(visit)
         assert not visit.complaints
 
 
@@ -187,6 +221,12 @@ def test_filters_and_search(visit):
     page.select_option("[name=task]", "tiered-5shot")
     visit.settle()
     assert not page.locator("#plots").is_visible()
+    for task, setting in ((OTHER, "paper"), (TASK, "tuned-12")):
+        page.select_option("[name=task]", task)
+        visit.settle()
+        assert page.input_value("[name=setting]") == setting
+    page.select_option("[name=setting]", "paper")
+    visit.settle()
 
 
 def test_what_is_said_in_place_of_a_plot_goes_when_there_is_one_again(visit):
@@ -235,7 +275,7 @@ def test_a_link_of_the_table_of_all_tasks_leads_to_that_task(visit):
     assert visit.page.input_value("[name=task]") == OTHER
 
 
-def test_the_keyboard_reaches_a_row_and_every_pair(visit):
+def test_the_keyboard_reaches_a_row_every_pair_all_tasks_and_the_chips(visit):
     page, first = visit.page, visit.names()[0]
     page.locator("article:visible tbody tr:visible .open").first.focus()
     page.keyboard.press("Enter")
@@ -254,10 +294,7 @@ def test_the_keyboard_reaches_a_row_and_every_pair(visit):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     assert "ifsl-bench compare" in page.locator("dialog").inner_text()
-
-
-def test_the_keyboard_opens_a_number_of_all_tasks_and_keeps_its_place_among_the_chips(visit):
-    page = visit.page
+    page.keyboard.press("Escape")
     number = page.locator(".overview:visible td button").first
     number.focus()
     page.keyboard.press("Enter")
@@ -269,50 +306,6 @@ def test_the_keyboard_opens_a_number_of_all_tasks_and_keeps_its_place_among_the_
         page.keyboard.press("Enter")
         plots = page.locator(".canvas > p").all_inner_texts()
         assert set(plots) == ({"No rows are switched on."} if said == "none" else set())
-
-
-def test_no_button_of_a_plot_sends_it_anywhere(visit):
-    bars = visit.page.evaluate(
-        "[...document.querySelectorAll('.modebar')].map(bar =>"
-        " [...bar.querySelectorAll('.modebar-btn')].map(button => button.dataset.title))"
-    )
-    assert len(bars) == 4
-    zoom = ["Zoom", "Pan"]
-    for bar in bars:
-        assert bar == ["Download plot as a PNG", *zoom, "Autoscale", "Reset axes"]
-
-
-def test_the_lines_of_equal_accuracy_are_named_wherever_one_looks(visit):
-    def named() -> list[str]:
-        return visit.page.evaluate(
-            "document.querySelector('#tradeoff .canvas').layout.annotations.map(a => [a.text, a.x, a.y].join())"
-        )
-
-    before = named()
-    assert before
-    visit.page.evaluate(
-        "Plotly.relayout(document.querySelector('#tradeoff .canvas'),"
-        " {'xaxis.range[0]': 20, 'xaxis.range[1]': 60, 'yaxis.range[0]': 30, 'yaxis.range[1]': 75})"
-    )
-    visit.settle()
-    assert named() != before
-    for text in named():
-        said, x, y = text.rsplit(",", 2)
-        assert re.fullmatch(r"(Acc\.|harm\.|harmonic) \d+", said)
-        assert 20 <= float(x) <= 60
-        assert 30 <= float(y) <= 75
-
-
-def test_the_setting_that_was_chosen_comes_back_after_a_task_that_lacks_it(visit):
-    page = visit.page
-    page.select_option("[name=setting]", "tuned-12")
-    visit.settle()
-    for task, setting in ((OTHER, "paper"), (TASK, "tuned-12")):
-        page.select_option("[name=task]", task)
-        visit.settle()
-        assert page.input_value("[name=setting]") == setting
-    page.select_option("[name=setting]", "paper")
-    visit.settle()
 
 
 def test_a_hostile_name_stays_text_in_tables_plots_and_dialogs(visit):
