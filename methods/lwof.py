@@ -28,19 +28,23 @@ class LwoF(Method):
     v / |v|, x_i and W_a are made unit vectors first, and the query is x_i W_q + b_q, b_q learned from 0. (They also add
     one bias to the logits of all classes alike, which changes no softmax.) Their training is not this one:
 
-                       their code, mini-ImageNet                    here
-        images         cropped and flipped at random, dropout       features computed once, neither of them
-                       in the residual network
-        an episode     15 + 15 queries, its classes hidden          25 + 25 queries, its classes hidden where the
-                                                                    task's novel training classes are the base classes
-        steps          60,000, 8 episodes each                      10,000, 1 episode each
-        optimiser      SGD, Nesterov momentum 0.9, weight decay     Adam
-                       5e-4
-        rate           0.1, from step 20,000 on 0.006, 40,000       0.001, from step 6,000 on 0.0001, 8,000 on 0.00001
-                       on 0.0012, 50,000 on 0.00024
-        checkpoint     of one every 1,000 steps, the best in        the last one
-                       accuracy among the novel classes alone
-        evaluation     600 episodes, 75 + 75 queries                2,000 episodes, 25 + 25 queries
+        mini-ImageNet    their code                 here
+        images           cropped and flipped, and   features, computed
+                         dropout in the network     once
+        queries          15 + 15                    25 + 25
+        hidden classes   those of the episode       where novel training
+                                                    classes are base ones
+        steps            60,000                     10,000
+        episodes a step  8                          1
+        optimiser        SGD, Nesterov momentum     Adam
+                         0.9, weight decay 5e-4
+        rate             0.1, from step 20,000 on   0.001, from step
+                         0.006, 40,000 on 0.0012,   6,000 on 0.0001,
+                         50,000 on 0.00024          8,000 on 0.00001
+        checkpoint       of one every 1,000 steps   the last one
+                         the best in accuracy
+                         among novel classes alone
+        evaluation       600 episodes of 75 + 75    2,000 of 25 + 25
 
     Options:
         normalise: Gidaris and Komodakis' model, as described in the text, instead of Ren et al.'s.

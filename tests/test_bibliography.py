@@ -143,7 +143,7 @@ def test_latex_prints_labels_and_arrows_as_papers_do(call):
     assert r"$\Delta \uparrow$" in out
     assert "downarrow" not in out, "the highest number is bold, and it is the best"
     (row,) = (line for line in out.splitlines() if line.startswith("LR+A & "))
-    assert r"\textbf{-6.07}" in row, "printed in bold in the paper's table, as the highest"
+    assert r"\textbf{$-$6.07}" in row, "printed in bold in the paper's table, as the highest"
 
 
 def test_without_a_name_the_suite_itself_is_cited_as_latex_can_print_it(call):

@@ -134,7 +134,7 @@ def test_all_methods_are_those_that_can_be_used_and_the_others_are_named(monkeyp
         ("result = 'x'\n" + run(**ONE), "did you mean 'results'"),
         (run(**ONE, tune='"many"'), "got `str` - at `run 1.tune`"),
         (run(**ONE, seeds="true"), "got `bool` - at `run 1.seeds`"),
-        (run(**ONE, set="{ gama = 1 }"), "c.toml: run 1: unknown option 'gama' of method 'attractor'; did you"),
+        (run(**ONE, set="{ gama = 1 }"), "c.toml: run 1: unknown option 'gama' of method 'lr+a'; did you"),
         (run(**ONE, train="{ step = 1 }"), "c.toml: run 1: unknown training option 'step'; did you mean 'steps'"),
         (run(**ONE) + run(methods='"protonte"', tasks='"glyphs-5shot"'), "run 2: unknown method 'protonte'; did you"),
         (run(methods='"lr"', tasks='"glyphs-6shot"'), "run 1: unknown task 'glyphs-6shot'; did you"),

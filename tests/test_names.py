@@ -161,7 +161,7 @@ def test_a_class_of_a_file_may_not_have_the_name_of_a_shorthand(installed, tmp_p
     (tmp_path / "x.py").write_text("from alien_module import Theirs\nclass Short(Theirs):\n    pass\n")
     from ifsl_bench.plugin.find_method import find_method
 
-    with pytest.raises(UserError, match="Short has the name of another, registered method"):
+    with pytest.raises(UserError, match="Short has the name of a registered method, short"):
         find_method(str(tmp_path / "x.py"))
 
 

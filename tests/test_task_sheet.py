@@ -32,7 +32,7 @@ def test_a_changed_task_and_a_file_of_ones_own(call, here):
     status, out, _ = call("tasks", "glyphs-5shot+ways=10+base-classes=40")
     assert status == 0
     assert "10 ways, 5 shots; 50 novel queries, 50 base queries" in out
-    assert "variant of     glyphs-5shot, " in out
+    assert "variant of     glyphs-5shot; " in out
     status, out, _ = call("tasks", "clusters.toml")
     assert status == 0
     assert out.count("\ndefinition ") == 3, "the file has three tasks"

@@ -60,7 +60,7 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
         UserError: an unknown name, an impossible option, too many jobs, or two that would replace each other's results.
     """
     from ifsl_bench.protocol.training import Training
-    from ifsl_bench.running.job import check_trained, each_once, make_jobs
+    from ifsl_bench.running.job import each_once, make_jobs, trained_in_vain
 
     campaign = _narrowed(campaign, "methods", lambda said: method_names(said, warn), campaign.only_methods, "method")
     many = sum(len(w.methods) * len(w.tasks) * len(w.seeds) for w in campaign.wanted)
@@ -76,8 +76,10 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
         for label in dict.fromkeys(job.label for job in made if w.trials and not job.trials):
             say(f"{label}: nothing to choose, so --tune changes nothing; what it tries is in a method's `space`, see "
                 "docs/writing-a-method.md")  # fmt: skip
-        if not w.where:  # a file may be for more methods than are asked for now
-            check_trained(made, w.train)
+        if not w.where and (
+            said := trained_in_vain(made, w.train)
+        ):  # a file may be for more methods
+            raise UserError(said)
         for label in dict.fromkeys(job.label for job in made if w.train and not w.where and not job.trains):
             say(f"{label}: nothing is meta-trained, so --train changes nothing")
         jobs += made

@@ -230,13 +230,12 @@ def make_jobs(
     return each_once(jobs)
 
 
-def check_trained(jobs: Iterable[Job], train: Mapping[str, Any]) -> None:
-    """Raises :class:`UserError` where somebody says how to train, and nothing is meta-trained."""
-    if train and not any(job.trains for job in jobs):
-        labels = " and ".join(dict.fromkeys(job.label for job in jobs))
-        raise UserError(
-            f"{labels}: nothing is meta-trained, so --train ({', '.join(train)}) changes nothing; leave it out"
-        )
+def trained_in_vain(jobs: Sequence[Job], train: Mapping[str, Any]) -> str:
+    """What is wrong where somebody says how to train, and nothing is meta-trained; "" elsewhere."""
+    if not train or any(job.trains for job in jobs):
+        return ""
+    labels = " and ".join(dict.fromkeys(job.label for job in jobs))
+    return f"{labels}: nothing is meta-trained, so --train ({', '.join(train)}) changes nothing; leave it out"
 
 
 def each_once(jobs: Iterable[Job]) -> list[Job]:
