@@ -76,9 +76,7 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
         for label in dict.fromkeys(job.label for job in made if w.trials and not job.trials):
             say(f"{label}: nothing to choose, so --tune changes nothing; what it tries is in a method's `space`, see "
                 "docs/writing-a-method.md")  # fmt: skip
-        if not w.where and (
-            said := trained_in_vain(made, w.train)
-        ):  # a file may be for more methods
+        if not w.where and (said := trained_in_vain(made, w.train)):  # a file may be for more methods
             raise UserError(said)
         for label in dict.fromkeys(job.label for job in made if w.train and not w.where and not job.trains):
             say(f"{label}: nothing is meta-trained, so --train changes nothing")
