@@ -71,6 +71,26 @@ def said(call):
     return run
 
 
+def test_what_is_left_out_is_told_beside_what_programs_read_and_steers_no_terminal(results, call):
+    (results / "glyphs-5shot" / "x\a\x1b]0;evil.seed-0.json").write_text("{}")
+    status, out, err = call("table", "glyphs-5shot", "--results", str(results), "--format", "json")
+    assert status == 0
+    assert json.loads(out)
+    assert "warning: left out: " in err
+    assert not set("\a\x1b") & set(err)
+
+
+@pytest.mark.parametrize("seed", [-1, 10**40])
+def test_a_seed_that_no_run_can_have_is_left_out(results, call, seed):
+    value = json.loads((results / "glyphs-5shot" / "lwof.seed-1.json").read_text())
+    (results / "glyphs-5shot" / f"lwof.seed-{seed}.json").write_text(json.dumps(value | {"seed": seed}))
+    status, out, err = call("show", "lwof", "glyphs-5shot", "--results", str(results))
+    assert status == 0
+    assert f"seed {seed}" not in out
+    status, out, err = call("table", "glyphs-5shot", "--results", str(results))
+    assert "left out: " in out
+
+
 @pytest.mark.parametrize("style", FORMATS)
 @pytest.mark.parametrize("rank", [(), ("--rank",)], ids=["plain", "ranked"])
 def test_a_result_cut_to_three_episodes_is_left_out_of_every_table(damaged, said, style, rank):
@@ -93,7 +113,7 @@ def test_rows_are_compared_without_the_result_that_was_cut(damaged, said):
     status, text = said(*command)
     assert status == 0
     assert "2,000 episodes" in text.splitlines()[0]
-    assert "lwof has seeds 0, 2" in text
+    assert "lwof (yours) has seeds 0, 2" in text
 
 
 def test_files_of_unequal_length_are_not_compared(damaged, said):

@@ -104,6 +104,11 @@ def test_a_comparison_says_whose_row_it_is_where_two_have_its_label():
     both = compare(mine, stored, [stored, mine, other])
     assert (both.a, both.b) == ("a (yours)", "a (stored)")
     assert not [note for note in both.notes if "there is also" in note]
+    same = compare(mine, mine, [stored, mine, other])
+    assert [note for note in same.notes if "there is also" in note] == [
+        "there is also 'a (stored)', with seeds 0, 1, 2"
+    ], "once"
+    assert any(note.startswith("a (yours) has seed 0, a (stored) has seeds 0, 1, 2") for note in both.notes)
     assert compare(stored, other, [stored, other]).a == "a"
 
 
@@ -698,7 +703,7 @@ def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
     *_, counts, none_alike = mine.usual(["x@tuned-4"]).remarks
     published = sum(one.setting == "paper" and not one.has_options for one in whole.rows)
     assert f"({published} as published, {tuned_ones} tuned, " in counts
-    assert none_alike == "no stored row was chosen as yours was (tuned-4): stored rows are paper and tuned-12"
+    assert none_alike == "no stored row was tuned as yours was (tuned-4); stored rows are as published or tuned-12"
 
 
 def test_tuned_rows_are_compared_with_what_tuned_rows_say_of_seeds(stored_rows, call):

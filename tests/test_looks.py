@@ -35,6 +35,9 @@ def test_rows_of_one_method_beside_each_other_look_different_and_the_plain_one_a
     assert {look.colour for look in (*looks[:3], *looks[4:])} == {look_of("lr+a").colour}
     assert len({(look.colour, look.marker, look.further) for look in looks}) == len(looks)
     assert looks_of(["lr+a.gradient=implicit"]) == [look_of("lr+a")], "alone"
+    mine, stored = looks_of(["lr@tuned-12", "lr@tuned-12"], [True, False])
+    assert stored == look_of("lr"), "whichever is first"
+    assert mine.further
 
 
 def test_neighbours_differ_in_marker_and_dash_too():

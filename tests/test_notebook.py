@@ -178,3 +178,10 @@ def test_a_job_that_fails_is_said_and_the_others_are_stored(here):
         with pytest.raises(UserError, match=r"1 of 2 jobs failed, the others are stored: .*no luck"):
             ifsl_bench.run([f"{broken}:Broken", "imprint"], task, episodes=20, work=work)
     assert list(work.home.results.rglob("imprint*.json"))
+
+
+def test_run_takes_the_folders_of_the_command(tmp_path):
+    with pytest.raises(UserError, match="work has folders of its own"):
+        ifsl_bench.run("imprint", "glyphs-5shot", home=tmp_path, work=ifsl_bench.workspace(tmp_path))
+    with pytest.raises(UserError, match=r"a method is a name, path/to/file\.py:Class or a subclass"):
+        ifsl_bench.run([5], "glyphs-5shot", home=tmp_path)

@@ -305,7 +305,7 @@ def test_the_command(call, results, tmp_path):
     assert (status, error) == (0, "")
     assert (tmp_path / "no" / "page.html").read_text() == out.read_text()
     status, _, error = call("report", TASK, "--results", str(results), "--out", str(out / "page.html"))
-    assert (status, error) == (2, f"ifsl-bench: --out: {out} is a file, not a folder\n")
+    assert (status, error) == (2, f"ifsl-bench: --out: {out} is not a folder\n")
     (tmp_path / "none").mkdir()
     for folder, said in (("none", "no results of task 'cub-1shot'"), ("nowhere", "there is no folder ")):
         status, _, error = call("report", "cub-1shot", "--results", str(tmp_path / folder))
@@ -401,8 +401,8 @@ def test_a_published_row_cites_its_method_beside_the_paper_that_prints_it(board)
     page = gather([board])
     (row,) = [row for row in page.rows if row.label == "protonet" and row.source == "ren2019"]
     assert "ren2019" in page.citations[row.cited].bibtex
-    assert "snell2017" in page.citations[row.method].bibtex
-    assert next(row for row in page.rows if row.label == "lr+a").method is None, "the same paper"
+    assert "snell2017" in page.citations[row.cited_method].bibtex
+    assert next(row for row in page.rows if row.label == "lr+a").cited_method is None, "the same paper"
 
 
 def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):

@@ -85,3 +85,16 @@ def test_no_rows_at_all():
 def test_every_metric_has_a_heading():
     assert HEADINGS.keys() == {*METRICS, *BALANCE}
     assert plus_minus(Estimate(1.5, float("nan")), "+") == "+1.50"
+
+
+def test_latex_has_minus_signs_and_leaves_names_and_ranks_as_they_are():
+    rows = [("Delta", "-1.50 ± 0.20", "2-7"), ("my-Delta.a=1,-2", "+0.30", "-"), ("[red]x", "-0.10  +0.20", "*")]
+    columns = [Column(heading, lambda row, i=i: row[i]) for i, heading in enumerate(["metric", "Delta_a", "rank"])]
+    text = render([Table(columns, rows)], "latex")
+    assert "$\\Delta_a$" in text
+    assert "$\\Delta$" in text
+    assert "$-$1.50 $\\pm$ 0.20" in text
+    assert "$-$0.10  +0.20" in text
+    assert "2-7" in text
+    assert "my-Delta.a=1,-2" in text
+    assert "\n {}[red]x" in text

@@ -77,11 +77,12 @@ def row_of(board: Board, label: str) -> Row:
     if row is not None:
         return row
     labels = {row.label for row in (*board.rows, *board.others)}
+    told = (said for said in board.remarks if said.startswith("left out: "))
+    if left := [said for said in told if said.startswith(f"left out: {label}, seed ") or f"/{label}.seed-" in said]:
+        raise UserError(f"there is no row {label} of task {board.name}; {left[0]}")
     if not labels:
         raise UserError(f"nothing is measured on {board.name} here; make a row with: "
                         f"ifsl-bench run --method {label} --task {board.name}")  # fmt: skip
-    if left := [said for said in board.remarks if said.startswith("left out: ") and f"{label}.seed-" in said]:
-        raise UserError(f"there is no row {label} of task {board.name}; {left[0]}")
     if names_file(label) and (mine := [one for one in labels if method_of(one) == label.rpartition(":")[2]]):
         raise UserError(f"{label} is a method; its rows on {board.name} are called {', '.join(sorted(mine))}")
     raise unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")

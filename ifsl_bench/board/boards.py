@@ -99,9 +99,9 @@ class Board:
         said = ", ".join(f"{kinds[kind]} {kind}" for kind in known)
         remarks = [f"`ifsl-bench table {self.name}` has {rest} ({said})"]
         if PAPER not in mine and not any(row.origin == STORED and row.setting in mine for row in rows):
-            like = {row.setting for row in out if not row.has_options} - {PAPER}
-            remarks.append(f"no stored row was chosen as yours was ({', '.join(sorted(mine))}): stored rows are "
-                           f"{' and '.join([PAPER, *sorted(like)])}")  # fmt: skip
+            like = sorted({row.setting for row in out if not row.has_options} - {EVERY}, key=lambda one: one != PAPER)
+            said = " or ".join("as published" if one == PAPER else one for one in like)
+            remarks.append(f"no stored row was tuned as yours was ({', '.join(sorted(mine))}); stored rows are {said}")
         return replace(self, rows=tuple(rows), remarks=(*self.remarks, *remarks))
 
     def row(self, label: str) -> Row | None:

@@ -61,8 +61,9 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     Raises:
         UserError: the two were not measured on the same episodes; says why.
     """
+    first, second = (_called(row, (a, b, *among)) for row in (a, b))
     if reason := mismatch(a.results[0], b.results[0]):
-        raise UserError(f"{a.label!r} and {b.label!r} cannot be compared: {reason}")
+        raise UserError(f"{first!r} and {second!r} cannot be compared: {reason}")
     common = tuple(s for s in a.seeds if s in b.seeds)
     ours, theirs = a.per_episode(common or None), b.per_episode(common or None)
     ours = {name: values for name, values in ours.items() if name in theirs}
@@ -73,7 +74,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
             if common
             else "they have none in common, so all are averaged"
         )
-        notes.append(f"{a.label} has {seeds_in_words(a.seeds)}, {b.label} has {seeds_in_words(b.seeds)}: {used}")
+        notes.append(f"{first} has {seeds_in_words(a.seeds)}, {second} has {seeds_in_words(b.seeds)}: {used}")
     theirs_by_seed = {result.seed: result for result in b.results}
     pairs = [(left, theirs_by_seed[left.seed]) for left in a.results if left.seed in theirs_by_seed]
     by_seed = {name: a.by_seed(name, common).mean(1) - b.by_seed(name, common).mean(1) for name in ours}
@@ -97,13 +98,12 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         effects = dict(zip(ours, by_class.effects.tolist(), strict=True))
     notes += [
         f"there is also {_called(other, among)!r}, with {seeds_in_words(other.seeds)}"
-        for row in (a, b)
         for other in among
-        if other.label == row.label and all(other is not one for one in (a, b))
+        if other.label in (a.label, b.label) and all(other is not one for one in (a, b))
     ]
     return Comparison(
-        _called(a, among),
-        _called(b, among),
+        first,
+        second,
         a.results[0].task,
         len(a.results[0].episodes),
         on_part,

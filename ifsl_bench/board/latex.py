@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -173,11 +172,6 @@ def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set
     return found
 
 
-def minus(text: str) -> str:
-    """A number's minus sign as LaTeX sets one, not a hyphen."""
-    return re.sub(r"(?<![\w.=-])-(?=\d)", "$-$", text)
-
-
 def first_cell(text: str) -> str:
     """A cell that begins a line: what begins with [ or * would be an argument of the \\\\ before it."""
     return f"{{}}{text}" if text.startswith(("[", "*")) else text
@@ -188,7 +182,7 @@ def _cell(entry: Entry | None, name: str, bold: Collection[tuple[Entry, str]]) -
     if entry is None or name not in entry.values:
         return ""
     value = entry.values[name]
-    number = minus(f"{value.mean:.2f}")
+    number = f"{value.mean:.2f}".replace("-", "$-$")  # not a hyphen
     text = rf"\textbf{{{number}}}" if (entry, name) in bold else number
     interval = value.interval if entry.printed is None else entry.printed
     accuracy = name in ("acc", "calibrated_acc")

@@ -61,7 +61,7 @@ def looks_of(labels: Sequence[str], second: Sequence[bool] = ()) -> list[Look]:
     """
     plain = [not (second and second[i]) and label == method_of(label) for i, label in enumerate(labels)]
     looks, seen = [look_of(label) for label in labels], dict.fromkeys(map(method_of, labels), 0)
-    for i in sorted(range(len(labels)), key=lambda i: not plain[i]):
+    for i in sorted(range(len(labels)), key=lambda i: (not plain[i], bool(second and second[i]))):
         if n := seen[method_of(labels[i])]:
             marker, dash = MARKERS.index(looks[i].marker) + n, DASHES.index(looks[i].dash) + n
             looks[i] = replace(

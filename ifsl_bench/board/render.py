@@ -92,22 +92,37 @@ def _markdown_text(cell: Cell) -> str:
     return f"**{text}**" if cell.bold else text
 
 
+# What tabulate would escape in a cell, as characters for private use, and what becomes of them.
+SIGNS = {"\ue000": "$-$", "\ue001": "$\\pm$", "\ue002": "$\\Delta$", "\ue003": "$\\Delta_a$", "\ue004": "$\\Delta_b$",
+         "\ue005": "{}"}  # fmt: skip
+_NUMBERS = re.compile(r"(?=.*\d)[\d.+\-± *]+")  # one or several, with their intervals
+_DELTA = {"Delta": "\ue002", "Delta_a": "\ue003", "Delta_b": "\ue004"}
+
+
 def _latex(table: Table[Any]) -> str:
     """A plain ``tabular``; :mod:`ifsl_bench.board.latex` has the layout of papers."""
-    from ifsl_bench.board.latex import minus
-
-    grid = _grid(table, "latex_booktabs", lambda cell: one_line(cell.text)).replace("±", "$\\pm$")
-    head, rule, body = grid.partition("\\midrule")
-    lines = [re.sub(r"^(\s*)(?=[\[*])", r"\1{}", line) for line in body.split("\n")]  # else arguments of the \\ before
-    delta = re.compile(r"(?<![\w.])Delta\b(\\_([ab]))?")
-    return delta.sub(lambda m: f"$\\Delta_{m[2]}$" if m[2] else "$\\Delta$", head + rule + minus("\n".join(lines)))
+    grid = _grid(table, "latex_booktabs", lambda cell: _latex_cell(one_line(cell.text)), _latex_cell)
+    return re.sub(f"[{''.join(SIGNS)}]", lambda found: SIGNS[found[0]], grid)
 
 
-def _grid(table: Table[Any], layout: str, write: Callable[[Cell], str]) -> str:
+def _latex_cell(text: str) -> str:
+    text = "".join(character for character in text if character not in SIGNS)
+    if _NUMBERS.fullmatch(text):
+        text = re.sub(r"(?<!\S)-(?=\d)", "\ue000", text)  # not that of ranks, 2-7
+    elif (found := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)", text)) is not None:
+        text = found[1] + _DELTA[found[2]]
+    elif text.startswith(("[", "*")):  # at the beginning of a line it would be an argument of the \\\\ before
+        text = f"\ue005{text}"
+    return text.replace("±", "\ue001")
+
+
+def _grid(
+    table: Table[Any], layout: str, write: Callable[[Cell], str], head: Callable[[str], str] = lambda text: text
+) -> str:
     from tabulate import tabulate
 
     cells = [[write(cell) for cell in row] for row in table.cells()]
-    return tabulate(cells, headers=table.headings(), tablefmt=layout, disable_numparse=True)
+    return tabulate(cells, headers=list(map(head, table.headings())), tablefmt=layout, disable_numparse=True)
 
 
 def _csv(names: Sequence[str], records: Records) -> str:

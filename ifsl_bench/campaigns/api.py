@@ -100,7 +100,7 @@ def run(
         progress: show what is done, and how long it takes.
         log: "tensorboard" for the curves of trainings, below ``log_dir`` or among the logs of the home folder.
         home, results: folders of caches and of results, as ``--home`` and ``--results``.
-        work: folders, device and progress display; see :func:`workspace`. Without ``home`` and ``results``.
+        work: folders, device and progress display; see :func:`workspace`; not together with ``home`` or ``results``.
 
     Raises:
         UserError: whatever is wrong, in one line. If some of several jobs fail, the others are done and stored first.

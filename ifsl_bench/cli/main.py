@@ -10,6 +10,7 @@ import contextlib
 import errno
 import io
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -132,8 +133,9 @@ def entry() -> None:
     disk first: a tenth of a second of each command, and 100 MB of its peak.
     """
     ended: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is signal.SIG_DFL:
+    for name in ("SIGTERM", "SIGHUP"):  # Windows lacks the second
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, _killed)
     atexit.register(_leave, ended)  # the first that is registered, and so the last that is called
     try:
@@ -146,11 +148,13 @@ def entry() -> None:
 
 def _killed(number: int, _: object) -> None:
     """Somebody ends the process: the terminal gets its cursor back, and the process ends as it would have."""
-    with contextlib.suppress(OSError):
-        cursor = "\x1b[?25h\n" if os.isatty(2) else ""
-        os.write(2, f"{cursor}{_interrupted(sys.argv[1:], 'ended')}\n".encode())
-    signal.signal(number, signal.SIG_DFL)
+    signal.signal(number, signal.SIG_DFL)  # a second signal ends it, whatever happens here
+    with contextlib.suppress(OSError, ValueError):
+        if select.select([], [2], [], 0)[1]:  # not into a pipe that nobody empties
+            cursor = "\x1b[?25h\n" if os.isatty(2) else ""
+            os.write(2, f"{cursor}{_interrupted(sys.argv[1:], 'ended')}\n".encode())
     os.kill(os.getpid(), number)
+    os._exit(128 + number)  # the first process of a container, which no signal ends by itself
 
 
 def _leave(ended: list[int]) -> None:

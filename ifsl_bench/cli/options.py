@@ -242,7 +242,7 @@ def readable(folders: Home, asked: str | None = None) -> Home:
     Args:
         asked: the folder of results that somebody has named, which has to be there.
     """
-    if asked is not None and not folders.results.is_dir():
+    if asked and not os.path.isdir(folders.results) and os.access(folders.results.parent, os.X_OK):
         raise UserError(f"--results: there is no folder {folders.results}")
     from dataclasses import replace
 

@@ -28,13 +28,14 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
         closing: said to readers below all tables.
     """
     from ifsl_bench.board.render import PROGRAMS, render
+    from ifsl_bench.common.errors import one_line
 
     if not at_terminal(style):
         tables = list(tables)
         click.echo(render(tables, style, closing))
         for note in dict.fromkeys(note for table in tables for note in table.notes) if style in PROGRAMS else ():
             if note.startswith("left out: "):  # programs get no notes
-                click.echo(f"warning: {note}", err=True)
+                click.echo(one_line(f"warning: {note}"), err=True)
         return
     from ifsl_bench.board.terminal import print_tables
 

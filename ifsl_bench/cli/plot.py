@@ -48,8 +48,8 @@ def plot() -> None:
 def tradeoff(task: str, out: Path, **asked: Any) -> None:
     """Base against novel accuracy, with bias curves.
 
-    Each row is the curve that one bias on all novel logits traces, with a point where the bias is 0; grey lines join
-    equal Acc.
+    Each row is the curve that one bias on all novel logits traces, with a point where the bias is 0 and a hollow one
+    where validation puts it; grey lines join equal Acc., dashed ones an equal harmonic mean.
     """
     from ifsl_bench.figures import plot
 
@@ -82,7 +82,8 @@ def ranks(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
 def pairs(task: str, out: Path, **asked: Any) -> None:
     """Paired differences of all methods, a heat map.
 
-    What is not significant is hatched. Cells show numbers where there is room: with --wide, or few methods.
+    What is not significant is hatched. Cells show numbers where there is room: with --wide, or few methods. Rows with
+    fewer than three seeds are left out unless --method names them.
     """
     from ifsl_bench.figures import plot
 

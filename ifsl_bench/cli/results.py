@@ -345,8 +345,8 @@ def _neither(command: str, what: Sequence[str]) -> UserError:
     """For what is no file, and no label with a task."""
     from ifsl_bench.protocol.task_files import packaged
 
-    said, label, task = (f"{what[0]!r} is not a file; ", what[0], "glyphs-5shot") if len(what) == 1 else (
-        "", "lr+a", "glyphs-5shot")  # fmt: skip
+    said, label = (f"{what[0]!r} is not a file; ", what[0]) if len(what) == 1 else ("", "lr+a")
+    task = "glyphs-5shot"
     if label in packaged():
         label, task = "LABEL", label
     return UserError(f"{said}{command} takes a result file, or a row's label and its task: "

@@ -108,11 +108,11 @@ def _folder(said: str | Path) -> Path:
 
 def check_out(path: Path) -> None:
     """Raises :class:`UserError` where a file that ``--out`` names could not be written, before anything is computed."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UserError(f"--out: {path} is a folder; name the file to write")
     folder = next(folder for folder in path.absolute().parents if os.path.lexists(folder))  # the others will be made
-    if not folder.is_dir():
-        raise UserError(f"--out: {folder} is a file, not a folder")
+    if not os.path.isdir(folder):
+        raise UserError(f"--out: {folder} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--out: folder {folder} cannot be written")
 

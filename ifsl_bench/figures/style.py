@@ -19,7 +19,6 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from ifsl_bench.board.looks import look_of, looks_of
 from ifsl_bench.common.errors import UserError, one_line
@@ -160,11 +159,6 @@ def drawn_beside(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dic
         half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.6, "linewidth": 0.7}
         found.append(one | (half if look.further else {"markeredgewidth": 0}))
     return found
-
-
-def handle(label: str, line: bool = True) -> Line2D:
-    """What stands for a method in a legend."""
-    return Line2D([], [], **(drawn(label) if line else dots(label)))
 
 
 def legend_columns(labels: Sequence[str], wide: bool) -> int:

@@ -25,7 +25,6 @@ from ifsl_bench.figures.style import (
     text_of,
 )
 
-KEY = ("with one bias (cal.)", "equal Acc.", "equal harmonic mean")
 PATCH = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 MANY = 9  # rows, as in the paper
 MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is cut
@@ -51,10 +50,17 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     if len(without) == len(rows):
         raise UserError(f"{board.name}: no row of these has a base-novel curve, which older results lack; make them "
                         f"again with ifsl-bench run --method {rows[0].label} --task {board.name} --rerun")  # fmt: skip
-    legend = [*names, *KEY]
+    points, calibrated = np.array([_point(row) for row in rows]), [calibrated_point(row) for row in rows]
+    keys = {
+        "with one bias (cal.)": _hollow({"color": DARK, "marker": "o", "linestyle": "none"}),
+        "equal Acc.": {"color": FAINT, "linewidth": 0.8},
+        "equal harmonic mean": {"color": FAINT, "linewidth": 0.8, "linestyle": "dashed"},
+    }
+    if not any(calibrated):
+        del keys["with one bias (cal.)"]
+    legend = [*names, *keys]
     figure = new_figure((2.9 if wide else 2.4) + legend_height(legend, wide), wide)
     axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
-    points, calibrated = np.array([_point(row) for row in rows]), [calibrated_point(row) for row in rows]
     looks = drawn_beside([row.label for row in rows], beside_stored(rows))
     for look, name, curve in zip(looks, names, curves, strict=True):
         if curve is not None:
@@ -67,12 +73,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     _view(axes, np.array([*points, *(point for point in calibrated if point is not None)]))
     _equal_accuracy(axes, rows[0])
     _equal_harmonic_mean(axes)
-    keys = [
-        Line2D([], [], **_hollow({"color": DARK, "marker": "o", "linestyle": "none"})),
-        Line2D([], [], color=FAINT, linewidth=0.8),
-        Line2D([], [], color=FAINT, linewidth=0.8, linestyle="dashed"),
-    ]
-    legend_below(figure, [*(Line2D([], [], **look) for look in looks), *keys], legend, wide)
+    legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend, wide)
     notes = [f"without a curve, being of an older version: {', '.join(without)}"] if without else []
     if len(rows) > MANY and not wide:
         notes.append(f"{len(rows)} rows are close together in one column: --wide gives them room, --method "

@@ -32,7 +32,10 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     if not rows:
         raise UserError(f"{board.name}: no row of these is meta-trained, so that there is no validation to draw")
     names = names_of(rows)
-    legend = [*names, "a seed", "step kept"]
+    keys: dict[str, dict[str, Any]] = {"step kept": RING | {"markeredgecolor": DARK}}
+    if any(len(row.seeds) > 1 for row in rows):
+        keys = {"a seed": {"color": DARK, "linewidth": 0.5, "alpha": 0.5}, **keys}
+    legend = [*names, *keys]
     figure = new_figure(2.0 + legend_height(legend, wide), wide)
     axes = figure.add_subplot(xlabel="steps of meta-training", ylabel="validation Acc. (%)")
     looks = drawn_beside([row.label for row in rows], beside_stored(rows))
@@ -49,8 +52,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
                       gid=f"kept of {name}")  # fmt: skip
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     grid(axes, "y")
-    keys = [Line2D([], [], color=DARK, linewidth=0.5, alpha=0.5), Line2D([], [], **RING | {"markeredgecolor": DARK})]
-    legend_below(figure, [*(Line2D([], [], **look) for look in looks), *keys], legend, wide)
+    legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend, wide)
     return figure, []
 
 

@@ -46,7 +46,7 @@ class PageRow:
             least of the seeds.
         look: colour, Plotly's names of marker and dash, and whether the row is a further one of its method on the task.
         cited: number in the list of citations.
-        method: of a published row, the citation of its method, where that is another one.
+        cited_method: of a published row, the number of its method's citation, where that is another one.
         note: what a reader should know of a published row.
         printed: the +- that a paper prints beside its accuracy, of unknown kind.
         origin: None for published rows.
@@ -67,7 +67,7 @@ class PageRow:
     cost: dict[str, float]
     look: tuple[str, str, str, bool]
     cited: int
-    method: int | None
+    cited_method: int | None
     note: str
     printed: float | None
     origin: Origin | None
@@ -196,7 +196,7 @@ def _row(entry: Entry, shared: bool, looks: dict[object, Look], citations: dict[
         cost=_cost(row) if row else {},
         look=_look(looks[id(row)] if row else look_of(entry.label)),
         cited=citations.setdefault(cited, len(citations)),
-        method=citations.setdefault(of_method, len(citations)) if other else None,
+        cited_method=citations.setdefault(of_method, len(citations)) if other else None,
         note=entry.note,
         printed=entry.printed,
         origin=origin_of(row) if row else None,

@@ -57,12 +57,12 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
                 try:
                     msgspec.convert({key: value}, cls, strict=False)
                 except (msgspec.ValidationError, UnicodeError):
-                    raise UserError(f"--train: {key} takes {TAKES[key]}, not {value!r}") from error
+                    raise UserError(f"--train: {key} takes {TAKES.get(key, 'another value')}, not {value!r}") from error
             raise UserError(f"--train: {error}") from error
         if "steps" in given and made.steps < 1:
             raise UserError("--train: steps must be at least 1; leave it out for the task's own")
-        if made.episodes_per_step < 1 or made.views < 1 or made.steps < 0:
-            raise UserError("--train: episodes_per_step and views must be at least 1, steps at least 0")
+        if made.episodes_per_step < 1 or made.views < 1:
+            raise UserError("--train: episodes_per_step and views must be at least 1")
         if made.episodes_per_step > AT_ONCE or made.views > AT_ONCE or made.steps > STEPS:
             raise UserError(
                 f"--train: episodes_per_step and views must be at most {AT_ONCE:,}, steps at most {STEPS:,}"

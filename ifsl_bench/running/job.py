@@ -208,8 +208,7 @@ def make_jobs(
         raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {list(seeds)}")
     if type(trials) is not int or not 0 <= trials <= MOST_TRIALS or trials == 1:
         raise UserError(f"--tune takes the number of settings to try, 2 to {MOST_TRIALS:,}, not {trials}")
-    called = [said if isinstance(said, str) else said.__name__ for said in methods]
-    found = [(*find_method(said), name) for said, name in zip(methods, called, strict=True)]
+    found = [(*find_method(said), said if isinstance(said, str) else said.__name__) for said in methods]
     jobs: list[Job] = []
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in tasks)):
         count, spec = task.evaluation.episodes if episodes is None else episodes, task.pretraining

@@ -34,7 +34,8 @@ from ifsl_bench.protocol.task_files import own, packaged
 if TYPE_CHECKING:
     from PIL import ImageFont
 
-LARGEST, MOST_PIXELS = 16_383, 100_000_000  # of a picture's side, which WebP allows, and of all of it
+# Pixels of a picture's side, as far as the format allows them, and of all of it.
+LARGEST, MOST_PIXELS = {"PNG": 100_000, "JPEG": 65_500, "WEBP": 16_383}, 100_000_000
 FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
 _NAME = 24  # letters of a class's name in a table
 NAMES_WIDE, LINE_HIGH = 124, 12  # pixels on a contact sheet: of what the names of classes have, of a line of one
@@ -286,9 +287,10 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
     pools = [dataset.pool(pool) for pool in POOLS if dataset.has(pool)]
     classes = min(classes, max(len(pool.classes) for pool in pools))
     images = min(images, max(int(np.diff(pool.starts).max()) for pool in pools))
-    side, across = dataset.shape[0] + 2, min(2, len(pools))
-    width, height = across * (NAMES_WIDE + images * side), -(-len(pools) // across) * classes * side
-    if max(width, height) > LARGEST or width * height > MOST_PIXELS:
+    side, across = dataset.shape[0] + 2, min(2, len(pools))  # and 18 pixels between blocks
+    width = 16 + across * (NAMES_WIDE + images * side + 18)
+    height = 16 + -(-len(pools) // across) * (classes * side + 18)
+    if max(width, height) > LARGEST[kind] or width * height > MOST_PIXELS:
         raise UserError(f"{classes:,} classes with {images:,} images of each make a picture of {width:,} x {height:,} "
                         "pixels; ask for fewer with --classes and --images")  # fmt: skip
     blocks, rows = [], []

@@ -77,7 +77,7 @@ function cited(row) {
     if (bibtex) parts.push(copied(bibtex));
     return parts.length ? [el("h3", {}, title), ...parts] : [];
   };
-  const method = row.method === undefined ? [] : part("The method", row.method);
+  const method = row.cited_method === undefined ? [] : part("The method", row.cited_method);
   return [...part(row.origin ? "The method" : "The paper that prints the row", row.cited), ...method];
 }
 
@@ -121,13 +121,18 @@ function showRow(number) {
   ];
   if (row.origin) {
     const [shared, seeds] = row.origin;
-    const said = quoted(row.name) + " " + quoted(row.task);
+    // A stored row is found by its name anywhere; yours may lie in a folder that only its file names.
+    const [, file] = facts(shared)
+      .concat(...seeds.map(facts))
+      .find(([name]) => name === "file");
+    const stored = row.source === "stored";
+    const said = stored ? quoted(row.name) + " " + quoted(row.task) : quoted(file);
     parts.push(
       el("h3", {}, "Where it comes from"),
       list(facts(shared)),
       el("h3", {}, seeds.length > 1 ? "Each seed" : "Its seed"),
       ...perSeed(seeds),
-      el("h3", {}, "To see more, or to run it again"),
+      el("h3", {}, "To see more, or to run it again" + (stored ? "" : ", in the folder of results")),
       copied("ifsl-bench show " + said + "\nifsl-bench reproduce " + said),
     );
   }

@@ -155,9 +155,9 @@ function drawTradeoff(one, numbers) {
     "tradeoff",
     traces,
     {
-      xaxis: { title: { text: "base accuracy, %" }, range: x, showgrid: false },
-      yaxis: { title: { text: "novel accuracy, %" }, range: y, showgrid: false },
-      annotations: levelNames(one.queries, x, y),
+      xaxis: { title: { text: "base accuracy, %" }, range: [...x], showgrid: false }, // Plotly writes into them
+      yaxis: { title: { text: "novel accuracy, %" }, range: [...y], showgrid: false },
+      annotations: levelNames(one.queries, y, x, y),
       margin: { l: 48, r: narrow() ? 52 : 66, t: 30, b: 42 }, // the names of lines stand at the right
     },
     "No row here has base and novel accuracies.",
@@ -168,7 +168,7 @@ function drawTradeoff(one, numbers) {
     canvas.on("plotly_relayout", (event) => {
       if (!Object.keys(event).some((name) => /^[xy]axis/.test(name))) return; // of what is done here
       const { xaxis, yaxis } = canvas.layout;
-      Plotly.relayout(canvas, { annotations: levelNames(one.queries, xaxis.range, yaxis.range) });
+      Plotly.relayout(canvas, { annotations: levelNames(one.queries, y, xaxis.range, yaxis.range) });
     });
 }
 
@@ -242,7 +242,7 @@ function levels(queries, range) {
 }
 
 /** What the lines are: those of Acc. at the left or upper edge of the ranges that are shown, the others beside it. */
-function levelNames(queries, [left, right], [bottom, top]) {
+function levelNames(queries, drawn, [left, right], [bottom, top]) {
   const name = (x, y, text, xanchor, yanchor = "middle") => ({
     x,
     y,
@@ -254,15 +254,15 @@ function levelNames(queries, [left, right], [bottom, top]) {
     borderpad: 1,
     font: { size: 9, color: colour("--soft") },
   });
-  const inside = ({ x, y }) => x >= left && x <= right && y >= bottom && y <= top;
+  const inside = (one) => one && one.x >= left && one.x <= right && one.y >= bottom && one.y <= top;
   const [base, novel] = queries;
   const ofAcc = (level) => {
     const y = equalAcc(level, queries)(left);
     if (y <= top - 0.05 * (top - bottom)) return name(left, y, `Acc. ${level}`, "left");
     const x = (level * (base + novel) - novel * top) / base; // where the line leaves at the top
-    return x < right - 0.12 * (right - left) ? name(x, top, `Acc. ${level}`, "center", "top") : name(NaN, NaN);
+    return x < right - 0.12 * (right - left) ? name(x, top, `Acc. ${level}`, "center", "top") : null;
   };
-  return levelsOf([bottom, top])
+  return levelsOf(drawn)
     .flatMap((level) => [
       ofAcc(level),
       name(right, equalHarmonic(level)(right), `${narrow() ? "harm." : "harmonic"} ${level}`, "left"),
