@@ -84,10 +84,10 @@ def test_what_is_left_out_is_told_beside_what_programs_read_and_steers_no_termin
 def test_a_seed_that_no_run_can_have_is_left_out(results, call, seed):
     value = json.loads((results / "glyphs-5shot" / "lwof.seed-1.json").read_text())
     (results / "glyphs-5shot" / f"lwof.seed-{seed}.json").write_text(json.dumps(value | {"seed": seed}))
-    status, out, err = call("show", "lwof", "glyphs-5shot", "--results", str(results))
+    status, out, _ = call("show", "lwof", "glyphs-5shot", "--results", str(results))
     assert status == 0
     assert f"seed {seed}" not in out
-    status, out, err = call("table", "glyphs-5shot", "--results", str(results))
+    _, out, _ = call("table", "glyphs-5shot", "--results", str(results))
     assert "left out: " in out
 
 
