@@ -12,6 +12,7 @@ import torch
 from matplotlib.text import Text
 
 import ifsl_bench
+from ifsl_bench.board.looks import MARKERS
 from ifsl_bench.campaigns.api import run
 from ifsl_bench.cli.plot import plot
 from ifsl_bench.common.errors import UserError
@@ -121,6 +122,10 @@ def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
         assert int(episode.right.sum()) == right
         figure, _ = episode_pca.draw([plane])
         assert f"after: {right} of" in figure.axes[1].get_title()
+        classes, marks = ([text.get_text() for text in legend.get_texts()] for legend in figure.legends)
+        assert [name.split()[0] for name in classes] == [f"N{way + 1}" for way in range(len(episode.classes))]
+        assert marks == ["support", "novel query", "base query", "wrong", "base classes (white: borders)"]
+        assert len(plane.x) / 3.1 > 150, "borders between regions are stairs"
         crosses = [line for line in figure.axes[1].lines if line.get_gid() == "wrong"]
         assert len(crosses[0].get_xdata()) == len(episode.right) - right
         assert plane.before.max() < known
@@ -167,6 +172,12 @@ def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
     drawn = {line.get_gid(): line for axes in figure.axes for line in axes.lines}
     assert len(drawn["base weights"].get_xdata()) == len(drawn["attractors of base classes"].get_xdata()) == known
     assert "static centre" in drawn
+    assert drawn["attractors of base classes"].get_marker() not in MARKERS, "as a class has it"
+    assert [axes.get_title() for axes in figure.axes] == ["lr+a: base classes", "episode 2"]
+    assert [text.get_text() for text in figure.legends[1].get_texts()] == [
+        "base weights", "their attractors (joined)", "attractors in this episode", "their fast weights (joined)",
+        "attractors in other episodes", "static attractor",
+    ]  # fmt: skip
     assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
     with pytest.raises(UserError, match="has no attractors"):
         attractors.weights_of(opened(trained, "imprint"), 2)

@@ -17,7 +17,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.loader import Batch
 from ifsl_bench.figures.episode_pca import way_look
 from ifsl_bench.figures.models import novel_names
-from ifsl_bench.figures.style import DARK, FAINT, legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.figures.style import FAINT, Mark, legend_below, legend_height, new_figure, styled, text_of
 from ifsl_bench.learners.attractor import Memory
 from ifsl_bench.learners.attractor_method import AttractorMethod
 from ifsl_bench.learners.episodic import LinearLearner
@@ -31,12 +31,16 @@ EPISODES = 20  # in which a class is looked at, as in the paper
 LOOKED = 2000  # test episodes that these are sought in
 RING: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 3, "markerfacecolor": "white",
                         "markeredgecolor": "#707070", "markeredgewidth": 0.5}  # fmt: skip
-PRODUCED: dict[str, Any] = {"marker": "^", "linestyle": "none", "markersize": 3, "color": "#707070",
-                            "markeredgewidth": 0}  # fmt: skip
+PRODUCED: dict[str, Any] = {
+    "marker": "x",
+    "linestyle": "none",
+    "markersize": 3,
+    "color": "#707070",
+    "markeredgewidth": 0.6,
+}  # a shape that no class has
 FAST: dict[str, Any] = {"marker": "P", "linestyle": "none", "markersize": 5, "markeredgecolor": "black",
                         "markeredgewidth": 0.4}  # fmt: skip
-OTHERS: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 2.5, "color": DARK, "alpha": 0.7,
-                          "markeredgewidth": 0}  # fmt: skip
+LARGE, SMALL = 5.5, 2.5  # points: an attractor of the episode, one of the same class in another
 STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "markersize": 8, "color": "black",
                         "markeredgecolor": "white", "markeredgewidth": 0.5}  # fmt: skip
 
@@ -53,6 +57,7 @@ class Weights:
             rows of NaN where there are fewer.
         fast: [N, D], the fast weights of the episode.
         classes: short names of the novel classes.
+        index: of the episode.
     """
 
     label: str
@@ -61,6 +66,7 @@ class Weights:
     centres: np.ndarray
     fast: np.ndarray
     classes: tuple[str, ...]
+    index: int
 
     @property
     def static(self) -> bool:
@@ -134,6 +140,7 @@ def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
         full.numpy(),
         _array(fast),
         tuple(names[i] for i in ids),
+        index,
     )
 
 
@@ -154,7 +161,7 @@ def _produced(method: AttractorMethod, part: int) -> Tensor | None:
 def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str]]:
     """A row for each method that attends to base classes: on the left where base weights lead, on the right an episode.
 
-    Left: base weights (rings) and the attractor that each produces where all attention is on it (triangles); an
+    Left: base weights (rings) and the attractor that each produces where all attention is on it (crosses); an
     episode's attractors are means of these, weighted by attention. Right: the attractors of the episode's classes
     (large points) and of the same classes in other episodes (small ones), the base classes' attractors where they are
     near, and lines from an attractor to the fast weights that the support images pull from there (plus signs). A black
@@ -178,22 +185,36 @@ def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str
     rows = [one for one in found if not one.static] or fixed[:1]
     stars = [one for one in fixed if one is not rows[0]]
     across = 1 if rows[0].produced is None else 2
-    entries = [(f"N{way + 1} {name}", way_look(way) | {"markersize": 5}) for way, name in enumerate(found[0].classes)]
-    entries += [("base weights", RING), ("their attractors", PRODUCED)] if across == 2 else []
-    entries += [("in other episodes", OTHERS)] if any(np.isfinite(one.centres[:, 1:]).any() for one in rows) else []
-    entries += [("fast weights", FAST | {"color": "white"})] + ([("static centre", STAR)] if fixed else [])
-    names = [name for name, _ in entries]
+    names = [f"N{way + 1} {name}" for way, name in enumerate(found[0].classes)]
+    marks = _marks(rows, bool(fixed))
     side = 2.9 if wide else 1.5 * (1 if across == 2 else 1.6)
-    figure = new_figure((side + 0.35) * len(rows) + legend_height(names, wide), wide)
+    figure = new_figure((side + 0.35) * len(rows) + legend_height(names, wide, marks), wide)
     for one, panels in zip(rows, figure.subplots(len(rows), across, squeeze=False), strict=True):
         if one.produced is not None:
             _base(panels[0], one)
-            panels[0].set_title(f"{text_of(one.label)}: base")
+            panels[0].set_title(f"{text_of(one.label)}: base classes")
         _episode(panels[-1], one, [star.centres[0, 0] for star in stars or (fixed if one.static else [])])
-        panels[-1].set_title("an episode" if across == 2 else text_of(one.label))
-    handles = [Line2D([], [], **look) for _, look in entries]
-    legend_below(figure, handles, names, wide)
+        shown = f"episode {one.index}"
+        panels[-1].set_title(shown if across == 2 else f"{text_of(one.label)}: {shown}")
+    handles = [Line2D([], [], **way_look(way) | {"markersize": 5}) for way in range(len(names))]
+    legend_below(figure, handles, names, wide, marks)
     return figure, [f"{one.label} is static: all of its attractors are the star" for one in stars]
+
+
+def _marks(rows: Sequence[Weights], fixed: bool) -> list[Mark]:
+    """What symbols mean whatever their class, so in white; lines join what they stand between."""
+    white: dict[str, Any] = {"marker": "s", "linestyle": "none", "color": "white", "markeredgecolor": "black",
+                             "markeredgewidth": 0.4}  # fmt: skip
+    line: dict[str, Any] = {"linestyle": "-", "linewidth": 0.8, "color": FAINT}
+    marks: list[Mark] = []
+    if rows[0].produced is not None:
+        produced = PRODUCED | line | {"markeredgecolor": PRODUCED["color"]}
+        marks += [(Line2D([], [], **RING), "base weights"), (Line2D([], [], **produced), "their attractors (joined)")]
+    marks.append((Line2D([], [], **white | {"markersize": LARGE}), "attractors in this episode"))
+    marks.append((Line2D([], [], **FAST | line | {"markerfacecolor": "white"}), "their fast weights (joined)"))
+    if any(np.isfinite(one.centres[:, 1:]).any() for one in rows):
+        marks.append((Line2D([], [], **white | {"markersize": SMALL + 0.4}), "attractors in other episodes"))
+    return marks + ([(Line2D([], [], **STAR), "static attractor")] if fixed else [])
 
 
 def _plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -235,9 +256,9 @@ def _episode(axes: Axes, one: Weights, stars: Sequence[np.ndarray]) -> None:
     for way, rows in enumerate(one.centres):
         look, rows = way_look(way), rows[np.isfinite(rows).all(-1)]
         ends = flat(np.stack([rows[0], one.fast[way]]))
-        axes.plot(*flat(rows[1:]).T, **look | {"markeredgewidth": 0}, markersize=2.5, alpha=0.7, zorder=2)
+        axes.plot(*flat(rows[1:]).T, **look | {"markeredgewidth": 0}, markersize=SMALL, alpha=0.7, zorder=2)
         axes.plot(*ends.T, color=str(look["color"]), linewidth=0.8, zorder=3)
-        axes.plot(*ends[0], **look, markersize=5.5, zorder=5, gid=f"centre {way}")
+        axes.plot(*ends[0], **look, markersize=LARGE, zorder=5, gid=f"centre {way}")
         axes.plot(*ends[1], **FAST, color=str(look["color"]), zorder=4, gid=f"fast weights {way}")
     for star in stars:
         axes.plot(*flat(star), **STAR, zorder=6, gid="static centre")

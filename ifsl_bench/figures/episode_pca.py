@@ -12,19 +12,32 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from ifsl_bench.board.looks import COLOURS, MARKERS
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.models import Episode, episode_of
-from ifsl_bench.figures.style import DARK, legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.figures.style import DARK, Mark, legend_below, legend_height, new_figure, styled, text_of
 from ifsl_bench.plugin.method import Query, ask, masked_logits
 from ifsl_bench.running.ranges import Ready
 
-POINTS = 200  # of the plane, along each side
-AT_ONCE = 8192  # points that a method is asked for
-ROOM = 9  # points around the name of a region
-GREY = "#9A9A9A"
+POINTS = 600  # of the plane, along each side: fewer are stairs in two columns
+AT_ONCE = 65536  # points that a method is asked for
+ROOM = 27  # points around the name of a region
+BORDER = 0.7  # points of a paper, of a line between regions
+GREY, BASE = "#9A9A9A", "#E6E6E6"
 WAYS = tuple(colour for colour in COLOURS if colour != "#808080")  # grey is for base classes
+
+
+DOT: dict[str, Any] = {"marker": "o", "linestyle": "none", "markeredgewidth": 0}
+MARKS: list[Mark] = [
+    (Line2D([], [], color="white", marker="o", linestyle="none", markersize=5.5, markeredgecolor="black",
+            markeredgewidth=0.4), "support"),
+    (Line2D([], [], **DOT, color=DARK, markersize=3), "novel query"),
+    (Line2D([], [], **DOT, color=GREY, markersize=3.5), "base query"),
+    (Line2D([], [], color="black", marker="x", linestyle="none", markersize=4, markeredgewidth=0.8), "wrong"),
+    (Patch(facecolor=BASE, edgecolor="white"), "base classes (white: borders)"),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -117,23 +130,17 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
     """
     episode = planes[0].episode
     names = [f"N{way + 1} {name}" for way, name in enumerate(episode.classes)]
-    names += ["support", "novel query", "base query", "wrong"]
     side = 3.1 if wide else 1.45
-    figure = new_figure((side + 0.25) * len(planes) + legend_height(names, wide) + 0.1, wide)
+    figure = new_figure((side + 0.25) * len(planes) + legend_height(names, wide, MARKS) + 0.1, wide)
     for row, (left, right) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
-        _panel(left, row, after=False)
-        _panel(right, row, after=True)
+        _panel(left, row, side, after=False)
+        _panel(right, row, side, after=True)
         left.set_title(f"{text_of(row.label)}, before")
         right.set_title(f"after: {int(row.episode.right.sum())} of {len(row.query)} right")
         left.set(xlabel=f"PC 1 ({100 * row.share[0]:.0f}%)", ylabel=f"PC 2 ({100 * row.share[1]:.0f}%)")
         right.set(xlabel=f"PC 1 ({100 * row.share[0]:.0f}%)")
     handles = [Line2D([], [], **way_look(way), markersize=5) for way in range(len(episode.classes))]
-    handles += [Line2D([], [], color="white", marker="o", linestyle="none", markersize=5.5, markeredgecolor="black",
-                       markeredgewidth=0.4)]  # fmt: skip
-    handles += [Line2D([], [], color=DARK, marker="o", linestyle="none", markersize=3, markeredgewidth=0)]
-    handles += [Line2D([], [], color=GREY, marker="o", linestyle="none", markersize=3.5, markeredgewidth=0)]
-    handles += [Line2D([], [], color="black", marker="x", linestyle="none", markersize=4, markeredgewidth=0.8)]
-    legend_below(figure, handles, names, wide)
+    legend_below(figure, handles, names, wide, MARKS)
     return figure, []
 
 
@@ -143,17 +150,18 @@ def way_look(way: int) -> dict[str, Any]:
             "markeredgecolor": "black", "markeredgewidth": 0.4}  # fmt: skip
 
 
-def _panel(axes: Axes, plane: Plane, after: bool) -> None:
+def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
+    from scipy.ndimage import maximum_filter, minimum_filter
+
     known, episode = len(plane.episode.base_classes), plane.episode
     labels = plane.after if after else plane.before
     kinds = np.where(labels < known, 0, labels - known + 1)
     light = [(1 - 0.4 * (1 - np.array(to_rgb(WAYS[way % len(WAYS)])))).tolist() for way in range(len(episode.classes))]
     extent = (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1])
-    axes.imshow(kinds, cmap=ListedColormap(["#E6E6E6", *light]), vmin=-0.5, vmax=len(light) + 0.5, origin="lower",
+    axes.imshow(kinds, cmap=ListedColormap([BASE, *light]), vmin=-0.5, vmax=len(light) + 0.5, origin="lower",
                 extent=extent, aspect="auto", interpolation="nearest", gid="regions")  # fmt: skip
-    edges = np.zeros(labels.shape, dtype=bool)
-    edges[:, 1:] |= labels[:, 1:] != labels[:, :-1]
-    edges[1:] |= labels[1:] != labels[:-1]
+    thick = max(2, round(BORDER / (72 * side / len(labels))))
+    edges = maximum_filter(labels, thick) != minimum_filter(labels, thick)
     axes.imshow(np.where(edges, 1.0, np.nan), cmap=ListedColormap(["white"]), origin="lower", extent=extent,
                 aspect="auto", interpolation="nearest")  # fmt: skip
     _name_regions(axes, plane, kinds)

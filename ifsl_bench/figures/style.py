@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,6 +69,8 @@ RULES: Any = {  # Matplotlib's names
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+Mark = tuple[Any, str]  # what stands in a legend, and what it means
 
 
 @contextmanager
@@ -167,15 +170,48 @@ def legend_columns(labels: Sequence[str], wide: bool) -> int:
     return min(max(1, int((PAGE if wide else COLUMN) / width)), max(1, len(labels)))
 
 
-def legend_height(labels: Sequence[str], wide: bool) -> float:
-    """Inches that the legend takes."""
-    return 0.05 + 0.135 * math.ceil(len(labels) / legend_columns(labels, wide))
+def legend_height(labels: Sequence[str], wide: bool, marks: Sequence[Mark] = ()) -> float:
+    """Inches that the legend takes, with that of the marks below it."""
+    lines = [math.ceil(len(labels) / legend_columns(labels, wide))] if labels else []
+    if marks:
+        return sum(0.05 + 0.124 * n for n in (*lines, math.ceil(len(marks) / _mark_columns(marks, wide))))
+    return sum(0.05 + 0.135 * n for n in lines)
 
 
-def legend_below(figure: Figure, handles: Iterable[Any], labels: Sequence[str], wide: bool) -> None:
-    """A legend under everything, in as many columns as fit."""
-    columns = legend_columns(labels, wide)
-    figure.legend(list(handles), [text_of(label) for label in labels], loc="outside lower center", ncols=columns)
+def legend_below(
+    figure: Figure, handles: Iterable[Any], labels: Sequence[str], wide: bool, marks: Sequence[Mark] = ()
+) -> None:
+    """A legend under everything, in as many columns as fit; and below it another, of what marks mean.
+
+    Args:
+        handles, labels: methods or classes, each of which has a look; none for the marks alone.
+        marks: what other things in the figure stand for, whatever their method or class.
+    """
+    texts = [text_of(label) for label in labels]
+    if not marks:
+        figure.legend(list(handles), texts, loc="outside lower center", ncols=legend_columns(labels, wide))
+        return
+    # Matplotlib makes room for one legend at an edge.
+    whole, below = legend_height(labels, wide, marks), legend_height([], wide, marks)
+    figure.set_layout_engine("constrained", rect=(0, (share := whole / figure.get_figheight()), 1, 1 - share))
+    if labels:
+        at = (0.5, below / figure.get_figheight())
+        figure.legend(list(handles), texts, loc="lower center", bbox_to_anchor=at, ncols=legend_columns(labels, wide),
+                      borderaxespad=0)  # fmt: skip
+    figure.legend([handle for handle, _ in marks], [said for _, said in marks], loc="lower center", borderaxespad=0,
+                  ncols=_mark_columns(marks, wide))  # fmt: skip
+
+
+def _mark_columns(marks: Sequence[Mark], wide: bool) -> int:
+    """How many fit beside each other; what they say differs in length, and so do the columns."""
+
+    def width(columns: int) -> float:
+        each, more = divmod(len(marks), columns)  # Matplotlib fills the first columns first
+        ends = [each * i + min(i, more) for i in range(columns + 1)]
+        return sum(0.34 + 0.057 * max(len(said) for _, said in marks[a:b]) for a, b in itertools.pairwise(ends))
+
+    fitting = [n for n in range(1, len(marks) + 1) if width(n) <= (PAGE if wide else COLUMN)]
+    return max(fitting, default=1)
 
 
 def heights(rows: int, each: float = 0.165, more: float = 0.5) -> float:
