@@ -292,6 +292,23 @@ def test_contact_sheet_is_a_picture(call, glyph_home, tmp_path, monkeypatch):
     assert "ARMENIAN" in out
 
 
+def test_names_on_a_contact_sheet_keep_what_tells_classes_apart():
+    from ifsl_bench.data.preparing.catalogue import _font, _lines, _shared
+
+    def shown(name: str, names: list[str]) -> str:
+        lines = _lines(name, _font(), 2, _shared(name, names))
+        assert len(lines) <= 2
+        return " ".join(lines)
+
+    letters = [f"CYRILLIC CAPITAL LETTER {letter}" for letter in ("YERU (U+042B)", "SEMISOFT SIGN (U+048C)", "O")]
+    assert [shown(name, letters) for name in letters] == [
+        "CYRILLIC… LETTER YERU (U+042B)", "CYRILLIC… SEMISOFT SIGN (U+048C)", "CYRILLIC CAPITAL LETTER O",
+    ]  # fmt: skip
+    birds = ["house finch, linnet, Carpodacus mexicanus", "robin"]
+    assert shown(birds[0], birds) == "house finch, linnet, Carpodacus…"
+    assert [shown(name, ["a", ""]) for name in ("a", "")] == ["a", ""]
+
+
 def test_features_have_no_pictures(call, here):
     status, _, err = call("data", "show", "clusters")
     assert status == 2

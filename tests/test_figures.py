@@ -134,7 +134,6 @@ def test_bars_are_the_rank_intervals(board):
         place.row.label for place in board.ranking.places
     ]
     assert "Acc. (%)" in [text.get_text() for text in figure.axes[0].texts], "numbers have no heading"
-    assert said_below(figure) == ["place by Acc.", "ranks that are possible"]
 
 
 def test_the_heat_map_has_the_numbers_of_compare_and_the_significance_of_the_ranks(board):

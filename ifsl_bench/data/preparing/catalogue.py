@@ -311,7 +311,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
         x, y = gap + i % columns * (width + gap), gap + i // columns * (height + gap)
         draw.text((x, y - 14), f"{pool.name} ({len(pool.classes)} classes, {len(pool):,} images)", 0, font)
         for row, name in enumerate(names):
-            lines = _lines(name, font, tile // LINE_HIGH or 1)
+            lines = _lines(name, font, tile // LINE_HIGH or 1, _shared(name, pool.classes))
             draw.text((x, y + 2 + row * tile), "\n".join(lines), 0, font, spacing=0)
     out = io.BytesIO()
     sheet.save(out, format=kind)
@@ -327,14 +327,41 @@ def _font() -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(file), 10, layout_engine=ImageFont.Layout.BASIC)
 
 
-def _lines(name: str, font: ImageFont.FreeTypeFont, most: int) -> list[str]:
-    """A class's name in lines that fit beside a row of images, cut where these are too many."""
+def _shared(name: str, names: Sequence[str]) -> int:
+    """How many words at the beginning of a name another name has too."""
+    words = [one_line(other).split() for other in names]
+    mine = one_line(name).split()
+    return max((_alike(mine, other) for other in words if other != mine), default=0)
+
+
+def _alike(a: Sequence[str], b: Sequence[str]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _lines(name: str, font: ImageFont.FreeTypeFont, most: int, shared: int = 0) -> list[str]:
+    """A class's name in lines that fit beside a row of images.
+
+    Where these are too many, words after the first that other names have too are left out, and then the end.
+
+    Args:
+        shared: how many words at its beginning other names have too.
+    """
+    words = one_line(name).split()
+    last = max(1, min(shared, len(words) - 1))  # of the words, the first to stay
+    for start in range(1, last + 1):
+        lines = _wrapped([f"{words[0]}…", *words[start:]] if start > 1 else words, font)
+        if len(lines) <= most:
+            return lines
+    return [*lines[: most - 1], f"{lines[most - 1]}…"]
+
+
+def _wrapped(words: Sequence[str], font: ImageFont.FreeTypeFont) -> list[str]:
     lines = [""]
-    for word in one_line(name).split():
+    for word in words:
         for piece in [word[i : i + 12] for i in range(0, len(word), 12)]:
             longer = f"{lines[-1]} {piece}".strip()
             if font.getlength(longer) <= NAMES_WIDE - 12 or not lines[-1]:
                 lines[-1] = longer
             else:
                 lines.append(piece)
-    return lines if len(lines) <= most else [*lines[: most - 1], f"{lines[most - 1]}…"]
+    return lines
