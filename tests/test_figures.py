@@ -27,7 +27,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.figures import base_classes, pairs, ranks, seeds, tradeoff, validation
 from ifsl_bench.figures.rows import shown
 from ifsl_bench.figures.style import COLUMN, PAGE, SMALLEST, as_bytes, save
-from ifsl_bench.figures.texts import fitting, short_names, width_of
+from ifsl_bench.figures.texts import fitting, short_names, width_of, wrapped
 from ifsl_bench.protocol.task_files import find
 
 METHODS = ("imprint", "protonet", "castle", "acastle")
@@ -342,6 +342,17 @@ def test_short_names_stay_different_and_fit():
     assert short_names(["same", "same"]) == ["same", "same"]
     assert width_of(fitting("a golden retriever", 0.5)) <= 0.5
     assert fitting("dog", 0.5) == "dog"
+
+
+def test_names_are_wrapped_before_they_are_cut():
+    assert wrapped("dog", 0.5) == "dog"
+    assert wrapped("BIDENTAL PERCUSSIVE", 0.7) == "BIDENTAL\nPERCUSSIVE"
+    for text in ("a golden retriever that barks", "Egyptologicalalef", "a", "", "W" * 40):
+        lines = wrapped(text, 0.5).split("\n")
+        assert len(lines) <= 2
+        assert all(width_of(line) <= 0.5 for line in lines)
+        whole = wrapped(text, 0.5, most=99)
+        assert whole.replace("-\n", "").replace("\n", " ") == text
 
 
 def said(call, *arguments: str) -> str:

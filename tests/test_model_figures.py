@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 import shutil
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from ifsl_bench.cli.plot import plot
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.prepared import workspace
 from ifsl_bench.figures import attractors, episode_pca, episode_sheet, inner_steps
-from ifsl_bench.figures.models import check_trained, dataset_of, episode_of, jobs_of, open_model
+from ifsl_bench.figures.models import Episode, check_trained, dataset_of, episode_of, jobs_of, open_model
 from ifsl_bench.figures.style import SMALLEST, as_bytes
 from ifsl_bench.learners.attractor import attention
 
@@ -236,6 +238,40 @@ def test_features_have_no_contact_sheet_and_an_episode_has_a_number(trained, cal
     assert not (tmp_path / "x.png").exists()
 
 
+def sheet_of(queries: int, methods: int, wide: bool = False):
+    """The sheet of a made-up episode, 5 ways of 5 shots, in which every second answer is wrong, with long names."""
+    names = ("ABKHASIAN CHE", "H (U+0048)", "BIDENTAL PERCUSSIVE", "SEMISOFT SIGN", "EGYPTOLOGICAL ALEF")
+    novel = torch.arange(queries) < queries // 2
+    labels = torch.arange(queries) % 5 + 5 * novel
+    logits = torch.nn.functional.one_hot((labels + torch.arange(queries) % 2) % 10, 10).float()
+    drawn = SimpleNamespace(
+        query_novel=novel[None],
+        query=torch.zeros(1, queries, dtype=torch.long),
+        support=torch.zeros(1, 25, dtype=torch.long),
+        index=torch.zeros(1, dtype=torch.long),
+    )
+    episode = Episode(drawn, SimpleNamespace(labels=labels[None]), logits, names, names)  # type: ignore[arg-type]
+    dataset = SimpleNamespace(pool=lambda name: SimpleNamespace(images=np.zeros((1, 8, 8, 1), np.uint8)))
+    task = SimpleNamespace(name="letters", pool=lambda side, part: part)
+    answers = [episode_sheet.Answered(label, episode) for label in ("lr+a", "imprint")[:methods]]
+    return episode_sheet.draw(answers, dataset, task, wide)[0]
+
+
+@pytest.mark.parametrize("methods", [1, 2])
+def test_a_contact_sheet_fits_on_a_page_and_cuts_no_name_of_two_words(methods):
+    figure = sheet_of(50, methods)
+    assert figure.get_figheight() <= 9.2
+    assert sheet_of(50, methods, wide=True).get_figheight() <= 7
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert "BIDENTAL\nPERCUSSIVE" in texts
+    assert not [text for text in texts if "…" in text]
+    places = [artist.get_window_extent() for artist in (*figure.axes[0].texts, *figure.axes[0].lines)]
+    assert min(place.x0 for place in places) >= 0.02 * figure.dpi, "marks reach the edge"
+    assert max(place.x1 for place in places) <= figure.bbox.x1
+    rows = Counter(round(image.get_extent()[3], 3) for image in figure.axes[0].images[25:])
+    assert min(rows.values()) > 1, "a picture stands alone in its line"
+
+
 @pytest.mark.filterwarnings("ignore:the base classifier is at chance")
 def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path, call):
     work = workspace(glyph_features_home, tmp_path / "results", "cpu")
@@ -246,8 +282,15 @@ def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path, call
     axes = figure.axes[0]
     marks = [text.get_text() for text in axes.texts if re.fullmatch(r"query \d+, method 0", text.get_gid() or "")]
     right = int(episode.right.sum())
-    assert [mark[0] for mark in marks].count(episode_sheet.RIGHT) == right
-    assert [mark[0] for mark in marks].count(episode_sheet.WRONG) == len(episode.right) - right
+    assert marks.count(episode_sheet.RIGHT) == right
+    assert marks.count(episode_sheet.WRONG) == len(episode.right) - right
+    said = {text.get_gid(): text.get_text() for text in axes.texts}
+    names = [*episode.base_classes, *(f"N{way + 1}" for way in range(len(episode.classes)))]
+    for query in (~episode.right).nonzero()[:, 0].tolist():
+        name = said[f"said of query {query}"].replace("-\n", "").replace("\n", " ").rstrip("…")
+        assert names[int(episode.predicted[query])].startswith(name)
+    framed = [patch for patch in axes.patches if patch.get_linewidth() > 1 and patch.get_gid() is None]
+    assert len(framed) == len(episode.right) - right, "wrong queries, and no others, have a frame that stands out"
     assert len(axes.images) == len(episode.classes) + len(episode.right)
     assert f"protonet: {right} of {len(episode.right)} right" in [text.get_text() for text in axes.texts]
     # The first image is the support image that the sampler drew, and every query is there once.
@@ -260,7 +303,7 @@ def test_a_contact_sheet_marks_what_is_right(glyph_features_home, tmp_path, call
     ]
     shown = [np.asarray(image.get_array()).tobytes() for image in axes.images[len(episode.classes) :]]
     assert sorted(shown) == sorted(queries)
-    assert min(text.get_fontsize() for text in axes.texts) >= SMALLEST
+    assert min(text.get_fontsize() for text in axes.texts) >= episode_sheet.TEXT
     assert as_bytes(figure, "png") == as_bytes(figure, "png")
     whole = figure.get_tightbbox()
     assert (whole.x0, whole.y0) >= (-0.02, -0.02)

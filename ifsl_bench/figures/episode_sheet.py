@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,15 +16,25 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.figures.models import Episode
 from ifsl_bench.figures.style import COLUMN, DARK, PAGE, dots, styled, text_of
-from ifsl_bench.figures.texts import fitting, width_of, wrapped
+from ifsl_bench.figures.texts import width_of, wrapped
 from ifsl_bench.protocol.task import Task
 
-CELL, IMAGE, SUPPORT = 0.64, 0.36, 0.22  # inches: of a query with its texts, its image, a support image
-LINE, GAP, LABEL = 0.115, 0.08, 0.16  # a line of text, what is between parts, a heading
+TEXT, TITLE = 6.0, 8.0  # points: a sheet has more text than other figures, and the same columns
+CELL, IMAGE = 0.65, 0.35  # inches: of a query with its texts, its image
+NARROW, ROOMY, BETWEEN = 0.19, 0.24, 0.015  # a support image in one column, in two, between two of them
+LINE, GAP, LABEL, EDGE = 0.094, 0.06, 0.15, 0.04  # a line of text, what is between parts, a heading, the margin
+CAPITAL = 0.73 * TEXT / 72  # the height of a letter
+BLOCK = 1.05  # of a class's support, at least: for its name
+MARK = 0.08  # of a method's mark before what it says
+MOST_LINES = 3  # of a name
 MOST_BESIDE = 10  # support images of a class beside each other
 RIGHT, WRONG = "\N{CHECK MARK}", "\N{BALLOT X}"
-FALSE = "#D55E00"  # the colour of wrong answers
-TALLEST = 9.0  # inches: what a page has room for
+BLUE, ORANGE = "#0072B2", "#BF4C00"  # of what is right and wrong, told apart with colour vision deficiencies
+FRAMES: dict[str, dict[str, Any]] = {  # around an image
+    "right": {"edgecolor": "#A0A0A0", "linewidth": 0.4},  # an image may be as white as paper
+    "some": {"edgecolor": ORANGE, "linewidth": 1.2, "linestyle": (0, (1.6, 0.8))},
+    "all": {"edgecolor": ORANGE, "linewidth": 1.4},
+}
 
 
 @dataclass(frozen=True)
@@ -44,53 +55,38 @@ def check_images(dataset: Dataset, task: Task) -> None:
 def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool = False) -> tuple[Figure, list[str]]:
     """Draws the support images by class, then the queries, novel ones first, each by class.
 
-    Below a query stand its class and the answer of each method: a tick where its joint prediction is right, in another
-    colour a cross and the predicted class where it is wrong. A query that no method gets right has a frame of that
-    colour. Novel classes are N1, N2 and so on, with their names beside their support.
+    Beside a query stand the methods, each with a tick where its joint prediction is right, and a cross where it is
+    wrong; below, its class, and the wrong predictions with the methods that make them. A query that every method gets
+    wrong has a frame, one that some get wrong a dashed one. Novel classes are N1, N2 and so on, with their names above
+    their support.
 
     Args:
         answers: of the same episode, one a method.
     """
     episode, width = answers[0].episode, PAGE if wide else COLUMN
-    names = _Names(episode)
-    novel, base = (dataset.pool(task.pool("test", part)) for part in ("novel", "base"))
-    ways, shots = len(episode.classes), episode.drawn.support.shape[1] // len(episode.classes)
-    per_line = min(shots, MOST_BESIDE, max(1, int((width - 0.1) / (SUPPORT + 0.02))))
-    block = max(per_line * (SUPPORT + 0.02) + 0.05, 1.3)
-    blocks = max(1, min(ways, int(width / block)))
-    block, deep = width / blocks, math.ceil(shots / per_line) * (SUPPORT + 0.02) + LINE + 0.05
-    cells = max(1, int(width / CELL))
-    cell, order = width / cells, _order(episode)
-    parts = [
-        [[_Query(answers, names, int(i), cell) for i in part[at : at + cells]] for at in range(0, len(part), cells)]
-        for part in order
-    ]
-    top = LABEL * (1 + math.ceil(len(answers) / _beside(answers, width)))
-    of_parts = [LABEL + GAP / 2 + sum(map(_height, part)) for part in parts if part]
-    height = top + LABEL + math.ceil(ways / blocks) * deep + sum(of_parts)
+    names, parts = _Names(episode), _order(episode)
+    across = _across(max(map(len, parts)), width)
+    cell = min((width - EDGE) / across, 2 * CELL)
+    tables = [_rows([_Cell.of(int(query), answers, names, cell) for query in part], across) for part in parts]
+    support = _Support.of(episode, names, width, ROOMY if wide else NARROW)
+    heads = LABEL * (2 + math.ceil(len(answers) / _beside(answers, width)))
+    height = heads + LABEL + support.height
+    height += sum(GAP / 2 + LABEL + sum(_high(row, len(answers)) for row in rows) for rows in tables if rows)
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axes.set_axis_off()
-    sheet = _Sheet(axes, novel.images, base.images)
+    novel, base = (dataset.pool(task.pool("test", part)).images for part in ("novel", "base"))
+    sheet = _Sheet(axes, novel, base)
     y = _legend(axes, answers, width, f"{task.name}, test episode {int(episode.drawn.index[0])}")
-    y = sheet.heading(y, f"support: {ways} ways, {shots} shot{'s' * (shots > 1)}")
-    for way in range(ways):
-        x, below = way % blocks * block + 0.05, y + way // blocks * deep
-        said = fitting(f"N{way + 1}  {names.novel[way]}", block - 0.08)
-        axes.text(x, below + LINE / 2, said, va="center")
-        for shot in range(shots):
-            image = int(episode.drawn.support[0, way * shots + shot])
-            place = x + shot % per_line * (SUPPORT + 0.02), below + LINE + shot // per_line * (SUPPORT + 0.02)
-            sheet.image(novel.images[image], *place, SUPPORT)
-    y += math.ceil(ways / blocks) * deep
-    for part, title in zip(parts, ("queries of novel classes", "queries of base classes"), strict=True):
-        y = sheet.heading(y + GAP / 2, title) if part else y
-        for row in part:
-            for i, query in enumerate(row):
-                query.draw(sheet, i * cell, y)
-            y += _height(row)
-    said = f"{height:.0f} inches tall, more than a page has room for: --wide makes it lower, and so do fewer methods"
-    return figure, [said] if height > TALLEST and not wide else []
+    y = _key(sheet, y, len(answers))
+    y = support.draw(sheet, y, episode)
+    for rows, title in zip(tables, ("queries of novel classes", "queries of base classes"), strict=True):
+        y = sheet.heading(y + GAP / 2, title) if rows else y
+        for row in rows:
+            for i, one in enumerate(row):
+                one.draw(sheet, EDGE + i * cell, y, answers)
+            y += _high(row, len(answers))
+    return figure, []
 
 
 class _Names:
@@ -111,17 +107,153 @@ class _Sheet:
     novel: np.ndarray
     base: np.ndarray
 
-    def image(self, image: np.ndarray, x: float, y: float, size: float, frame: str = "") -> None:
+    def image(self, image: np.ndarray, x: float, y: float, size: float, frame: str = "right") -> None:
         grey = image.shape[-1] == 1
         self.axes.imshow(image[..., 0] if grey else image, cmap="gray", vmin=0, vmax=255, aspect="auto",
                          extent=(x, x + size, y + size, y), interpolation="nearest")  # fmt: skip
-        # An image may be as white as paper.
-        self.axes.add_patch(Rectangle((x, y), size, size, fill=False, edgecolor=frame or "#A0A0A0",
-                                      linewidth=1.4 if frame else 0.4))  # fmt: skip
+        self.frame(x, y, size, frame)
+
+    def frame(self, x: float, y: float, size: float, kind: str, gid: str | None = None) -> None:
+        self.axes.add_patch(Rectangle((x, y), size, size, fill=False, **FRAMES[kind], gid=gid))
+
+    def text(self, x: float, y: float, said: str, **more: Any) -> None:
+        """Of one line or more, the first one around ``y``; Matplotlib's baseline is that of the last."""
+        self.axes.text(
+            x,
+            y + CAPITAL / 2 + LINE * said.count("\n"),
+            said,
+            va="baseline",
+            fontsize=TEXT,
+            linespacing=72 * LINE / TEXT,
+            **more,
+        )
 
     def heading(self, y: float, text: str) -> float:
-        self.axes.text(0.05, y + LABEL / 2, text, va="center", color=DARK, style="italic")
+        self.text(EDGE, y + LABEL / 2, text, color=DARK, style="italic")
         return y + LABEL
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A query, and what is said of it.
+
+    Attributes:
+        name: its class, in lines.
+        wrong: what methods say instead, in lines, each with the numbers of these methods.
+    """
+
+    query: int
+    name: str
+    wrong: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, query: int, answers: Sequence[Answered], names: _Names, width: float) -> _Cell:
+        said: dict[int, list[int]] = {}
+        for i, one in enumerate(answers):
+            if not one.episode.right[query]:
+                said.setdefault(int(one.episode.predicted[query]), []).append(i)
+        name = wrapped(names[int(answers[0].episode.labels[query])], width - EDGE, TEXT, MOST_LINES)
+        wrong = tuple(
+            (wrapped(names[label], width - EDGE - MARK * len(by), TEXT, MOST_LINES), tuple(by))
+            for label, by in said.items()
+        )
+        return cls(query, name, wrong)
+
+    @property
+    def lines(self) -> int:
+        return sum(said.count("\n") + 1 for said in (self.name, *(said for said, _ in self.wrong)))
+
+    def draw(self, sheet: _Sheet, x: float, y: float, answers: Sequence[Answered]) -> None:
+        drawn = answers[0].episode.drawn
+        pool = sheet.novel if bool(drawn.query_novel[0, self.query]) else sheet.base
+        wrong = sum(len(by) for _, by in self.wrong)
+        frame = "right" if not wrong else "all" if wrong == len(answers) else "some"
+        sheet.image(pool[int(drawn.query[0, self.query])], x, y, IMAGE, frame)
+        for i, one in enumerate(answers):
+            self._verdict(sheet, x + IMAGE, y + LINE * (i + 0.5), i, one)
+        y += max(IMAGE, LINE * len(answers)) + LINE / 2 + 0.02
+        sheet.text(x, y, self.name, color=DARK)
+        y += LINE * (self.name.count("\n") + 1)
+        for said, by in self.wrong:
+            for i, method in enumerate(by):
+                sheet.axes.plot(x + MARK * (i + 0.4), y, **_small(answers[method].label))
+            sheet.text(x + MARK * len(by), y, said, color=ORANGE, gid=f"said of query {self.query}")
+            y += LINE * (said.count("\n") + 1)
+
+    def _verdict(self, sheet: _Sheet, x: float, y: float, number: int, one: Answered) -> None:
+        right = bool(one.episode.right[self.query])
+        sheet.axes.plot(x + 0.07, y, **_small(one.label))
+        sheet.text(x + 0.12, y, RIGHT if right else WRONG, color=BLUE if right else ORANGE,
+                   gid=f"query {self.query}, method {number}")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Support:
+    """How the support images stand: blocks, a class each, beside each other and below, with lines of images."""
+
+    titles: tuple[str, ...]
+    ways: int
+    shots: int
+    size: float
+    beside: int
+    blocks: int
+    width: float
+
+    @classmethod
+    def of(cls, episode: Episode, names: _Names, width: float, size: float) -> _Support:
+        ways = len(episode.classes)
+        shots, each = episode.drawn.support.shape[1] // ways, size + BETWEEN
+        beside = min(shots, MOST_BESIDE, max(1, int((width - 2 * EDGE) / each)))
+        blocks = max(1, min(ways, int((width - EDGE) / max(beside * each + EDGE, BLOCK))))
+        block = (width - EDGE) / blocks
+        titles = (wrapped(f"N{way + 1} {name}", block - EDGE, TEXT) for way, name in enumerate(names.novel))
+        return cls(tuple(titles), ways, shots, size, beside, blocks, block)
+
+    @property
+    def head(self) -> float:
+        """Inches of a name: of the longest, so that images stand in lines."""
+        return LINE * max(title.count("\n") + 1 for title in self.titles) + 0.01
+
+    @property
+    def deep(self) -> float:
+        """Inches of a block with its name."""
+        return self.head + math.ceil(self.shots / self.beside) * (self.size + BETWEEN) + 0.04
+
+    @property
+    def height(self) -> float:
+        return math.ceil(self.ways / self.blocks) * self.deep
+
+    def draw(self, sheet: _Sheet, y: float, episode: Episode) -> float:
+        y = sheet.heading(y, f"support: {self.ways} ways, {self.shots} shot{'s' * (self.shots > 1)}")
+        for way in range(self.ways):
+            x, top = EDGE + way % self.blocks * self.width, y + way // self.blocks * self.deep
+            sheet.text(x, top + LINE / 2, self.titles[way])
+            for shot in range(self.shots):
+                image = sheet.novel[int(episode.drawn.support[0, way * self.shots + shot])]
+                row, column = divmod(shot, self.beside)
+                each = self.size + BETWEEN
+                sheet.image(image, x + column * each, top + self.head + row * each, self.size)
+        return y + self.height
+
+
+def _small(label: str) -> dict[str, Any]:
+    """The look of a method's mark beside a text."""
+    return dots(label) | {"markersize": 3}
+
+
+def _across(most: int, width: float) -> int:
+    """How many queries stand beside each other: as few as there are lines for, so that the last one is not empty."""
+    lines = math.ceil(most / int((width - EDGE) / CELL))
+    return math.ceil(most / lines)
+
+
+def _rows(cells: Sequence[_Cell], across: int) -> list[Sequence[_Cell]]:
+    return [cells[i : i + across] for i in range(0, len(cells), across)]
+
+
+def _high(row: Sequence[_Cell], methods: int) -> float:
+    """Inches of a line of queries: as much as the most that is said of one takes."""
+    return max(IMAGE, LINE * methods) + LINE * max(one.lines for one in row) + GAP
 
 
 def _order(episode: Episode) -> tuple[np.ndarray, np.ndarray]:
@@ -143,7 +275,7 @@ def _entry(one: Answered) -> str:
 
 
 def _legend(axes: Axes, answers: Sequence[Answered], width: float, title: str) -> float:
-    axes.text(0.05, LABEL / 2, title, va="center", fontsize=8)
+    axes.text(EDGE, LABEL / 2, title, va="center", fontsize=TITLE)
     beside = _beside(answers, width)
     for i, one in enumerate(answers):
         x, y = i % beside * width / beside + 0.1, LABEL * (1 + i // beside) + LABEL / 2
@@ -152,42 +284,14 @@ def _legend(axes: Axes, answers: Sequence[Answered], width: float, title: str) -
     return LABEL * (1 + math.ceil(len(answers) / beside))
 
 
-class _Query:
-    """A query with its class and the answers, in lines that fit its cell."""
-
-    def __init__(self, answers: Sequence[Answered], names: _Names, query: int, width: float) -> None:
-        self.answers, self.query, self.width = answers, query, width
-        self.name = wrapped(names[int(answers[0].episode.labels[query])], width - 0.03)
-        self.said = []
-        for one in answers:
-            right = bool(one.episode.right[query])
-            text = RIGHT if right else f"{WRONG}\N{NO-BREAK SPACE}{names[int(one.episode.predicted[query])]}"
-            self.said.append((right, wrapped(text, width - 0.12)))
-
-    @property
-    def lines(self) -> int:
-        return len(self.name) + sum(len(said) for _, said in self.said)
-
-    def draw(self, sheet: _Sheet, x: float, y: float) -> None:
-        drawn = self.answers[0].episode.drawn
-        novel, row = bool(drawn.query_novel[0, self.query]), int(drawn.query[0, self.query])
-        frame = "" if any(right for right, _ in self.said) else FALSE
-        sheet.image((sheet.novel if novel else sheet.base)[row], x + (self.width - IMAGE) / 2, y, IMAGE, frame)
-        y += IMAGE + LINE / 2 + 0.02
-        for line in self.name:
-            sheet.axes.text(x + self.width / 2, y, line, ha="center", va="center", color=DARK)
-            y += LINE
-        for i, (one, (right, said)) in enumerate(zip(self.answers, self.said, strict=True)):
-            widest = max(map(width_of, said))
-            start = x + max(0.05, (self.width - widest - 0.08) / 2)
-            sheet.axes.plot(start, y, **dots(one.label) | {"markersize": 3})
-            for n, line in enumerate(said):
-                gid = f"query {self.query}, method {i}" if n == 0 else None
-                colour = "black" if right else FALSE
-                sheet.axes.text(start + 0.06, y, line, va="center", color=colour, weight="normal", gid=gid)
-                y += LINE
-
-
-def _height(row: Sequence[_Query]) -> float:
-    """Of a line of queries, in inches."""
-    return IMAGE + 0.02 + LINE * max(query.lines for query in row) + GAP
+def _key(sheet: _Sheet, y: float, methods: int) -> float:
+    """What the frames and orange names mean."""
+    x, middle, size = EDGE, y + LABEL / 2, 0.1
+    entries = [("all", "wrong by all" if methods > 1 else "wrong")] + [("some", "wrong by some")] * (methods > 1)
+    for kind, said in entries:
+        sheet.frame(x, middle - size / 2, size, kind, gid=f"key: {said}")
+        sheet.text(x + size + 0.05, middle, said)
+        x += size + 0.2 + width_of(said, TEXT)
+    sheet.text(x, middle, "orange", color=ORANGE)
+    sheet.text(x + width_of("orange ", TEXT) + 0.03, middle, "the class predicted instead")
+    return y + LABEL

@@ -47,21 +47,39 @@ def width_of(text: str, size: float = SMALLEST) -> float:
     return float(TextPath((0, 0), text, size=size, prop=FontProperties("DejaVu Sans")).get_extents().x1) / 72
 
 
-def wrapped(text: str, width: float, size: float = SMALLEST) -> list[str]:
-    """A text in one line of so many inches, or in two, the first as long as it can be; cut where that is not enough."""
-    if width_of(text, size) <= width:
-        return [text]
-    words = text.split(" ")
-    fit = [n for n in range(1, len(words)) if width_of(" ".join(words[:n]), size) <= width]
-    if not fit:
-        return [fitting(text, width, size)]
-    return [" ".join(words[: fit[-1]]), fitting(" ".join(words[fit[-1] :]), width, size)]
-
-
 def fitting(text: str, width: float, size: float = SMALLEST) -> str:
     """A text cut to so many inches, with dots where something is missing."""
     if width_of(text, size) <= width:
         return text
+    return _cut(text, width, size)
+
+
+def wrapped(text: str, width: float, size: float = SMALLEST, most: int = 2) -> str:
+    """A text in as many lines of so many inches as it needs; where these are too many, the last one ends in dots."""
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if width_of(longer, size) <= width:
+            lines[-1] = longer
+            continue
+        *full, rest = _pieces(word, width, size)
+        lines += [*full, rest]
+    lines = lines if lines[0] else lines[1:]
+    return "\n".join(lines if len(lines) <= most else [*lines[: most - 1], _cut(lines[most - 1], width, size)])
+
+
+def _pieces(word: str, width: float, size: float) -> list[str]:
+    """A word, or its parts where it is wider than a line, all but the last with a hyphen."""
+    found = []
+    while width_of(word, size) > width and len(word) > 1:
+        fit = max((n for n in range(1, len(word)) if width_of(f"{word[:n]}-", size) <= width), default=1)
+        found.append(f"{word[:fit]}-")
+        word = word[fit:]
+    return [*found, word]
+
+
+def _cut(text: str, width: float, size: float) -> str:
+    """With dots at its end, where something is missing anyway."""
     while text and width_of(f"{text}…", size) > width:
-        text = text[:-1].rstrip(" (,-")
-    return f"{text}…"
+        text = text[:-1]
+    return f"{text.rstrip(' (,-')}…"
