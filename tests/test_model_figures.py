@@ -178,7 +178,7 @@ def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
     assert [axes.get_title() for axes in figure.axes] == ["lr+a: base classes", "episode 2"]
     assert [text.get_text() for text in figure.legends[1].get_texts()] == [
         "base weights", "their attractors (joined)", "attractors in this episode", "their fast weights (joined)",
-        "attractors in other episodes", "static attractor",
+        "attractors in other episodes", "static centre",
     ]  # fmt: skip
     assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= SMALLEST
     with pytest.raises(UserError, match="has no attractors"):

@@ -214,7 +214,7 @@ def _marks(rows: Sequence[Weights], fixed: bool) -> list[Mark]:
     marks.append((Line2D([], [], **FAST | line | {"markerfacecolor": "white"}), "their fast weights (joined)"))
     if any(np.isfinite(one.centres[:, 1:]).any() for one in rows):
         marks.append((Line2D([], [], **white | {"markersize": SMALL + 0.4}), "attractors in other episodes"))
-    return marks + ([(Line2D([], [], **STAR), "static attractor")] if fixed else [])
+    return marks + ([(Line2D([], [], **STAR), "static centre")] if fixed else [])
 
 
 def _plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -47,13 +47,6 @@ def width_of(text: str, size: float = SMALLEST) -> float:
     return float(TextPath((0, 0), text, size=size, prop=FontProperties("DejaVu Sans")).get_extents().x1) / 72
 
 
-def fitting(text: str, width: float, size: float = SMALLEST) -> str:
-    """A text cut to so many inches, with dots where something is missing."""
-    if width_of(text, size) <= width:
-        return text
-    return _cut(text, width, size)
-
-
 def wrapped(text: str, width: float, size: float = SMALLEST, most: int = 2) -> str:
     """A text in as many lines of so many inches as it needs; where these are too many, the last one ends in dots."""
     lines = [""]
