@@ -1,8 +1,9 @@
 """How every figure looks, and how it becomes a file: sizes, fonts, formats.
 
 Widths are those of a two-column paper, to be included as they are (``\\includegraphics{x.pdf}``). No text is smaller
-than :data:`SMALLEST`. In PDF and SVG text is text. Nobody's settings of Matplotlib are read, no display is needed, and
-no state of pyplot is touched. The same input gives the same bytes with one version of Matplotlib: files hold no date.
+than :data:`SMALLEST`, but on contact sheets of episodes. In PDF and SVG text is text. Nobody's settings of Matplotlib
+are read, no display is needed, and no state of pyplot is touched. The same input gives the same bytes with one version
+of Matplotlib: files hold no date.
 """
 
 from __future__ import annotations
