@@ -102,9 +102,7 @@ class LocalWorkers:
             worker.pipe.send_bytes(pickle.dumps(replace(node, needs=(), results=())))
 
     def wait(self) -> Iterable[Event | Outcome]:
-        if self._unready >= STARTS:
-            raise UserError(f"worker processes end as they start: run with --jobs 1, or see what they say in "
-                            f"{self.setting.home.logs / 'workers'}")  # fmt: skip
+        self._check_starts()
         if self._stillborn:
             yield self._stillborn.pop()
             return
@@ -179,8 +177,14 @@ class LocalWorkers:
             if not worker.ready:
                 self._unready += 1
             self._forget(worker)
+            self._check_starts()  # before the node is blamed, whose tries may be over too
             if node is not None:
                 yield Outcome(node.key, "lost", f"its worker {_end(status)}")
+
+    def _check_starts(self) -> None:
+        if self._unready >= STARTS:
+            raise UserError(f"worker processes end as they start: run with --jobs 1, or see what they say in "
+                            f"{self.setting.home.logs / 'workers'}")  # fmt: skip
 
     def _forget(self, worker: _Place) -> None:
         if worker.pipe is not None:

@@ -21,7 +21,7 @@ from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.graph import Node, Wants, graph_of
 from ifsl_bench.campaigns.local import LocalWorkers, check_sendable
 from ifsl_bench.campaigns.logs import Log
-from ifsl_bench.campaigns.run import numbers_in, run_campaign, workers_for
+from ifsl_bench.campaigns.run import numbers_in, run_campaign
 from ifsl_bench.campaigns.status import read_log
 from ifsl_bench.campaigns.watching import Told
 from ifsl_bench.campaigns.work import Setting
@@ -256,14 +256,14 @@ def test_a_dry_run_for_a_cluster_says_what_its_times_are_of(here, call):
     assert "times are those of one process on this machine's processor" in err
 
 
-def test_workers_that_cannot_start_are_given_up(here, monkeypatch):
+@pytest.mark.parametrize("count", [1, 2])  # one at a time, a piece of work has as many tries as there are starts
+def test_workers_that_cannot_start_are_given_up(count, here, monkeypatch):
     """As where a library that they import is broken."""
     work = api.workspace(here / "home", device="cpu")
     jobs = make_jobs(["protonet"], ["clusters.toml:clusters-1shot"], {}, Training(), [0], None)
     resource_tracker.ensure_running()  # which is started in the same way
     monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(str(shutil.which("false"))))
-    workers = workers_for(jobs, work, "cpu", 2, None)
-    assert workers is not None
+    workers = LocalWorkers(Setting(work.home, "cpu", 2, ""), count)
     with pytest.raises(UserError, match="worker processes end as they start"):
         run_campaign(jobs, work, workers=workers)
     assert not any(worker.process for worker in workers.workers)
