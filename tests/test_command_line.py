@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from ifsl_bench.common.wording import numbers_in_words
 
 TASK = "glyphs-5shot"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+HIDES, SHOWS = b"\x1b[?25l", b"\x1b[?25h"  # the cursor
 INTERVAL = re.compile(r"[+-]?\d+\.\d\d ± \d+\.\d\d")
 CAMPAIGN = '[[run]]\nmethods = ["lr", "lr+a"]\ntasks = "glyphs-5shot"\nseeds = 40\n'
 
@@ -140,8 +142,8 @@ def test_a_pipe_gets_all_columns_without_colour_whatever_the_width(rows, call, m
     assert all(heading in out.splitlines()[2] for heading in ("Acc.", "Delta_a", "Delta_b", "sd of seeds", "source"))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a pseudo-terminal")
-def test_a_real_terminal(rows):
+def in_terminal(*arguments: str) -> tuple[int, int]:
+    """Starts a command in a pseudo-terminal; the child, and what its screen is read from."""
     import fcntl
     import pty
     import struct
@@ -149,11 +151,15 @@ def test_a_real_terminal(rows):
 
     child, screen = pty.fork()
     if not child:
-        command = [sys.executable, "-m", "ifsl_bench", "table", TASK]
-        os.execve(sys.executable, command, {**os.environ, "TERM": "xterm", "COLUMNS": ""} | {"LINES": ""})
+        command = [sys.executable, "-m", "ifsl_bench", *arguments]
+        os.execve(sys.executable, command, {**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""})
     fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 90, 0, 0))
+    return child, screen
+
+
+def read_screen(screen: int, until: bytes | None = None) -> bytes:
     text = b""
-    while True:
+    while until is None or until not in text:
         try:
             part = os.read(screen, 1 << 16)
         except OSError:  # the end, as Linux says it
@@ -161,10 +167,33 @@ def test_a_real_terminal(rows):
         if not part:
             break
         text += part
+    return text
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a pseudo-terminal")
+def test_a_real_terminal(rows):
+    child, screen = in_terminal("table", TASK)
+    text = read_screen(screen)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     lines = ESCAPE.sub("", text.decode()).splitlines()
     assert max(map(cell_len, lines)) <= 90
     assert any("±" in line for line in lines)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a pseudo-terminal")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_who_ends_a_run_gets_the_cursor_back(name, here):
+    number = getattr(signal, name)
+    told = "--method", "lwof", "--task", "clusters.toml:clusters-1shot", "--train", "steps=1000000", "--device", "cpu"
+    child, screen = in_terminal("run", *told, "--home", "home")
+    before = read_screen(screen, b"meta-training")
+    assert before.count(HIDES) > before.count(SHOWS), "a bar hides the cursor"
+    os.kill(child, number)
+    after = read_screen(screen)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number, "it ends by the signal, as its parent expects"
+    assert (before + after).rindex(SHOWS) > (before + after).rindex(HIDES)
+    assert "ended; the same command goes on from where it stopped" in ESCAPE.sub("", after.decode())
+    assert b"Traceback" not in after
 
 
 # -- folding
