@@ -49,6 +49,9 @@ def test_frames_have_the_numbers_of_the_commands(command, called, call, pandas):
     assert [{name: row.get(name) for name in names} for row in found] == expected
     frame = found.to_pandas()
     assert list(frame.columns) == names
+    for name in names:
+        kinds = {type(row.get(name)) for row in expected} - {type(None)}
+        assert kinds not in ({int}, {bool}) or frame[name].dtype.kind == ("i" if kinds == {int} else "b"), name
     accuracy = names[4] if command[0] == "compare" else "acc"
     np.testing.assert_array_equal(frame[accuracy].dropna(), [r[accuracy] for r in expected if r[accuracy] is not None])
 

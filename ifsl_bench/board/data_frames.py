@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     import pandas
 
 INSTALL = 'pip install "ifsl_bench[pandas]"'
+NULLABLE = {bool: "boolean", int: "Int64"}  # types of pandas; its others would make objects and floats of them
 
 
 def data_frame(records: Sequence[dict[str, Any]]) -> pandas.DataFrame:
     """A column for each name that a record has, in the order of their first appearance.
+
+    Where a record lacks a whole number or a truth value, its column has one of pandas's nullable types.
 
     Raises:
         Lacking: pandas is not installed.
@@ -26,7 +29,14 @@ def data_frame(records: Sequence[dict[str, Any]]) -> pandas.DataFrame:
         import pandas
     except ImportError:
         raise Lacking(f"to_pandas() needs an extra (pandas is not installed): {INSTALL}") from None
-    return pandas.DataFrame.from_records(records, columns=list(dict.fromkeys(n for one in records for n in one)))
+    names = dict.fromkeys(name for one in records for name in one)
+    columns = {name: [one.get(name) for one in records] for name in names}
+    frame = pandas.DataFrame(columns)
+    for name, values in columns.items():
+        kinds = {type(value) for value in values}
+        if len(kinds) == 2 and type(None) in kinds and (kind := NULLABLE.get((kinds - {type(None)}).pop())):
+            frame[name] = pandas.array(values, dtype=kind)
+    return frame
 
 
 def line(result: Any) -> str:
