@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ifsl_bench.board.published import published_sets
-from ifsl_bench.board.result_file import packaged_root
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.campaigns import campaign_file
 from ifsl_bench.campaigns.campaign_file import Said, asked, parse
 from ifsl_bench.campaigns.jobs import jobs_of, with_tasks

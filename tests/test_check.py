@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ifsl_bench.board.result_file import Result, file_name, packaged_root, stored, summary_entry
+from ifsl_bench.board.result_file import Result, file_name, summary_entry
+from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
 from ifsl_bench.cli import main as cli
 from ifsl_bench.common.errors import is_printable

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ import pytest
 from rich.cells import cell_len
 
 from ifsl_bench.board import boards
-from ifsl_bench.board.result_file import packaged_root, stored
+from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.board.terminal import GLUED, fold
 from ifsl_bench.cli.main import SECTIONS, cli
 from ifsl_bench.common.progress import LogReporter
@@ -157,9 +158,9 @@ def in_terminal(*arguments: str) -> tuple[int, int]:
     return child, screen
 
 
-def read_screen(screen: int, until: bytes | None = None) -> bytes:
+def read_screen(screen: int, until: Callable[[bytes], bool] = lambda text: False) -> bytes:
     text = b""
-    while until is None or until not in text:
+    while not until(text):
         try:
             part = os.read(screen, 1 << 16)
         except OSError:  # the end, as Linux says it
@@ -186,8 +187,8 @@ def test_who_ends_a_run_gets_the_cursor_back(name, here):
     number = getattr(signal, name)
     told = "--method", "lwof", "--task", "clusters.toml:clusters-1shot", "--train", "steps=1000000", "--device", "cpu"
     child, screen = in_terminal("run", *told, "--home", "home")
-    before = read_screen(screen, b"meta-training")
-    assert before.count(HIDES) > before.count(SHOWS), "a bar hides the cursor"
+    before = read_screen(screen, lambda text: HIDES in text.partition(b"meta-training")[2])
+    assert before.rfind(HIDES) > before.rfind(SHOWS), "a bar hides the cursor"
     os.kill(child, number)
     after = read_screen(screen)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number, "it ends by the signal, as its parent expects"

@@ -7,7 +7,7 @@ import json
 import msgspec
 import pytest
 
-from ifsl_bench.board import result_file
+from ifsl_bench.board import result_file, result_folder
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.measured import Row
@@ -21,7 +21,7 @@ from ifsl_bench.protocol.task_files import find
 def board():
     """Four stored rows of glyphs-5shot: the best has seen the novel classes, the third may have."""
     (task,) = find("glyphs-5shot")
-    root = result_file.packaged_root() / task.name
+    root = result_folder.packaged_root() / task.name
 
     def row(label, seen):
         results = [result_file.read(root / f"{label}.seed-{seed}.json") for seed in range(3)]

@@ -14,11 +14,15 @@ from ifsl_bench.backbone.preprocess import Preprocess
 from ifsl_bench.backbone.timm_zoo import Timm
 from ifsl_bench.data.pools import open_dataset
 
-timm = pytest.importorskip("timm", reason='pip install "ifsl_bench[backbones]"')
+
+@pytest.fixture(autouse=True)
+def _timm():  # not above: it takes seconds, of every worker that collects the tests
+    pytest.importorskip("timm", reason='pip install "ifsl_bench[backbones]"')
 
 
 def save(seed: int, path) -> None:
     """The weights of timm's smallest network, as they begin."""
+    import timm
     from safetensors.torch import save_file
 
     torch.manual_seed(seed)
@@ -26,7 +30,7 @@ def save(seed: int, path) -> None:
 
 
 @pytest.fixture
-def hues(hues):
+def hues(_timm, hues):
     """With the weights of a network of timm's besides."""
     save(0, hues / "mine.safetensors")
     return hues
@@ -69,6 +73,7 @@ def test_run_table_check_campaign_and_prune(hues, call):
 def learn(pool, name: str, classes: int, steps: int, batch: int, path: Path, **how) -> None:
     """Trains a network of timm's from scratch on some classes, by timm's own optimiser and on what its preprocessing
     makes of the images, and writes its weights."""
+    import timm
     from safetensors.torch import save_file
     from timm.optim import create_optimizer_v2
 

@@ -19,7 +19,8 @@ from ifsl_bench.board.fitting import unfit
 from ifsl_bench.board.latex import escaped
 from ifsl_bench.board.measured import mismatch
 from ifsl_bench.board.render import FORMATS, READERS, prose, render
-from ifsl_bench.board.result_file import Result, packaged_root, parse, path_of, summary_entry, write
+from ifsl_bench.board.result_file import Result, parse, path_of, summary_entry, write
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.board.show import facts_of
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import CorruptFile, one_line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import importlib.util
 import re
@@ -52,6 +53,7 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in LIBRARY}
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     """Names of all modules that a file imports, at any depth, for types alone too."""
     found = set()
@@ -67,7 +69,9 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-ARROWS = {name: (imports(path) & MODULES.keys()) - {name} for name, path in MODULES.items()}
+@functools.cache
+def arrows() -> dict[str, set[str]]:
+    return {name: (imports(path) & MODULES.keys()) - {name} for name, path in MODULES.items()}
 
 
 def room(path: Path) -> str:
@@ -88,7 +92,7 @@ def test_no_arrow_runs_upwards(name):
     mine = room(MODULES[name])
     if not mine:
         return  # the package itself hands out what others hold, and __main__ is the command
-    for other in ARROWS[name]:
+    for other in arrows()[name]:
         theirs = room(MODULES[other])
         if theirs:
             assert FLOORS.index(theirs) <= FLOORS.index(mine), f"{name} imports {other}, of a higher floor"
@@ -101,7 +105,7 @@ def test_no_module_imports_itself_through_others():
     def visit(name: str, way: tuple[str, ...]) -> None:
         assert name not in way, f"a circle of imports: {' -> '.join([*way[way.index(name) :], name])}"
         if name not in done:
-            for other in sorted(ARROWS[name]):
+            for other in sorted(arrows()[name]):
                 visit(other, (*way, name))
             done.add(name)
 
@@ -117,7 +121,7 @@ def test_a_kept_probe_is_known_by_all_code_that_it_runs():
     while todo:
         if (name := todo.pop()) not in seen:
             seen.add(name)
-            todo += ARROWS[name]
+            todo += arrows()[name]
     reached = {room(MODULES[name]) for name in seen} - {""}
     assert reached <= set(ROOMS), "a change of this code would not be noticed"
     assert {"kernels", "solve", "learners"} <= reached

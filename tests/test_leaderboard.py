@@ -28,7 +28,8 @@ from ifsl_bench.board.published import published
 from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.board.ranking import Ranking, _most_common
 from ifsl_bench.board.render import FORMATS, PROGRAMS
-from ifsl_bench.board.result_file import SCHEMA, Result, packaged_root, summary_entry, write
+from ifsl_bench.board.result_file import SCHEMA, Result, summary_entry, write
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.bibliography import printed
 from ifsl_bench.protocol.metrics import Counts, summarise

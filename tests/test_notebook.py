@@ -13,7 +13,7 @@ import pytest
 
 import ifsl_bench
 from ifsl_bench import UserError
-from ifsl_bench.board.result_file import packaged_root
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.errors import Lacking
 
 TASK = "glyphs-5shot"

@@ -17,7 +17,8 @@ from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.episode_counts import LATER, EpisodeCounts, counts_entry
 from ifsl_bench.board.measured import Row
-from ifsl_bench.board.result_file import Result, inconsistency, keep_old, packaged_root, parse, read, write
+from ifsl_bench.board.result_file import Result, inconsistency, keep_old, parse, read, write
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common import packed
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home

@@ -24,7 +24,8 @@ from ifsl_bench.board.leaderboard import ranked_table
 from ifsl_bench.board.rank_intervals import holm
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.render import render
-from ifsl_bench.board.result_file import Result, packaged_root, write
+from ifsl_bench.board.result_file import Result, write
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.page.gather import FINEST, boards_of, gather
 from ifsl_bench.page.html import _overview, page_html, script_json
 from ifsl_bench.protocol.task_files import find, packaged

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ifsl_bench.board import boards
-from ifsl_bench.board.result_file import packaged_root, write
+from ifsl_bench.board.result_file import write
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.page.gather import boards_of, gather
 from ifsl_bench.page.html import page_html
 from ifsl_bench.protocol.task_files import find, packaged

@@ -17,7 +17,7 @@ from PIL import Image
 from ifsl_bench.board.beside import pairs_of
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.published import published
-from ifsl_bench.board.result_file import packaged_root
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.protocol.task_files import find
 
 NINE = ["protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a"]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from ifsl_bench.board import result_file
+from ifsl_bench.board import result_file, result_folder
 from ifsl_bench.board.measured import rows_of
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.progress import Reporter
@@ -326,7 +326,7 @@ def test_a_probe_is_made_once(tmp_path, monkeypatch):
 
 
 def test_seeds_of_methods_that_compute_other_things_are_rows_of_their_own():
-    stored = result_file.read(result_file.packaged_root() / "glyphs-5shot" / "imprint.seed-0.json")
+    stored = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "imprint.seed-0.json")
 
     def one(seed, value, source="s", version=1):
         numbers = {"logits of 5-shot joint episodes": Numbers([value or 0.0], [0.01])}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
+import time
 from pathlib import Path
 
 import msgspec
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.board import boards
+from ifsl_bench.board import boards, result_folder
 from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.episode_counts import counts_entry
@@ -23,16 +25,8 @@ from ifsl_bench.board.notes import standing
 from ifsl_bench.board.over_classes import over_classes
 from ifsl_bench.board.published import published
 from ifsl_bench.board.render import FORMATS, PROGRAMS, render
-from ifsl_bench.board.result_file import (
-    SCHEMA,
-    Result,
-    keep_old,
-    packaged_root,
-    read,
-    stored,
-    summary_entry,
-    write,
-)
+from ifsl_bench.board.result_file import SCHEMA, Result, keep_old, read, summary_entry, write
+from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.protocol.metrics import METRICS, Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged
@@ -79,6 +73,25 @@ def test_bad_and_misplaced_files_are_left_out_with_a_remark(tmp_path):
     assert len(remarks) == 5
     for name in ("cut", "m.seed-77", "other", "deep", "huge"):
         assert any(name in remark for remark in remarks), name
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
+    path = write(tmp_path, make())
+    assert stored(tmp_path)[0][0] is not stored(tmp_path)[0][0], "it may be written again before its time differs"
+    monkeypatch.setattr(result_folder, "SETTLED", 0)
+    (first,), (again,) = (stored(tmp_path)[0] for _ in range(2))
+    assert first is again
+    before, text = path.stat(), path.read_text()
+    mean = str(first.summary["acc"]["mean"])
+    time.sleep(0.05)
+    path.write_text(text.replace(mean, mean[::-1], 1))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    found, (remark,) = stored(tmp_path)
+    assert found == []
+    assert "summary.acc.mean" in remark
+    write(tmp_path, make())
+    assert stored(tmp_path)[0] == [first]
 
 
 def test_labels_cannot_leave_their_folder(tmp_path):

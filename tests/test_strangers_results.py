@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from ifsl_bench.board import fitting
-from ifsl_bench.board.result_file import packaged_root, parse, read, stored, write
+from ifsl_bench.board.result_file import parse, read, write
+from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
+from ifsl_bench.common.json_text import depth_of
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.plugin.behaviour import Numbers, Probe
 from ifsl_bench.protocol.metrics import COUNTS
@@ -210,6 +213,26 @@ def test_each_stored_result_is_far_below_the_limits():
     assert max(map(len, contents)) < RESULT_FILE.most / 100
     assert max(sum(map(c.count, (b"[", b"{", b'"'))) for c in contents) < RESULT_MARKS.most / 100
     assert RESULT_DEPTH.most >= 20
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_depth_of_a_text_is_that_of_its_value(seed):
+    random = np.random.default_rng(seed)
+
+    def made(left: int) -> object:
+        kind = random.integers(4) if left else 3
+        if kind == 3:
+            return "".join(random.choice(list('[]{}"\\\n é,:'), random.integers(9)))
+        inner = [made(left - 1) for _ in range(random.integers(4))]
+        return inner if kind == 2 else {f"{made(0)}{number}": one for number, one in enumerate(inner)}
+
+    def depth(value: object) -> int:
+        inner = value.values() if isinstance(value, dict) else value
+        return 1 + max(map(depth, inner), default=0) if isinstance(value, (dict, list)) else 0
+
+    for value in ({"a": made(6)} for _ in range(50)):
+        for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+            assert depth_of(text.encode()) == depth(value)
 
 
 def test_a_task_whose_results_could_not_be_read_is_refused(minimal_task):

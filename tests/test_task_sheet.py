@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ifsl_bench.board.result_file import packaged_root
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.protocol.task_files import packaged
 
 

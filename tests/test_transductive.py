@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ifsl_bench.board import result_file
+from ifsl_bench.board import result_file, result_folder
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.measured import Row
@@ -58,7 +58,7 @@ def test_only_a_class_that_says_so_may_look_at_other_queries(run):
 def board():
     """Three stored rows of glyphs-5shot; the best and the last are said to be transductive."""
     (task,) = find("glyphs-5shot")
-    root = result_file.packaged_root() / task.name
+    root = result_folder.packaged_root() / task.name
 
     def row(label, transductive):
         results = [result_file.read(root / f"{label}.seed-{seed}.json") for seed in range(3)]

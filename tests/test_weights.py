@@ -16,7 +16,7 @@ from ifsl_bench.backbone import shipped as shipping
 from ifsl_bench.backbone.pretrain import pretrain
 from ifsl_bench.backbone.shipped import NOTE, shipped, shipped_file
 from ifsl_bench.backbone.weights_file import OURS, read_weights, write_weights
-from ifsl_bench.board.result_file import packaged_root
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json

@@ -20,7 +20,8 @@ from typing import Any
 from torch import Tensor
 
 from ifsl_bench.common.errors import CorruptFile, is_printable
-from ifsl_bench.common.files import open_file, read_errors, sha256_json, strict_json, write_bytes
+from ifsl_bench.common.files import open_file, read_errors, sha256_json, write_bytes
+from ifsl_bench.common.json_text import strict_json
 from ifsl_bench.common.limits import WEIGHTS_FILE, WEIGHTS_HEADER
 from ifsl_bench.common.sealed import SECONDS
 

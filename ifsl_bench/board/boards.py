@@ -12,7 +12,8 @@ from ifsl_bench.board.fitting import unfit
 from ifsl_bench.board.measured import EVERY, PAPER, PARTIAL, STORED, Row, mismatch, rows_of
 from ifsl_bench.board.published import PublishedRow, published
 from ifsl_bench.board.ranking import Ranking
-from ifsl_bench.board.result_file import Result, packaged_root, stored
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged

@@ -14,7 +14,8 @@ from ifsl_bench.board.asked import board_of, boards_of, in_setting, measured_boa
 from ifsl_bench.board.comparison import compare as compare_rows
 from ifsl_bench.board.frames import Frame, Results
 from ifsl_bench.board.leaderboard import ranked_tables, task_table
-from ifsl_bench.board.result_file import Result, packaged_root, read, stored
+from ifsl_bench.board.result_file import Result, read
+from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.board.show import comparison_table
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home

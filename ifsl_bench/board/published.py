@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ifsl_bench.board.result_file import packaged_root
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.files import read_json
 
 

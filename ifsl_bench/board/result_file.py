@@ -9,10 +9,9 @@ import contextlib
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from html import escape
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -255,23 +254,12 @@ def read(path: Path) -> Result:
     return result
 
 
-_NESTED = frozenset((dict, list))
-
-
 def read_raw(path: Path) -> dict[str, Any]:
     """What a file holds that may be a result; raises as :func:`read`, and for one that is too large to be one."""
     try:
-        raw: dict[str, Any] = read_json(path, RESULT_FILE, RESULT_MARKS)
+        raw: dict[str, Any] = read_json(path, RESULT_FILE, RESULT_MARKS, RESULT_DEPTH)
     except OSError as error:
         raise UserError(f"cannot read the result {path}: {error.strerror}") from error
-    level: list[Any] = [raw]
-    for depth in range(1, RESULT_DEPTH.most + 2):
-        RESULT_DEPTH.check(depth, str(path), CorruptFile)
-        inner = (part.values() if isinstance(part, dict) else part for part in level)
-        nested = (parts for parts in inner if not _NESTED.isdisjoint(map(type, parts)))  # most are numbers
-        level = [one for parts in nested for one in parts if isinstance(one, (dict, list))]
-        if not level:
-            break
     return raw
 
 
@@ -375,39 +363,3 @@ def _odd_calibration(found: Calibration | None, counts: Counts) -> str:
         return f"says that it is from {found.validation_episodes} validation episodes"
     points = np.array([curve.bias, curve.base_joint, curve.novel_joint], dtype=np.float64).T
     return odd_calibration(counts, found.bias, points, found.applied)
-
-
-def packaged_root() -> Path:
-    """The folder of the stored leaderboard that comes with the package."""
-    return Path(str(resources.files("ifsl_bench.results")))
-
-
-def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result], list[str]]:
-    """The results under ``root`` for these tasks (all where None), and a remark on each file that is left out.
-
-    A damaged file, or one that is not in its place (another task, label or seed than its path says), is left out.
-    """
-    if not root.is_dir():
-        return [], []
-    names = sorted(tasks) if tasks is not None else sorted(p.name for p in root.iterdir() if p.is_dir())
-    found, remarks, paths = [], list[str](), list[Path]()
-    for name in (name for name in names if name != "published"):
-        try:
-            paths += sorted(path for path in (root / name).iterdir() if path.match("*.seed-*.json"))
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            remarks.append(f"left out: {root / name} cannot be read ({error.strerror})")
-    for path in paths:
-        try:
-            result = read(path)
-        except UserError as error:
-            remarks.append(f"left out: {error}")
-            continue
-        if path != path_of(root, result):
-            remarks.append(
-                f"left out: {path} holds {result.label}, seed {result.seed}, of {result.task}: not its place"
-            )
-        else:
-            found.append(result)
-    return found, remarks

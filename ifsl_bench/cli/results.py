@@ -324,7 +324,8 @@ def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
     """The files that are named; or those of a row, named by its label and task, perhaps of one seed alone."""
     from ifsl_bench.board.asked import board_of, row_of
     from ifsl_bench.board.measured import STORED
-    from ifsl_bench.board.result_file import packaged_root, path_of
+    from ifsl_bench.board.result_file import path_of
+    from ifsl_bench.board.result_folder import packaged_root
 
     if len(what) != 2 or any(name.endswith(".json") or Path(name).is_file() for name in what):
         if len(what) == 1 and not (what[0].endswith(".json") or Path(what[0]).is_file()):

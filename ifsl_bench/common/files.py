@@ -12,12 +12,10 @@ import contextlib
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import stat
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.json_text import depth_of, strict_json
 from ifsl_bench.common.limits import Limit
 from ifsl_bench.common.owners import PARTIAL, partial_of, what
 
@@ -285,21 +284,6 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, json_bytes(value))
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"{text} is no finite number")
-    return value
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{name!r} is there twice")
-    return value
-
-
 def _content(path: Path, most: int) -> bytes:
     for left in reversed(range(TRIES)):
         try:
@@ -311,23 +295,14 @@ def _content(path: Path, most: int) -> bytes:
     raise AssertionError("the last try returns or raises")
 
 
-def strict_json(text: bytes) -> Any:
-    """The value of a JSON text in UTF-8.
-
-    Raises:
-        ValueError: it is none, or holds a number that is not finite, or an object with a name that is there twice.
-        RecursionError: it is nested deeper than Python's parser goes.
-    """
-    return json.loads(text.decode(), parse_constant=_finite, parse_float=_finite, object_pairs_hook=_object)
-
-
-def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None) -> Any:
+def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None, depth: Limit | None = None) -> Any:
     """Reads a JSON object; raises :class:`CorruptFile` if it is not one, and what :func:`open_file` does.
 
     NaN, infinities and a key that is there twice, which Python would let pass, are none either.
 
     Args:
         most, marks: limits on its bytes, and on its brackets and quotation marks; beyond them it is not parsed.
+        depth: limit on how deep it is nested.
     """
     try:
         content = _content(path, most.most + 1 if most else -1)
@@ -336,6 +311,8 @@ def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None)
         if marks:
             marks.check(sum(map(content.count, (b"[", b"{", b'"'))), str(path), CorruptFile)
         value = strict_json(content)
+        if depth:
+            depth.check(depth_of(content), str(path), CorruptFile)
     except (ValueError, RecursionError) as error:
         raise CorruptFile(f"{path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):

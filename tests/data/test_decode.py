@@ -178,20 +178,20 @@ def test_cubic_without_averaging_agrees_with_pytorch():
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "an empty file"),
-        (b"<html>not here</html>", "an HTML page"),
-        (encoded(picture(), "JPEG")[:300], "cannot be decoded"),
-        (encoded(picture())[:90], "cannot be decoded"),
-        (encoded(Image.fromarray(picture()[..., 0].astype(np.float32)), "TIFF"), "floating-point"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(100), "no image|cannot be decoded"),
-        (encoded(Image.new("1", (13000, 13000))), "too many to decode"),
-        (encoded(Image.new("1", (20000, 20000))), "too many pixels"),
+        (lambda: b"", "an empty file"),
+        (lambda: b"<html>not here</html>", "an HTML page"),
+        (lambda: encoded(picture(), "JPEG")[:300], "cannot be decoded"),
+        (lambda: encoded(picture())[:90], "cannot be decoded"),
+        (lambda: encoded(Image.fromarray(picture()[..., 0].astype(np.float32)), "TIFF"), "floating-point"),
+        (lambda: b"\x89PNG\r\n\x1a\n" + bytes(100), "no image|cannot be decoded"),
+        (lambda: encoded(Image.new("1", (13000, 13000))), "too many to decode"),
+        (lambda: encoded(Image.new("1", (20000, 20000))), "too many pixels"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_what_cannot_be_decoded_says_why(content, reason):
     with pytest.raises(BadImage, match=reason):
-        decode(content, ImageSpec(24, "stretch"))
+        decode(content(), ImageSpec(24, "stretch"))
 
 
 @pytest.mark.parametrize(("progressive", "held"), [(False, 100 * 75), (True, 800 * 600)])

@@ -1,0 +1,71 @@
+"""Folders of results: the one that comes with the package, and the user's own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+
+from ifsl_bench.board.result_file import Result, path_of, read
+from ifsl_bench.common.errors import UserError
+
+SETTLED = 2_000_000_000  # nanoseconds after which a file that is written again has another time, on all file systems
+
+
+def packaged_root() -> Path:
+    """The folder of the stored leaderboard that comes with the package."""
+    return Path(str(resources.files("ifsl_bench.results")))
+
+
+def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result], list[str]]:
+    """The results under ``root`` for these tasks (all where None), and a remark on each file that is left out.
+
+    A damaged file, or one that is not in its place (another task, label or seed than its path says), is left out.
+    """
+    if not root.is_dir():
+        return [], []
+    names = sorted(tasks) if tasks is not None else sorted(p.name for p in root.iterdir() if p.is_dir())
+    found, remarks, paths = [], list[str](), list[Path]()
+    for name in (name for name in names if name != "published"):
+        try:
+            paths += sorted(path for path in (root / name).iterdir() if path.match("*.seed-*.json"))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            remarks.append(f"left out: {root / name} cannot be read ({error.strerror})")
+    for path in paths:
+        try:
+            result = read_once(path)
+        except UserError as error:
+            remarks.append(f"left out: {error}")
+            continue
+        if path != path_of(root, result):
+            remarks.append(
+                f"left out: {path} holds {result.label}, seed {result.seed}, of {result.task}: not its place"
+            )
+        else:
+            found.append(result)
+    return found, remarks
+
+
+def read_once(path: Path) -> Result:
+    """As :func:`read`; a file that is as it was when this process read it last is not read again.
+
+    A notebook asks for one table after another, of some hundred files. What comes back is shared: nobody may change it.
+    """
+    try:
+        at = os.stat(path)
+    except (OSError, ValueError):
+        return read(path)  # which says why it cannot be read
+    changed = max(at.st_mtime_ns, at.st_ctime_ns)
+    if not 0 <= changed <= time.time_ns() - SETTLED:
+        return read(path)
+    return _read_as_it_is(path, (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_as_it_is(path: Path, _: tuple[int, ...]) -> Result:
+    return read(path)
