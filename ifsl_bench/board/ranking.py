@@ -86,6 +86,7 @@ class Ranking:
         able = [row for row in able if row.origin == STORED] or able
         self.seeds = _most_common(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
+        self._priors: dict[tuple[int, ...], tuple[list[Row], Prior]] = {}  # by ids of rows, which it keeps alive
 
     @cached_property
     def places(self) -> list[Ranked]:
@@ -185,8 +186,12 @@ class Ranking:
         together = [*self.family, *(row for row in rows if self._is_guest(row))]
         if not together:
             return Prior(0.0, 0.0)
-        seeds = [seed for seed in self.seeds if all(seed in row.seeds for row in together)]
-        return fit_prior(np.stack([row.by_seed(self.metric, seeds).mean(1) for row in together]), _fixed(together))
+        key = tuple(map(id, together))
+        if key not in self._priors:
+            seeds = [seed for seed in self.seeds if all(seed in row.seeds for row in together)]
+            means = np.stack([row.by_seed(self.metric, seeds).mean(1) for row in together])
+            self._priors[key] = together, fit_prior(means, _fixed(together))
+        return self._priors[key][1]
 
     def _intervals(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[RankInterval]:
         return rank_intervals(_BySeed(rows, self.metric, seeds), _fixed(rows)) if rows else []
