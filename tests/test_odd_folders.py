@@ -263,7 +263,7 @@ def test_closed_streams_are_no_reason_to_fail_and_get_nothing_that_is_meant_for_
 @posix
 def test_an_encoding_that_lacks_a_character_gets_an_escape(here):
     run(here)
-    home = ["--home", str(here / "home")]
+    home = [f"{here / 'clusters.toml'}:clusters-1shot", "--home", str(here / "home")]
     done = shell("", "table", *home, PYTHONIOENCODING="iso8859-5")
     assert (done.returncode, done.stderr) == (0, "")
     assert r" \xb1 " in done.stdout

@@ -9,6 +9,7 @@ from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.board.looks import method_of
 from ifsl_bench.board.measured import EVERY, PAPER, Row
 from ifsl_bench.board.result_file import read
+from ifsl_bench.board.result_folder import LEFT_OUT
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin.registry import names_file
@@ -77,8 +78,8 @@ def row_of(board: Board, label: str) -> Row:
     if row is not None:
         return row
     labels = {row.label for row in (*board.rows, *board.others)}
-    told = (said for said in board.remarks if said.startswith("left out: "))
-    if left := [said for said in told if said.startswith(f"left out: {label}, seed ") or f"/{label}.seed-" in said]:
+    about = (f"{LEFT_OUT}{label}, seed ", f"/{label}.seed-")
+    if left := [said for said in board.left_out if any(part in said for part in about)]:
         raise UserError(f"there is no row {label} of task {board.name}; {left[0]}")
     if not labels:
         raise UserError(f"nothing is measured on {board.name} here; make a row with: "

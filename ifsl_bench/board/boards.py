@@ -13,7 +13,7 @@ from ifsl_bench.board.measured import EVERY, PAPER, PARTIAL, STORED, Row, mismat
 from ifsl_bench.board.published import PublishedRow, published
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.board.result_folder import packaged_root, stored
+from ifsl_bench.board.result_folder import LEFT_OUT, packaged_root, stored
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged
@@ -62,6 +62,11 @@ class Board:
         remarks = [f"`ifsl-bench table --rank --setting {other} {self.name}` has {count} more row{'s' * (count > 1)}"
                    for other, count in sorted(counts.items())]  # fmt: skip
         return replace(self, setting=setting, rows=rows, remarks=(*self.remarks, *remarks))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Of the remarks, those on what was found and is in no table."""
+        return tuple(said for said in self.remarks if said.startswith(LEFT_OUT))
 
     @property
     def labels(self) -> set[str]:
@@ -132,12 +137,12 @@ def load_board(task: Task, results: Path) -> Board:
         today = [r for r in found if r.task_hash == task.hash and id(r) not in reasons]
         remarks += left_out
         remarks += [
-            f"left out: {r.label}, seed {r.seed} ({origin}): {reasons[id(r)]}; run it again"
+            f"{LEFT_OUT}{r.label}, seed {r.seed} ({origin}): {reasons[id(r)]}; run it again"
             for r in found
             if id(r) in reasons
         ]
         remarks += [
-            f"left out: {r.label}, seed {r.seed} ({origin}) belongs to another definition of the task; run it again"
+            f"{LEFT_OUT}{r.label}, seed {r.seed} ({origin}) belongs to another definition of the task; run it again"
             for r in found
             if r.task_hash != task.hash
         ]

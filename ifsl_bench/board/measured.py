@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from ifsl_bench.board.result_file import Result
+from ifsl_bench.board.result_folder import LEFT_OUT
 from ifsl_bench.plugin.behaviour import comparable, differs
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, harmonic, summarise
@@ -165,7 +166,7 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str
                     )
                 elif reason := mismatch(newest, result) or _other_method(newest, result):
                     remarks.append(
-                        f"left out: seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
+                        f"{LEFT_OUT}seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
                         f"which is newer: {reason}; run it again"
                     )
                 else:

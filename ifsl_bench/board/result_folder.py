@@ -12,6 +12,7 @@ from pathlib import Path
 from ifsl_bench.board.result_file import Result, path_of, read
 from ifsl_bench.common.errors import UserError
 
+LEFT_OUT = "left out: "  # how remarks on such files and rows begin
 SETTLED = 2_000_000_000  # nanoseconds after which a file that is written again has another time, on all file systems
 
 
@@ -35,16 +36,16 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            remarks.append(f"left out: {root / name} cannot be read ({error.strerror})")
+            remarks.append(f"{LEFT_OUT}{root / name} cannot be read ({error.strerror})")
     for path in paths:
         try:
             result = read_once(path)
         except UserError as error:
-            remarks.append(f"left out: {error}")
+            remarks.append(f"{LEFT_OUT}{error}")
             continue
         if path != path_of(root, result):
             remarks.append(
-                f"left out: {path} holds {result.label}, seed {result.seed}, of {result.task}: not its place"
+                f"{LEFT_OUT}{path} holds {result.label}, seed {result.seed}, of {result.task}: not its place"
             )
         else:
             found.append(result)

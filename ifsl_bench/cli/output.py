@@ -28,18 +28,25 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
         closing: said to readers below all tables.
     """
     from ifsl_bench.board.render import PROGRAMS, render
-    from ifsl_bench.common.errors import one_line
+    from ifsl_bench.board.result_folder import LEFT_OUT
 
     if not at_terminal(style):
         tables = list(tables)
         click.echo(render(tables, style, closing))
-        for note in dict.fromkeys(note for table in tables for note in table.notes) if style in PROGRAMS else ():
-            if note.startswith("left out: "):  # programs get no notes
-                click.echo(one_line(f"warning: {note}"), err=True)
+        if style in PROGRAMS:  # which get no notes
+            warn(note for table in tables for note in table.notes if note.startswith(LEFT_OUT))
         return
     from ifsl_bench.board.terminal import print_tables
 
     print_tables(tables, _console(), closing)
+
+
+def warn(notes: Iterable[str]) -> None:
+    """Prints each of these once on standard error, where no program takes it for what it reads."""
+    from ifsl_bench.common.errors import one_line
+
+    for note in dict.fromkeys(notes):
+        click.echo(one_line(f"warning: {note}"), err=True)
 
 
 def say(text: str = "", style: str = TEXT) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ifsl_bench.cli.options import examples, folders_of, home_option, readable, results_option
+from ifsl_bench.cli.output import warn
 
 
 @click.command(epilog=examples("ifsl-bench report", "ifsl-bench report glyphs-5shot --out glyphs.html"))
@@ -38,3 +39,4 @@ def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str 
     names = {board.task for board in page.boards}
     click.echo(f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
                f"{len(content) / 1e6:.1f} MB; open it in a browser")  # fmt: skip
+    warn(said for board in found for said in board.left_out)

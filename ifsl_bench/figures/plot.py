@@ -77,7 +77,8 @@ def tradeoff(
     results: Folder = None,
 ) -> Drawing:  # fmt: skip
     """Base against novel accuracy, with the curves that one bias on all novel logits traces."""
-    return _drawing(_tradeoff.draw(_board(task, methods, setting, home, results), wide))
+    board = _board(task, methods, setting, home, results)
+    return _drawing(_tradeoff.draw(board, wide), board)
 
 
 def ranks(
@@ -87,7 +88,8 @@ def ranks(
     """The ranks that each row can have, a panel for each task."""
     if not tasks:
         raise UserError("ranks takes the name of a task, or several")
-    return _drawing(_ranks.draw([_board(task, methods, setting, home, results) for task in tasks], wide))
+    boards = [_board(task, methods, setting, home, results) for task in tasks]
+    return _drawing(_ranks.draw(boards, wide), *boards)
 
 
 def pairs(
@@ -95,7 +97,8 @@ def pairs(
     results: Folder = None,
 ) -> Drawing:  # fmt: skip
     """Paired differences of all rows, a heat map."""
-    return _drawing(_pairs.draw(_board(task, methods, setting, home, results), wide, named=bool(methods)))
+    board = _board(task, methods, setting, home, results)
+    return _drawing(_pairs.draw(board, wide, named=bool(methods)), board)
 
 
 def seeds(
@@ -103,7 +106,8 @@ def seeds(
     results: Folder = None,
 ) -> Drawing:  # fmt: skip
     """The accuracy of each training seed."""
-    return _drawing(_seeds.draw(_board(task, methods, setting, home, results), wide))
+    board = _board(task, methods, setting, home, results)
+    return _drawing(_seeds.draw(board, wide), board)
 
 
 def validation(
@@ -111,7 +115,8 @@ def validation(
     results: Folder = None,
 ) -> Drawing:  # fmt: skip
     """Validation accuracy over the course of meta-training."""
-    return _drawing(_validation.draw(_board(task, methods, setting, home, results), wide))
+    board = _board(task, methods, setting, home, results)
+    return _drawing(_validation.draw(board, wide), board)
 
 
 def base_classes(
@@ -121,7 +126,7 @@ def base_classes(
     """Accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``."""
     folders = Home.locate(home, results)
     boards = _base_classes.boards_of(_task(task, folders), folders)
-    return _drawing(_base_classes.draw(boards, listed(methods), setting, wide))
+    return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
 
 
 def inner_steps(
@@ -190,9 +195,10 @@ def episode(
     return _drawing(draw(answers, dataset, jobs[0].task, wide))
 
 
-def _drawing(found: tuple[Figure, Sequence[str]]) -> Drawing:
+def _drawing(found: tuple[Figure, Sequence[str]], *boards: Board) -> Drawing:
+    """A figure with its notes, and with what was left out of the boards that it is of."""
     figure, notes = found
-    return Drawing(figure, tuple(notes))
+    return Drawing(figure, (*notes, *dict.fromkeys(said for board in boards for said in board.left_out)))
 
 
 def _board(name: str, methods: Names, setting: str | None, home: Folder, results: Folder) -> Board:

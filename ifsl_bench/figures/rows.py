@@ -21,7 +21,8 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) 
         UserError: nothing is stored for the task, or no such row or setting.
     """
     if not board.rows:
-        raise UserError(f"no comparable result is stored for task {board.name}; make one, as with "
+        left_out = f" ({'; '.join(board.left_out)})" if board.left_out else ""
+        raise UserError(f"no comparable result is stored for task {board.name}{left_out}; make one, as with "
                         f"ifsl-bench run --method imprint --task {board.name}")  # fmt: skip
     settings = {PAPER, *(row.setting for row in board.rows)} - {EVERY}
     if setting and setting not in settings:
