@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 torch.set_num_threads(1)
 
 ORACLE = Path(__file__).parent / "oracle"
-MOST_SLOW = 80
+MOST_SLOW = 90
 COMPILING = tuple(
     f"tests/{name}"
     for name in (

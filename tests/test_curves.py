@@ -27,7 +27,10 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(one.step, one.value) for one in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-@pytest.mark.parametrize("jobs", [(), ("--jobs", "2")], ids=["here", "two workers"])
+WORKERS = pytest.param(("--jobs", "2"), id="two workers", marks=pytest.mark.slow("two processes are started"))
+
+
+@pytest.mark.parametrize("jobs", [pytest.param((), id="here"), WORKERS])
 def test_a_run_writes_the_curves_of_each_training(call, here, jobs):
     task = "clusters.toml:clusters-5shot"
     given = ("--method", "lwof,imprint", "--task", task, "--train", "steps=40", "--episodes", "20", "-q")

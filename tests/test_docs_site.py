@@ -58,6 +58,9 @@ class Links(HTMLParser):
         self.loaded += re.findall(r"url\(([^)]*)\)", found.get("style", ""))
 
 
+BUILT = pytest.mark.slow("the whole manual is built")
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     for needed in ("sphinx", "myst_parser", "furo", "latex2mathml"):
@@ -75,10 +78,12 @@ def read(site) -> dict[Path, Links]:
     return {path: Links(path) for path in sorted(site.glob("*.html"))}
 
 
+@BUILT
 def test_there_is_a_page_for_each_file(site, read):
     assert {path.stem for path in read} >= {path.stem for path in PAGES} >= {"index", "tutorial", "methods", "faq"}
 
 
+@BUILT
 def test_every_link_within_the_site_leads_somewhere(site, read):
     lost, seen = [], 0
     for path, page in read.items():
@@ -97,6 +102,7 @@ def test_every_link_within_the_site_leads_somewhere(site, read):
     assert seen > 1000
 
 
+@BUILT
 def test_a_browser_loads_nothing_from_elsewhere(site, read):
     loaded = {f"{path.name}: {link}" for path, page in read.items() for link in page.loaded}
     assert len(loaded) > len(read), "style sheets at least"
@@ -108,6 +114,7 @@ def test_a_browser_loads_nothing_from_elsewhere(site, read):
     assert [link for link in sorted(loaded) if re.match(r"\S+: (https?:)?//", link)] == []
 
 
+@BUILT
 def test_formulas_are_drawn_without_a_script(site):
     text = (site / "protocol.html").read_text(encoding="utf-8")
     assert text.count("<math") > 20
@@ -115,6 +122,7 @@ def test_formulas_are_drawn_without_a_script(site):
     assert "\\frac" not in re.sub(r"<annotation.*?</annotation>", "", text, flags=re.DOTALL)
 
 
+@BUILT
 def test_numbers_in_tables_stay_on_one_line_with_their_interval(site):
     text = (site / "results.html").read_text(encoding="utf-8")
     cells = re.findall(r"<td>(.*?)</td>", text, re.DOTALL)
@@ -122,6 +130,7 @@ def test_numbers_in_tables_stay_on_one_line_with_their_interval(site):
     assert not any(re.search(r"\d ± \d", cell) for cell in cells)
 
 
+@BUILT
 def test_each_method_is_described_from_its_class(site):
     text = re.sub(r"<[^>]+>", "", (site / "methods.html").read_text(encoding="utf-8"))
     methods = module("method_pages").packaged()

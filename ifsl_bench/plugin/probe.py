@@ -15,6 +15,7 @@ shots, where half of the episodes hide base classes, and regular ones. Three kin
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -83,8 +84,13 @@ def _declared(method: type[Method]) -> dict[str, Any]:
 
 def _noise(what: str, *shape: int) -> Tensor:
     """Normal numbers in double precision, the same ones for the same words always and everywhere."""
+    return torch.from_numpy(_drawn(what, shape).copy())
+
+
+@functools.lru_cache(maxsize=1024)
+def _drawn(what: str, shape: tuple[int, ...]) -> np.ndarray:
     # NumPy promises never to change this generator.
-    return torch.from_numpy(np.random.RandomState(seed_of("probe", what) % 2**32).standard_normal(shape))
+    return np.random.RandomState(seed_of("probe", what) % 2**32).standard_normal(shape)
 
 
 def _signs(what: str, size: int) -> Tensor:
@@ -131,7 +137,7 @@ def _changed(rows: Tensor, dtype: torch.dtype, change: int) -> Tensor:
 
 def _fresh(method: type[Method], options: Mapping[str, Any], dtype: torch.dtype) -> Method:
     weight, bias = 0.3 * _noise("weight", K, D), 0.1 * _noise("bias", K)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # the CPU's alone: others are not forked
     prototypes, within, scale = (
         _noise("prototypes", K, D),
         _noise("within", 3 * D, D),
@@ -220,7 +226,7 @@ def _gradient(given: Asked) -> dict[str, Tensor]:
     """Of a loss in the parameters, in training mode; empty where there are none."""
     if not any(parameter.requires_grad for parameter in given.method.parameters()):
         return {}
-    torch.manual_seed(0)  # for dropout
+    torch.default_generator.manual_seed(0)  # for dropout
     return _loss_of(given, copy.deepcopy(given.method).train())[1]
 
 
