@@ -19,9 +19,10 @@ from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.json_text import depth_of
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
+from ifsl_bench.page.gather import boards_of
 from ifsl_bench.plugin.behaviour import Numbers, Probe
 from ifsl_bench.protocol.metrics import COUNTS
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_files import parse as parse_tasks
 from ifsl_bench.running import check
 from ifsl_bench.running.check import check_file
@@ -322,6 +323,20 @@ def test_the_run_of_what_is_damaged_makes_it_again_and_keeps_what_was_there(meas
     assert status == 0, err
     assert read(damaged).episodes == wanted.episodes
     assert damaged.with_name(f"{damaged.name}.old-0").exists()
+
+
+def test_lists_of_all_tasks_name_what_is_left_out_of_tasks_with_no_other_row(file, call, tmp_path):
+    """Also of a task that has no measured row, and so no table."""
+    shutil.copytree(file.parent, tmp_path / "mini-1shot")
+    altered(file, lambda v: v["summary"]["acc"].update(mean=99.0))
+    paths = file, tmp_path / "mini-1shot" / file.name
+    for command in (("leaderboard",), ("table",), ("table", "--format", "csv")):
+        status, out, err = call(*command, "--results", str(tmp_path))
+        assert status == 0, err
+        for path in paths:
+            assert sum(f"left out: {path}" in line for line in (out + err).splitlines()) == 1, (command, path)
+    told = [said for board in boards_of(packaged().values(), tmp_path, named=False) for said in board.left_out]
+    assert [sum(str(path) in said for said in told) for path in paths] == [1, 1]
 
 
 UNDRAWABLE = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ifsl_bench.board.boards import Board, load_board
+from ifsl_bench.board.boards import Board, load_board, telling
 from ifsl_bench.board.looks import method_of
 from ifsl_bench.board.measured import EVERY, PAPER, Row
 from ifsl_bench.board.result_file import read
@@ -35,7 +35,9 @@ def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> lis
                 raise unknown("row", label, known, where=f"of {', '.join(tasks) or 'any task'}",
                               see=f"ifsl-bench table {' '.join(tasks)}".strip())  # fmt: skip
         boards = [board.only(labels) for board in boards]
-    return boards if tasks else [board for board in boards if not board.empty]
+    if tasks:
+        return boards
+    return telling([board for board in boards if not board.empty], boards)
 
 
 def in_setting(boards: Sequence[Board], setting: str | None) -> list[Board]:
@@ -58,7 +60,7 @@ def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Home) 
     """
     boards = boards_of(tasks, labels, folders)
     if not tasks:
-        boards = [board for board in boards if board.rows]
+        boards = telling([board for board in boards if board.rows], boards)
         if not boards:
             raise UserError("nothing is measured yet; make a row with: ifsl-bench run --method NAME --task TASK")
     return boards

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -193,3 +193,12 @@ def load_variants(task: Task, results: Path) -> list[Board]:
             variants[folder] = other
     boards = [load_board(other, results) for other in variants.values()]
     return [board for board in boards if not board.empty]
+
+
+def telling(found: list[Board], boards: Iterable[Board]) -> list[Board]:
+    """Those found, the last of which tells what was left out of the others: they have no table that would say it."""
+    if not found:
+        return found
+    here = {id(board) for board in found}
+    lost = [said for board in boards if id(board) not in here for said in board.left_out]
+    return [*found[:-1], replace(found[-1], remarks=(*found[-1].remarks, *lost))]

@@ -96,6 +96,7 @@ def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
         left = len(whole.rows) - len(shown)
         notes = [f"{left} more row{'s' * (left > 1)}: ifsl-bench leaderboard {board.name}"] if left else []
+        notes += [f"{said}." for said in board.left_out]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
     closing = (
         "Measured: mean ± 95% interval over episodes, averaged over seeds, in percent; methods as published. "

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ifsl_bench.board.boards import Board, load_board, load_variants
+from ifsl_bench.board.boards import Board, load_board, load_variants, telling
 from ifsl_bench.board.columns import HEADINGS, rounded
 from ifsl_bench.board.curves import bias_curve, calibrated_point
 from ifsl_bench.board.entries import Entry, entries_of
@@ -121,7 +121,9 @@ def boards_of(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
         if named and board.empty and not variants:
             raise nothing_stored(board)
         found |= {one.name: one for one in (board, *variants) if not one.empty}
-    return list(found.values()) if named else sorted(found.values(), key=lambda one: one.name not in boards)
+    if named:
+        return list(found.values())
+    return telling(sorted(found.values(), key=lambda one: one.name not in boards), boards.values())
 
 
 def gather(boards: Iterable[Board]) -> Page:
