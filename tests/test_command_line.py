@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -182,16 +183,22 @@ def test_a_real_terminal(rows):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a pseudo-terminal")
-def test_who_ends_a_run_gets_the_cursor_back(here):
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_who_ends_a_run_gets_the_cursor_back(name, here):
+    number = getattr(signal, name)
     told = "--method", "lwof", "--task", "clusters.toml:clusters-1shot", "--train", "steps=1000000", "--device", "cpu"
     child, screen = in_terminal("run", *told, "--home", "home")
-    before = read_screen(screen, lambda text: HIDES in text.partition(b"meta-training")[2])
+    try:
+        before = read_screen(screen, lambda text: HIDES in text.partition(b"meta-training")[2])
+        os.kill(child, number)
+        after = read_screen(screen)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)  # a zombie, unless a step above went wrong
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.close(screen)
     assert before.rfind(HIDES) > before.rfind(SHOWS), "a bar hides the cursor"
-    os.kill(child, signal.SIGTERM)
-    after = read_screen(screen)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM, (
-        "it ends by the signal, as its parent expects"
-    )
+    assert ended == -number, "by the signal, as its parent expects"
     assert (before + after).rindex(SHOWS) > (before + after).rindex(HIDES)
     assert "ended; the same command goes on from where it stopped" in ESCAPE.sub("", after.decode())
     assert b"Traceback" not in after

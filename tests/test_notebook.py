@@ -13,6 +13,7 @@ import pytest
 
 import ifsl_bench
 from ifsl_bench import UserError
+from ifsl_bench.board.data_frames import data_frame
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.errors import Lacking
 
@@ -75,6 +76,23 @@ def test_rows_and_episodes_are_those_of_the_files(pandas):
         one = ifsl_bench.load(path)
         assert one.to_pandas().iloc[0]["acc"] == summary["acc"]
         assert len(one.episodes_to_pandas()) == 2000
+
+
+def test_what_a_row_lacks_changes_no_type(pandas):
+    frame = data_frame([{"a": True, "b": 1, "c": 1 << 70}, {"a": None, "b": None, "c": None}])
+    assert [str(kind) for kind in frame.dtypes] == ["boolean", "Int64", "object"]
+    assert (frame["a"][0], frame["b"][0], frame["c"][0]) == (True, 1, 1 << 70)
+    assert frame.isna().iloc[1].all()
+
+
+def test_a_result_that_somebody_changes_is_as_it_was_when_it_is_loaded_again():
+    for load in (lambda: ifsl_bench.load("lr", TASK)[0], lambda: ifsl_bench.load_all(TASK)[0]):
+        one, mean = load(), load().summary["acc"]["mean"]
+        one.summary["acc"]["mean"] = 0.0
+        one.provenance.clear()
+        again = load()
+        assert again.summary["acc"]["mean"] == mean > 0
+        assert again.provenance
 
 
 def test_all_results_of_a_task_are_loaded_once():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,15 @@ def test_each_stored_result_is_far_below_the_limits():
     assert RESULT_DEPTH.most >= 20
 
 
+def test_a_text_of_escapes_takes_no_memory_of_its_own():
+    text = b'{"a": "' + b"\\n" * 500_000 + b'"}'
+    tracemalloc.start()
+    assert depth_of(text) == 1
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * len(text)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_depth_of_a_text_is_that_of_its_value(seed):
     random = np.random.default_rng(seed)
@@ -337,6 +347,20 @@ def test_lists_of_all_tasks_name_what_is_left_out_of_tasks_with_no_other_row(fil
             assert sum(f"left out: {path}" in line for line in (out + err).splitlines()) == 1, (command, path)
     told = [said for board in boards_of(packaged().values(), tmp_path, named=False) for said in board.left_out]
     assert [sum(str(path) in said for said in told) for path in paths] == [1, 1]
+
+
+def test_a_table_names_what_is_left_out_of_a_variant_with_no_other_row(file, call, tmp_path):
+    altered(file, lambda v: v["summary"]["acc"].update(mean=99.0))
+    variant = file.parent.rename(tmp_path / "glyphs-5shot+ways=10") / file.name
+    for command in (("table", "--rank"), ("leaderboard",)):
+        status, out, _ = call(*command, "glyphs-5shot", "--results", str(tmp_path))
+        assert status == 0
+        assert out.count(f"left out: {variant}") == 1
+    found = boards_of([packaged()["glyphs-5shot"]], tmp_path, named=True)
+    assert sum(str(variant) in said for board in found for said in board.left_out) == 1
+    status, _, err = call("plot", "seeds", "glyphs-5shot+ways=10", "--results", str(tmp_path), "--out", "x.svg")
+    assert status == 2
+    assert str(variant) in err
 
 
 UNDRAWABLE = {

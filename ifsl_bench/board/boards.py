@@ -95,12 +95,12 @@ class Board:
             return row.origin != STORED or row.label in labels or usual
 
         rows = [row for row in self.rows if stays(row)]
-        if not (left_out := len(self.rows) - len(rows)):
+        if not (others := len(self.rows) - len(rows)):
             return self
         out = [row for row in self.rows if not stays(row)]
         kinds = Counter("with other options" if row.has_options else "as published" if row.setting == PAPER else "tuned"
                         for row in out)  # fmt: skip
-        rest = "1 more stored row" if left_out == 1 else f"{left_out} more stored rows"
+        rest = "1 more stored row" if others == 1 else f"{others} more stored rows"
         known = [kind for kind in ("as published", "tuned", "with other options") if kinds[kind]]
         said = ", ".join(f"{kinds[kind]} {kind}" for kind in known)
         remarks = [f"`ifsl-bench table {self.name}` has {rest} ({said})"]
@@ -133,9 +133,9 @@ def load_board(task: Task, results: Path) -> Board:
     remarks: list[str] = []
     folders = [(origin, *stored(root, [task.name])) for root, origin in reversed(_roots(results))]
     reasons = unfit(task, [r for _, found, _ in folders for r in found if r.task_hash == task.hash])
-    for origin, found, left_out in reversed(folders):
+    for origin, found, damaged in reversed(folders):
         today = [r for r in found if r.task_hash == task.hash and id(r) not in reasons]
-        remarks += left_out
+        remarks += damaged
         remarks += [
             f"{LEFT_OUT}{r.label}, seed {r.seed} ({origin}): {reasons[id(r)]}; run it again"
             for r in found
@@ -176,7 +176,7 @@ def _reference(task: Task, rows: Sequence[Row]) -> Result | None:
 
 
 def load_variants(task: Task, results: Path) -> list[Board]:
-    """The boards, where anything is in them, of the tasks whose protocol departs from this one's.
+    """The boards, where anything is in them or left out, of the tasks whose protocol departs from this one's.
 
     These are the packaged tasks that say so, and the task with changes (``glyphs-5shot+ways=10``) as far as results of
     it are stored.
@@ -192,7 +192,7 @@ def load_variants(task: Task, results: Path) -> list[Board]:
         if plain == task.name and other.name == folder:
             variants[folder] = other
     boards = [load_board(other, results) for other in variants.values()]
-    return [board for board in boards if not board.empty]
+    return [board for board in boards if not board.empty or board.left_out]
 
 
 def telling(found: list[Board], boards: Iterable[Board]) -> list[Board]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     import pandas
 
 INSTALL = 'pip install "ifsl_bench[pandas]"'
-NULLABLE = {bool: "boolean", int: "Int64"}  # types of pandas; its others would make objects and floats of them
+NULLABLE = {bool: "boolean", int: "Int64"}  # pandas's usual types would turn these into objects and floats
 
 
 def data_frame(records: Sequence[dict[str, Any]]) -> pandas.DataFrame:
@@ -33,9 +34,10 @@ def data_frame(records: Sequence[dict[str, Any]]) -> pandas.DataFrame:
     columns = {name: [one.get(name) for one in records] for name in names}
     frame = pandas.DataFrame(columns)
     for name, values in columns.items():
-        kinds = {type(value) for value in values}
-        if len(kinds) == 2 and type(None) in kinds and (kind := NULLABLE.get((kinds - {type(None)}).pop())):
-            frame[name] = pandas.array(values, dtype=kind)
+        kinds = set(map(type, values)) - {type(None)}
+        if None in values and len(kinds) == 1 and (kind := NULLABLE.get(kinds.pop())):
+            with suppress(OverflowError):  # a number from a stranger's file
+                frame[name] = pandas.array(values, dtype=kind)
     return frame
 
 

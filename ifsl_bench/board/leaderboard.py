@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ifsl_bench.board.boards import Board, load_variants
+from ifsl_bench.board.boards import Board, load_variants, telling
 from ifsl_bench.board.columns import task_columns
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.latex import paper_tables
@@ -147,13 +147,15 @@ def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[st
     """
     named = {board.name: board for board in boards}
     found: dict[str, Board] = {}
+    every: list[Board] = []
     for board in named.values():
         variants = [other for other in load_variants(board.task, results) if other.name not in named]
         variants = [other.in_setting(board.setting) for other in variants]
         if labels:
             variants = [other.only(labels) for other in variants]
-        if board.empty and not variants:
+        if all(one.empty for one in (board, *variants)):
             raise nothing_stored(board)
+        every += variants
         if not board.empty:
             stored = [other for other in variants if all(row.origin == STORED for row in (*other.rows, *other.others))]
             variants = [other for other in variants if other not in stored]
@@ -161,7 +163,7 @@ def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[st
                 remark = f"Stored as well: {', '.join(names)} (`ifsl-bench leaderboard {board.name}{names[0]}`)"
                 board = replace(board, remarks=(*board.remarks, remark))
         found |= {b.name: b for b in (board, *variants) if not b.empty}
-    return list(found.values())
+    return telling(list(found.values()), [other for other in every if other.empty])
 
 
 def nothing_stored(board: Board) -> UserError:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
 
+import msgspec
+
 from ifsl_bench.board.result_file import Result, path_of, read
 from ifsl_bench.common.errors import UserError
 
 LEFT_OUT = "left out: "  # how remarks on such files and rows begin
-SETTLED = 2_000_000_000  # nanoseconds after which a file that is written again has another time, on all file systems
+SETTLED = 2_000_000_000  # nanoseconds after which a file that is written again has another time, on usual file systems
+MOST_KNOWN = 2048  # results that a process keeps, of 0.3 MB each
+
+_known: dict[Path, tuple[tuple[int, ...], Result]] = {}  # as they were when they were read
 
 
 def packaged_root() -> Path:
@@ -55,18 +59,24 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
 def read_once(path: Path) -> Result:
     """As :func:`read`; a file that is as it was when this process read it last is not read again.
 
-    A notebook asks for one table after another, of some hundred files. What comes back is shared: nobody may change it.
+    A notebook asks for one table after another, of some hundred files. What comes back is shared: whoever hands it out
+    hands out what is :func:`copied`.
     """
     try:
         at = os.stat(path)
     except (OSError, ValueError):
         return read(path)  # which says why it cannot be read
-    changed = max(at.st_mtime_ns, at.st_ctime_ns)
-    if not 0 <= changed <= time.time_ns() - SETTLED:
+    if not 0 <= max(at.st_mtime_ns, at.st_ctime_ns) <= time.time_ns() - SETTLED:
         return read(path)
-    return _read_as_it_is(path, (at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
+    stamp = at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns
+    known, result = _known.get(path, ((), None))
+    if result is None or known != stamp:
+        result = read(path)
+        if path in _known or len(_known) < MOST_KNOWN:
+            _known[path] = stamp, result
+    return result
 
 
-@functools.lru_cache(maxsize=1024)
-def _read_as_it_is(path: Path, _: tuple[int, ...]) -> Result:
-    return read(path)
+def copied(result: Result) -> Result:
+    """A result that nobody else holds."""
+    return msgspec.convert(msgspec.to_builtins(result), Result)

@@ -177,7 +177,7 @@ class LocalWorkers:
             if not worker.ready:
                 self._unready += 1
             self._forget(worker)
-            self._check_starts()  # before the node is blamed, whose tries may be over too
+            self._check_starts()  # first: at this outcome the loop may give the node up
             if node is not None:
                 yield Outcome(node.key, "lost", f"its worker {_end(status)}")
 

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from typing import Any
 
-_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # possessive, or each escape takes 64 bytes
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 

@@ -21,7 +21,8 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) 
         UserError: nothing is stored for the task, or no such row or setting.
     """
     if not board.rows:
-        left_out = f" ({'; '.join(board.left_out)})" if board.left_out else ""
+        first, more = board.left_out[:1], len(board.left_out) - 1
+        left_out = f" ({first[0]}{f', and {more} more' if more > 0 else ''})" if first else ""
         raise UserError(f"no comparable result is stored for task {board.name}{left_out}; make one, as with "
                         f"ifsl-bench run --method imprint --task {board.name}")  # fmt: skip
     settings = {PAPER, *(row.setting for row in board.rows)} - {EVERY}

@@ -115,15 +115,14 @@ def boards_of(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
         UserError: nothing is stored of such a task, nor of a variant of it.
     """
     boards = {task.name: load_board(task, results) for task in tasks}
-    found: dict[str, Board] = {}
+    every: dict[str, Board] = {}
     for board in boards.values():
         variants = [other for other in load_variants(board.task, results) if other.name not in boards]
-        if named and board.empty and not variants:
+        if named and all(one.empty for one in (board, *variants)):
             raise nothing_stored(board)
-        found |= {one.name: one for one in (board, *variants) if not one.empty}
-    if named:
-        return list(found.values())
-    return telling(sorted(found.values(), key=lambda one: one.name not in boards), boards.values())
+        every |= {one.name: one for one in (board, *variants)}
+    found = [one for one in every.values() if not one.empty]
+    return telling(found if named else sorted(found, key=lambda one: one.name not in boards), every.values())
 
 
 def gather(boards: Iterable[Board]) -> Page:

@@ -7,7 +7,6 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,11 +42,16 @@ def options_of(method: type[Method]) -> dict[str, Option]:
     Raises:
         UserError: an option without annotation or default.
     """
-    return dict(_options_of(method, tuple(vars(kind).get("__init__") for kind in method.__mro__)))
+    if method not in _options:
+        _options[method] = _read_options(method)
+    return dict(_options[method])
 
 
-@lru_cache(maxsize=256)  # every look at a name goes through the options of all methods
-def _options_of(method: type[Method], _: tuple[Any, ...]) -> dict[str, Option]:
+# Who looks for a name goes through the options of all methods.
+_options: WeakKeyDictionary[type[Method], dict[str, Option]] = WeakKeyDictionary()
+
+
+def _read_options(method: type[Method]) -> dict[str, Option]:
     found: dict[str, Option] = {}
     for constructor, parameter in _parameters(method):
         name, kind = parameter.name, _annotation(method, constructor, parameter)

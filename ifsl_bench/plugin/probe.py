@@ -137,7 +137,7 @@ def _changed(rows: Tensor, dtype: torch.dtype, change: int) -> Tensor:
 
 def _fresh(method: type[Method], options: Mapping[str, Any], dtype: torch.dtype) -> Method:
     weight, bias = 0.3 * _noise("weight", K, D), 0.1 * _noise("bias", K)
-    torch.default_generator.manual_seed(0)  # the CPU's alone: others are not forked
+    torch.default_generator.manual_seed(0)  # the CPU's alone: fork_rng gives no other one back
     prototypes, within, scale = (
         _noise("prototypes", K, D),
         _noise("within", 3 * D, D),
