@@ -155,10 +155,8 @@ def in_terminal(*arguments: str) -> tuple[int, int]:
 
     child, screen = pty.fork()
     if not child:
-        for number in (
-            signal.SIGTERM,
-            signal.SIGHUP,
-        ):  # whoever runs the tests may have had them ignored, as nohup does
+        # Whoever runs the tests may have had them ignored, as nohup does.
+        for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         command = [sys.executable, "-m", "ifsl_bench", *arguments]
         os.execve(sys.executable, command, {**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""})
