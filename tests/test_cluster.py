@@ -554,7 +554,7 @@ def test_ctrl_c_ends_all_workers_within_seconds(here, tmp_path, patience):
     start = time.monotonic()
     running.send_signal(signal.SIGINT)
     _, told = running.communicate(timeout=60)
-    assert time.monotonic() - start < patience(8)  # 5, and what Python takes to end
+    assert time.monotonic() - start < patience(20)  # 5, and what Python takes to end, where nothing else runs
     assert running.returncode == 130
     assert told.strip() == "ifsl-bench: interrupted; the same command goes on from where it stopped"
     assert len(processes) >= 2

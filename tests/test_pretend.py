@@ -448,7 +448,13 @@ def test_from_how_many_episodes_a_step_is_an_accelerators_goes_by_the_method(her
             ) in place.why
 
 
-@pytest.mark.parametrize(("device", "methods"), [("auto", "lwof,lr+a"), ("meta", "lwof,imprint")])
+@pytest.mark.parametrize(
+    ("device", "methods"),
+    [
+        pytest.param("auto", "lwof,lr+a", marks=pytest.mark.slow("a method whose kernels are compiled")),
+        ("meta", "lwof,imprint"),
+    ],
+)
 def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call, here, device, methods):
     command = ["run", "--method", methods, "--task", "clusters.toml:clusters-5shot", "--train", "steps=8"]
     with accelerator() as counts:

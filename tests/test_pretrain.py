@@ -163,11 +163,10 @@ def test_finished_weights_are_half_precision_and_accuracy_is_theirs(few):
     assert {kind for k, kind in kinds.items() if "running" in k} == {"torch.float32"}
     assert {kind for k, kind in kinds.items() if "running" not in k and "tracked" not in k} == {"torch.float16"}
     assert made.entry()["rounded"] == "float16"
-    for pool in ("base/val", "base/test"):
-        images = torch.from_numpy(np.array(dataset.pool(pool).images))
-        with torch.inference_mode():
-            hits = made.head(made.network(made.normalise(images))).argmax(1).numpy() == dataset.pool(pool).labels
-        assert made.info["accuracy"][pool] == pytest.approx(hits.mean(), abs=2 / len(hits))
+    images = torch.from_numpy(np.array(dataset.pool("base/val").images))
+    with torch.inference_mode():
+        hits = made.head(made.network(made.normalise(images))).argmax(1).numpy() == dataset.pool("base/val").labels
+    assert made.info["accuracy"]["base/val"] == pytest.approx(hits.mean(), abs=2 / len(hits))
 
 
 def test_weights_on_the_way_are_whole(frozen, monkeypatch):
