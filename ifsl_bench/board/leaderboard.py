@@ -155,7 +155,7 @@ def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[st
             variants = [other.only(labels) for other in variants]
         if all(one.empty for one in (board, *variants)):
             raise nothing_stored(board)
-        every += variants
+        every += (board, *variants)
         if not board.empty:
             stored = [other for other in variants if all(row.origin == STORED for row in (*other.rows, *other.others))]
             variants = [other for other in variants if other not in stored]

@@ -111,7 +111,7 @@ def _latex_cell(text: str) -> str:
         text = re.sub(r"(?<!\S)-(?=\d)", "\ue000", text)  # not that of ranks, 2-7
     elif (found := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)", text)) is not None:
         text = found[1] + _DELTA[found[2]]
-    elif text.startswith(("[", "*")):  # at the beginning of a line it would be an argument of the \\\\ before
+    elif text.startswith(("[", "*")):  # at the beginning of a line it would be an argument of the \\ before
         text = f"\ue005{text}"
     return text.replace("±", "\ue001")
 
