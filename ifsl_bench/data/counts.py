@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.data.pools import POOLS
+from ifsl_bench.data.pools import EVERY_POOL
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def differences(expected: Counts, found: Counts) -> list[str]:
     """What differs, pool by pool, with the counts side by side; empty where nothing does."""
     none = Count(0, 0)
     lines = []
-    for pool in POOLS:
+    for pool in EVERY_POOL:
         should, does = expected.get(pool, none), found.get(pool, none)
         if should != does:
             lines.append(f"{pool} should have {should} and has {does}")

@@ -18,7 +18,7 @@ from ifsl_bench.common.building import building, is_silly
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import disk_errors, sha256_file
 from ifsl_bench.common.sealed import read_sealed, write_sealed
-from ifsl_bench.data.pools import POOLS, Dataset, fingerprint, open_dataset
+from ifsl_bench.data.pools import EVERY_POOL, POOLS, SUPPORT, Dataset, fingerprint, open_dataset
 
 PROGRESS = "progress.json"  # in the folder of an unfinished build: the pools that are complete
 
@@ -98,7 +98,7 @@ class Writer:
         Where they are many, call :func:`release` after every few hundred MB written.
 
         Args:
-            name: one of :data:`POOLS`.
+            name: one of :data:`EVERY_POOL`.
             labels: integers [n], ascending, each of ``0..len(classes)-1`` at least once.
             classes: names of the classes; the base pools must share them.
             shape: (H, W, C) of an image, or (D,) of a feature vector.
@@ -132,8 +132,8 @@ class Writer:
 
 
 def _check_pool(name: str, labels: np.ndarray, classes: tuple[str, ...]) -> None:
-    if name not in POOLS:
-        raise UserError(f"no pool is called {name!r}; the pools are {', '.join(POOLS)}")
+    if name not in EVERY_POOL:
+        raise UserError(f"no pool is called {name!r}; the pools are {', '.join(EVERY_POOL)}")
     if labels.ndim != 1 or len(labels) == 0:
         raise UserError(f"pool {name}: labels must be a list of at least one integer, found shape {labels.shape}")
     if (np.diff(labels) < 0).any():
@@ -237,6 +237,8 @@ def _check_sides(pools: dict[str, dict[str, Any]]) -> None:
     base = [pools[p]["classes"] for p in POOLS[:3] if p in pools]
     if any(classes != base[0] for classes in base):
         raise UserError("the base pools must have the same classes in the same order")
+    if SUPPORT in pools and pools[SUPPORT]["classes"] != pools.get("novel/test", {}).get("classes"):
+        raise UserError(f"{SUPPORT} must have the classes of novel/test in the same order")
     sides = [("base", set(base[0]))] if base else []
     sides += [(p, set(pools[p]["classes"])) for p in POOLS[3:] if p in pools]
     for i, (left, mine) in enumerate(sides):

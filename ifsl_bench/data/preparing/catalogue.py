@@ -17,7 +17,7 @@ from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.owners import PARTIAL, is_abandoned, what
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
-from ifsl_bench.data.pools import POOLS, Dataset, open_dataset, verify
+from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, verify
 from ifsl_bench.data.preparing.prepare import (
     command,
     dataset_folder,
@@ -218,7 +218,7 @@ def remove_data(home: Home, name: str) -> None:
 def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
     """Classes and images of each pool, and the first classes by name."""
     rows = []
-    for pool in POOLS:
+    for pool in _pools_of(dataset):
         row = {"pool": pool, "classes": "", "images": "", "images per class": "= base/train", "first classes": ""}
         if dataset.has(pool):
             entry = dataset.manifest["pools"][pool]
@@ -232,6 +232,11 @@ def pools_listing(dataset: Dataset) -> list[dict[str, str]]:
     return rows
 
 
+def _pools_of(dataset: Dataset) -> list[str]:
+    """The pools that a data set has or should have."""
+    return [pool for pool in EVERY_POOL if dataset.has(pool) or pool != SUPPORT]
+
+
 def _each(counts: Mapping[str, int]) -> str:
     fewest, most = counts["fewest"], counts["most"]
     return f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
@@ -241,7 +246,7 @@ def statistics(home: Home, name: str, reporter: Reporter) -> list[tuple[str, lis
     """The paper's "Dataset Statistics" for any data set, and further tables of its plugin."""
     dataset = opened(home, name, reporter)
     rows: list[dict[str, object]] = []
-    for pool in POOLS:
+    for pool in _pools_of(dataset):
         part, side = pool.split("/")
         if not dataset.has(pool):
             shared = pool == "novel/train"
@@ -284,7 +289,7 @@ def contact_sheet(home: Home, name: str, path: Path, classes: int, images: int, 
     dataset = opened(home, name, reporter)
     if not dataset.pictures:
         raise UserError(f"data set {name!r} holds features, not images; there is nothing to show")
-    pools = [dataset.pool(pool) for pool in POOLS if dataset.has(pool)]
+    pools = [dataset.pool(pool) for pool in EVERY_POOL if dataset.has(pool)]
     classes = min(classes, max(len(pool.classes) for pool in pools))
     images = min(images, max(int(np.diff(pool.starts).max()) for pool in pools))
     side, across = dataset.shape[0] + 2, min(2, len(pools))  # and 18 pixels between blocks

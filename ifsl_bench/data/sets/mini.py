@@ -37,6 +37,7 @@ from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.sets import ilsvrc
+from ifsl_bench.data.sets.mini_photographs import Photographs, find_images
 from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
@@ -239,6 +240,20 @@ class Ilsvrc(Form):
         import_images(to, pools, ImageSpec(SIZE, fit="stretch"))
 
 
+class HeldOutPhotographs(Photographs):
+    def build(self, to: Import) -> None:
+        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
+        for wnid, images in find_images(to).items():
+            paths = list(images.values())
+            if sides()[wnid] != "train":
+                pools[f"novel/{sides()[wnid]}"][wnid] = paths
+                continue
+            for pool, part in held_out(paths, f"mini-imagenet-held-out:{wnid}").items():
+                pools[pool][wnid] = part
+        check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
+        import_images(to, pools, ImageSpec(SIZE))
+
+
 class _Mini(DatasetSource):
     counts: ClassVar[Mapping[str, Count]] = COUNTS
 
@@ -272,8 +287,10 @@ class MiniHeldOut(_Mini):
     """A variant: base/val and base/test are held out of base/train."""
 
     name = "mini-imagenet-held-out"
-    summary: ClassVar[str] = "mini-ImageNet, variant: base/val and base/test held out; from learn2learn's caches"
-    forms = (Caches(),)
+    summary: ClassVar[str] = (
+        "mini-ImageNet, variant: base images held out; from its 60,000 JPEGs, or learn2learn's caches"
+    )
+    forms = (Caches(), HeldOutPhotographs())
     object_forms = (CacheObjects(),)
     counts = HELD_OUT_COUNTS
 
