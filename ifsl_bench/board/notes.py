@@ -48,12 +48,6 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         notes.append(f"Grid settings tried on the validation episodes of each seed, by row: {', '.join(many)}.")
     if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
         notes.append(f"Chosen at the edge of what was tried, so better values may lie beyond: {', '.join(edges)}.")
-    if older := sum(row.older for row in board.rows):
-        notes.append(
-            f"{older} of {len(board.rows)} measured rows were made under an older rule: the checkpoint that was best "
-            "on validation, and grids followed beyond their ends. "
-            "The rule now: the last checkpoint, and the grid alone."
-        )
     if any(row.partial for row in board.rows):
         notes.append(f"{PARTIAL.capitalize()}.")
     if looking := [f"{row.label} ({row.origin})" for row in (*board.rows, *board.others) if row.transductive]:

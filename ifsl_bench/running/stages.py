@@ -302,7 +302,7 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
         reporter: who hears of the choice.
     """
     if not job.searched:
-        return job, {"options": job.options, "tuned": {}}
+        return job, {"options": job.options, "tuned": {}, "passed_over": [], "edge": []}
     candidates = {spelled(point): (point, one) for point, one in job.candidates()}
     tried = {setting: Trial(one).run(work) for setting, (_, one) in candidates.items()}
     name = best_of(str(job), tried, reporter)
