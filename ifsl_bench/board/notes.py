@@ -47,7 +47,12 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     ]:
         notes.append(f"Grid settings tried on the validation episodes of each seed, by row: {', '.join(many)}.")
     if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
-        notes.append(f"Chosen at the edge of what was tried, so better values may lie beyond: {', '.join(edges)}.")
+        notes.append(f"Chosen at an end of what was tried, so better values may lie beyond: {', '.join(edges)}.")
+    if earlier := [row.label for row in board.rows if row.earlier_search]:
+        notes.append(
+            "Options chosen by an earlier search, which had narrower ranges and tried nothing beside the best, and not "
+            f"measured anew yet: {', '.join(earlier)}."
+        )
     if older := sum(row.older for row in board.rows):
         notes.append(
             f"{older} of {len(board.rows)} measured rows were made under an older rule: the checkpoint that was best "

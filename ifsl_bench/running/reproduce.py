@@ -123,6 +123,8 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     episodes = None if reasons else _other_counts(stored, found)
     if stored.older:
         reasons.append("stored under an older rule for checkpoints and grids")
+    elif stored.earlier_search:
+        reasons.append("options chosen by an earlier search")
     if stored.probe and found.probe and comparable(stored.probe, found.probe):
         reasons += [f"the method differs in {other}"] if (other := differs(stored.probe, found.probe)) else []
     if stored.pretraining.get("key") != found.pretraining["key"]:
