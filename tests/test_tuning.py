@@ -30,7 +30,7 @@ from ifsl_bench.plugin.settings import at_edge
 from ifsl_bench.plugin.space import RATE, Choices, Range
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import ranges, stages
+from ifsl_bench.running import ranges, searching, stages
 from ifsl_bench.running.check import check_file
 from ifsl_bench.running.job import make_jobs
 
@@ -161,7 +161,7 @@ def first_round(job):
 
 def all_of(job, home):
     """Each candidate of a search that was made."""
-    rounds = job.rounds(stages.kept_accuracies(home))
+    rounds = job.rounds(searching.kept_accuracies(home))
     return [(candidate.point, candidate.job) for one in rounds for candidate in one]
 
 

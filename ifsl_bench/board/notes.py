@@ -45,7 +45,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     if many := [
         f"{row.label} {row.trials}" for row in board.rows if row.trials > 1 and row.trials != tuned.get(row.setting)
     ]:
-        notes.append(f"Grid settings tried on the validation episodes of each seed, by row: {', '.join(many)}.")
+        notes.append(f"Settings of our grid tried on the validation episodes of each seed, by row: {', '.join(many)}.")
     if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
         notes.append(f"Chosen at an end of what was tried, so better values may lie beyond: {', '.join(edges)}.")
     if earlier := [row.label for row in board.rows if row.earlier_search]:

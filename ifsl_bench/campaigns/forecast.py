@@ -13,7 +13,8 @@ from ifsl_bench.campaigns.work import Outcome
 from ifsl_bench.common.processor import cores
 from ifsl_bench.running.preparation import Stage
 from ifsl_bench.running.ranges import OfEvaluation
-from ifsl_bench.running.stages import LaterTrial, MetaTrain, TrainChosen, Trial
+from ifsl_bench.running.searching import LaterTrial, TrainChosen
+from ifsl_bench.running.stages import MetaTrain, Trial
 
 TOLD = 0.05  # part of a node from which its pace says how long it takes
 

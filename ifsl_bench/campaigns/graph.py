@@ -15,7 +15,8 @@ from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import PrepareData, Stage
 from ifsl_bench.running.ranges import OfEvaluation
 from ifsl_bench.running.renewing import is_trained
-from ifsl_bench.running.stages import LaterTrial, MetaTrain, TrainChosen, Trial
+from ifsl_bench.running.searching import LaterTrial, TrainChosen
+from ifsl_bench.running.stages import MetaTrain, Trial
 from ifsl_bench.running.stored import stored_result
 
 PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it has done anything

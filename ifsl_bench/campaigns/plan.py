@@ -32,7 +32,8 @@ from ifsl_bench.protocol.task import NO_BACKBONE
 from ifsl_bench.running.evaluating import stages_of
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import CheckEpisodes, Features, PrepareData, Stage
-from ifsl_bench.running.stages import LaterTrial, Trial
+from ifsl_bench.running.searching import LaterTrial
+from ifsl_bench.running.stages import Trial
 from ifsl_bench.running.stored import kept_of
 
 CACHED, TO_DO, MISSING, REFUSED = "cached", "to do", "missing", "cannot be run"

@@ -27,7 +27,8 @@ from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import Job, make_jobs
 from ifsl_bench.running.preparation import PrepareData
 from ifsl_bench.running.ranges import Ready
-from ifsl_bench.running.stages import MetaTrain, kept_choice
+from ifsl_bench.running.searching import kept_choice
+from ifsl_bench.running.stages import MetaTrain
 
 
 def jobs_of(methods: Sequence[str], task: str, home: Home, seeds: Sequence[int] = (0,),

@@ -31,7 +31,8 @@ from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import Features, PrepareData, Pretrain, Stage
 from ifsl_bench.running.reproduce import job_of
-from ifsl_bench.running.stages import LaterTrial, MetaTrain, Trial, kept_accuracies
+from ifsl_bench.running.searching import LaterTrial, kept_accuracies
+from ifsl_bench.running.stages import MetaTrain, Trial
 
 OF_JOBS = ("trained", "trials", "evaluated")
 RECENT = 2 * 3600.0  # seconds; clocks may differ by an hour

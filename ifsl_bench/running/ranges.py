@@ -41,16 +41,8 @@ from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
 from ifsl_bench.running.job import TUNING_SEED, Job
 from ifsl_bench.running.preparation import CheckEpisodes, Stage
-from ifsl_bench.running.stages import (
-    MetaTrain,
-    OfJob,
-    TrainChosen,
-    chosen,
-    features_of,
-    kept_choice,
-    say_place,
-    trials_of,
-)
+from ifsl_bench.running.searching import TrainChosen, chosen, kept_choice, trials_of
+from ifsl_bench.running.stages import MetaTrain, OfJob, features_of, say_place
 
 RANGE = 10_000  # episodes that are evaluated in one go
 FIRST = 8  # test episodes that the contract is checked on in every run

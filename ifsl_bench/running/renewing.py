@@ -10,7 +10,8 @@ from ifsl_bench.common.files import Home, set_aside
 from ifsl_bench.common.locks import locked
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.preparation import Stage
-from ifsl_bench.running.stages import LaterTrial, MetaTrain, TrainChosen, Trial, kept_accuracies
+from ifsl_bench.running.searching import LaterTrial, TrainChosen, kept_accuracies
+from ifsl_bench.running.stages import MetaTrain, Trial
 
 
 def is_trained(stage: Stage) -> bool:
