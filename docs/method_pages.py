@@ -69,7 +69,7 @@ def _fenced(lines: list[str]) -> list[str]:
 
 
 def options_table(kind: type[Method]) -> str:
-    """Options with type, default, meaning, the grid that is tried as published, and what ``--tune`` searches."""
+    """Options with type, default, meaning, the grid that is tried without ``--tune``, and what ``--tune`` searches."""
     space, grid, means = space_of(kind), grid_of(kind), meanings(inspect.getdoc(kind) or "")
     rows = [
         (f"`{o.name}`", f"`{o.spelled}`", f"`{short(o.default)}`", _values(grid.get(o.name, ())),

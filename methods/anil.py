@@ -60,7 +60,7 @@ class ANIL(Method):
     """
 
     parallel_copies: ClassVar[bool] = True
-    space: ClassVar[Space] = {"inner_rate": Range(0.01, 10.0, log=True), RATE: Range(1e-4, 1e-2, log=True)}
+    space: ClassVar[Space] = {"inner_rate": Range(0.01, 10.0, log=True), RATE: Range(1e-5, 1e-1, log=True)}
     requires: ClassVar[Mapping[str, str]] = REQUIRES
 
     def __init__(

@@ -56,8 +56,10 @@ class LDA(Method):
     """
 
     parallel_copies: ClassVar[bool] = True
-    space: ClassVar[Space] = {"form": Choices(("corrected", "slda", "fecam")), "shrinkage": Range(1e-4, 1.0, log=True)}
-    grid: ClassVar[Mapping[str, Sequence[Any]]] = {"shrinkage": (1e-4, 1e-3, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)}
+    space: ClassVar[Space] = {"shrinkage": Range(1e-4, 1.0, log=True), "form": Choices(("corrected", "slda", "fecam"))}
+    grid: ClassVar[Mapping[str, Sequence[Any]]] = {
+        "shrinkage": (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0)
+    }
 
     def __init__(
         self, base: Base, ways: int, *, form: Literal["corrected", "slda", "fecam"] = "corrected",

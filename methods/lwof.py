@@ -55,7 +55,7 @@ class LwoF(Method):
 
     parallel_copies: ClassVar[bool] = True
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
-    space: ClassVar[Space] = {RATE: Range(1e-4, 1e-2, log=True)}
+    space: ClassVar[Space] = {RATE: Range(1e-5, 1e-1, log=True)}
     schedule: ClassVar[MetaTraining | None] = MetaTraining(
         steps=10_000, schedule=Schedule(rate=1e-3, drops=(6000, 8000)), validate_every=1000
     )

@@ -45,7 +45,7 @@ class Subspace(Method):
     """
 
     parallel_copies: ClassVar[bool] = True
-    space: ClassVar[Space] = {"gamma": Range(1e-4, 10.0, log=True), "weight_decay": Range(1e-10, 1e-1, log=True)}
+    space: ClassVar[Space] = {"weight_decay": Range(1e-14, 1.0, log=True), "gamma": Range(1e-6, 100.0, log=True)}
     grid: ClassVar[Mapping[str, Sequence[Any]]] = {"weight_decay": WEIGHT_DECAYS}
 
     def __init__(self, base: Base, ways: int, *, gamma: float = 0.03, weight_decay: float = 1e-3) -> None:

@@ -106,10 +106,10 @@ def test_a_constant_on_the_novel_logits_changes_hits_and_nothing_that_is_calibra
 def test_options_follow_the_mark_in_a_label(task, work):
     (job,) = make_jobs(["lr+a"], [task], {"gamma": "0.5"}, Training(), [0], 30, home=work.home, calibrate=True)
     assert job.label == "lr+a+cal.gamma=0.5.episodes=30"
-    assert [one.label for _, one in job.candidates()] == ["lr+a.gamma=0.5.episodes=30"]
+    assert [one.job.label for one in job.rounds()[0]] == ["lr+a.gamma=0.5.episodes=30"]
     (tuned,) = make_jobs(["lr"], [task], {}, Training(), [0], None, home=work.home, trials=3, calibrate=True)
     assert tuned.label == "lr+cal@tuned-3"
-    assert not any(one.calibrated for _, one in tuned.candidates()), "its trials are those of the other row"
+    assert not any(one.job.calibrated for one in tuned.rounds()[0]), "its trials are those of the other row"
 
 
 def test_regular_tasks_stay_as_they_are_and_cannot_be_calibrated(clusters, task, work, call):

@@ -353,7 +353,7 @@ def test_ridge_rows_share_a_probe_whatever_their_seeds_chose(clusters):
     task = f"{clusters / 'clusters.toml'}:clusters-5shot"
     job, other = api.make_jobs(["lr"], [task], {}, api.Training(), [0, 1], None)
     assert job.probe(home) == other.probe(home)
-    probes = [one.probe(home) for point, one in job.candidates() if point["weight_decay"] in (1e-6, 1e-3, 1e-1)]
+    probes = [one.job.probe(home) for one in job.rounds()[0] if one.point["weight_decay"] in (1e-6, 1e-3, 1e-1)]
     assert probes[1] == job.probe(home), "a row is asked with the default of what it searches"
     assert differs(probes[0], probes[1])
     assert differs(probes[2], probes[1]), "and a candidate with its own value"

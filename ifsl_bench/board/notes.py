@@ -45,9 +45,14 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     if many := [
         f"{row.label} {row.trials}" for row in board.rows if row.trials > 1 and row.trials != tuned.get(row.setting)
     ]:
-        notes.append(f"Grid settings tried on the validation episodes of each seed, by row: {', '.join(many)}.")
+        notes.append(f"Settings of our grid tried on the validation episodes of each seed, by row: {', '.join(many)}.")
     if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
-        notes.append(f"Chosen at the edge of what was tried, so better values may lie beyond: {', '.join(edges)}.")
+        notes.append(f"Chosen at an end of what was tried, so better values may lie beyond: {', '.join(edges)}.")
+    if earlier := [row.label for row in board.rows if row.earlier_search]:
+        notes.append(
+            "Options chosen by an earlier search, which had narrower ranges and tried nothing beside the best, and not "
+            f"measured anew yet: {', '.join(earlier)}."
+        )
     if any(row.partial for row in board.rows):
         notes.append(f"{PARTIAL.capitalize()}.")
     if looking := [f"{row.label} ({row.origin})" for row in (*board.rows, *board.others) if row.transductive]:

@@ -9,7 +9,7 @@ import contextlib
 import math
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
@@ -91,7 +91,10 @@ class Result(_Part, frozen=True):
         setting: "paper" for the method as published, "tuned-12" for the best of 12 trials, "every" for what is the same
             in all settings.
         passed_over: values that were tried and could not be chosen, since inner solves failed there.
-        edge: the options whose chosen value lies on the edge of their grid or space.
+        edge: the options whose chosen value is the smallest or the largest that was tried, though the option takes
+            values beyond; files of an earlier search say it of ranges, see :attr:`at_edge`.
+        rounds: how many settings each round of the search for options tried; empty where nothing was searched, and in
+            files of an earlier search, which had narrower ranges and tried nothing beside the best.
         places: stage -> the device it ran on, and why there.
         calibration: None in regular few-shot learning, and where no validation episodes can be drawn.
     """
@@ -123,6 +126,7 @@ class Result(_Part, frozen=True):
     transductive: bool
     probe: Probe | None
     places: dict[str, str]
+    rounds: list[int] = []
 
     @property
     def trials(self) -> int:
@@ -138,6 +142,30 @@ class Result(_Part, frozen=True):
     def chosen(self) -> set[str]:
         """What was chosen on validation episodes: names of options, ``train.rate`` for the learning rate."""
         return {name for names in self.tuned for name in names.split(", ")}
+
+    @property
+    def earlier_search(self) -> bool:
+        """Whether its options were chosen by an earlier search."""
+        return bool(self.tuned) and not self.rounds
+
+    def accuracy(self, setting: str) -> float | None:
+        """The validation accuracy of a setting, -inf where it was passed over; None where it was not tried."""
+        if setting in self.passed_over:
+            return -math.inf
+        return next((tried[setting] for tried in self.tuned.values() if setting in tried), None)
+
+    @property
+    def at_edge(self) -> list[str]:
+        """See :attr:`edge`; of an earlier search, numbers that are the smallest or the largest that was tried."""
+        if not self.earlier_search:
+            return self.edge
+        names: set[str] = set()
+        for tried in self.tuned.values():
+            best = max(tried, key=lambda setting: self.accuracy(setting) or 0.0)
+            settings = [dict(part.split("=", 1) for part in one.split(", ") if "=" in part) for one in tried]
+            chosen = settings[list(tried).index(best)]
+            names |= {name for name in chosen if _is_extreme(chosen[name], [one.get(name, "") for one in settings])}
+        return sorted(names)
 
     def given(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Options and changes of meta-training that somebody set: those that a label may say."""
@@ -168,6 +196,15 @@ class Result(_Part, frozen=True):
     def classes(self) -> np.ndarray:
         """The novel classes of each episode, int64 [n, N]."""
         return self.episodes.column("classes").reshape(len(self.episodes), -1)
+
+
+def _is_extreme(value: str, values: Sequence[str]) -> bool:
+    """Whether a number in words is the smallest or the largest of several; words are neither."""
+    try:
+        numbers = [float(one) for one in values]
+        return float(value) in (min(numbers), max(numbers))
+    except ValueError:
+        return False
 
 
 def calibration_entry(found: Calibrated, applied: bool) -> Calibration:

@@ -13,7 +13,8 @@ from ifsl_bench.campaigns.work import Outcome
 from ifsl_bench.common.processor import cores
 from ifsl_bench.running.preparation import Stage
 from ifsl_bench.running.ranges import OfEvaluation
-from ifsl_bench.running.stages import MetaTrain, TrainChosen, Trial
+from ifsl_bench.running.searching import LaterTrial, TrainChosen
+from ifsl_bench.running.stages import MetaTrain, Trial
 
 TOLD = 0.05  # part of a node from which its pace says how long it takes
 
@@ -120,7 +121,7 @@ class Forecast:
 
 def _like(stage: Stage) -> Hashable:
     """Stages of which one takes about as long as another."""
-    if isinstance(stage, (MetaTrain, Trial, TrainChosen, OfEvaluation)):
+    if isinstance(stage, (MetaTrain, Trial, LaterTrial, TrainChosen, OfEvaluation)):
         job = stage.job
         return type(stage), job.name, repr(job.given), job.schedule.steps, job.task.episode.ways, job.task.shots
     return type(stage)
@@ -128,7 +129,7 @@ def _like(stage: Stage) -> Hashable:
 
 def titled(node: Node, text: str) -> str:
     """What a node is at, so that several at once can be told apart."""
-    if isinstance(node.stage, (MetaTrain, Trial, TrainChosen)) and text.startswith("meta-training"):
+    if isinstance(node.stage, (MetaTrain, Trial, LaterTrial, TrainChosen)) and text.startswith("meta-training"):
         return f"meta-training {node.stage.job}"
     return text
 

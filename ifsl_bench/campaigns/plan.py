@@ -32,6 +32,7 @@ from ifsl_bench.protocol.task import NO_BACKBONE
 from ifsl_bench.running.evaluating import stages_of
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import CheckEpisodes, Features, PrepareData, Stage
+from ifsl_bench.running.searching import LaterTrial
 from ifsl_bench.running.stages import Trial
 from ifsl_bench.running.stored import kept_of
 
@@ -208,12 +209,12 @@ def _step(
 
 def _family(stage: Stage) -> Hashable:
     """What differs from each other in seed, or in what is tried, alone: one line for readers."""
-    if isinstance(stage, Trial):
+    if isinstance(stage, (Trial, LaterTrial)):
         return _trials_of(stage)
     return re.sub(r", seed \d+", "", str(stage))
 
 
-def _trials_of(stage: Trial) -> str:
+def _trials_of(stage: Trial | LaterTrial) -> str:
     """Of what is tried, with what is not."""
     job = stage.job
     given = {key: value for key, value in job.given.items() if key not in job.method.space}

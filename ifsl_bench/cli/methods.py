@@ -10,7 +10,7 @@ from ifsl_bench.cli.output import document, say, show_tables
 from ifsl_bench.common.errors import UserError, unknown
 
 MEANT = {
-    "tried": "'tried': the values that the method as published chooses from on validation episodes",
+    "tried": "'tried': the values to choose from on validation episodes, without --tune",
     "--tune": "'--tune': what a search tries",
 }
 SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers; programs get more

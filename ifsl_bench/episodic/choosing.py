@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,6 +40,11 @@ class Tried:
             return f"inner solves fail in {self.unconverged} of {self.episodes} validation episodes"
         return self.diverged
 
+    @property
+    def to_compare(self) -> float:
+        """Its accuracy; -inf where it cannot be chosen."""
+        return -math.inf if self.failed else self.accuracy
+
 
 def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
     """The setting with the highest accuracy, the first of equally good ones; says which are passed over, and why.
@@ -46,13 +52,13 @@ def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
     Raises:
         UserError: none can be chosen.
     """
-    sound = {setting: one.accuracy for setting, one in tried.items() if not one.failed}
     for setting, one in tried.items():
         if one.failed:
             reporter.warn(f"{name}: {setting} is passed over: {one.failed}")
-    if not sound:
+    best = max(tried, key=lambda setting: tried[setting].to_compare)
+    if tried[best].failed:
         raise UserError(f"{name}: none of {len(tried)} settings works; set the options by hand with --set")
-    return max(sound, key=sound.__getitem__)
+    return best
 
 
 def write_trial(

@@ -27,7 +27,8 @@ from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import Job, make_jobs
 from ifsl_bench.running.preparation import PrepareData
 from ifsl_bench.running.ranges import Ready
-from ifsl_bench.running.stages import MetaTrain, Trial, kept_choice
+from ifsl_bench.running.searching import kept_choice
+from ifsl_bench.running.stages import MetaTrain
 
 
 def jobs_of(methods: Sequence[str], task: str, home: Home, seeds: Sequence[int] = (0,),
@@ -73,8 +74,6 @@ def is_trained(job: Job, home: Home) -> bool:
         return False
     if not job.trains:
         return True  # options that are chosen without training take seconds
-    if job.searched and not all(Trial(one).cached(home) for _, one in job.candidates()):
-        return False
     best = kept_choice(job, home)
     return best is not None and MetaTrain(best).cached(home)
 

@@ -53,9 +53,9 @@ class AttractorMethod(Method):
     """
 
     space: ClassVar[Space] = {
-        "gamma": Range(1e-4, 1.0, log=True),
-        "weight_decay": Range(1e-8, 1e-2, log=True),
-        RATE: Range(1e-4, 1e-2, log=True),
+        "gamma": Range(1e-5, 10.0, log=True),
+        "weight_decay": Range(1e-9, 1.0, log=True),
+        RATE: Range(3e-5, 3e-2, log=True),
     }
 
     def __init_subclass__(cls, **arguments: Any) -> None:

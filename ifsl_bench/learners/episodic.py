@@ -35,7 +35,7 @@ from .softmax import Regression
 
 WEIGHT_DECAY = 1e-5  # beside an attractor, as in the released code
 ESCAPES = 8  # from saddles, in one solve
-WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-12, -1))  # 1e-6 ... 1e-1, to choose from
+WEIGHT_DECAYS = tuple(float(f"{10 ** (half / 2):.3g}") for half in range(-26, -1))  # 1e-13 ... 1e-1, to choose from
 
 Rows = tuple[Tensor, Tensor, Tensor]  # support features [E, S, D], labels [E, S] in 0..N-1, rest [E, S]
 Pull = tuple[Tensor, Tensor]  # centres [(E,) rows or 1, size] and precisions [size], see `fold`

@@ -53,6 +53,8 @@ def _facts(result: Result) -> dict[str, str]:
         "options": _pairs(result.options),
         "training": _pairs(result.train),
         "chosen": "; ".join(map(_chosen, result.tuned.values())),
+        "chosen at an end of what was tried": ", ".join(result.at_edge),
+        "search": "an earlier one, with narrower ranges" if result.earlier_search else "",
         "episodes": f"{len(result.episodes):,}",
         "digest of the episodes": result.digest,
         "hash of the task": result.task_hash,

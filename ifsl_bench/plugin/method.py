@@ -120,8 +120,8 @@ class Method(nn.Module, ABC):
         head: the pretraining to start from.
         space: what ``--tune`` searches: option -> :class:`Range` or :class:`Choices`; ``train.rate`` is the learning
             rate of meta-training.
-        grid: for options of the space, the values that the method as published chooses from on validation episodes,
-            where nobody sets or tunes them.
+        grid: for options of the space, the values to choose from on validation episodes where nobody sets or tunes
+            them.
         schedule: replaces the task's meta-training schedule.
         shorthands: further names of the method, each with the options that it stands for.
         requires: top-level modules that the method imports when it is made, and that its package does not depend on,

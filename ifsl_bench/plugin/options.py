@@ -222,11 +222,24 @@ def trains(method: type[Method], options: Mapping[str, Any]) -> bool:
 
 
 def _has_parameters(method: type[Method], options: Mapping[str, Any]) -> bool:
+    return any(parameter.requires_grad for parameter in _small(method, options).parameters())
+
+
+def accepts(method: type[Method], options: Mapping[str, Any]) -> bool:
+    """Whether the method's constructor takes options of these values."""
+    try:
+        _small(method, {key: value for key, value in options.items() if key != RATE})
+    except UserError:
+        return False
+    return True
+
+
+def _small(method: type[Method], options: Mapping[str, Any]) -> Method:
+    """The method beside a small base classifier."""
     small = torch.ones(6, 8)
     with torch.random.fork_rng(devices=[]):
         base = Base(small, torch.zeros(6), small, counts=torch.ones(6), covariance=torch.eye(8))
-        made = make_method(method, base, 5, options)
-    return any(parameter.requires_grad for parameter in made.parameters())
+        return make_method(method, base, 5, options)
 
 
 def resolve_options(

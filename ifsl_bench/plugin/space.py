@@ -1,4 +1,4 @@
-"""What a search for options may try: a method's space, and the points in it that everybody tries."""
+"""What a search for options may try: the ranges and choices that a method declares."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 RATE = "train.rate"  # the learning rate of meta-training, as a name among options
-SEED = 2019  # of the scrambled Halton points; the same for every method, so that nobody draws better ones
-OUTER = 0.05  # share of a range, at either end, that counts as its edge
 
 
 @dataclass(frozen=True)
@@ -29,24 +27,31 @@ class Range:
             raise ValueError(f"{self} is no range: low must be below high" + ", and positive" * self.log)
 
     def at(self, share: float) -> float:
-        """The value that far into the range, from 0 to 1."""
+        """The value that far into the range, from 0 to 1; beyond these, the nearer end."""
         if self.log:
             value = math.exp(math.log(self.low) + share * math.log(self.high / self.low))
         else:
             value = self.low + share * (self.high - self.low)
         if isinstance(self.low, int) and isinstance(self.high, int):
-            return round(value)
+            return min(max(round(value), self.low), self.high)
         return min(max(float(f"{value:.3g}"), self.low), self.high)  # three digits, as people would write them
 
-    def at_edge(self, value: float) -> bool:
-        """Whether a value lies at an end of the range, or beyond it."""
-        low, high = self.at(OUTER), self.at(1 - OUTER)
-        return not low < value < high
+    def share(self, value: float) -> float:
+        """How far into the range a value is, the inverse of :meth:`at`."""
+        value = min(max(value, self.low), self.high)
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def beside(self, value: float, reach: float) -> list[float]:
+        """The values as far below and above as ``reach``, a share of the range."""
+        share = self.share(value)
+        return [self.at(share - reach), self.at(share + reach)]
 
 
 @dataclass(frozen=True)
 class Choices:
-    """One of several values; none of them is at an edge."""
+    """One of several values."""
 
     values: tuple[Any, ...]
 
@@ -57,22 +62,10 @@ class Choices:
     def at(self, share: float) -> Any:
         return self.values[min(int(share * len(self.values)), len(self.values) - 1)]
 
-    def at_edge(self, value: Any) -> bool:
-        return False
+    def beside(self, value: Any, reach: float) -> list[Any]:
+        """The values before and after, in a circle, whatever the reach."""
+        place = self.values.index(value) if value in self.values else 0
+        return [self.values[place - 1], self.values[(place + 1) % len(self.values)]]
 
 
 Space = Mapping[str, Range | Choices]
-
-
-def halton(space: Space, count: int) -> list[dict[str, Any]]:
-    """``count`` points of a space: the first ones of a scrambled Halton sequence with a fixed seed.
-
-    The first coordinate belongs to the first option of the space, and so on: an option that is taken out of a search
-    leaves the others' values as they are.
-    """
-    from scipy.stats.qmc import Halton  # takes half a second to import
-
-    if not space or not count:
-        return [{} for _ in range(count)]
-    shares = Halton(len(space), scramble=True, seed=SEED).random(count)
-    return [{key: space[key].at(float(u)) for key, u in zip(space, row, strict=True)} for row in shares]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -47,22 +48,27 @@ def _odd_choice(result: Result, names: str, job: Job | None) -> Iterator[str]:
     if result.trials and len(tried) > result.trials:
         yield f"tuned: {len(tried)} settings were tried, {result.setting!r} allows {result.trials}"
         return
-    points = {spelled(point): (point, one) for point, one in job.candidates()} if job else {}
-    if job and tried.keys() != points.keys():
-        strange = [one for one in tried if one not in points]
-        missing = [one for one in points if one not in tried]
+    if result.earlier_search:  # its settings cannot be made again: it is held against itself
+        job = None
+    rounds = job.rounds(lambda candidate: result.accuracy(candidate.name)) if job else []
+    candidates = {candidate.name: candidate for candidate in itertools.chain.from_iterable(rounds)}
+    if job and (tried.keys() != candidates.keys() or result.rounds != [len(one) for one in rounds]):
+        strange = [one for one in tried if one not in candidates]
+        missing = [one for one in candidates if one not in tried]
         said = [f"{one} is none of the settings to try" for one in strange[:1]]
         said += [f"{one} was not tried" for one in missing[:1]]
-        yield f"tuned: {', '.join(said)}; {result.setting!r} has {len(points)} of its own"
+        said += [f"rounds are {result.rounds}"] if not said else []
+        yield f"tuned: {', '.join(said)}; {result.setting!r} has rounds of {', '.join(str(len(one)) for one in rounds)}"
         return
-    sound = {one: tried[one] for one in points or tried if one not in result.passed_over}
+    sound = {one: tried[one] for one in candidates or tried if one not in result.passed_over}
     if not sound:
         yield "passed_over: all that was tried, so that nothing can have been chosen"
         return
     best = max(sound, key=sound.__getitem__)
     if job:
-        point, one = points[best]
-        yield from _odd_settings(result, one, point, best, settings.at_edge(job.method, point, job.trials))
+        point, one = candidates[best].point, candidates[best].job
+        offered = [candidate.point for candidate in candidates.values()]
+        yield from _odd_settings(result, one, point, best, settings.at_edge(job.method, one.options, point, offered))
     elif not re.fullmatch(", ".join(_pattern(result, key) for key in names.split(", ")), best):
         yield f"options: another setting than {best}, the best of those tried"
 

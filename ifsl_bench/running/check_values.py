@@ -43,6 +43,8 @@ def odd_values(result: Result) -> Iterator[str]:
     values = {value for tried in result.tuned.values() for value in tried}
     if strange := [*(set(result.passed_over) - values), *(set(result.edge) - result.chosen)]:
         yield f"passed_over, edge: {strange[0]!r} is nothing that was tuned"
+    if result.rounds and (sum(result.rounds) != sum(map(len, result.tuned.values())) or min(result.rounds) < 1):
+        yield f"rounds: {result.rounds}, and {sum(map(len, result.tuned.values()))} settings were tried"
     for name, cost in result.cost.items():
         if cost < 0:
             yield f"cost.{name}: {cost:g} is negative"

@@ -142,14 +142,18 @@ def stages_of(job: Job, command: str = "") -> list[Stage]:
     The checks of its episodes are part of the first.
     """
     found: list[Stage] = [PrepareData(job.task, job.sides)]
+    trials: set[str] = set()
 
     def add(stage: Stage) -> None:
         for needed in stage.needs():
-            # Candidates are different by construction, and may be thousands: they are not compared.
-            if not isinstance(needed, (PrepareData, CheckEpisodes)) and (
-                isinstance(needed, Trial) or needed not in found
-            ):
-                add(needed)
+            # Candidates may be thousands: they are told apart by what they are called.
+            if isinstance(needed, Trial):
+                if str(needed) in trials:
+                    continue
+                trials.add(str(needed))
+            elif isinstance(needed, (PrepareData, CheckEpisodes)) or needed in found:
+                continue
+            add(needed)
         found.append(stage)
 
     add(Evaluate(job, command=command))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ifsl_bench.backbone.registered import check_backbone
 from ifsl_bench.board.result_file import file_name
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.wording import short
+from ifsl_bench.common.wording import short, spelled
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.behaviour import Probe, comparable, differs
 from ifsl_bench.plugin.find_method import Chosen, find_method
@@ -22,6 +22,7 @@ from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.plugin.options import defaults, resolve_options, settled, trains
 from ifsl_bench.plugin.probe_cache import probe_of
+from ifsl_bench.plugin.search import Point
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_episodes
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
@@ -30,6 +31,19 @@ from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import Change
 
 TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the settings to choose from: the values of what is searched, and the job with them, not calibrated."""
+
+    point: Point
+    job: Job
+
+    @property
+    def name(self) -> str:
+        """The point in words, as results have it."""
+        return spelled(self.point)
 
 
 @dataclass(frozen=True)
@@ -102,21 +116,40 @@ class Job:
     def _said(self) -> dict[str, Any]:
         return {**self.given, **({RATE: self.training.rate} if self.training.rate else {})}
 
-    def candidates(self) -> list[tuple[dict[str, Any], Job]]:
-        """The points to choose from, and the job of each; one empty point, and this job, where nothing is chosen.
+    def rounds(self, accuracy: Callable[[Candidate], float | None] = lambda _: None) -> list[list[Candidate]]:
+        """The settings to choose from, by round of the search, up to the first of which not all accuracies are known.
 
-        They are the same with and without calibration, and are not calibrated.
+        They are the same with and without calibration. Where nothing is chosen, there is one, this job at no point.
+
+        Args:
+            accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while it is not known.
         """
+        rounds: list[list[Candidate]] = []
+        known: list[list[tuple[Point, float]]] = []
+        while points := self._points(known):
+            rounds.append([self._candidate(point) for point in points])
+            accuracies = [accuracy(candidate) for candidate in rounds[-1]]
+            if any(one is None for one in accuracies):
+                break
+            known.append([(point, one) for point, one in zip(points, accuracies, strict=True) if one is not None])
+        return rounds
+
+    @property
+    def later_rounds(self) -> int:
+        """How many rounds the search for options has at most after its first."""
+        return settings.rounds_after_first(self.method, self._said(), self.trials)
+
+    def _points(self, known: Sequence[Sequence[tuple[Point, float]]]) -> list[Point]:
         default = {**defaults(self.method, self.task), RATE: self._published.schedule.rate}
-        found = []
-        for point in settings.points(self.method, self._said(), self.trials, default):
-            options = settled(self.method, {**self.given, **point}, self.task)
-            rate = point.get(RATE, self.training.rate)
-            training = msgspec.structs.replace(self.training, rate=0.0 if rate == default[RATE] else rate)
-            seed = TUNING_SEED if self.trials else self.seed
-            plain = replace(self, given=options, training=training, seed=seed, trials=0, calibrated=False)
-            found.append((point, plain))
-        return found
+        return settings.points(self.method, self._said(), self.trials, default, known)
+
+    def _candidate(self, point: Point) -> Candidate:
+        options = settled(self.method, {**self.given, **point}, self.task)
+        rate = point.get(RATE, self.training.rate)
+        training = msgspec.structs.replace(self.training, rate=0.0 if rate == self._published.schedule.rate else rate)
+        seed = TUNING_SEED if self.trials else self.seed
+        plain = replace(self, given=options, training=training, seed=seed, trials=0, calibrated=False)
+        return Candidate(point, plain)
 
     @property
     def trains(self) -> bool:

@@ -7,6 +7,7 @@ running process may be using stays: what is locked, what was used within :data:`
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import Features, PrepareData, Pretrain, Stage
 from ifsl_bench.running.reproduce import job_of
+from ifsl_bench.running.searching import LaterTrial, kept_accuracies
 from ifsl_bench.running.stages import MetaTrain, Trial
 
 OF_JOBS = ("trained", "trials", "evaluated")
@@ -134,8 +136,8 @@ class Needed:
         visit(Evaluate(job))
         self._stems.setdefault(job.result_path(self.home).stem, who)
         if job.trials:  # which one is chosen is known when all are tried
-            for _, one in job.candidates():
-                self._stage(MetaTrain(replace(one, seed=job.seed)), who)
+            for candidate in itertools.chain.from_iterable(job.rounds(kept_accuracies(self.home))):
+                self._stage(MetaTrain(replace(candidate.job, seed=job.seed)), who)
 
     def _stage(self, stage: Stage, who: str) -> None:
         key = stage.key(self.home)
@@ -146,6 +148,9 @@ class Needed:
             self.add(self.home.pretrained / key, who)
         elif isinstance(stage, Features):
             self.add(self.home.features / key, who)
+        elif isinstance(stage, LaterTrial):
+            if trial := stage.trial(self.home):
+                self._stage(trial, who)
         elif isinstance(stage, Trial):
             self.add(stage.file(self.home), who)
             self._stage(MetaTrain(stage.job), who)

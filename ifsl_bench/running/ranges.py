@@ -41,7 +41,8 @@ from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
 from ifsl_bench.running.job import TUNING_SEED, Job
 from ifsl_bench.running.preparation import CheckEpisodes, Stage
-from ifsl_bench.running.stages import MetaTrain, OfJob, TrainChosen, Trial, chosen, features_of, kept_choice, say_place
+from ifsl_bench.running.searching import TrainChosen, chosen, kept_choice, trials_of
+from ifsl_bench.running.stages import MetaTrain, OfJob, features_of, say_place
 
 RANGE = 10_000  # episodes that are evaluated in one go
 FIRST = 8  # test episodes that the contract is checked on in every run
@@ -183,7 +184,7 @@ class Calibrate(OfEvaluation):
             if job.trials and job.seed != TUNING_SEED and job.trains:  # which waits for the trials
                 more += [TrainChosen(replace(job, calibrated=False, episodes=job.task.evaluation.episodes))]
             else:
-                more += [Trial(one) for _, one in job.candidates()]
+                more += trials_of(job)
         elif job.trains and self.model is None:
             more += [MetaTrain(replace(job, calibrated=False))]
         return [*(CheckEpisodes(job.task, side) for side in job.sides), *more]

@@ -121,6 +121,8 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     if stored.digest != found.digest:
         reasons.append("other episodes")
     episodes = None if reasons else _other_counts(stored, found)
+    if stored.earlier_search:
+        reasons.append("options chosen by an earlier search")
     if stored.probe and found.probe and comparable(stored.probe, found.probe):
         reasons += [f"the method differs in {other}"] if (other := differs(stored.probe, found.probe)) else []
     if stored.pretraining.get("key") != found.pretraining["key"]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,25 +17,21 @@ import torch
 
 from ifsl_bench.backbone.placement import HOST, Place
 from ifsl_bench.common.checkpoint import begun, finished, is_finished
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.processor import share, threads
-from ifsl_bench.common.progress import Mute, Reporter
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
-from ifsl_bench.common.wording import spelled
 from ifsl_bench.data.preparing.outline import Outline, novel_fingerprint
-from ifsl_bench.episodic.choosing import Tried, best_of, read_trial, write_trial
+from ifsl_bench.episodic.choosing import Tried, read_trial, write_trial
 from ifsl_bench.episodic.evaluation import block_bytes, evaluate
 from ifsl_bench.episodic.meta_training import Diverged, meta_train, training_threads
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.rough_times import episode_seconds, sizes_of, step_seconds
 from ifsl_bench.episodic.trained import Model, folders, holds
-from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.method import Base, Method, NonFinite
 from ifsl_bench.plugin.options import defaults, make_method
 from ifsl_bench.plugin.probe_cache import everything
-from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import CheckEpisodes, Features, Pretrain, Stage
@@ -147,7 +143,7 @@ class MetaTrain(OfJob):
         return f"meta-training {self.job}: {self.job.schedule.steps:,} steps"
 
     def needs(self) -> Sequence[Stage]:
-        return _prepared(self.job, ("train", "val"))
+        return prepared_for(self.job, ("train", "val"))
 
     def is_ours(self, home: Home, folder: Path) -> bool:
         """Whether a folder is free, or what is in it was trained by what computes the same as the job's method."""
@@ -216,13 +212,17 @@ class Trial(OfJob):
         return f"trial of {self.job}: {steps}{len(self.job.task.evaluation.halves[0]):,} validation episodes"
 
     def needs(self) -> Sequence[Stage]:
-        return _prepared(self.job, ("train", "val") if self.job.trains else ("val",))
+        return prepared_for(self.job, ("train", "val") if self.job.trains else ("val",))
 
     def file(self, home: Home) -> Path:
         return home.cache / "trials" / f"{self.key(home)}-{self.job.training.select}.json"
 
     def cached(self, home: Home) -> bool:
-        return self.kept(home, self.backbone.weights(home)) is not None
+        return self.found(home) is not None
+
+    def found(self, home: Home) -> Tried | None:
+        """The trial on the backbone that is in the home."""
+        return self.kept(home, self.backbone.weights(home))
 
     def kept(self, home: Home, weights: str | None, reporter: Reporter | None = None) -> Tried | None:
         """The trial of the same method on the same backbone, if there is one."""
@@ -263,76 +263,6 @@ class Trial(OfJob):
         return tried
 
 
-@dataclass(frozen=True)
-class TrainChosen(OfJob):
-    """The best of a job's candidates, meta-trained with a seed that is not the trials'."""
-
-    kind = "meta-training"
-
-    def __str__(self) -> str:
-        return f"meta-training the choice for {self.job}: {self.job.schedule.steps:,} steps"
-
-    def key(self, home: Home) -> str:
-        return f"{super().key(home)}-{self.job.setting}-{self.job.training.select}"
-
-    def needs(self) -> Sequence[Stage]:
-        return [*_prepared(self.job, ("train", "val")), *(Trial(one) for _, one in self.job.candidates())]
-
-    def cached(self, home: Home) -> bool:
-        return False  # what is chosen is known where all trials are
-
-    def place(self, work: Workspace) -> Place:
-        return self.training(work)
-
-    def threads(self) -> int:
-        return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
-
-    def estimate(self, data: Outline, work: Workspace) -> float | None:
-        return MetaTrain(self.job).estimate(data, work)
-
-    def run(self, work: Workspace) -> Model:
-        best, _ = chosen(self.job, work, Mute())
-        return MetaTrain(best).run(work)
-
-
-def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str, Any]]:
-    """The best of a job's candidates, with the job's seed, and what a result says of the choice.
-
-    Args:
-        reporter: who hears of the choice.
-    """
-    if not job.searched:
-        return job, {"options": job.options, "tuned": {}, "passed_over": [], "edge": []}
-    candidates = {spelled(point): (point, one) for point, one in job.candidates()}
-    tried = {setting: Trial(one).run(work) for setting, (_, one) in candidates.items()}
-    name = best_of(str(job), tried, reporter)
-    reporter.say(f"{job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
-    point, best = candidates[name]
-    return replace(best, seed=job.seed), {
-        "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
-        "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
-        "passed_over": [setting for setting, trial in tried.items() if trial.failed],
-        "edge": settings.at_edge(job.method, point, job.trials),
-    }
-
-
-def kept_choice(job: Job, home: Home) -> Job | None:
-    """The same, from trials that are there; None where one is missing, or all have failed."""
-    if not job.searched:
-        return job
-    candidates = {spelled(point): one for point, one in job.candidates()}
-    tried: dict[str, Tried] = {}
-    for setting, one in candidates.items():
-        kept = Trial(one).kept(home, Trial(one).backbone.weights(home))
-        if kept is None:
-            return None
-        tried[setting] = kept
-    try:
-        return replace(candidates[best_of(str(job), tried, Mute())], seed=job.seed)
-    except UserError:
-        return None
-
-
 def both(first: Place, second: Place) -> Place:
     """Of work in two parts."""
     return first if first == second else Place(second.device, f"{second.why}, after meta-training on {first}")
@@ -354,6 +284,6 @@ def features_of(job: Job, sides: Iterable[Side]) -> list[Stage]:
     return [backbone, *(Features(backbone, pool, views) for pool, views in pools)]
 
 
-def _prepared(job: Job, sides: Sequence[Side]) -> list[Stage]:
+def prepared_for(job: Job, sides: Sequence[Side]) -> list[Stage]:
     """What work on the episodes of these sides begins with."""
     return [*(CheckEpisodes(job.task, side) for side in sides), *features_of(job, sides)]

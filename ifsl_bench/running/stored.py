@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.sealed import read_sealed, write_sealed
-from ifsl_bench.common.wording import spelled
 from ifsl_bench.data.preparing.outline import fingerprint_of, novel_fingerprint
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
@@ -54,7 +54,8 @@ def kept_of(job: Job, home: Home) -> Kept:
     key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
     weights = weights_to_use(home, key)
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
-    to_try = {spelled(point) for point, _ in job.candidates()} if searched else set()
+    rounds = job.rounds(lambda candidate: result.accuracy(candidate.name)) if searched else []
+    to_try = {candidate.name for candidate in itertools.chain.from_iterable(rounds)}
     wanted = {
         "task": (result.task_hash, job.task.hash),
         "data": (result.fingerprint, fingerprint or result.fingerprint),
