@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -201,7 +202,7 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
     from ifsl_bench.board.result_file import read
     from ifsl_bench.board.show import facts_of, result_table, row_table
 
-    if len(what) == 1 and (what[0].endswith(".json") or Path(what[0]).is_file()):
+    if len(what) == 1 and (what[0].endswith(".json") or os.path.isfile(what[0])):
         result = read(Path(what[0]))
         tables, facts = [result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], [result]
         again = f"ifsl-bench reproduce {shlex.quote(what[0])}"
@@ -331,8 +332,8 @@ def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
     from ifsl_bench.board.result_file import path_of
     from ifsl_bench.board.result_folder import packaged_root
 
-    if len(what) != 2 or any(name.endswith(".json") or Path(name).is_file() for name in what):
-        if len(what) == 1 and not (what[0].endswith(".json") or Path(what[0]).is_file()):
+    if len(what) != 2 or any(name.endswith(".json") or os.path.isfile(name) for name in what):
+        if len(what) == 1 and not (what[0].endswith(".json") or os.path.isfile(what[0])):
             raise _neither("reproduce", what)
         if seed is not None:
             raise UserError("a result file is of one seed; --seed is for a row, named by its label and task")
