@@ -278,7 +278,7 @@ def test_names_in_a_campaign_that_no_file_can_have_are_mistakes_in_it(campaign, 
         for name in said.wanted[0].methods:
             find_method(name)
 
-    with pytest.raises(UserError, match="unknown|cannot read|there is no /"):
+    with pytest.raises(UserError, match=r"unknown|cannot read|there is no /"):
         looked_up()
 
 
