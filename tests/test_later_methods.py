@@ -60,8 +60,8 @@ def without(base: Base, classes: tuple[int, ...]) -> Base:
 
 
 def close(found, expected, tolerance: float = 1e-10) -> None:
-    """The default is for formulas alone: rounding, 2e-16, of sums of at most a hundred numbers up to a thousand, with room
-    for a condition of some thousands."""
+    """The default is for formulas alone: rounding, 2e-16, of sums of at most a hundred numbers up to a thousand, with
+    room for a condition of some thousands."""
     torch.testing.assert_close(found, torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
 
 

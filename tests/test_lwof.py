@@ -26,8 +26,8 @@ class Theirs(LwoF):
     __init__ = functools.partialmethod(LwoF.__init__, normalise=True, init="gidaris")
 
 
-# Of two ways to one formula in double precision: sums of 64 products, numbers of some tens, and two softmaxes on the way;
-# each of some hundred steps may lose a unit in the last place, 2e-16 of the number.
+# Of two ways to one formula in double precision: sums of 64 products, numbers of some tens, two softmaxes on the way.
+# Each of some hundred steps may lose a unit in the last place, 2e-16 of the number.
 ROUNDING = 1e-12
 
 
