@@ -114,6 +114,15 @@ def change(field: str, at: int, value: int):
         (lambda v: v["calibration"]["curve"]["base_joint"].__setitem__(10, 0), "calibration has base hits that rise"),
         (lambda v: v["calibration"]["curve"]["novel_joint"].__setitem__(40, 0), "or novel hits that fall"),
         (lambda v: v["calibration"]["curve"]["base_joint"].__setitem__(0, 10**6), "more hits than there are alone"),
+        (lambda v: v["calibration"]["resampled_base"].pop(), "calibration has other than 100 resamples"),
+        (lambda v: v["calibration"]["resampled_base"].__setitem__(7, 10**6), "more hits than there are alone"),
+        (lambda v: v["calibration"]["resampled_novel"].__setitem__(7, 10**10), "a count is beyond all bounds"),
+        (lambda v: v["calibration"]["resampled_novel"].__setitem__(7, v["calibration"]["resampled_novel"][7] + 40),
+         "calibration has a resample with more base and more novel hits than a bias on the curve has"),
+        (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0], "hits": {}}),
+         "choice has other than 100 resamples"),
+        (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0] * 100, "hits": {}}),
+         "choice has a place that none of 0 settings has"),
         (lambda v: v["summary"].pop("harmonic"), "summary.harmonic.mean is nan"),
         (lambda v: v["summary"]["harmonic"].update(mean=1.0), "summary.harmonic.mean is 1.0, the counts give"),
         (lambda v: v["episodes"].update(base_queries=0, base_joint=[0] * 60, base_alone=[0] * 60,
@@ -154,8 +163,12 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
     at = both.headings().index("cal. Acc.")
     assert full or both.headings()[at - 1] == "Acc."
     cells = {cells[both.headings().index("method")].text: cells[at].text for cells in both.cells()}
-    new = result("new").summary["calibrated_acc"]
-    assert cells["new"] == f"{new['mean']:.2f} ± {new['interval']:.2f}"
+    new, resampled = result("new"), result("new").calibration
+    hits = np.add(resampled.resampled_base, resampled.resampled_novel) / (60 * 2 * QUERIES)
+    per_episode = new.counts().per_episode()["calibrated_acc"]
+    wide = 1.96 * np.sqrt(per_episode.var(ddof=1) / 60 + (100 * hits).var(ddof=1))
+    assert wide > 1.005 * new.summary["calibrated_acc"]["interval"], "the stored one holds the bias fixed"
+    assert cells["new"] == f"{per_episode.mean():.2f} ± {wide:.2f}"
     assert cells["bare"] == ""
     for style in PROGRAMS:
         load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
@@ -198,12 +211,51 @@ def test_comparisons_have_what_both_rows_have():
     assert set(BALANCE) & compare(a, c, [a, b, c]).overall.keys() == {"harmonic", "ausuc"}
 
 
+def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
+    """Two rows whose biases move together differ by what is left; the same hits in another order do not pair."""
+    rows = [Row(label, "yours", tuple(result(label, s, shift=shift) for s in range(3)))
+            for label, shift in (("a", 1.0), ("b", 3.0))]  # fmt: skip
+    one, other = (row.choices("calibrated_acc") for row in rows)
+    assert one == pytest.approx(other, abs=1e-6), "b is a with a constant on the novel logits, up to rounding"
+    assert one.std() > 0.05
+    found = compare(*rows, rows)
+    d = rows[0].per_episode()["calibrated_acc"] - rows[1].per_episode()["calibrated_acc"]
+    assert found.episodes["calibrated_acc"].interval == pytest.approx(1.96 * d.std(ddof=1) / np.sqrt(60), abs=0.01)
+    noisy = [msgspec.structs.replace(r, calibration=msgspec.structs.replace(
+        r.calibration, resampled_base=r.calibration.resampled_base[::-1],
+        resampled_novel=r.calibration.resampled_novel[::-1])) for r in rows[1].results]  # fmt: skip
+    spread = (one - other[::-1]).var(ddof=1)
+    apart = compare(rows[0], Row("b", "yours", tuple(noisy)), rows)
+    expected = np.sqrt(d.var(ddof=1) / 60 + spread)
+    assert apart.episodes["calibrated_acc"].interval == pytest.approx(1.96 * expected)
+    overall = [of.overall["calibrated_acc"].error ** 2 for of in (found, apart)]
+    assert overall[1] - overall[0] == pytest.approx(spread, rel=1e-6)
+    assert apart.overall["acc"] == found.overall["acc"], "no bias is in it"
+
+
+def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, monkeypatch):
+    def from_before(one: Result) -> Result:
+        calibration = msgspec.structs.replace(one.calibration, resampled_base=[], resampled_novel=[])
+        return msgspec.structs.replace(one, calibration=calibration)
+
+    found = board(tmp_path, monkeypatch, from_before(result("before")), result("new"))
+    before, new = (found.row(label) for label in ("before", "new"))
+    assert before.summary()["calibrated_acc"].interval == pytest.approx(
+        from_before(result("before")).summary["calibrated_acc"]["interval"], abs=1e-6
+    )
+    said = "ntervals hold what was chosen on validation episodes, a bias or options, fixed in before (older results)"
+    assert f"I{said}." in task_table(found).notes
+    assert f"i{said}" in compare(before, new).notes
+    assert not [note for note in compare(new, new).notes if said in note]
+
+
 def test_a_shown_result_says_its_bias(tmp_path):
     one = result(applied=True)
     assert [name for name in result_table(one).rows if name in BALANCE] == list(BALANCE)
-    assert f"bias {one.calibration.bias:g} on the novel logits, found on 300 validation episodes; part of the row" in (
-        facts_of([one])
-    )
+    hits = np.add(one.calibration.resampled_base, one.calibration.resampled_novel) / (60 * 2 * QUERIES)
+    said = f"bias {one.calibration.bias:g} on the novel logits, found on 300 validation episodes, others of which move"
+    moved = f"cal. Acc. by {100 * hits.std(ddof=1):.2f} (standard deviation); part of the row"
+    assert f"{said} {moved}" in facts_of([one])
     bare = result(bare=True)
     assert [name for name in result_table(bare).rows if name in BALANCE] == ["harmonic", "ausuc"]
     assert "calibration" not in facts_of([bare])
