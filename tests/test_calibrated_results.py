@@ -21,6 +21,7 @@ from ifsl_bench.board.measured import Row
 from ifsl_bench.board.render import PROGRAMS, render
 from ifsl_bench.board.result_file import (
     SCHEMA,
+    Choice,
     Result,
     calibration_entry,
     keep_old,
@@ -231,6 +232,35 @@ def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
     overall = [of.overall["calibrated_acc"].error ** 2 for of in (found, apart)]
     assert overall[1] - overall[0] == pytest.approx(spread, rel=1e-6)
     assert apart.overall["acc"] == found.overall["acc"], "no bias is in it"
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_the_interval_of_a_tuned_row_holds_how_far_resamples_of_validation_choose_otherwise(tmp_path, applied):
+    plain = result(applied=applied)
+    names = ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs", "calibrated_base", "calibrated_novel")
+    hits = {name: [6000 + 100 * place, 6300 + 40 * place, 6150] for place, name in enumerate(names)}
+    winners = np.random.default_rng(0).integers(0, 3, 100)
+    choice = {"validation_episodes": 300, "chosen": 1, "winners": winners.tolist(), "hits": hits}
+    one = msgspec.structs.replace(plain, tuned={"a": {f"a={i}": 1.0 for i in range(3)}}, choice=Choice(**choice))
+    assert read(write(tmp_path, one)) == one
+    summary, counts = Row("m", "yours", (one,)).summary(), one.counts().per_episode()
+
+    def more(name: str) -> np.ndarray:
+        return np.array([hits[name][winner] - hits[name][1] for winner in winners]) / 300  # of an episode
+
+    bias = [np.array(each) / 60 for each in (one.calibration.resampled_base, one.calibration.resampled_novel)]
+    calibrated = bias[0] + more("calibrated_base") + bias[1] + more("calibrated_novel")
+    joint = calibrated if applied else more("base_joint") + more("novel_joint")
+    expected = {
+        "acc": joint / (2 * QUERIES),
+        "calibrated_acc": calibrated / (2 * QUERIES),
+        "novel_alone": more("novel_alone") / QUERIES,
+        "ausuc": more("pairs") / (2 * QUERIES**2),
+    }
+    for name, values in expected.items():
+        wide = 1.96 * np.sqrt(counts[name].var(ddof=1) / 60 + (100 * values).var(ddof=1))
+        # Resampled counts are rounded to whole hits, of 1,500 in all base queries of 60 episodes.
+        assert summary[name].interval == pytest.approx(wide, rel=1e-3), name
 
 
 def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, monkeypatch):
