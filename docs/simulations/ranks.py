@@ -1,6 +1,6 @@
 """How often rank intervals of equal methods exclude a rank, and how many true differences they find.
 
-    python docs/simulations/ranks.py --cases 2000
+    python docs/simulations/ranks.py --cases 1000
 
 prints the tables of docs/statistics.md. Ten methods on common episodes; these give each mean a standard error of 0.1
 points, so that seeds matter more, as they do in our results.
@@ -63,7 +63,7 @@ def power(gap: float, seeds: int, cases: int, collapse: float = 0.0) -> float:
 def main() -> None:
     """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--cases", type=int, default=1000)
     cases = parser.parse_args().cases
     print("| standard deviation over seeds | 3 seeds | 5 seeds | 10 seeds |\n|---|---|---|---|")
     for name, spread in SPREADS.items():
