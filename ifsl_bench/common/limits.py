@@ -28,7 +28,7 @@ class Limit:
     error: str
     why: str
 
-    def check(self, value: int, where: str, kind: type[UserError] = UserError) -> None:
+    def check(self, value: int, where: str, kind: type[Exception] = UserError) -> None:
         """Raises :class:`UserError` where a value is beyond the limit.
 
         Args:
@@ -76,9 +76,9 @@ ZIP_LIST = Limit(
     "1.5 million entries of 170 bytes. Python's reader has it in memory whole, whatever is in it.",
 )
 EXTENDED_HEADER = Limit(
-    1 << 20,
+    1 << 14,
     "holds an extended header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
-    "It holds a path, and perhaps what macOS adds to a file. It is in memory whole.",
+    "It holds a path, and perhaps what macOS adds to a file. Python before 3.11.10 takes time quadratic in its length.",
 )
 EXPANSION = Limit(
     200,
@@ -87,11 +87,6 @@ EXPANSION = Limit(
     "Images and features expand 1 to 20 times; deflate can 1,032 times, bzip2 a million times.",
 )
 EXPANDED = 1 << 28  # bytes up to which anything may expand as it likes: a file of zeros is small and harmless
-UNPACKING = Limit(
-    1 << 29,
-    "needs {value} bytes of memory to unpack, more than {most}; unpack it yourself and give the folder",
-    "The dictionary of xz or LZMA is in memory; xz -9 takes 64 MiB, but a header may ask for 4 GiB.",
-)
 
 # -- files that are read whole
 
