@@ -151,21 +151,16 @@ LABEL = Limit(
     "has {value} characters, more than {most}; a label is shorter, is it the right file?",
     "NumPy gives every text of an array the room of the longest.",
 )
-TENSOR_HEADER = Limit(
-    1 << 20,
-    "has {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
-    "It is JSON, parsed whole; that of two tensors has about 200 bytes.",
-)
 PICKLE_STEPS = Limit(
     3_500_000,
     "makes more than {most} values, which no data set has; it is damaged or not to be trusted, get another copy",
-    "Between two images, or in all where none are read. A byte of a pickle makes an object of 50 to 250 bytes.",
+    "Beside those that belong to long arrays. A byte of a pickle makes an object of 50 to 250 bytes.",
 )
 PICKLE_BYTES = Limit(
     1 << 28,
-    "holds more than {most} bytes of names and numbers beside its arrays; it is damaged or not to be trusted, get "
-    "another copy",
-    "Strings up to 64 KB are in memory, as long as whoever reads the pickle keeps them.",
+    "holds more than {most} bytes of names and numbers beside its arrays; it is damaged, not to be trusted, or in the "
+    "text protocol (0), whose arrays are in memory whole: write it again in protocol 2 or later",
+    "Strings up to 4 KiB are in memory, as long as whoever reads the pickle keeps them, and lines of text.",
 )
 
 # -- images

@@ -74,7 +74,7 @@ def tars() -> dict[str, tuple[bytes, str]]:
         "pax record of no length": (extended(b"x", b"0 a=b\n") + PLAIN + END, "damaged"),
         "pax sparse": (extended(b"x", record(b"GNU.sparse.map", b"0,1")) + PLAIN + END, "a sparse file"),
         "GNU sparse": (head(kind=b"S") + END, "a sparse file"),
-        "long name of 2^80 bytes": (head(b"x", base256(1 << 80), b"L") + PLAIN + END, below),
+        "long name of 2^80 bytes": (head(b"x", base256(1 << 80), b"L") + PLAIN + END, "header of 2.80 or more bytes"),
         "long name of 6 GB": (
             head(b"x", base256(6 << 30), b"L") + PLAIN + END,
             "extended header of 6,442,450,944 bytes",
@@ -153,7 +153,7 @@ def zips() -> dict[str, tuple[bytes, str]]:
 
 
 def packed() -> dict[str, tuple[bytes, str]]:
-    start = head(size=base256(4 << 30))
+    start = head(size=200 * MB)
     bombs = {
         "gzip": gzip.compress(start) + gzip.compress(bytes(MB)) * 600,
         "bzip2": bz2.compress(start) + bz2.compress(bytes(MB)) * 300,
@@ -167,6 +167,7 @@ def packed() -> dict[str, tuple[bytes, str]]:
     return {
         **{f"a bomb of {name}": (content, "expands to more than 200 times") for name, content in bombs.items()},
         **{f"negative size in {name}": (content, "size below zero") for name, content in inner.items()},
+        "a file of 2^50 bytes in gzip": (gzip.compress(PLAIN + member(base256(1 << 50)) + END), "cut short"),
         "long name of 6 GB in gzip": (long, "extended header of 6,442,450,944 bytes"),
     }
 

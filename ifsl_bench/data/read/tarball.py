@@ -52,16 +52,17 @@ class _Header(tarfile.TarInfo):
         return super()._proc_member(tar)  # type: ignore[misc]
 
     def check_size(self) -> None:
-        """Raises :class:`tarfile.ReadError` where the next header would lie before this one, or nowhere."""
-        if not 0 <= self.size < 1 << 62:
-            raise tarfile.ReadError("a file of a size below zero, or beyond any disk; it is not to be trusted")
+        """Raises :class:`tarfile.ReadError` where the next header would lie before this one."""
+        if self.size < 0:
+            raise tarfile.ReadError("a file of a size below zero; it is not to be trusted, get it again")
 
 
-def _members(file: IO[bytes], archive: Path, mode: str) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
+def _members(file: IO[bytes], archive: Path, mode: str, most: int) -> Iterator[tuple[tarfile.TarInfo, tarfile.TarFile]]:
     """The regular files of an archive, to its end mark.
 
     Args:
         mode: "r:" for a file that can seek, "r|" for one that is read forward.
+        most: bytes that it can hold; the standard library would look for the end of a longer member for ever.
 
     Raises:
         EOFError, tarfile.TarError, ...: it is cut short or damaged.
@@ -70,7 +71,9 @@ def _members(file: IO[bytes], archive: Path, mode: str) -> Iterator[tuple[tarfil
     tar = tarfile.open(fileobj=file, mode=mode, tarinfo=_Header, encoding="utf-8")  # type: ignore[call-overload]  # noqa: SIM115
     while (member := tar.next()) is not None:
         tar.members.clear()  # else all headers of a million files stay in memory
-        member.check_size()
+        cast(_Header, member).check_size()
+        if member.size > most:
+            raise EOFError
         if member.islnk() or member.issym():
             raise UserError(
                 f"{archive} holds {member.name!r}, a link to {member.linkname!r}; links in archives are not followed, "
@@ -132,7 +135,7 @@ class Tar(FileTree):
 
     def _files(self, prefix: str, start: int, size: int) -> Iterator[Entry]:
         with self.readable(prefix.rstrip("/") or "its list of files"):
-            for member, _ in _members(self._window(start, size), self.path, "r:"):
+            for member, _ in _members(self._window(start, size), self.path, "r:", size):
                 path = prefix + inside(self.path, member.name)
                 place = start + member.offset_data
                 if not prefix and path.endswith(".tar"):
@@ -179,6 +182,8 @@ class CompressedTar(FileTree):
         super().__init__(path)
         self.compression, self.expand = next(how for start, how in COMPRESSIONS.items() if head.startswith(start))
         self.kind = f"tar archive compressed by {self.compression}"
+        self.size = path.stat().st_size
+        self.most = max(EXPANDED, EXPANSION.most * self.size)
 
     def close(self) -> None:
         """Nothing stays open between passes."""
@@ -186,7 +191,7 @@ class CompressedTar(FileTree):
     @contextlib.contextmanager
     def _expanded(self) -> Iterator[IO[bytes]]:
         with open(self.path, "rb") as packed, self.expand(packed) as content:
-            yield io.BufferedReader(_Expanding(content, self.path.stat().st_size, str(self.path)), 1 << 16)
+            yield io.BufferedReader(_Expanding(content, self.size, str(self.path)), 1 << 16)
 
     def _check_inside(self) -> None:
         """Raises :class:`UserError` where what was compressed is no tar archive."""
@@ -205,7 +210,7 @@ class CompressedTar(FileTree):
         with self.readable("its list of files"):
             self._check_inside()
             with self._expanded() as file:
-                for member, _ in _members(file, self.path, "r|"):
+                for member, _ in _members(file, self.path, "r|", self.most):
                     yield Entry(inside(self.path, member.name), member.size)
                 while file.read(1 << 20):  # the checksum of the compression comes last
                     pass
@@ -214,7 +219,7 @@ class CompressedTar(FileTree):
         """The wanted files as they pass by."""
         places = {entry.path: i for i, entry in enumerate(wanted)}
         with self._expanded() as file:
-            for member, tar in _members(file, self.path, "r|"):
+            for member, tar in _members(file, self.path, "r|", self.most):
                 if (i := places.pop(inside(self.path, member.name), None)) is not None:
                     yield i, cast(IO[bytes], tar.extractfile(member))
                 if not places:
