@@ -26,13 +26,11 @@ def safetensors(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
     """
     from safetensors.torch import load
 
-    content = file.read()
-    if content[8:9] != b"{":
-        raise UserError(
-            f"{where} is no readable .safetensors file: it is {what_is(content)}; download or copy it again"
-        )
+    head = file.read(512)
+    if head[8:9] != b"{":
+        raise UserError(f"{where} is no readable .safetensors file: it is {what_is(head)}; download or copy it again")
     with reading(".safetensors", where):
-        return {name: _array(tensor) for name, tensor in load(content).items()}
+        return {name: _array(tensor) for name, tensor in load(head + file.read()).items()}
 
 
 def torch_file(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
