@@ -34,7 +34,8 @@ VERBS = {  # the first that fits: "gains nothing" is no gain
 }
 VERB = re.compile("|".join(rf"\b(?P<{says.replace(' ', '_')}>{words})" for says, words in VERBS.items()))
 NAMES = sorted((*(re.escape(row.printed) for row in rows().values()), "[Aa]ttractors?", "[Aa]ttention"), key=len)
-ROWS = re.compile(rf"(?<![\w+`/-])(?:{'|'.join(reversed(NAMES))})\b|\d points?\b")
+METHOD = re.compile(rf"(?<![\w+`/-])(?:{'|'.join(reversed(NAMES))})\b")
+FINDINGS = ("README.md", "results.md")  # where "it gains 2 points" is of a row too
 
 
 @pytest.fixture(scope="module")
@@ -71,32 +72,34 @@ def test_every_claim_is_in_a_page_with_its_numbers(claims, tables):
     assert not missing, f"in no page: {missing}"
 
 
-def unclaimed(page: str, tables: ModuleType) -> list[str]:
+def unclaimed(page: str, tables: ModuleType, findings: bool = True) -> list[str]:
     """The sentences of a page that compare rows and are no claims. What papers say is not ours to compute."""
+    rows = re.compile(rf"{METHOD.pattern}|\d points?\b") if findings else METHOD
     for name in dict.fromkeys(tables.CLAIM.findall(page)):
         page = tables.marked(name, tables.sentences()[name]).sub("", page)
     prose = re.sub(r"```.*?```|<!--.*?-->|^\|[^\n]*$|^ {4}[^\n]*$|`[^`\n]*`|\]\([^)]*\)", "", page, flags=re.S | re.M)
     sentences = re.split(r"(?<=[.?!:])\s+(?=[A-Z*\[(])|\n\s*\n|\n(?=[*#]|\d\.)", prose)
-    return [said for said in sentences if VERB.search(said) and ROWS.search(said) and "paper" not in said]
+    return [said for said in sentences if VERB.search(said) and rows.search(said) and "paper" not in said]
 
 
 def test_nothing_is_said_of_rows_without_a_claim(tables):
-    assert {name: found for name, page in PAGES.items() if (found := unclaimed(page, tables))} == {}
+    found = {name: unclaimed(page, tables, name in FINDINGS) for name, page in PAGES.items()}
+    assert {name: sentences for name, sentences in found.items() if sentences} == {}
 
 
 def test_a_sentence_without_a_claim_is_noticed(tables):
     (line,) = re.findall(r"^.*<!-- claim: bias-photographs-1shot -->", PAGES["results.md"], re.M)
     assert unclaimed(line, tables) == []
     assert unclaimed(line.partition("<!--")[0], tables)
-    assert unclaimed(f"{line} On birds LR+A is far better than LR.", tables) == ["On birds LR+A is far better than LR."]
+    assert unclaimed(f"{line} On birds it gains 2 points.", tables) == ["On birds it gains 2 points."]
 
 
 def test_a_wrong_number_is_written_anew_and_other_words_are_refused(tables):
-    line = "LR+A is\n9.9 points ahead of LR and 12 of LR+S.<!-- claim: base-classes-5shot -->"
+    line = "with 60 base classes LR+A is\n9.9 points ahead of LR and 12 of LR+S.<!-- claim: base-classes-5shot -->"
     again = tables.claimed(line)
     assert again == tables.claimed(again) != line
-    assert re.fullmatch(r"LR\+A is\n\d\.\d points ahead of LR and \d\.\d of LR\+S\.<!.*>", again)
-    with pytest.raises(UserError, match="the words before the comment of claim base-classes-5shot are not: LR"):
+    assert re.fullmatch(r"with 60 base classes LR\+A is\n\d\.\d points ahead of LR and \d\.\d of LR\+S\.<!.*>", again)
+    with pytest.raises(UserError, match="the words before the comment of claim base-classes-5shot are not: with 60"):
         tables.claimed(line.replace("ahead", "behind"))
     with pytest.raises(UserError, match="unknown claim 'nobody-said-that'"):
         tables.claimed("Well.<!-- claim: nobody-said-that -->")
@@ -209,12 +212,9 @@ def test_mistakes_in_the_file(line, reason, tmp_path):
 
 
 def test_the_command(call, claims):
-    name = "attention-gains"
-    status, out, err = call("claims", name, "--format", "csv")
+    status, out, err = call("claims", "attention-gains", "--format", "csv")
     assert (status, err, len(out.splitlines())) == (0, "", 5)
-    status, out, _ = call("claims", name)
-    assert status == 0
-    assert claims[name].text in out
+    assert claims["attention-gains"].text in out
     status, out, err = call("claims", "attention-gain")
     assert (status, out) == (2, "")
     assert "unknown claim 'attention-gain'" in err

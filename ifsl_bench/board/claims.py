@@ -1,10 +1,10 @@
 """Sentences that compare rows, with the differences that they rest on. Imports no torch.
 
 ``results/claims.toml`` has the sentences of README.md and docs. Each names pairs of rows, tasks and a metric, and what
-it says of every A - B. The differences are those over episodes and seeds that ranks rest on (:mod:`.rank_intervals`).
-What has to be shown, and what would contradict it, are statements "A - B > c"; those of all claims are tested at once
-by Holm's procedure. So with a chance of 95% at least, no verdict "supported", "equivalent" or "contradicted" is wrong. Two
-rows are equivalent within m where both A - B > -m and B - A > -m are shown (two one-sided tests, Schuirmann 1987, J.
+it says of every A - B: the differences over episodes and seeds that ranks rest on (:mod:`.rank_intervals`). What has to
+be shown, and what would contradict it, are statements "A - B > c"; those of all claims are tested at once by Holm's
+procedure. So with a chance of 95% at least, no verdict "supported", "equivalent" or "contradicted" is wrong. Two rows
+are equivalent within m where both A - B > -m and B - A > -m are shown (two one-sided tests, Schuirmann 1987, J.
 Pharmacokinetics and Biopharmaceutics 15(6):657): a large p-value is no evidence of that.
 """
 
@@ -156,7 +156,7 @@ def judged(root: Path | None = None) -> list[Judged]:
 
 def judge(claims: Mapping[str, Claim], folders: Home) -> list[Judged]:
     """Claims with their verdicts, all hypotheses tested at once; arguments as :func:`judged`."""
-    boards = {task: board_of(task, folders) for claim in claims.values() for task in claim.tasks}
+    boards = {task: board_of(task, folders) for task in {name for claim in claims.values() for name in claim.tasks}}
     evidence = {name: _evidence(claim, boards) for name, claim in claims.items()}
     p: dict[tuple[str, str, Statement], float] = {}  # by task, metric and statement: several claims may share one
     for name, claim in claims.items():
@@ -213,11 +213,8 @@ def _evidence(claim: Claim, boards: Mapping[str, Board]) -> list[Evidence]:
 def _compared(claim: Claim, board: Board, a: Row, b: Row) -> Evidence:
     gap = overall(a, b, board.compared, claim.metric)
     fixed = ["novel classes", *(["trained models"] if gap.models_fixed else [])]
-    if _backbones(a) == _backbones(b):
-        fixed += ["backbone"] if a.one_pretraining and b.one_pretraining else []
-        said = ", ".join(fixed)
-    else:
-        said = f"{', '.join(fixed)}; backbones differ"
+    fixed += ["backbone"] if a.one_pretraining and b.one_pretraining else []
+    said = ", ".join(fixed) + ("" if _backbones(a) == _backbones(b) else "; backbones differ")
     return Evidence(a, b, board.name, gap, -gap.mean if claim.says == "behind" else gap.mean, said)
 
 
