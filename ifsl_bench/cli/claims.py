@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
+from ifsl_bench.cli.completion import complete_claims
 from ifsl_bench.cli.options import examples, style_option
 from ifsl_bench.cli.output import show_tables
 
 
 @click.command(
-    epilog=examples("ifsl-bench claims", "ifsl-bench claims attention-letters-1shot", "ifsl-bench claims --format csv")
+    epilog=examples("ifsl-bench claims", "ifsl-bench claims attention-gains", "ifsl-bench claims --format csv")
 )
-@click.argument("chosen", nargs=-1, metavar="[NAME...]")
+@click.argument("chosen", nargs=-1, metavar="[NAME...]", shell_complete=complete_claims)
 @click.option(
     "--results", "results_dir", metavar="DIR", help="Take the rows of this folder in place of the stored ones."
 )
