@@ -166,6 +166,7 @@ def test_verdicts_are_those_of_a_plain_computation():
     some["wrong"] = Claim("", [("lr+s", "lr+a")], ["glyphs-1shot"], "ahead")
     some["small"] = Claim("", [("lr+a", "lr+s"), ("mlp+a", "mlp+s")], ["glyphs-5shot"], "equivalent", margin=0.6)
     some["far"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "equivalent", margin=2.0)
+    some["chance"] = Claim("", [("lr", "lr+a")], ["glyphs-5shot"], "behind", "calibrated_acc")  # p = 0.01, alone
     some["alike"] = Claim("", [("lr+a", "lr+s")], ["glyphs-1shot"], "not told apart")
     found = {one.name: one.verdict for one in judge(some, Home(packaged_root(), packaged_root()))}
     assert found == naive(some)

@@ -10,8 +10,9 @@ Pharmacokinetics and Biopharmaceutics 15(6):657): a large p-value is no evidence
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -34,6 +35,7 @@ from ifsl_bench.common.toml import held, parsed, text_of
 
 ANY = "*"  # in place of B: every other row that is ranked with A
 Statement = tuple[str, str, float]  # A, B, c: A - B > c
+Key = tuple[str, str, str, str, float]  # task, metric, and such a statement
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,7 +46,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ``{0.interval:.1f}`` the half-width of its interval, ``{0.mean:+.1f}`` A - B; ``{least.by:.0f}`` and
             ``{most.by:.0f}`` are the smallest and the largest difference.
         rows: pairs A, B of labels; each pair is compared on each task. B may be ``"*"``.
-        says: of every A - B. "apart" says nothing but that the data do not tell A and B apart.
+        says: of every A - B. "not told apart" asserts nothing of A and B, only that the data leave it open.
         margin: in points, of "equivalent".
     """
 
@@ -68,6 +70,12 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.says == "equivalent":
             return [(a, b, self.margin), (b, a, self.margin)]
         return [one for one in ((a, b, 0.0), (b, a, 0.0)) if one not in self.needs(a, b)]
+
+    def verdict(self, shown: bool) -> str:
+        """Where nothing contradicts it: of a claim that has been shown, or has not."""
+        if self.says == "equivalent":
+            return f"equivalent within {self.margin:g}" if shown else "not shown"
+        return "supported" if shown and self.says != "not told apart" else "not told apart"
 
 
 @dataclass(frozen=True)
@@ -106,22 +114,15 @@ class Judged:
 
     name: str
     claim: Claim
-    evidence: tuple[Evidence, ...]
+    evidence: list[Evidence]
     verdict: str
     holds: bool
 
     @property
     def text(self) -> str:
-        """The sentence with its numbers.
-
-        Raises:
-            UserError: a placeholder that stands for nothing.
-        """
-        extremes = {"least": min(self.evidence, key=lambda one: one.by), "most": max(self.evidence, key=lambda e: e.by)}
-        try:
-            return self.claim.text.format(*self.evidence, **extremes, margin=self.claim.margin)
-        except (AttributeError, IndexError, KeyError, ValueError) as error:
-            raise UserError(f"claim {self.name}: its text cannot be filled in: {error}") from error
+        """The sentence with its numbers."""
+        least, *_, most = sorted(self.evidence, key=lambda one: one.by) * 2
+        return self.claim.text.format(*self.evidence, least=least, most=most, margin=self.claim.margin)
 
 
 def read_claims(path: Path) -> dict[str, Claim]:
@@ -155,45 +156,38 @@ def judged(root: Path | None = None) -> list[Judged]:
 
 
 def judge(claims: Mapping[str, Claim], folders: Home) -> list[Judged]:
-    """Claims with their verdicts, all hypotheses tested at once; arguments as :func:`judged`."""
+    """Claims with their verdicts, all statements tested at once; boards are those of these folders."""
     boards = {task: board_of(task, folders) for task in {name for claim in claims.values() for name in claim.tasks}}
     evidence = {name: _evidence(claim, boards) for name, claim in claims.items()}
-    p: dict[tuple[str, str, Statement], float] = {}  # by task, metric and statement: several claims may share one
+    p: dict[Key, float] = {}  # of each statement once, however many claims share it
     for name, claim in claims.items():
         for one in evidence[name]:
-            for statement in (*claim.needs(*_pair(one)), *claim.fears(*_pair(one))):
-                p[one.task, claim.metric, statement] = _p(one, statement)
+            needs, fears = _keys(claim, one)
+            p |= {key: _p(one, key) for key in (*needs, *fears)}
     shown = {key for key, sure in zip(p, holm(np.array(list(p.values()))), strict=True) if sure}
     return [_judged(name, claim, evidence[name], shown) for name, claim in claims.items()]
 
 
-def _judged(
-    name: str, claim: Claim, evidence: Iterable[Evidence], shown: Collection[tuple[str, str, Statement]]
-) -> Judged:
-    evidence = tuple(evidence)
-
-    def all_of(statements: Iterable[tuple[Evidence, Statement]]) -> list[bool]:
-        return [(one.task, claim.metric, statement) in shown for one, statement in statements]
-
-    if any(all_of((one, each) for one in evidence for each in claim.fears(*_pair(one)))):
-        verdict, holds = "contradicted", False
-    else:
-        holds = all(all_of((one, each) for one in evidence for each in claim.needs(*_pair(one))))
-        sure, unsure = {
-            "equivalent": (f"equivalent within {claim.margin:g}", "not shown"),
-            "not told apart": ("not told apart", ""),
-        }.get(claim.says, ("supported", "not told apart"))
-        verdict = sure if holds else unsure
-    return Judged(name, claim, evidence, verdict, holds)
+def _judged(name: str, claim: Claim, evidence: list[Evidence], shown: set[Key]) -> Judged:
+    needs, fears = (
+        set(chain.from_iterable(keys)) for keys in zip(*(_keys(claim, one) for one in evidence), strict=True)
+    )
+    if fears & shown:
+        return Judged(name, claim, evidence, "contradicted", False)
+    holds = needs <= shown
+    return Judged(name, claim, evidence, claim.verdict(holds), holds)
 
 
-def _pair(one: Evidence) -> tuple[str, str]:
-    return one.a.label, one.b.label
+def _keys(claim: Claim, one: Evidence) -> tuple[list[Key], list[Key]]:
+    """Of the statements on one difference that have to be shown, and of those that would contradict the claim."""
+    a, b = one.a.label, one.b.label
+    needs, fears = claim.needs(a, b), claim.fears(a, b)
+    return [(one.task, claim.metric, *each) for each in needs], [(one.task, claim.metric, *each) for each in fears]
 
 
-def _p(one: Evidence, statement: Statement) -> float:
+def _p(one: Evidence, key: Key) -> float:
     """One-sided p-value of the hypothesis that a statement is wrong."""
-    first, _, beyond = statement
+    *_, first, _, beyond = key
     mean = one.mean if first == one.a.label else -one.mean
     return replace(one.difference, mean=mean - beyond).p_better()
 
