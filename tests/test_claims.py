@@ -223,7 +223,7 @@ def test_mistakes_in_the_file(line, reason, tmp_path):
 
 def test_the_command(call, claims):
     status, out, err = call("claims", "attention-gains", "--format", "csv")
-    assert (status, err, len(out.splitlines())) == (0, "", 5)
+    assert (status, err, len(out.splitlines())) == (0, "", 3)
     assert claims["attention-gains"].text in out
     status, out, err = call("claims", "attention-gain")
     assert (status, out) == (2, "")
