@@ -114,12 +114,18 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         common,
         by_seed,
         {name: _over_seeds(values) for name, values in by_seed.items()},
-        {name: Ranking(having(among, name), name, setting_of(a, b)).of(a, b).difference(a, b, common) for name in ours},
+        {name: overall(a, b, among, name) for name in ours},
         of_classes,
         classes,
         effects,
         tuple(notes),
     )
+
+
+def overall(a: Row, b: Row, among: Sequence[Row], metric: str) -> Difference:
+    """A - B over episodes and the seeds that both have, the variance over seeds moderated by the rows ``among``."""
+    common = [seed for seed in a.seeds if seed in b.seeds]
+    return Ranking(having(among, metric), metric, setting_of(a, b)).of(a, b).difference(a, b, common)
 
 
 def _called(row: Row, among: Sequence[Row]) -> str:
