@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
+from ifsl_bench.board.consistency import odd_calibration, odd_choice, odd_classes, odd_counts
 from ifsl_bench.board.data_frames import data_frame, episodes, facts, line
 from ifsl_bench.board.episode_counts import COLUMNS, EpisodeCounts
 from ifsl_bench.board.solves import odd_solves
@@ -368,7 +368,10 @@ def inconsistency(result: Result) -> str:
         return f"episodes.classes {reason}"
     if reason := _odd_calibration(result.calibration, counts):
         return f"calibration {reason}"
-    if result.choice and (reason := _odd_choice(result.choice, sum(map(len, result.tuned.values())))):
+    settings, choice = sum(map(len, result.tuned.values())), result.choice
+    if choice and (
+        reason := odd_choice(choice.validation_episodes, choice.chosen, choice.winners, choice.hits, settings)
+    ):
         return f"choice {reason}"
     expected = summary_entry(summarise(counts.per_episode()))
     if others := sorted(result.summary.keys() - expected.keys()):
@@ -412,16 +415,3 @@ def _odd_calibration(found: Calibration | None, counts: Counts) -> str:
         return f"has other than {RESAMPLES} resamples"
     resampled = np.array([found.resampled_base, found.resampled_novel]).T.reshape(-1, 2)
     return odd_calibration(counts, found.bias, points, resampled, found.applied)
-
-
-def _odd_choice(choice: Choice, settings: int) -> str:
-    """Why this is not how one of so many settings was chosen; "" where it may be."""
-    if len(choice.winners) != RESAMPLES:
-        return f"has other than {RESAMPLES} resamples"
-    if any(not 0 <= place < settings for place in (choice.chosen, *choice.winners)):
-        return f"has a place that none of {settings} settings has"
-    if choice.validation_episodes < 1:
-        return f"says that it is from {choice.validation_episodes} validation episodes"
-    if choice.hits.keys() - {*COUNTS, *MORE_COUNTS} or any(len(hits) != settings for hits in choice.hits.values()):
-        return f"has hits of something else, or of other than {settings} settings"
-    return "has hits beyond all bounds" if any(not 0 <= n <= MOST for of in choice.hits.values() for n in of) else ""
