@@ -25,10 +25,11 @@ pytest.importorskip("distributed", reason='the extra is not installed: pip insta
 import distributed
 
 from ifsl_bench.campaigns import cluster as module
-from ifsl_bench.campaigns import dask_workers, on_dask, worker_check
+from ifsl_bench.campaigns import dask_workers, worker_check
 from ifsl_bench.campaigns.api import workspace
 from ifsl_bench.campaigns.cluster import opened
 from ifsl_bench.campaigns.cluster_file import ClusterSpec, read_cluster
+from ifsl_bench.campaigns.executors import Place
 from ifsl_bench.campaigns.graph import Node, Wants
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.campaigns.work import Outcome, Setting
@@ -152,14 +153,13 @@ def test_of_a_home_that_cannot_be_written_to_it_is_asked_that_it_is_there(home, 
         assert f"lacks the folder {home.results}" in worker_check.unfit(needed)
 
 
-def test_versions_are_held_against_each_other_and_both_are_named():
-    mine = {"python": "3.11", "ifsl_bench": "0.2.0", "torch": "2.5.0"}
-    same = {"packages": {"python": "3.11.9.final.0", "ifsl_bench": "0.2.0", "torch": "2.5.0"}}
-    assert dask_workers._mismatch(mine, same) == ""
-    other = {"packages": {"python": "3.12.1.final.0", "ifsl_bench": "0.2.0", "torch": None}}
-    said = dask_workers._mismatch(mine, other)
-    assert "has python 3.12, this command has 3.11" in said
-    assert "has no torch, this command has 2.5.0" in said
+def test_versions_are_held_against_each_other_and_both_are_named(home, monkeypatch):
+    with worker_check.wanted(home) as needed:
+        other = {**needed.versions, "python": "3.10", "torch": ""}
+        monkeypatch.setattr(worker_check, "versions", lambda: other)
+        message = worker_check.unfit(needed)
+    assert f"has python 3.10, this command has {needed.versions['python']}: install the same on both" in message
+    assert f"has no torch, this command has {needed.versions['torch']}: install it there" in message
 
 
 def test_a_machine_takes_stages_as_long_as_it_has_cores_and_memory_and_accelerators_are_left_to_their_own(home):
@@ -170,17 +170,17 @@ def test_a_machine_takes_stages_as_long_as_it_has_cores_and_memory_and_accelerat
     def node(threads: int = 1, memory: int = 1, accelerator: bool = False) -> Node:
         return Node("key", None, (), Wants(threads, memory, accelerator), (0,))
 
-    for name, host, accelerator in (("a", "one", True), ("b", "one", False), ("c", "two", False)):
-        hands._workers[name] = dask_workers._Worker(name, host, 2, 10.0, accelerator)
-    assert hands._idle(node()).address in "bc"
-    assert hands._idle(node(accelerator=True)).address == "a"
-    assert hands._idle(node(threads=99, memory=99)).address in "bc"  # alone on its machine
-    hands._workers["b"].node = node(threads=2, memory=10)
-    hands._workers["c"].node = node()
+    for name, host in (("a", "one"), ("b", "one"), ("c", "two")):
+        hands.places.append(Place(name, host, 2, 10.0, device=name if name == "a" else ""))
+    a, b, c = hands.places
+    assert hands._place_for(node()) in (b, c)
+    assert hands._place_for(node(accelerator=True)) is a
+    assert hands._place_for(node(threads=99, memory=99)) in (b, c)  # alone on its machine
+    b.node, c.node = node(threads=2, memory=10), node()
     assert hands.fits(node(threads=2, memory=10))
     assert not hands.fits(node(threads=3))
     assert not hands.fits(node(memory=11))
-    hands._workers["a"].node = node(accelerator=True)
+    a.node = node(accelerator=True)
     assert not hands.fits(node())
 
 
@@ -200,16 +200,20 @@ def test_a_cluster_on_one_machine_listens_on_the_loopback_interface_alone(home, 
     assert "without TLS" in heard[0]
 
 
-def test_workers_of_one_machine_see_an_accelerator_each(home, tmp_path, monkeypatch):
+def test_workers_of_one_machine_see_an_accelerator_each(here, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    said = cluster_toml(tmp_path, 'n_workers = 3\nresources = {GPU = 1}\nenv = {MINE = "1"}')
-    with opened(read_cluster(said), home, lambda text: None) as cluster:
-        cluster.client.wait_for_workers(3, timeout=30)
-        seen = cluster.client.run(lambda: (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["MINE"]))
-        assert sorted(seen.values()) == [("4", "1"), ("4", "1"), ("6", "1")]
-        workers = cluster.client.sync(cluster.client.scheduler.identity)["workers"].values()
-        assert all(worker["resources"] == {"GPU": 1} for worker in workers)
+    jobs, work = jobs_of(here / "home", ["imprint"], "clusters.toml:clusters-5shot")
+    said = cluster_toml(tmp_path, "n_workers = 3\nresources = {GPU = 1}")
+    hands, _ = dask_workers.cluster_workers(said, jobs, work, "auto")
+    try:
+        hands.cluster.client.wait_for_workers(3, timeout=60)
+        with pytest.raises(UserError, match="declares GPU=1, but PyTorch sees none there"):
+            hands.look()
+        seen = hands.cluster.client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+        assert sorted(seen.values()) == ["4", "4", "6"]
+    finally:
+        hands.close()
 
 
 @pytest.mark.parametrize("files", [False, True], ids=["made-for-it", "files"])
@@ -313,7 +317,7 @@ def dask_setup(worker):
 def on_cluster(home: Path, methods: list[str], task: str, said: str):
     jobs, work = jobs_of(home, methods, task)
     hands, work = dask_workers.cluster_workers(said, jobs, work, "auto")
-    return run_campaign(jobs, work, workers=hands), work.reporter
+    return run_campaign(jobs, work, executor=hands), work.reporter
 
 
 @pytest.mark.slow("starts a cluster of two processes: 10 s")
@@ -341,9 +345,9 @@ def test_where_every_worker_is_without_room_the_run_ends_in_one_line_and_goes_on
 
 
 def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tmp_path, monkeypatch):
-    real = dask_workers.version
+    real = worker_check.version
     other = {"ifsl_bench": "9.9", "torch": "1.0", "numba": "0.1"}
-    monkeypatch.setattr(dask_workers, "version", lambda name: other.get(name) or real(name))
+    monkeypatch.setattr(worker_check, "version", lambda name: other.get(name) or real(name))
     with pytest.raises(UserError) as error:
         on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
     assert re.search(r"worker tcp://\S+ on \S+ has ifsl_bench \S+, this command has 9.9: install", str(error.value))
@@ -364,19 +368,19 @@ def test_a_campaign_that_is_done_starts_no_cluster(here, tmp_path, monkeypatch):
 def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home, monkeypatch):
     inside, most = [], []
 
-    def run_node(node, *_):
-        inside.append(node)
+    def run_packed(content, key, *_):
+        inside.append(key)
         most.append(len(inside))
         time.sleep(0.3)
-        inside.remove(node)
-        return Outcome(node, "done")
+        inside.remove(key)
+        return Outcome(key, "done")
 
-    monkeypatch.setattr(on_dask, "run_node", run_node)
+    monkeypatch.setattr(dask_workers, "run_packed", run_packed)
     how = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
     with distributed.LocalCluster(**how) as one:
         clients = [distributed.Client(one, set_as_default=False) for _ in range(2)]
         futures = [
-            client.submit(on_dask.run_on_worker, pickle.dumps(str(i)), str(i), Setting(home, "cpu", 2, str(i)), 2, "x")
+            client.submit(dask_workers.run_on_worker, b"", str(i), Setting(home, "cpu", 2, str(i)), 2)
             for i, client in enumerate(clients)
         ]
         assert [future.result(timeout=30).key for future in futures] == ["0", "1"]
@@ -461,7 +465,7 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
     first = command(*asked, "--cluster", cluster.address)
     until = time.monotonic() + 100
     logs = Path("home/logs/meta-training")
-    while not any("..." in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
+    while not any('"stage"' in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
         time.sleep(0.1)
     models = Path("home/trained")
     while not list(models.glob("*/state-*")) and time.monotonic() < until:  # a checkpoint to go on from
@@ -482,7 +486,8 @@ def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goe
     again = command(*asked, "--cluster", running().address)
     again.communicate(timeout=200)
     assert again.returncode == 0
-    assert "resumed at" in log.read_text()
+    events = [json.loads(line) for line in log.read_text().splitlines() if line]
+    assert any(event["kind"] == "stage" and event.get("done") for event in events), "it was resumed"
 
 
 @pytest.mark.slow("starts a scheduler, a daemonic worker and the command: 10 s")
@@ -512,9 +517,9 @@ def killing(home: Path, kinds: list[str], asked: list[str]) -> tuple[int, str]:
         for kind in kinds:
             for log in (home / "logs" / kind).glob("*.log"):
                 text = log.read_text()
-                if kind not in killed and re.search(r"\.\.\.$", text, re.M) and "done in" not in text:
+                if kind not in killed and '"kind":"stage"' in text and '"kind":"done"' not in text:
                     time.sleep(1)  # some steps
-                    os.kill(int(re.findall(r"begun by process (\d+)", text)[-1]), signal.SIGKILL)
+                    os.kill(int(re.findall(r'"writer":"[^"]*-(\d+)-\d+"', text)[-1]), signal.SIGKILL)
                     killed.add(kind)
     assert killed == set(kinds)
     return running.returncode, errors[0]
@@ -548,7 +553,7 @@ def test_ctrl_c_ends_all_workers_within_seconds(here, tmp_path, patience):
     running = command(*asked, "--cluster", cluster_toml(tmp_path, "n_workers = 2"))
     until = time.monotonic() + 100
     logs = Path("home/logs/meta-training")
-    while not any("..." in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
+    while not any('"stage"' in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
         time.sleep(0.1)
     processes = psutil.Process(running.pid).children(recursive=True)
     start = time.monotonic()

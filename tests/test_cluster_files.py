@@ -89,9 +89,6 @@ def test_every_class_takes_its_own_arguments_and_those_of_its_workers(kind):
         ('class = "LocalCluster"\narguments = 3', "arguments is a table"),
         ('class = "LocalCluster"\naddress = "tcp://127.0.0.1:1"', "either address"),
         ("", "either address"),
-        ('address = "tcp://127.0.0.1:1"\nretries = 2', "the third time"),
-        ('address = "tcp://127.0.0.1:1"\nallowed-failures = 2', "the third time"),
-        ('class = "LocalCluster"\nallowed-failures = 2\n[arguments]\nn_workers = 1', "the third time"),
         ('address = "tcp://127.0.0.1:1"\n[arguments]\nn_workers = 2', "no [arguments]"),
         ('address = "tcp://127.0.0.1:1"\nsecurity = true', "security is a table"),
         ('address = "tls://127.0.0.1:1"\n[security]\ntls_ca_file = "no.pem"', "there is no file"),
@@ -118,7 +115,7 @@ def test_keys_are_files_seen_from_the_file_that_names_them(written, tmp_path):
 
 def test_what_is_no_file_is_refused(tmp_path, written):
     assert "ends in .toml" in refusal("cluster.yaml")
-    assert "there is no file" in refusal(str(tmp_path / "none.toml"))
+    assert "cannot read the cluster file" in refusal(str(tmp_path / "none.toml"))
     (tmp_path / "folder.toml").mkdir()
     assert "cannot read" in refusal(str(tmp_path / "folder.toml"))
     (tmp_path / "latin.toml").write_bytes(b'class = "\xe9"')
@@ -169,8 +166,6 @@ def test_a_device_is_a_kind_and_looked_for_on_the_workers(call, written):
 
 def test_dask_is_imported_for_a_cluster_alone():
     """It takes half a second, and not everybody has it."""
-    names = re.compile(r"^(\s*)(?:import|from) (?:dask|distributed|dask_jobqueue)\b", re.M)
+    names = re.compile(r"^\s*(?:import|from) (?:dask|distributed|dask_jobqueue)\b", re.M)
     package = Path(cluster_file.__file__).parents[1]
-    found = {path.name: indent for path in package.rglob("*.py") for indent in names.findall(path.read_text())}
-    assert set(found) == {"on_dask.py"}  # what runs on a worker
-    assert found["on_dask.py"].strip("\n")  # in a function
+    assert not [path.name for path in package.rglob("*.py") if names.search(path.read_text())]

@@ -11,17 +11,15 @@ import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from tempfile import _TemporaryFileWrapper
 from typing import Any
 
 import psutil
-import torch
 
 from ifsl_bench.campaigns.cluster_file import ADDRESS, CLASSES, LOCAL, ClusterSpec, dask
-from ifsl_bench.campaigns.local import visible
 from ifsl_bench.campaigns.worker_check import DAEMON
-from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 
@@ -62,12 +60,11 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None], quiet: bool = True) -> Iterator[Cluster]:
+def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None]) -> Iterator[Cluster]:
     """The cluster of a description; one that is started here is ended with the block.
 
     Args:
         warn: is told where anybody could send the scheduler work.
-        quiet: keep Dask's own messages back.
 
     Raises:
         UserError: the scheduler does not answer, or the cluster cannot be started.
@@ -79,8 +76,7 @@ def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None], quiet: bo
     }
     with contextlib.ExitStack() as stack:
         stack.enter_context(dask("dask").config.set(settings))
-        if quiet:
-            stack.enter_context(_silent("distributed", "tornado.application", "asyncio"))
+        stack.enter_context(_silent("distributed", "tornado.application", "asyncio"))
         if spec.address:
             client = _connect(spec)
             stack.callback(client.close, timeout=2)
@@ -92,8 +88,8 @@ def opened(spec: ClusterSpec, home: Home, warn: Callable[[str], None], quiet: bo
         client = distributed.Client(started, timeout=PATIENCE, set_as_default=False)
         stack.callback(client.close, timeout=2)
         for listener in started.scheduler.listeners:
-            _warn_of_open(listener.listen_address, f"the scheduler of {spec.said}", warn)
-        yield Cluster(client, spec.said, started, spec.count)
+            _warn_of_open(listener.listen_address, f"the scheduler of {spec.name}", warn)
+        yield Cluster(client, spec.name, started, spec.count)
 
 
 def _connect(spec: ClusterSpec) -> Any:
@@ -102,28 +98,31 @@ def _connect(spec: ClusterSpec) -> Any:
     if spec.address.startswith("tls://") and not spec.security and not distributed.Security().tls_ca_file:
         raise UserError(f"{spec.address} needs keys: give --cluster a TOML file with address and [security], "
                         "see docs/cluster.md") from None  # fmt: skip
-    found = ADDRESS.fullmatch(spec.address)
-    assert found is not None, "checked when it was read"
+    match = ADDRESS.fullmatch(spec.address)
+    assert match is not None, "checked when it was read"
     try:
         # Dask tries again until its time is up, even where nobody listens.
-        socket.create_connection((found["host"].strip("[]"), int(found["port"])), PATIENCE).close()
+        socket.create_connection((match["host"].strip("[]"), int(match["port"])), PATIENCE).close()
     except OSError as error:
         raise UserError(f"no scheduler answers at {spec.address}: {error.strerror or error}") from error
-    made: list[Any] = []
+    answer: Future[Any] = Future()
 
     def connect() -> None:
         try:
-            made.append(distributed.Client(spec.address, security=security, timeout=PATIENCE, set_as_default=False))
-        except (OSError, TypeError, ValueError, RuntimeError) as error:
-            made.append(error)
+            answer.set_result(
+                distributed.Client(spec.address, security=security, timeout=PATIENCE, set_as_default=False)
+            )
+        except Exception as error:
+            answer.set_exception(error)
 
     # Dask waits for ever for what takes its greeting and says nothing, as a web server does.
-    thread = threading.Thread(target=connect, daemon=True)
-    thread.start()
-    thread.join(2 * PATIENCE)
-    if made and not isinstance(made[0], Exception):
-        return made[0]
-    why = str(made[0].__cause__ or made[0]).splitlines()[0] if made else "it says nothing"
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        return answer.result(2 * PATIENCE)
+    except TimeoutError:
+        why = "it says nothing"
+    except Exception as error:
+        why = str(error.__cause__ or error).splitlines()[0]
     raise UserError(f"what listens at {spec.address} does not answer as a scheduler: {why}")
 
 
@@ -131,8 +130,6 @@ def _start(spec: ClusterSpec, home: Home) -> Any:
     """The cluster of a class and arguments."""
     distributed, kind = dask(), getattr(dask(CLASSES[spec.kind]), spec.kind)
     arguments: dict[str, Any] = dict(spec.arguments)
-    if spec.kind == LOCAL and spec.accelerators:
-        kind = _with_devices(kind)
     if spec.kind == LOCAL:
         arguments = {"dashboard_address": STATUS_PAGE, "memory_limit": 0, "silence_logs": logging.CRITICAL} | arguments
     else:
@@ -144,38 +141,16 @@ def _start(spec: ClusterSpec, home: Home) -> Any:
     try:
         started = kind(**arguments)
     except (OSError, TypeError, ValueError, RuntimeError, ImportError) as error:
-        raise UserError(f"{spec.said}: {spec.kind} cannot be started: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{spec.name}: {spec.kind} cannot be started: {str(error).splitlines()[0]}") from error
     started.failures = getattr(arguments.get("job_cls"), "failures", [])
     return started
-
-
-def _with_devices(kind: Any) -> Any:
-    """The class of cluster, with an accelerator for each worker, in turn, which sees no other."""
-
-    class WithDevices(kind):
-        def __init__(self, n_workers: int, **arguments: Any) -> None:
-            arguments.setdefault("threads_per_worker", max(1, processor.cores() // n_workers))
-            super().__init__(n_workers=0, **arguments)
-            self.scale(n_workers)
-
-        def new_worker_spec(self) -> dict[Any, Any]:
-            return {name: self._with_device(name, made) for name, made in super().new_worker_spec().items()}
-
-        def _with_device(self, name: int, made: dict[str, Any]) -> dict[str, Any]:
-            if not (there := torch.cuda.device_count()):
-                return made  # the worker is refused, and says why
-            options = made["options"]
-            env = {**options.get("env", {}), "CUDA_VISIBLE_DEVICES": visible(name % there)}
-            return {**made, "options": {**options, "env": env}}
-
-    return WithDevices
 
 
 def _for_jobs(spec: ClusterSpec, kind: Any, home: Home) -> dict[str, Any]:
     """Arguments of a cluster of jobs, with what all of ours need: see :data:`SHELL`, and where logs and keys are."""
     command = shlex.split(kind.job_cls.submit_command)[0]
     if shutil.which(command) is None:
-        raise UserError(f"{spec.said}: {spec.kind} needs the command {command}, which is not on this machine")
+        raise UserError(f"{spec.name}: {spec.kind} needs the command {command}, which is not on this machine")
 
     class Job(kind.job_cls):
         """Remembers why a job could not be submitted; Dask would only log it."""

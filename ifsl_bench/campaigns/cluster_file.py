@@ -1,4 +1,4 @@
-"""What ``--cluster`` says: the address of a Dask scheduler, or a TOML file with a class of cluster and its arguments.
+"""What ``--cluster`` names: the address of a Dask scheduler, or a TOML file with a class of cluster and its arguments.
 
 Reading and refusing only; :mod:`ifsl_bench.campaigns.cluster` starts what is described. Dask is imported where the
 arguments of a class are looked up and not before.
@@ -19,8 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from ifsl_bench.common.errors import UserError, unknown
-from ifsl_bench.common.limits import CLUSTER_FILE, read_text
-from ifsl_bench.common.toml import parsed
+from ifsl_bench.common.limits import CLUSTER_FILE
+from ifsl_bench.common.toml import parsed, text_of
 from ifsl_bench.protocol.limits import MOST_WORKERS
 
 INSTALL = 'pip install "ifsl_bench[cluster]"'
@@ -43,7 +43,7 @@ class ClusterSpec:
     """A cluster that runs, or one to start.
 
     Attributes:
-        said: how errors call it: the address or the file.
+        name: in errors: the address or the file.
         address: of a scheduler that runs; "" for a cluster to start.
         kind: an entry of :data:`CLASSES`; "" with an address.
         arguments: of the class.
@@ -51,7 +51,7 @@ class ClusterSpec:
             ``distributed.Security`` has for them, empty for none.
     """
 
-    said: str
+    name: str
     address: str = ""
     kind: str = ""
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -88,114 +88,87 @@ def dask(module: str = "distributed") -> ModuleType:
                     signal.signal(number, handler)
 
 
-def read_cluster(said: str) -> ClusterSpec:
-    """What ``--cluster`` says.
+def read_cluster(name: str) -> ClusterSpec:
+    """What ``--cluster`` names.
 
     Args:
-        said: ``tcp://host:port``, ``tls://host:port``, or the path of a TOML file.
+        name: ``tcp://host:port``, ``tls://host:port``, or the path of a TOML file.
 
     Raises:
         UserError: neither; no such file; an unknown class, key or argument; the extra is not installed.
     """
-    if "://" in said:
+    if "://" in name:
         dask()
-        return ClusterSpec(said, _address(said, "--cluster"))
-    if not said.endswith(".toml"):
-        raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {said!r}")
-    raw = _toml(said)
-    if found := [key for key in raw if key.replace("_", "-") in ("retries", "allowed-failures")]:
-        whose = "it is its scheduler's own setting" if "address" in raw else "the command counts by itself"
-        raise UserError(f"{said}: leave out {found[0]}: {whose}; a stage whose worker dies is given up the third time")
-    _known(raw, TOP, "key", f"in {said}")
+        return ClusterSpec(name, _address(name, "--cluster"))
+    if not name.endswith(".toml"):
+        raise UserError(f"--cluster takes tcp://HOST:PORT, tls://HOST:PORT or a file that ends in .toml, not {name!r}")
+    path = Path(os.path.expanduser(name))
+    raw = parsed(text_of(path, "cluster file", CLUSTER_FILE), name, CLUSTER_FILE)
+    _check_keys(raw, TOP, "key", f"in {name}")
     if ("address" in raw) == ("class" in raw):
-        raise UserError(f'{said}: give either address = "tcp://HOST:PORT" or class, one of {", ".join(CLASSES)}')
+        raise UserError(f'{name}: give either address = "tcp://HOST:PORT" or class, one of {", ".join(CLASSES)}')
     dask()
-    folder = Path(said).expanduser().absolute().parent
-    if "address" in raw:
-        if "arguments" in raw:
-            raise UserError(f"{said}: a scheduler that runs takes no [arguments]; they are for a class")
-        address = _address(raw["address"], f"{said}: address")
-        security = _security(raw.get("security", {}), said, folder, started=False)
-        if security and address.startswith("tcp://"):
-            raise UserError(f"{said}: [security] is for an address that begins with tls://")
-        return ClusterSpec(said, address, security=security)
+    return _running(raw, name, path) if "address" in raw else _to_start(raw, name, path)
+
+
+def _running(raw: Mapping[str, Any], name: str, path: Path) -> ClusterSpec:
+    if "arguments" in raw:
+        raise UserError(f"{name}: a scheduler that runs takes no [arguments]; they are for a class")
+    address = _address(raw["address"], f"{name}: address")
+    if raw.get("security") is True:
+        raise UserError(f"{name}: security is a table with files of keys for a scheduler that runs")
+    security = _security(raw.get("security", {}), name, path, ("client",))
+    if security and address.startswith("tcp://"):
+        raise UserError(f"{name}: [security] is for an address that begins with tls://")
+    return ClusterSpec(name, address, security=security)
+
+
+def _to_start(raw: Mapping[str, Any], name: str, path: Path) -> ClusterSpec:
     module, _, kind = str(raw["class"]).rpartition(".")
     if kind not in CLASSES or module not in ("", CLASSES[kind]):
-        raise unknown("class", raw["class"] if kind in CLASSES else kind, CLASSES, where=f"in {said}")
+        raise unknown("class", raw["class"] if kind in CLASSES else kind, CLASSES, where=f"in {name}")
     arguments = raw.get("arguments", {})
     if not isinstance(arguments, dict):
-        raise UserError(f"{said}: arguments is a table, [arguments], not {arguments!r}")
-    _known(arguments, arguments_of(kind), "argument", f"of {kind} in {said}")
+        raise UserError(f"{name}: arguments is a table, [arguments], not {arguments!r}")
+    _check_keys(arguments, arguments_of(kind), "argument", f"of {kind} in {name}")
     if type(count := arguments.get("n_workers")) is not int or not 0 < count <= MOST_WORKERS:
-        raise UserError(f"{said}: say in [arguments] how many workers {kind} shall start: n_workers = 4")
-    return ClusterSpec(
-        said, kind=kind, arguments=arguments, security=_security(raw.get("security", {}), said, folder, started=True)
-    )
+        raise UserError(f"{name}: say in [arguments] how many workers {kind} shall start: n_workers = 4")
+    security = raw.get("security", {})
+    if security is True:
+        dask("cryptography")
+    else:
+        security = _security(security, name, path, ("client", "scheduler", "worker"))
+    return ClusterSpec(name, kind=kind, arguments=arguments, security=security)
 
 
-def _toml(said: str) -> dict[str, Any]:
-    try:
-        text = read_text(Path(said).expanduser(), CLUSTER_FILE)
-    except FileNotFoundError as error:
-        raise UserError(f"--cluster: there is no file {said}") from error
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"--cluster: cannot read {said}: {getattr(error, 'strerror', None) or error}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{said} is not valid TOML: it is not UTF-8") from error
-    return parsed(text, said, CLUSTER_FILE)
+def _check_keys(table: Mapping[str, Any], keys: Iterable[str], kind: str, where: str) -> None:
+    for key in table:
+        if key not in keys:
+            raise unknown(kind, key, keys, where=where)
 
 
-def _known(given: Mapping[str, Any], known: Iterable[str], kind: str, where: str) -> None:
-    for key in given:
-        if key not in known:
-            raise unknown(kind, key, known, where=where)
+def _address(address: Any, where: str) -> str:
+    match = ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if not match or not 0 < int(match["port"]) < 1 << 16:
+        raise UserError(f"{where}: a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {address!r}")
+    return str(address)
 
 
-def _address(said: Any, where: str) -> str:
-    found = ADDRESS.fullmatch(said) if isinstance(said, str) else None
-    if not found or not 0 < int(found["port"]) < 1 << 16:
-        raise UserError(f"{where}: a scheduler's address is tcp://HOST:PORT or tls://HOST:PORT, not {said!r}")
-    return str(said)
-
-
-def _security(said: Any, file: str, folder: Path, started: bool) -> bool | dict[str, str]:
-    """Keys and certificates; relative paths are seen from the file's folder."""
-    if said is True and started:
-        if _lacks("cryptography"):
-            raise UserError(f"{file}: security = true needs the package cryptography; to install it: {INSTALL}")
-        return True
-    if said is False:
+def _security(table: Any, name: str, file: Path, roles: Iterable[str]) -> dict[str, str]:
+    """The files of keys and certificates for some roles, whose relative paths are seen from the file's folder."""
+    keys = ["tls_ca_file", *(f"tls_{role}_{what}" for role in roles for what in ("cert", "key"))]
+    if not isinstance(table, dict):
+        raise UserError(f"{name}: security is true or a table with the files {', '.join(keys)}, not {table!r}")
+    if not table:
         return {}
-    names = [name for name in dask().Security.__slots__ if name.endswith(("_file", "_cert", "_key"))]
-    if not started:
-        names = [name for name in names if "scheduler" not in name and "worker" not in name]
-    if not isinstance(said, dict):
-        how = "true, or a table" if started else "a table"
-        raise UserError(f"{file}: security is {how} with the files {', '.join(sorted(names))}, not {said!r}")
-    _known(said, names, "key", f"of [security] in {file}")
-    paths = {name: folder / Path(str(path)).expanduser() for name, path in said.items()}
-    for name, path in paths.items():
+    _check_keys(table, keys, "key", f"of [security] in {name}")
+    paths = {key: file.absolute().parent / os.path.expanduser(str(path)) for key, path in table.items()}
+    for key, path in paths.items():
         if not os.path.isfile(path):
-            raise UserError(f"{file}: {name}: there is no file {path}")
-    if said and (missing := {"tls_ca_file", *_pair("client"), *(_all_pairs() if started else ())} - said.keys()):
-        raise UserError(f"{file}: [security] lacks {', '.join(sorted(missing))}")
-    return {name: str(path) for name, path in paths.items()}
-
-
-def _pair(role: str) -> tuple[str, str]:
-    return f"tls_{role}_cert", f"tls_{role}_key"
-
-
-def _all_pairs() -> tuple[str, ...]:
-    return (*_pair("scheduler"), *_pair("worker"))
-
-
-def _lacks(module: str) -> bool:
-    try:
-        dask(module)
-    except UserError:
-        return True
-    return False
+            raise UserError(f"{name}: {key}: there is no file {path}")
+    if missing := [key for key in keys if key not in table]:
+        raise UserError(f"{name}: [security] lacks {', '.join(missing)}")
+    return {key: str(path) for key, path in paths.items()}
 
 
 def arguments_of(kind: str) -> set[str]:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
 
 from ifsl_bench.campaigns.graph import Graph, Node
-from ifsl_bench.campaigns.schedule import Event
+from ifsl_bench.campaigns.logs import Event
 from ifsl_bench.campaigns.work import Outcome
 from ifsl_bench.common.processor import cores
-from ifsl_bench.running.preparation import Stage
-from ifsl_bench.running.ranges import OfEvaluation
-from ifsl_bench.running.searching import LaterTrial, TrainChosen
-from ifsl_bench.running.stages import MetaTrain, Trial
 
 TOLD = 0.05  # part of a node from which its pace says how long it takes
 
@@ -24,19 +20,15 @@ class Running:
     """A node at work.
 
     Attributes:
-        title: what it is at.
+        since: when its piece of work began.
         done, total: units of that; 0 where nobody counts.
         first: of the units, those of an earlier run.
-        figures: loss, accuracy, ...
     """
 
-    node: Node
-    title: str
-    since: float = field(default_factory=time.monotonic)
+    since: float
     done: int = 0
     total: int = 0
     first: int = 0
-    figures: dict[str, float] = field(default_factory=dict)
 
     def left(self, now: float) -> float | None:
         """Seconds, by its pace; None while nobody can say."""
@@ -59,26 +51,25 @@ class Forecast:
         self.failed: set[int] = set(graph.refused)
         self.finished = len(graph.stored)  # jobs with a result
         self._took: dict[Hashable, list[float]] = {}
-        self._alike = {key: _like(node.stage) for key, node in graph.nodes.items()}
 
-    @property
-    def jobs(self) -> str:
-        """ "3 of 18 jobs done, 1 failed"."""
+    def __str__(self) -> str:
+        """ "3 of 18 jobs done, 1 failed, about 4 min left"."""
+        if not self.graph.jobs:
+            return "looking for what is done already"
         failed = f", {len(self.failed)} failed" if self.failed else ""
-        return f"{self.finished} of {len(self.graph.jobs)} jobs done{failed}"
+        seconds = self.seconds() if self.left else None
+        left = f", about {in_words(seconds)} left" if seconds is not None else ""
+        return f"{self.finished} of {len(self.graph.jobs)} jobs done{failed}{left}"
 
     def begun(self, node: Node) -> None:
-        self.running[node.key] = Running(node, str(node))
+        self.running[node.key] = Running(time.monotonic())
 
-    def heard(self, event: Event) -> Running | None:
-        """The node that the event is of, brought up to date."""
-        if (one := self.running.get(event.key)) is None or event.kind in ("say", "warn"):
-            return one
+    def heard(self, node: Node, event: Event) -> None:
+        """Brings the node that the event is of up to date."""
         if event.kind == "stage":
-            one.title, one.first, one.figures = titled(one.node, event.text), event.done, {}
-            one.since = time.monotonic()
-        one.done, one.total, one.figures = event.done, event.total, one.figures | event.figures
-        return one
+            self.running[node.key] = Running(time.monotonic(), first=event.done)
+        if event.total:
+            self.running[node.key].done, self.running[node.key].total = event.done, event.total
 
     def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
         """A node ended; ``again`` where it will be handed out once more."""
@@ -87,51 +78,40 @@ class Forecast:
             return
         self.left.pop(node.key, None)
         if outcome.how == "done":
-            self._took.setdefault(self._alike[node.key], []).append(outcome.seconds)
+            self._took.setdefault(node.like, []).append(outcome.seconds)
             self._took.setdefault(type(node.stage), []).append(outcome.seconds)
             self.finished += node.last
             return
         self.failed |= set(node.results)
-        self.left = {key: one for key, one in self.left.items() if not self.failed.issuperset(one.results)}
+        self.left = {key: node for key, node in self.left.items() if not self.failed.issuperset(node.results)}
 
     def seconds(self) -> float | None:
         """Until all is done; None while nobody can say.
 
         Another thread may call it, to draw what it says.
         """
-        now, running = time.monotonic(), list(self.running.values())
         alone = part = longest = 0.0
         for key, node in list(self.left.items()):
-            one = self.running.get(key)
-            took = one.left(now) if one else None
-            if took is None:
-                known = self._took.get(self._alike[key]) or self._took.get(type(node.stage))
-                if known is None:
-                    like = [other for other in running if type(other.node.stage) is type(node.stage)]
-                    known = [whole for other in like if (whole := other.whole(now)) is not None]
-                if not known:
-                    return None
-                took = fmean(known)
+            if (took := self._seconds_of(key, node)) is None:
+                return None
             if node.wants.threads >= max(2, cores()):
                 alone += took
             else:
                 part, longest = part + took, max(longest, took)
         return alone + max(part / self.workers, longest)
 
-
-def _like(stage: Stage) -> Hashable:
-    """Stages of which one takes about as long as another."""
-    if isinstance(stage, (MetaTrain, Trial, LaterTrial, TrainChosen, OfEvaluation)):
-        job = stage.job
-        return type(stage), job.name, repr(job.given), job.schedule.steps, job.task.episode.ways, job.task.shots
-    return type(stage)
-
-
-def titled(node: Node, text: str) -> str:
-    """What a node is at, so that several at once can be told apart."""
-    if isinstance(node.stage, (MetaTrain, Trial, LaterTrial, TrainChosen)) and text.startswith("meta-training"):
-        return f"meta-training {node.stage.job}"
-    return text
+    def _seconds_of(self, key: str, node: Node) -> float | None:
+        """What is left of a node, by its own pace; else what others like it took; else the pace of those."""
+        now, running = time.monotonic(), self.running.get(key)
+        if running is not None and (left := running.left(now)) is not None:
+            return left
+        if took := self._took.get(node.like) or self._took.get(type(node.stage)):
+            return fmean(took)
+        kind = type(node.stage)
+        paces = [now_at.whole(now) for key, now_at in list(self.running.items())
+                 if type(self.graph.nodes[key].stage) is kind]  # fmt: skip
+        known = [seconds for seconds in paces if seconds is not None]
+        return fmean(known) if known else None
 
 
 def in_words(seconds: float) -> str:

@@ -15,8 +15,7 @@ from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import PrepareData, Stage
 from ifsl_bench.running.ranges import OfEvaluation
 from ifsl_bench.running.renewing import is_trained
-from ifsl_bench.running.searching import LaterTrial, TrainChosen
-from ifsl_bench.running.stages import MetaTrain, Trial
+from ifsl_bench.running.stages import OfJob, Trial
 from ifsl_bench.running.stored import stored_result
 
 PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it has done anything
@@ -67,10 +66,10 @@ class Node:
 
     @property
     def like(self) -> Hashable:
-        """Equal for nodes of which one takes about as long as another, on whatever task."""
-        if isinstance(self.stage, (MetaTrain, Trial, LaterTrial, TrainChosen)):
-            job = self.stage.job
-            return type(self.stage), job.name, repr(job.given), job.schedule.steps, job.training.episodes_per_step
+        """Equal for nodes of which one takes about as long as another."""
+        if isinstance(self.stage, OfJob):
+            job, task = self.stage.job, self.stage.job.task
+            return type(self.stage), job.name, repr(job.given), job.schedule.steps, task.episode.ways, task.shots
         return type(self.stage)
 
 

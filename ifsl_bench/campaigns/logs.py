@@ -1,25 +1,66 @@
-"""One log file a node, under ``logs`` in the home: plain lines with the time, loss and accuracy.
+"""The log of a stage, under ``logs`` in the home folder: a JSON object a line for each event.
 
-Its first line says who runs it and since when, its last one how it ended; a node that is run again appends.
+The process that runs the stage writes it. The command that handed the stage out reads it meanwhile, as ``status`` does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import os
+import math
 import platform
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from ifsl_bench.common.errors import one_line
+import msgspec
+
+from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.owners import writer
-from ifsl_bench.common.progress import LogReporter, Reporter, Stage, Unheard
+from ifsl_bench.common.progress import Reporter, Stage, Unheard, figures_in_words
 
-EVERY = 10.0  # seconds from one line of progress to the next
+EVERY = 2.0  # seconds from one line of progress to the next
+BEGUN, DONE, FAILED, INTERRUPTED = "begun", "done", "failed", "interrupted"
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What happened to a stage.
+
+    Attributes:
+        time: by the clock of the machine that ran it.
+        kind: "begun", and "done", "failed" or "interrupted"; "say" and "warn"; "trace", a line of a traceback; "stage",
+            a piece of work of ``total`` units, "advance" in it and its "end".
+        text: one line: the stage's title, why it failed, what is said, the piece of work.
+        done: units, those of an earlier run among them.
+        figures: loss, accuracy in percent, ...
+        seconds: that the stage took.
+        host, writer: the machine and the process, see :func:`ifsl_bench.common.owners.writer`.
+    """
+
+    time: datetime.datetime
+    kind: str
+    text: str = ""
+    done: int = 0
+    total: int = 0
+    figures: dict[str, float] = {}
+    seconds: float = 0.0
+    host: str = ""
+    writer: str = ""
+
+    def __str__(self) -> str:
+        if self.kind in ("stage", "advance", "end"):
+            return "  ".join([f"{self.text}: {self.done}/{self.total}", *figures_in_words(self.figures)])
+        if self.kind == DONE:
+            return f"done in {self.seconds:.1f} s"
+        prefix = {"warn": "warning: ", FAILED: "failed: ", INTERRUPTED: "interrupted: "}.get(self.kind, "")
+        return prefix + self.text
+
+
+_decode = msgspec.json.Decoder(Event).decode
 
 
 def log_path(home: Home, key: str) -> Path:
@@ -27,12 +68,33 @@ def log_path(home: Home, key: str) -> Path:
     return home.logs / f"{key}.log"
 
 
-class _Lines(LogReporter):
-    def line(self, text: str) -> None:
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        with contextlib.suppress(OSError):  # a full disk is told by the stage's own writes
-            self.out.write(f"{now} {text}\n")
-            self.out.flush()
+def event_of(line: bytes) -> Event | None:
+    """The event of a line; None where a process has died in the middle of it."""
+    try:
+        return _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+class Tail:
+    """What is added to a log from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.read = path, 0
+        with contextlib.suppress(OSError):
+            self.read = path.stat().st_size
+
+    def events(self) -> list[Event]:
+        """Those since the last call. The log is opened anew, which is when a network file system shows what is new."""
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.read)
+                content = file.read()
+        except OSError:
+            return []
+        lines = content[: content.rfind(b"\n") + 1]
+        self.read += len(lines)
+        return [event for line in lines.splitlines() if (event := event_of(line)) is not None]
 
 
 class Log(Reporter):
@@ -43,57 +105,89 @@ class Log(Reporter):
 
     def __init__(self, home: Home, key: str, title: str, to: Reporter) -> None:
         self.path, self.title, self.to = log_path(home, key), title, to
-        self.lines: _Lines | None = None
+        self.file: IO[bytes] | None = None
+        self.start = time.monotonic()
+        self.ended = False
 
     def __enter__(self) -> Log:
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file: IO[str] = open(self.path, "a", encoding="utf-8", errors="backslashreplace")
-            self.lines = _Lines(file, EVERY)
-            by = f"process {os.getpid()} on {platform.node()} ({writer()})"
-            self.lines.line(f"begun by {by}: {one_line(self.title)}")
+            self.file = open(self.path, "ab")
+            if self.file.tell():  # perhaps in the middle of a line
+                self.file.write(b"\n")
+        self.write(BEGUN, self.title, host=platform.node(), writer=writer())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if self.lines:
-            if kind is not None:
-                plain = {KeyboardInterrupt: "interrupted", Unheard: f"interrupted: {error}"}
-                self.lines.line(plain.get(kind, f"stopped: {kind.__name__}: {error}"))
+        if kind is not None:
+            self.write(INTERRUPTED, "Ctrl-C or a signal" if kind is KeyboardInterrupt else f"{error or kind.__name__}")
+        if self.file:
             with contextlib.suppress(OSError):
-                self.lines.out.close()
-            self.lines = None
+                self.file.close()
+            self.file = None
 
-    def write(self, text: str) -> None:
-        """Lines for the log alone."""
-        if self.lines:
-            for line in text.rstrip().splitlines():
-                self.lines.line(line)
+    @property
+    def seconds(self) -> float:
+        """Since the stage began."""
+        return time.monotonic() - self.start
+
+    def write(self, kind: str, text: str = "", **facts: Any) -> None:
+        """An event for the log alone."""
+        if self.file is None:
+            return
+        now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+        with contextlib.suppress(OSError):  # a full disk is told by the stage's own writes
+            self.file.write(msgspec.json.encode(Event(now, kind, one_line(text), **facts)) + b"\n")
+            self.file.flush()
+
+    def failed(self, error: Exception, why: str) -> None:
+        """The end of a stage by an error, with its traceback where a person cannot do without it."""
+        if not isinstance(error, (UserError, OSError, MemoryError)):
+            for line in "".join(traceback.format_exception(error)).splitlines():
+                self.write("trace", line)
+        self.write(FAILED, why, seconds=self.seconds)
 
     def say(self, text: str) -> None:
-        self.write(one_line(text))
+        self.write("say", text)
         with _listened_to():
             self.to.say(text)
 
     def warn(self, text: str) -> None:
-        self.write(f"warning: {one_line(text)}")
+        self.write("warn", text)
         with _listened_to():
             self.to.warn(text)
 
     @contextmanager
     def stage(self, title: str, total: int, done: int = 0) -> Iterator[Stage]:
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as open_stage:
             with _listened_to():
-                told = [held.enter_context(to.stage(title, total, done)) for to in (self.lines, self.to) if to]
-
-            class Both(Stage):
-                def advance(self, amount: int = 1, **figures: float) -> None:
-                    with _listened_to():
-                        for stage in told:
-                            stage.advance(amount, **figures)
-
-            yield Both()  # what goes wrong here is the stage's own
+                told = open_stage.enter_context(self.to.stage(title, total, done))
+            written = _Written(self, title, total, done, told)
+            yield written  # what goes wrong here is the stage's own
+            written.write("end")
             with _listened_to():
-                held.close()
+                open_stage.close()
+
+
+class _Written(Stage):
+    def __init__(self, log: Log, title: str, total: int, done: int, told: Stage) -> None:
+        self.log, self.title, self.total, self.done, self.told = log, title, total, done, told
+        self.figures: dict[str, float] = {}
+        self.last = 0.0  # time of the last line
+        self.write("stage")
+
+    def write(self, kind: str) -> None:
+        figures = {name: float(value) for name, value in self.figures.items() if math.isfinite(value)}
+        self.log.write(kind, self.title, done=self.done, total=self.total, figures=figures)
+
+    def advance(self, amount: int = 1, **figures: float) -> None:
+        self.done += amount
+        self.figures |= figures
+        if (now := time.monotonic()) - self.last >= EVERY:
+            self.last = now
+            self.write("advance")
+        with _listened_to():
+            self.told.advance(amount, **figures)
 
 
 @contextmanager

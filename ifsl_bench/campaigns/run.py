@@ -9,11 +9,10 @@ from pathlib import Path
 
 import torch
 
+from ifsl_bench.campaigns.executors import Executor, Here, Processes, check_sendable
 from ifsl_bench.campaigns.graph import Graph, Node, graph_of
-from ifsl_bench.campaigns.here import Here
-from ifsl_bench.campaigns.local import LocalWorkers, check_sendable
 from ifsl_bench.campaigns.logs import log_path
-from ifsl_bench.campaigns.schedule import Failure, Watch, Workers, schedule
+from ifsl_bench.campaigns.scheduler import Failure, Watch, schedule
 from ifsl_bench.campaigns.watching import Told
 from ifsl_bench.campaigns.work import Setting
 from ifsl_bench.common import processor
@@ -49,7 +48,7 @@ def run_campaign(
     rerun: bool = False,
     retrain: bool = False,
     command: str = "",
-    workers: Workers | None = None,
+    executor: Executor | None = None,
     watch: Watch | None = None,
 ) -> Ended:
     """Runs jobs, skipping what is done already; one that fails does not stop the others.
@@ -58,7 +57,7 @@ def run_campaign(
         rerun: evaluate again even if a result is stored.
         retrain: train again even if a model is stored, which is kept under another name; rerun follows.
         command: what the user typed, recorded with results.
-        workers: that run the stages; this process by default. They are closed at the end.
+        executor: that runs the stages; this process by default. It is closed at the end.
 
     Raises:
         UserError: the only job cannot be run, or all of them for one and the same reason; or results cannot be written,
@@ -81,17 +80,17 @@ def run_campaign(
             reasons.setdefault(str(error), []).append(str(graph.jobs[index]))
         for reason, names in reasons.items():
             work.reporter.say(f"{_some(names)} cannot be run: {reason}")
-    hands = workers or Here(work)
+    executor = executor or Here(work)
     try:
-        failures = schedule(graph, hands, watch or (Told(work.reporter) if len(jobs) > 1 else Watch()), before)
-    except BaseException:
-        hands.close(at_once=True)
-        raise
-    hands.close()
-    if len(jobs) == 1 and isinstance(hands, Here) and hands.errors:
-        raise next(iter(hands.errors.values()))
-    if failures and len(failures) == len(jobs) and len({failure.said for failure in failures}) == 1:
-        raise UserError(failures[0].said)
+        failures = schedule(
+            graph, executor, work.home, watch or (Told(work.reporter) if len(jobs) > 1 else Watch()), before
+        )
+    finally:
+        executor.close()
+    if len(jobs) == 1 and isinstance(executor, Here) and executor.errors:
+        raise next(iter(executor.errors.values()))
+    if failures and len(failures) == len(jobs) and len({failure.why for failure in failures}) == 1:
+        raise UserError(failures[0].why)
     failed = {failure.job for failure in failures}
     made = [job for index, job in enumerate(graph.jobs) if index not in failed]
     return Ended(made, [graph.jobs[index] for index in sorted(failed)], _lines(failures, graph, work))
@@ -99,7 +98,7 @@ def run_campaign(
 
 def workers_for(
     jobs: Sequence[Job], work: Workspace, device: str, count: int | None, devices: str | None
-) -> LocalWorkers | None:
+) -> Processes | None:
     """Worker processes of this machine; None where this process alone is asked for.
 
     Args:
@@ -123,7 +122,7 @@ def workers_for(
     setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex, str(work.curves or ""))
     if numbers is None and work.device.type == "cuda" and work.device.index is None and count:
         numbers = list(range(min(count, torch.cuda.device_count())))
-    return LocalWorkers(setting, count or len(numbers or ()), numbers)
+    return Processes(setting, count or len(numbers or ()), numbers)
 
 
 def numbers_in(said: str) -> list[int]:
@@ -144,17 +143,17 @@ def _lines(failures: Sequence[Failure], graph: Graph, work: Workspace) -> list[s
     """Which jobs have no result, in which stage they failed, and why; what failed for many is said once."""
     causes: dict[tuple[str, str], list[Failure]] = {}
     for failure in failures:
-        causes.setdefault((failure.node.key if failure.node else "", failure.said), []).append(failure)
+        causes.setdefault((failure.node.key if failure.node else "", failure.why), []).append(failure)
     return [_line(same, graph, work) for same in causes.values()]
 
 
 def _line(same: Sequence[Failure], graph: Graph, work: Workspace) -> str:
-    node, said = same[0].node, same[0].said
+    node, why = same[0].node, same[0].why
     shown = _some([str(graph.jobs[failure.job]) for failure in same])
     if node is None:
-        return f"{shown}: {said}"
+        return f"{shown}: {why}"
     log = log_path(work.home, node.key)
-    return f"{shown}, in {node.stage.kind}: {said}" + (f" (log: {log})" if log.exists() else "")
+    return f"{shown}, in {node.stage.kind}: {why}" + (f" (log: {log})" if log.exists() else "")
 
 
 def _some(names: Sequence[str]) -> str:

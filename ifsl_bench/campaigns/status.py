@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ifsl_bench.campaigns.graph import Node, graph_of
-from ifsl_bench.campaigns.logs import EVERY, log_path
+from ifsl_bench.campaigns.logs import BEGUN, DONE, FAILED, INTERRUPTED, Event, event_of, log_path
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.owners import now_at, writes_still
 from ifsl_bench.common.progress import Mute
@@ -20,13 +19,11 @@ from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.stored import kept_of
 
-DONE, RUNNING, FAILED, OUTDATED, MISSING = "done", "running", "failed", "out of date", "missing"
+RUNNING, OUTDATED, MISSING = "running", "out of date", "missing"
 OFF = 60.0  # seconds by which a machine's clock is off, from which times in its logs are corrected
 COPIED = 86400.0  # above which the log is a copy, and no clock is wrong
-SILENT = 12 * EVERY  # seconds without a line, after which what runs on another machine may have been killed
-MOST = 1 << 23  # bytes of a log that are read, from its end
-BEGUN = re.compile(r"^(\S+) begun by process \d+ on (.*?) \(([A-Za-z0-9_.-]+)\): ")
-ENDED = re.compile(r"^\S+ (done in [\d.]+ s$|failed: |interrupted(: |$)|stopped: )")
+SILENT = 120.0  # seconds without a line, after which what runs on another machine may have been killed
+MOST = 1 << 20  # bytes of a log that are read, from its end
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class LogState:
         state: "running", "failed", "done", or "interrupted", if by a signal that nobody wrote down.
         host: the machine.
         since: when it began, in UTC, "2026-01-31T12:00:00Z".
-        last: the last line, without its time.
+        last: the last event, in words.
         silent: seconds since that.
     """
 
@@ -102,9 +99,16 @@ def _state(job: Job, logs: Sequence[tuple[Node, LogState]], outdated: str, work:
                 return JobState(job, wanted, why, str(node), log, log_path(work.home, node.key))
     if outdated:
         return JobState(job, OUTDATED, outdated)
-    if logs and logs[-1][1].state == "interrupted":
+    if logs and logs[-1][1].state == INTERRUPTED:
         node, log = logs[-1]
-        return JobState(job, MISSING, f"interrupted: {log.last}", str(node), None, log_path(work.home, node.key))
+        return JobState(
+            job,
+            MISSING,
+            f"interrupted: {log.last.removeprefix('interrupted: ')}",
+            str(node),
+            None,
+            log_path(work.home, node.key),
+        )
     return JobState(job, MISSING)
 
 
@@ -118,39 +122,33 @@ def read_log(path: Path, now: float | None = None) -> LogState | None:
     """
     try:
         with open(path, "rb") as file:
-            changed = path.stat()
-            file.seek(max(0, changed.st_size - MOST))
-            lines = file.read(MOST).decode("utf-8", "replace").splitlines()
+            facts = path.stat()
+            file.seek(max(0, facts.st_size - MOST))
+            lines = file.read(MOST).splitlines()
     except OSError:
         return None
-    start = next((i for i in range(len(lines) - 1, -1, -1) if BEGUN.match(lines[i])), None)
-    begun = BEGUN.match(lines[start]) if start is not None else None
-    if begun is None or start is None:
-        return None
-    since, host, writer = begun.groups()
-    last = lines[-1] if len(lines) > start + 1 else ""
-    said = one_line(last.partition(" ")[2]).strip()
-    ended = ENDED.match(last)
-    silent = max(0.0, (now_at(path.parent) if now is None else now) - changed.st_mtime)
-    since = _corrected(since, lines[-1].partition(" ")[0], changed.st_mtime)
-    if ended is None:
-        state = "interrupted" if writes_still(writer) is False else RUNNING
-    elif ended[1].startswith("done"):
-        state = "done"
+    events: list[Event] = []  # of the last run, backwards
+    for line in reversed(lines):
+        if (event := event_of(line)) is not None:
+            events.append(event)
+            if event.kind == BEGUN:
+                break
     else:
-        state = "interrupted" if ended[1].startswith("interrupted") else FAILED
-    return LogState(state, host, since, said, silent)
+        return None
+    last, begun = events[0], events[-1]
+    state = last.kind if last.kind in (DONE, FAILED, INTERRUPTED) else RUNNING
+    if state == RUNNING and writes_still(begun.writer) is False:
+        state = INTERRUPTED
+    silent = max(0.0, (now_at(path.parent) if now is None else now) - facts.st_mtime)
+    text = one_line(str(last)) if last is not begun else ""
+    return LogState(state, begun.host, _corrected(begun, last, facts.st_mtime), text, silent)
 
 
-def _corrected(since: str, last: str, changed: float) -> str:
-    """A time in a log by the file system's clock, if the clock of the machine that wrote the last line is another."""
-    try:
-        began, wrote = (datetime.datetime.strptime(f"{one[:-1]}+0000", "%Y-%m-%dT%H:%M:%S%z") for one in (since, last))
-        off = datetime.timedelta(seconds=changed - wrote.timestamp())
-        is_wrong = OFF < abs(off.total_seconds()) < COPIED
-        return (began + off).strftime("%Y-%m-%dT%H:%M:%SZ") if is_wrong else since
-    except (ValueError, OverflowError):
-        return since
+def _corrected(begun: Event, last: Event, changed: float) -> str:
+    """When a stage began, in UTC, by the file system's clock, if the clock of the machine that wrote is another."""
+    off = datetime.timedelta(seconds=changed - last.time.timestamp())
+    is_wrong = OFF < abs(off.total_seconds()) < COPIED
+    return f"{begun.time + off if is_wrong else begun.time:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:

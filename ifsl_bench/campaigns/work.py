@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
-import traceback
+import pickle
+import sys
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
 from ifsl_bench.campaigns.graph import Node
-from ifsl_bench.campaigns.logs import Log
+from ifsl_bench.campaigns.logs import DONE, Log
 from ifsl_bench.common import processor
 from ifsl_bench.common.building import Swept
 from ifsl_bench.common.curves import Curves
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.progress import Relay, Reporter
+from ifsl_bench.common.progress import Mute, Relay, Reporter
 from ifsl_bench.episodic.prepared import Workspace, workspace
 from ifsl_bench.running.evaluating import Evaluate
 from ifsl_bench.running.stored import store
@@ -51,30 +51,43 @@ class Outcome:
         key: of the node.
         how: "done"; "failed", which the same node would do again; or "lost": its worker died, or what it
             had made was taken away.
-        said: one line that says why it failed or was lost.
+        why: one line: why it failed or was lost.
         seconds: that it took.
     """
 
     key: str
     how: Ending
-    said: str = ""
+    why: str = ""
     seconds: float = 0.0
 
 
-def run_node(node: Node, setting: Setting, share: int | None = None, reporter: Reporter | None = None) -> Outcome:
-    """Runs a node to its end, and stores what it makes; what goes wrong is told by what is returned.
+def packed(node: Node) -> bytes:
+    """A node for another process; what only the loop needs of it, up to hundreds of jobs, stays here."""
+    return pickle.dumps(replace(node, needs=(), results=()))
+
+
+def run_packed(content: bytes, key: str, setting: Setting, share: int, reporter: Reporter | None = None) -> Outcome:
+    """Runs a packed node to its end, and stores what it makes; what goes wrong is told by what is returned.
 
     Args:
-        share: cores that this process may keep busy; None for all of ``setting.cores``.
+        key: of the node, which a process that cannot load it does not know.
+        share: cores that this process may keep busy.
         reporter: hears of it, beside the node's log.
     """
-    processor.limit(setting.cores, share or setting.cores)
+    try:
+        node = pickle.loads(content)
+    except Exception as error:  # a method that is not there, or not as it was
+        return Outcome(key, "failed", f"a worker cannot load it: {plainly(error)}")
+    processor.limit(setting.cores, share)
     work, relay = _work(setting)
-    return attempt(node, work, relay, reporter or Reporter())[0]
+    try:
+        return attempt(node, work, relay, reporter or Mute())[0]
+    finally:
+        sys.stdout.flush()
 
 
 def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tuple[Outcome, Exception | None]:
-    """Runs a node in a workspace, and stores a result; how it ended, and the error if it failed.
+    """Runs a node in a workspace, and stores a result; returns how it ended, and the error if it failed.
 
     Args:
         relay: the workspace's reporter, which is led to the node's log and to ``reporter``.
@@ -82,7 +95,6 @@ def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tu
     Raises:
         Unheard: the reporter has nobody who listens.
     """
-    start = time.monotonic()
     heard = Curves(work.curves / node.key, reporter) if work.curves else reporter
     with Log(work.home, node.key, str(node), heard) as log:
         relay.to = log
@@ -92,17 +104,14 @@ def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tu
             if node.last and isinstance(node.stage, Evaluate):
                 store(node.stage.job, work, made)
         except Exception as error:
-            said = plainly(error)
-            if not isinstance(error, (UserError, OSError, MemoryError)):
-                log.write("".join(traceback.format_exception(error)))
-            log.write(f"failed: {said}")
+            why = plainly(error)
+            log.failed(error, why)
             how: Ending = "lost" if isinstance(error, Swept) else "failed"  # which goes better the next time
-            return Outcome(node.key, how, said, time.monotonic() - start), error
+            return Outcome(node.key, how, why, log.seconds), error
         finally:
             relay.to = reporter
-        seconds = time.monotonic() - start
-        log.write(f"done in {seconds:.1f} s")
-        return Outcome(node.key, "done", "", seconds), None
+        log.write(DONE, seconds=log.seconds)
+        return Outcome(node.key, "done", "", log.seconds), None
 
 
 def plainly(error: Exception) -> str:
@@ -120,6 +129,6 @@ def plainly(error: Exception) -> str:
 @lru_cache(maxsize=1)
 def _work(setting: Setting) -> tuple[Workspace, Relay]:
     """The workspace of a run, kept from one node to the next with what it has open."""
-    relay = Relay(Reporter())
+    relay = Relay(Mute())
     work = workspace(setting.home.cache, setting.home.results, setting.device, relay)
     return replace(work, curves=Path(setting.curves) if setting.curves else None), relay

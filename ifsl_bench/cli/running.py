@@ -38,8 +38,7 @@ FOLDERS = ("--home", "--results", "--data", "--cluster", "--log-dir")  # options
 
 if TYPE_CHECKING:
     from ifsl_bench.campaigns.campaign_file import Said
-    from ifsl_bench.campaigns.dask_workers import DaskWorkers
-    from ifsl_bench.campaigns.local import LocalWorkers
+    from ifsl_bench.campaigns.executors import Executor
     from ifsl_bench.campaigns.run import Ended
 
 
@@ -156,18 +155,18 @@ def run(
     made = asked_for.jobs
     files = {**wanted.data, **{name: Path(path) for name, path in data.items()}}
     check_data(files, tasks, work.home)
-    hands: DaskWorkers | LocalWorkers | None
+    executor: Executor | None
     if cluster:
         from ifsl_bench.campaigns.dask_workers import check_cluster, cluster_workers
 
         check_cluster(cluster, made, device)
-        hands = None  # before there are data it is not connected to
+        executor = None  # before there are data it is not connected to
     else:
-        hands = workers_for(made, work, device, jobs, devices)  # which start with their first stage
+        executor = workers_for(made, work, device, jobs, devices)  # which start with their first stage
     if dry_run:
         if own_weights:
             raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")
-        count = hands.count if hands else 1
+        count = executor.count if executor else 1
         found = plan_of(made, work, rerun, retrain, lacking=bool(files), workers=count, data=files)
         if cluster:
             reporter.say(f"devices and times are those of one process on this machine's processor; the workers of "
@@ -179,10 +178,10 @@ def run(
     if own_weights:
         train_backbones(made, work)
     if cluster:
-        hands, work = cluster_workers(cluster, made, work, device)
-    with prints_aside(style), watching(reporter, hands.count) if hands else nullcontext() as watch:
+        executor, work = cluster_workers(cluster, made, work, device)
+    with prints_aside(style), watching(reporter, executor.count) if executor else nullcontext() as watch:
         ended = run_campaign(
-            made, work, rerun=rerun, retrain=retrain, command=command, workers=hands, watch=watch
+            made, work, rerun=rerun, retrain=retrain, command=command, executor=executor, watch=watch
         )  # fmt: skip
     boards = [load_board(task, work.home.results) for task in tasks]
     if style in PROGRAMS:

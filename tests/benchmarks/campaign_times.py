@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -80,7 +79,8 @@ def stages(home: Path) -> list[float]:
     """Seconds of the stages that ran, from their logs."""
     found = []
     for log in (home / "logs").rglob("*.log"):
-        found += [float(seconds) for seconds in re.findall(r"Z done in ([\d.]+) s", log.read_text())]
+        events = [json.loads(line) for line in log.read_text().splitlines() if line]
+        found += [event["seconds"] for event in events if event["kind"] == "done"]
     return found
 
 
@@ -88,10 +88,9 @@ def a_stage_more(way: str, scratch: Path, home: Path, count: int) -> float:
     """Seconds between the ends of two stages that do next to nothing."""
     from ifsl_bench.campaigns.api import workspace
     from ifsl_bench.campaigns.dask_workers import cluster_workers
+    from ifsl_bench.campaigns.executors import Executor, Here, Processes
     from ifsl_bench.campaigns.graph import Graph, Node, Wants
-    from ifsl_bench.campaigns.here import Here
-    from ifsl_bench.campaigns.local import LocalWorkers
-    from ifsl_bench.campaigns.schedule import Watch, Workers, schedule
+    from ifsl_bench.campaigns.scheduler import Watch, schedule
     from ifsl_bench.campaigns.work import Outcome, Setting
     from ifsl_bench.common import processor
     from ifsl_bench.protocol.task_files import find
@@ -110,15 +109,15 @@ def a_stage_more(way: str, scratch: Path, home: Path, count: int) -> float:
             assert outcome.how == "done", outcome
             ends.append(time.perf_counter())
 
-    workers: Workers
+    workers: Executor
     if file := cluster_file(way, scratch):
         workers, _ = cluster_workers(str(file), jobs, work, "cpu")
     elif way == "two":
-        workers = LocalWorkers(Setting(work.home, "cpu", processor.cores(), uuid.uuid4().hex), 2)
+        workers = Processes(Setting(work.home, "cpu", processor.cores(), uuid.uuid4().hex), 2)
     else:
         workers = Here(work)
     try:
-        schedule(Graph(tuple(jobs), nodes), workers, Ends())
+        schedule(Graph(tuple(jobs), nodes), workers, work.home, Ends())
     finally:
         workers.close()
     later = ends[len(ends) // 4 :]  # both workers have opened what there is to open

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing.spawn
 import os
 import shutil
 import signal
@@ -11,15 +10,15 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
 import pytest
+from loky.backend import resource_tracker
 
 from ifsl_bench.campaigns import api
+from ifsl_bench.campaigns.executors import Processes, check_sendable
 from ifsl_bench.campaigns.graph import Node, Wants, graph_of
-from ifsl_bench.campaigns.local import LocalWorkers, check_sendable
 from ifsl_bench.campaigns.logs import Log
 from ifsl_bench.campaigns.run import numbers_in, run_campaign
 from ifsl_bench.campaigns.status import read_log
@@ -109,11 +108,11 @@ def test_two_workers_find_what_one_process_finds_though_a_job_fails(mine, undist
     for line, task in ((first, "clusters-1shot"), (second, "clusters-5shot")):
         assert line.startswith(f"  Broken.train.steps=40 on {task}, seed 0, in evaluation: method 'Broken' failed")
         log = Path(line.rsplit("(log: ", 1)[1].removesuffix(")"))
-        assert "too many at once" in log.read_text().splitlines()[-1]
+        assert "too many at once" in json.loads(log.read_text().splitlines()[-1])["text"]
     logs = mine / "home" / "logs"
     (trained,) = (logs / "meta-training").glob("clusters-5shot-Scaled-*.log")
     assert "validation" in trained.read_text()
-    assert trained.read_text().splitlines()[-1].split(" ", 1)[1].startswith("done in ")
+    assert json.loads(trained.read_text().splitlines()[-1])["kind"] == "done"
     assert any("a word of the method's own" in path.read_text() for path in (logs / "workers").glob("*.log"))
 
 
@@ -127,7 +126,7 @@ def test_killed_workers_nodes_go_on_from_their_checkpoints_and_are_given_up_the_
     assert err.count("was killed by signal 9") == 2
     assert err.count("it is run again, from its last checkpoint") == 2
     texts = [path.read_text() for path in (mine / "home" / "logs" / "meta-training").glob("*Scaled*")]
-    assert sum(text.count("begun by process") for text in texts) == 2 + 2, "two, and two once more"
+    assert sum(text.count('"kind":"begun"') for text in texts) == 2 + 2, "two, and two once more"
     for number in range(3):
         (mine / "kills" / str(number)).touch()
     words = ["--method", "my.py:Scaled,protonet", *ROWS[2:], "--retrain", "--results", "three", "--jobs", "2", "-q"]
@@ -143,7 +142,7 @@ def children(process: subprocess.Popen, count: int) -> list[psutil.Process]:
     end = time.monotonic() + 120
     while time.monotonic() < end:
         with suppress(psutil.Error):  # one of them may have ended since it was listed
-            found = [p for p in psutil.Process(process.pid).children() if "spawn_main" in " ".join(p.cmdline())]
+            found = [p for p in psutil.Process(process.pid).children() if "popen_loky" in " ".join(p.cmdline())]
             if len(found) == count:
                 return found
         time.sleep(0.02)
@@ -229,7 +228,7 @@ def test_devices_that_are_not_there_are_refused(here, call):
     [
         (["--cluster", "tcp://127.0.0.1:9", "--jobs", "2"], "leave out --jobs and --devices"),
         (["--cluster", "tcp://127.0.0.1:9", "--devices", "0"], "leave out --jobs and --devices"),
-        (["--cluster", "nowhere.toml"], "there is no file nowhere.toml"),
+        (["--cluster", "nowhere.toml"], "cannot read the cluster file nowhere.toml: No such file"),
         (["--cluster", "wrong.toml"], "wrong.toml"),
         (["--cluster", "tcp://127.0.0.1:9", "--device", "cuda:1"], "with --cluster it is auto, cpu or cuda"),
         (["--devices", "0-7", "--jobs", "1"], "leaves some of --devices 0-7 without a worker"),
@@ -262,33 +261,39 @@ def test_workers_that_cannot_start_are_given_up(count, here, monkeypatch):
     work = api.workspace(here / "home", device="cpu")
     jobs = make_jobs(["protonet"], ["clusters.toml:clusters-1shot"], {}, Training(), [0], None)
     resource_tracker.ensure_running()  # which is started in the same way
-    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", os.fsencode(str(shutil.which("false"))))
-    workers = LocalWorkers(Setting(work.home, "cpu", 2, ""), count)
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    workers = Processes(Setting(work.home, "cpu", 2, ""), count)
     with pytest.raises(UserError, match="worker processes end as they start"):
-        run_campaign(jobs, work, workers=workers)
-    assert not any(worker.process for worker in workers.workers)
+        run_campaign(jobs, work, executor=workers)
 
 
-def test_cores_are_shared_and_whole_machines_are_not():
-    setting = Setting(Home(Path("/nowhere"), Path("/nowhere")), "cpu", 8, "")
-    workers = LocalWorkers(setting, 3)
-    assert workers.share == 2
+def test_cores_and_memory_are_shared_and_whole_machines_are_not():
+    workers = Processes(Setting(Home(Path("/nowhere"), Path("/nowhere")), "cpu", 8, ""), 3)
+    assert [place.threads for place in workers.places] == [2, 2, 2]
 
     def node(threads: int, memory: int = 0) -> Node:
         return Node("", None, (), Wants(threads, memory), ())  # type: ignore[arg-type]
 
     assert workers.fits(node(8)), "alone"
-    workers.workers[0].node = node(1)
+    workers.places[0].node = node(1)
     assert workers.fits(node(1))
     assert not workers.fits(node(8))
-    assert not workers.fits(node(1, workers.memory + 1))
-    workers.workers[1].node = node(4)  # two shares
+    assert not workers.fits(node(1, int(sum(place.memory for place in workers.places)) + 1))
+    workers.places[1].node = node(5)
     assert not workers.fits(node(1))
-    for cores, beside in ((2, False), (1, True)):  # more workers than cores: a whole machine of two is not shared
-        workers = LocalWorkers(Setting(setting.home, "cpu", cores, ""), 4)
-        workers.workers[0].node = node(1)
-        assert workers.fits(node(1))
-        assert workers.fits(node(cores)) == beside
+
+
+def test_places_of_one_accelerator_take_turns_and_the_others_are_left_to_what_needs_none(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    workers = Processes(Setting(Home(Path("/nowhere"), Path("/nowhere")), "cuda", 8, ""), 3, [0, 1])
+    assert [place.device for place in workers.places] == ["4", "6", "4"]
+    node = Node("", None, (), Wants(1, 0, accelerator=True), ())  # type: ignore[arg-type]
+    workers.places[0].node = node
+    assert workers._place_for(node) is workers.places[1]
+    workers.places[1].node = node
+    assert not workers.fits(node)
+    assert workers.fits(Node("", None, (), Wants(), ()))  # type: ignore[arg-type]
 
 
 BREAKS = """

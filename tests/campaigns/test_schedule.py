@@ -1,15 +1,21 @@
-"""The loop, with workers that only pretend, held against rules that any order must keep."""
+"""The loop, with executors that only pretend, held against rules that any order must keep."""
 
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
+from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
 from ifsl_bench.campaigns.graph import Graph, Node, Wants
-from ifsl_bench.campaigns.schedule import TRIES, Event, schedule
+from ifsl_bench.campaigns.logs import Log
+from ifsl_bench.campaigns.scheduler import TRIES, schedule
 from ifsl_bench.campaigns.work import Outcome
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Mute
 
 JOBS = 4
 
@@ -36,37 +42,54 @@ def random_graph(chance: random.Random, whole: int) -> Graph:
 
 
 class Pretend:
-    """Workers that end nodes in any order, as a table says, and check what they are given."""
+    """Ends nodes in any order, as a table says, in a thread of its own; checks what it is given."""
 
     def __init__(self, graph: Graph, chance: random.Random, ends: dict[str, list[str]], size: int, in_order: bool):
         self.graph, self.chance, self.ends, self.size, self.in_order = graph, chance, ends, size, in_order
-        self.running: list[Node] = []
+        self.running: dict[str, tuple[Node, Future]] = {}
         self.done: set[str] = set()
         self.given: list[str] = []
+        self.submitted = threading.Semaphore(0)
+        threading.Thread(target=self.end_them, daemon=True).start()
 
     def fits(self, node: Node) -> bool:
-        if node.wants.accelerator and any(other.wants.accelerator for other in self.running):  # there is one
+        nodes = [other for other, _ in self.running.values()]
+        if node.wants.accelerator and any(other.wants.accelerator for other in nodes):  # there is one
             return False
-        return not self.running or sum(n.wants.threads for n in self.running) + node.wants.threads <= self.size
+        return not nodes or sum(n.wants.threads for n in nodes) + node.wants.threads <= self.size
 
-    def submit(self, node: Node, priority: int) -> None:
+    def submit(self, node: Node) -> Future:
         assert self.done.issuperset(node.needs), "a node waits for what it needs"
         assert node.key not in self.done
-        assert node.key not in {other.key for other in self.running}, "one owner at a time"
+        assert node.key not in self.running, "one owner at a time"
         assert self.fits(node)
         self.given.append(node.key)
-        self.running.append(node)
+        future: Future = Future()
+        self.running[node.key] = node, future
+        self.submitted.release()
+        return future
 
-    def wait(self):
-        if not self.running:
-            return []
-        node = self.running.pop(self.chance.randrange(len(self.running)))
+    def end_them(self) -> None:
+        while True:
+            self.submitted.acquire()
+            node, future = self.chance.choice([pair for pair in list(self.running.values()) if not pair[1].done()])
+            future.set_result(self.end(node))
+
+    def end(self, node: Node) -> Outcome:
         how = self.ends[node.key].pop(0) if self.ends.get(node.key) else "done"
-        if how == "done":
-            self.done.add(node.key)
-        return [Outcome(node.key, how, how)]  # type: ignore[arg-type]
+        return Outcome(node.key, how, how)  # type: ignore[arg-type]
 
-    def close(self, at_once: bool = False) -> None: ...
+    def outcome(self, node: Node, future: Future) -> Outcome:
+        del self.running[node.key]
+        outcome = future.result()
+        if outcome.how == "done":
+            self.done.add(node.key)
+        return outcome
+
+    def look(self) -> None: ...
+
+
+NOWHERE = Home.locate("/nowhere")  # without logs
 
 
 @pytest.mark.parametrize("in_order", [False, True])
@@ -80,7 +103,7 @@ def test_any_graph_is_run_to_its_end_whatever_fails(in_order):
         bad = {key for key, how in ends.items() if "failed" in how or len(how) == TRIES}
         workers = Pretend(graph, chance, {key: list(how) for key, how in ends.items()}, size, in_order)
         before: list[str] = []
-        failures = schedule(graph, workers, before=lambda node: before.append(node.key))  # noqa: B023
+        failures = schedule(graph, workers, NOWHERE, before=lambda node: before.append(node.key))  # noqa: B023
         spoilt = {job for key in bad for job in graph.nodes[key].results}
         assert {failure.job for failure in failures} <= spoilt
         for job in range(JOBS):
@@ -93,7 +116,7 @@ def test_any_graph_is_run_to_its_end_whatever_fails(in_order):
         for failure in failures:
             assert failure.node is not None
             assert failure.node.key in bad
-            assert failure.said in ("failed", f"lost, {TRIES} times")
+            assert failure.why in ("failed", f"lost, {TRIES} times")
 
 
 def test_what_many_wait_for_goes_first_and_one_worker_goes_job_by_job():
@@ -105,7 +128,7 @@ def test_what_many_wait_for_goes_first_and_one_worker_goes_job_by_job():
     given = {}
     for in_order in (False, True):
         workers = Pretend(graph, random.Random(0), {}, 1, in_order)
-        schedule(graph, workers)
+        schedule(graph, workers, NOWHERE)
         given[in_order] = workers.given
     assert given == {False: ["all", "two", "one"], True: ["one", "all", "two"]}
 
@@ -115,7 +138,7 @@ def test_work_for_the_whole_machine_is_not_passed_by_for_ever():
     nodes = {"a": Node("a", None, (), Wants(1), (0, 1, 2)), "whole": Node("whole", None, (), Wants(2), (0, 1))}  # type: ignore[arg-type]
     nodes |= {str(n): Node(str(n), None, (), Wants(1), (3,)) for n in range(20)}  # type: ignore[arg-type]
     workers = Pretend(Graph((None,) * 4, nodes), random.Random(1), {}, 2, False)  # type: ignore[arg-type]
-    schedule(workers.graph, workers)
+    schedule(workers.graph, workers, NOWHERE)
     assert workers.given[:2] == ["a", "whole"]
 
 
@@ -123,9 +146,9 @@ def test_a_node_that_nobody_needs_any_more_is_not_begun():
     bad = Node("bad", None, (), Wants(), (0,))  # type: ignore[arg-type]
     other = Node("other", None, (), Wants(), (0,))  # type: ignore[arg-type]
     workers = Pretend(Graph((None,), {"bad": bad, "other": other}), random.Random(0), {"bad": ["failed"]}, 1, True)  # type: ignore[arg-type]
-    (failure,) = schedule(workers.graph, workers)
+    (failure,) = schedule(workers.graph, workers, NOWHERE)
     assert workers.given == ["bad"]
-    assert (failure.node, failure.said) == (bad, "failed")
+    assert (failure.node, failure.why) == (bad, "failed")
 
 
 def test_what_took_long_elsewhere_goes_first_where_equally_many_wait_for_it():
@@ -138,34 +161,30 @@ def test_what_took_long_elsewhere_goes_first_where_equally_many_wait_for_it():
         return Paced(key, None, needs, Wants(), (0,), last=last)  # type: ignore[arg-type]
 
     class Slow(Pretend):
-        def wait(self):
-            (outcome,) = super().wait()
-            return [Outcome(outcome.key, "done", seconds={"a": 1.0, "b": 5.0, "c": 3.0}.get(outcome.key[0], 0.0))]
+        def end(self, node: Node) -> Outcome:
+            return Outcome(node.key, "done", seconds={"a": 1.0, "b": 5.0, "c": 3.0}.get(node.key[0], 0.0))
 
     nodes = [node(key) for key in ("a1", "b1", "c1", "a2", "b2", "c2", "d1")]
     nodes.append(node("end", ("a1",), last=True))
     graph = Graph((None,), {n.key: n for n in nodes})  # type: ignore[arg-type]
     workers = Slow(graph, random.Random(0), {}, 1, False)
-    schedule(graph, workers)
+    schedule(graph, workers, NOWHERE)
     assert workers.given == ["a1", "end", "b1", "c1", "d1", "b2", "c2", "a2"]
 
 
 class Ended(Pretend):
     """Workers that die when they have come so far, one place an attempt; after the last they end the node."""
 
-    def __init__(self, graph: Graph, places: list[int]):
-        super().__init__(graph, random.Random(0), {}, 1, True)
-        self.places = places
+    def __init__(self, graph: Graph, places: list[int], home: Home):
+        self.places, self.home = places, home
+        super().__init__(graph, random.Random(0), {}, 1, False)
 
-    def wait(self):
-        if not self.running:
-            return []
+    def end(self, node: Node) -> Outcome:
         if not self.places:
-            return super().wait()
-        (node,), self.running = self.running, []
-        at = self.places.pop(0)
-        told = [Event(node.key, "stage", "training", 0, 1000), Event(node.key, "advance", "", at)]
-        return [*told, Outcome(node.key, "lost", "its worker died")]  # type: ignore[arg-type]
+            return super().end(node)
+        with Log(self.home, node.key, "it", Mute()) as log, log.stage("training", 1000) as stage:
+            stage.advance(self.places.pop(0))
+        return Outcome(node.key, "lost", "its worker died")
 
 
 @pytest.mark.parametrize(
@@ -173,9 +192,10 @@ class Ended(Pretend):
     [([100, 200, 300, 400, 500, 600], 7), ([500, 500, 500], 3), ([500, 502, 501], 3), ([100, 400, 400, 400], 4),
      ([300, 100, 200], 3)],
 )  # fmt: skip
-def test_a_node_whose_worker_dies_goes_on_as_long_as_it_comes_further(places, tries):
+def test_a_node_whose_worker_dies_goes_on_as_long_as_it_comes_further(places, tries, tmp_path: Path):
     node = Node("one", None, (), Wants(), (0,))  # type: ignore[arg-type]
-    workers = Ended(Graph((None,), {"one": node}), list(places))  # type: ignore[arg-type]
-    failures = schedule(workers.graph, workers)
+    home = Home.locate(tmp_path)
+    workers = Ended(Graph((None,), {"one": node}), list(places), home)  # type: ignore[arg-type]
+    failures = schedule(workers.graph, workers, home)
     assert len(workers.given) == tries
     assert bool(failures) == (tries == len(places))

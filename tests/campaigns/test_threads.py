@@ -19,7 +19,7 @@ import torch
 from ifsl_bench.backbone.trainer import Trainer
 from ifsl_bench.campaigns import api
 from ifsl_bench.campaigns.graph import graph_of
-from ifsl_bench.campaigns.work import Setting, run_node
+from ifsl_bench.campaigns.work import Setting, packed, run_packed
 from ifsl_bench.common import processor
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic import evaluation, prepared
@@ -68,8 +68,8 @@ def run(home: Path, methods: list[str], task: str, ambient: int, cores: int, sha
     jobs = make_jobs(methods, [task], {}, Training.parse({"steps": "20"}), [0], None)
     for node in graph_of(jobs, work).nodes.values():
         torch.set_num_threads(ambient)
-        outcome = run_node(node, Setting(work.home, "cpu", cores, str(home)), share)
-        assert outcome.how == "done", outcome.said
+        outcome = run_packed(packed(node), node.key, Setting(work.home, "cpu", cores, str(home)), share)
+        assert outcome.how == "done", outcome.why
 
 
 def weights(home: Path) -> dict[str, str]:
