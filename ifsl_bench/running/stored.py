@@ -6,7 +6,7 @@ import itertools
 import os
 from dataclasses import dataclass
 
-from ifsl_bench.backbone.shipped import weights_to_use
+from ifsl_bench.backbone.weights import weights_to_use
 from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import CorruptFile
