@@ -26,7 +26,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.checkpoint import CheckpointFolder, finished_info
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import Home, open_file, read_errors, set_aside, sha256_json, write_bytes
 from ifsl_bench.common.json_text import strict_json
@@ -248,18 +248,9 @@ def is_offered(home: Home, key: str) -> bool:
     return shipped_file(key) is not None and not begun
 
 
-def finished_info(home: Home, key: str) -> dict[str, Any] | None:
-    """What is recorded of a finished pretraining in the cache; None where there is none, or it is damaged."""
-    try:
-        info = CheckpointFolder(home.pretrained / key).info()
-    except CorruptFile:
-        return None
-    return info if info and info.get("finished") is True else None
-
-
 def pretrained_sha256(home: Home, key: str) -> str | None:
     """The checksum of the weights of a finished pretraining in the cache; None where there is none."""
-    info = finished_info(home, key)
+    info = finished_info(home.pretrained / key)
     return str(info["tensors"]["sha256"]) if info else None
 
 
@@ -268,7 +259,7 @@ def features_sha256(home: Home, key: str) -> str | None:
 
     It is that of the weights; of a backbone from elsewhere, that of its file alone.
     """
-    info = finished_info(home, key)
+    info = finished_info(home.pretrained / key)
     return str(info.get("weights", info["tensors"]["sha256"])) if info else None
 
 
@@ -404,7 +395,7 @@ def weights_listing(home: Home) -> list[dict[str, Any]]:
     """A row for each finished pretraining in the home or the package; accuracies in percent."""
     offered = {key: weights.info for key, weights in shipped().items()}
     keys = [path.name for path in home.pretrained.iterdir()] if home.pretrained.is_dir() else []
-    here = {key: info for key in filter(KEY.fullmatch, keys) if (info := finished_info(home, key))}
+    here = {key: info for key in filter(KEY.fullmatch, keys) if (info := finished_info(home.pretrained / key))}
     rows = []
     for key, info in here.items():
         same = key in offered and offered[key]["tensors"] == {"sha256": info["tensors"]["sha256"]}

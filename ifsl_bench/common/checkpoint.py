@@ -185,18 +185,19 @@ def finished(folder: Path, **facts: Any) -> State | None:
         UserError: it may not be read.
     """
     try:
-        return CheckpointFolder(folder).load() if is_finished(folder, **facts) else None
+        return CheckpointFolder(folder).load() if finished_info(folder, **facts) else None
     except CorruptFile:
         return None
 
 
-def is_finished(folder: Path, **facts: Any) -> bool:
-    """Whether the folder holds a training that ran to its end and records ``facts``; a damaged one counts as none."""
+def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
+    """The JSON part of a training that ran to its end and records ``facts``; None where it is not there, or damaged."""
     try:
         info = CheckpointFolder(folder).info()
     except CorruptFile:
-        return False
-    return bool(info and info.get("finished") is True and all(info.get(key) == value for key, value in facts.items()))
+        return None
+    ended = info is not None and info.get("finished") is True
+    return info if info and ended and all(info.get(key) == value for key, value in facts.items()) else None
 
 
 def begun(folder: Path, counter: str) -> int:

@@ -30,6 +30,7 @@ OF_JOBS = ("trained", "trials", "evaluated")
 KINDS = (*STARTS, *OF_JOBS, "probes", "compiled", "logs", "keys")
 STAYS = ("digests", "tasks", "weights")  # pinned, for the user to change, and given
 UNFINISHED, ASIDE, UNKNOWN = "unfinished", "set aside", "unknown"
+ORDER = (*KINDS, *STAYS, ASIDE, UNFINISHED, UNKNOWN)
 LEFTOVER = (UNFINISHED, ASIDE, "probes", "compiled", "keys")  # what costs nobody more than seconds
 DAY, RECENT, KEYS = 86400.0, 2 * 3600.0, 30 * 86400.0  # seconds; clocks may differ by an hour
 _IN_FOLDERS = ("features", "logs")  # kinds that are kept in a folder for each pretraining or stage
@@ -57,7 +58,7 @@ class Item:
 
     def is_called(self, name: str) -> bool:
         """Whether that is its kind, or else a whole part of what it is of: a data set, task, backbone or method."""
-        if name in (*KINDS, *STAYS):
+        if name in ORDER:
             return self.kind == name
         part = rf"(?<![^-+: ./@]){re.escape(name)}(?![^-+: ./@])"
         return re.search(part, self.of) is not None
@@ -88,8 +89,7 @@ class Pruning:
 
 def listed(home: Home) -> list[Item]:
     """Everything in the home but the results, by kind."""
-    order = (*KINDS, *STAYS, ASIDE, UNFINISHED, UNKNOWN)
-    return sorted(_items(home), key=lambda item: (order.index(item.kind), item.of, item.path))
+    return sorted(_items(home), key=lambda item: (ORDER.index(item.kind), item.of, item.path))
 
 
 def _items(home: Home) -> Iterator[Item]:
@@ -164,7 +164,7 @@ def pruning(home: Home, choice: Choice) -> Pruning:
 def _is_chosen(item: Item, choice: Choice, now: float) -> bool:
     if choice == Choice():
         return item.kind in LEFTOVER
-    sorts = [[name for name in choice.names if (name in KINDS) == is_kind] for is_kind in (True, False)]
+    sorts = [[name for name in choice.names if (name in ORDER) == is_kind] for is_kind in (True, False)]
     return all(not names or any(map(item.is_called, names)) for names in sorts) and (
         choice.unused is None or now - item.used >= choice.unused
     )
@@ -203,8 +203,7 @@ def prune(going: Sequence[Item], say: Callable[[str], None]) -> int:
     What has been used, locked or removed since it was looked at stays as it is.
     """
     freed = 0
-    kinds = (*STARTS, *OF_JOBS)
-    for item in sorted(going, key=lambda item: kinds.index(item.kind) if item.kind in kinds else -1, reverse=True):
+    for item in sorted(going, key=lambda item: ORDER.index(item.kind), reverse=True):
         with taken(item.path) as free:
             if not free or _size_and_use(item.path)[1] > item.used:
                 say(f"{item.path} is in use by now, and stays")
