@@ -1,4 +1,4 @@
-"""Whole commands with a backbone from elsewhere: run, table, campaign, check, cache prune; and one that has learned."""
+"""Whole commands with a backbone from elsewhere: run, table, campaign, check; and one that has learned."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hues(_timm, hues):
     return hues
 
 
-def test_run_table_check_campaign_and_prune(hues, call):
+def test_run_table_check_and_campaign(hues, call):
     said = ("--backbone", "timm:test_resnet", "--weights", "mine.safetensors")
     status, out, err = call("run", "--method", "protonet,imprint", "--task", "hues.toml", *said, "-q")
     assert status == 0, err
@@ -63,11 +63,6 @@ def test_run_table_check_campaign_and_prune(hues, call):
     assert {node["state"] for node in nodes} == {"cached"}
     status, _, err = call("run", "campaign.toml", "-q")
     assert status == 0, err
-
-    kept = sorted(path.name for path in (hues / "home" / "features").iterdir())
-    status, out, err = call("cache", "prune", "--campaign", "campaign.toml", "--yes")
-    assert status == 0, err
-    assert sorted(path.name for path in (hues / "home" / "features").iterdir()) == kept
 
 
 def learn(pool, name: str, classes: int, steps: int, batch: int, path: Path, **how) -> None:

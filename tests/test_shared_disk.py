@@ -326,7 +326,7 @@ def test_files_that_nfs_keeps_for_others_stop_nobody(tmp_path, monkeypatch):
     assert (target / "a").read_text() == "new"
     (left,) = kept
     assert left.name.startswith(".removed-set@")
-    monkeypatch.setattr(owners, "_is_alive", lambda process: False)
+    monkeypatch.setattr(owners.psutil, "pid_exists", lambda process: False)
     with building(target) as partial:
         fill(partial, "newer")
     assert [path.name for path in tmp_path.iterdir()] == ["set"]

@@ -12,10 +12,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load, load_file, save
 
-from ifsl_bench.backbone import shipped as shipping
+from ifsl_bench.backbone import weights as weights_module
 from ifsl_bench.backbone.pretrain import pretrain
-from ifsl_bench.backbone.shipped import NOTE, shipped, shipped_file
-from ifsl_bench.backbone.weights_file import OURS, read_weights, write_weights
+from ifsl_bench.backbone.weights import NOTE, OURS, import_weights, read_weights, shipped, shipped_file, write_weights
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -23,7 +22,7 @@ from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.preparing.prepare import ensure
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running.weights import export_weights, import_weights
+from ifsl_bench.running.pretraining import export_weights
 
 CPU = torch.device("cpu")
 TASK = "clusters.toml:clusters-1shot"
@@ -60,7 +59,7 @@ def packaged(exported, tmp_path, monkeypatch) -> Path:
     folder.mkdir()
     weights, _ = read_weights(exported[1])
     exported[1].rename(folder / f"{weights.key}.safetensors")
-    monkeypatch.setattr(shipping, "FOLDER", folder)
+    monkeypatch.setattr(weights_module, "FOLDER", folder)
     return folder / f"{weights.key}.safetensors"
 
 
@@ -205,18 +204,18 @@ def test_a_damaged_file_of_the_package_is_refused_by_name(packaged, other):
         (lambda v: v["definition"].update(recipe=9), "its definition does not make 'clusters-none-linear-seed0-"),
         (lambda v: v["info"].update(key="../../x-0123456789ab"), "its definition does not make '../../x"),
         (lambda v: v["info"]["tensors"].update(sha256="0" * 64), "its weights are not those that it names"),
-        (lambda v: v["info"].update(device="\x1b[2J"), "device cannot be printed"),
-        (lambda v: v["info"].update(device="x" * 301), "longer than 300 characters"),
-        (lambda v: v["info"].update(seed=True), "seed is True"),
+        (lambda v: v["info"].update(device="\x1b[2J"), "texts that cannot be printed"),
+        (lambda v: v["info"].update(device="x" * 301), "length <= 300 - at `$.device`"),
+        (lambda v: v["info"].update(seed=True), "got `bool` - at `$.seed`"),
         (lambda v: v["info"].update(seed=7), "it says two seeds"),
         (lambda v: v["info"].update(finished=False), "no finished pretraining"),
-        (lambda v: v["info"].update(rounded="int4"), "no finished pretraining"),
-        (lambda v: v["info"].update(seconds=1e300), "seconds is 1e"),
-        (lambda v: v["info"]["accuracy"].update({"base/val": 2}), "accuracy is"),
-        (lambda v: v["info"]["accuracy"].update({"x": 0.5}), "accuracy is"),
-        (lambda v: v["info"].update(processes=[0]), "processes is"),
-        (lambda v: v["info"].pop("precision"), "precision is None"),
-        (lambda v: v.update(info=[]), "lacks the definition"),
+        (lambda v: v["info"].update(rounded="int4"), "Invalid enum value 'int4' - at `$.rounded`"),
+        (lambda v: v["info"].update(seconds=1e300), "<= 10000000000.0 - at `$.seconds`"),
+        (lambda v: v["info"]["accuracy"].update({"base/val": 2}), "<= 1.0 - at `$.accuracy[...]`"),
+        (lambda v: v["info"]["accuracy"].update({"x": 0.5}), "Invalid enum value 'x' - at `key` in `$.accuracy`"),
+        (lambda v: v["info"].update(processes=[0]), ">= 1 - at `$.processes[0]`"),
+        (lambda v: v["info"].pop("precision"), "missing required field `precision`"),
+        (lambda v: v.update(info=[]), "Expected `object`, got `array`"),
         (lambda v: v.update(format=9), "in format 9"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -250,7 +249,7 @@ def _tensors(name: str, value: torch.Tensor):
         (lambda path: path.write_bytes((9 << 20).to_bytes(8, "little") + b" " * (9 << 20)), "has a header of"),
         (lambda path: path.write_bytes((90).to_bytes(8, "little") + b"[" * 90), "its header is no JSON"),
         (lambda path: path.write_bytes((1 << 20).to_bytes(8, "little") + b"[" * (1 << 20)), "its header is no JSON"),
-        (lambda path: path.write_bytes(save({"x": torch.zeros(3)})), "does not say which pretraining"),
+        (lambda path: path.write_bytes(save({"x": torch.zeros(3)})), "does not say its pretraining"),
         (_tensors("head.weight", torch.full((8, 16), float("nan"))), "'head.weight' is not finite"),
         (_tensors("head.weight", torch.zeros(8)), "no base classifier"),
         (_tensors("x", torch.zeros(8, dtype=torch.float64)), "tensors of type 'F64'"),
@@ -314,7 +313,7 @@ def test_commands_export_list_and_import(exported, other, call, here, packaged):
         assert (status, said in err) == (2, True)
 
 
-@pytest.mark.parametrize("path", sorted(shipping.FOLDER.glob("*.safetensors")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(weights_module.FOLDER.glob("*.safetensors")), ids=lambda path: path.stem)
 def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path):
     weights, content = read_weights(path)
     assert weights.key == path.stem
@@ -327,7 +326,7 @@ def test_every_file_of_the_package_is_whole_and_of_a_packaged_task(path):
 
 def test_stored_rows_are_on_the_backbones_that_come_with_the_package():
     """So a stranger's row stands beside rows on the same features."""
-    offered, found = shipping.shipped(), set()
+    offered, found = shipped(), set()
     for path in sorted(packaged_root().glob("*/*.seed-*.json")):
         made_with = json.loads(path.read_text())["pretraining"]
         if made_with["key"] in offered:

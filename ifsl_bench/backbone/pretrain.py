@@ -15,8 +15,8 @@ from ifsl_bench.backbone.contract import Backbone
 from ifsl_bench.backbone.networks import CosineHead, LinearHead
 from ifsl_bench.backbone.processes import ALONE, World
 from ifsl_bench.backbone.registered import frozen_backbone
-from ifsl_bench.backbone.shipped import adopt
 from ifsl_bench.backbone.trainer import Trainer
+from ifsl_bench.backbone.weights import adopt
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside, sha256_json
 from ifsl_bench.common.locks import locked

@@ -21,7 +21,6 @@ from ifsl_bench.common.files import check_writable
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.renewing import put_aside
-from ifsl_bench.running.stored import note_folder
 
 MOST_SAID = 3  # jobs that are named where one cause has stopped many
 
@@ -67,8 +66,6 @@ def run_campaign(
     renewed: set[Path] = set()
     if graph.nodes:  # else no result is written
         check_writable(work.home.results)
-    if graph.stored:  # perhaps by another home, or in a folder that was copied here
-        note_folder(work.home)
 
     def before(node: Node) -> None:
         if node.anew:

@@ -163,9 +163,10 @@ def data_show(name: str, out: str | None, classes: int, images: int, home: str |
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @home_option
 def data_remove(name: str, yes: bool, home: str | None) -> None:
-    """Remove a prepared data set, and its task file if it is your own.
+    """Remove a prepared data set or an unfinished import.
 
-    Lists what would be removed, and asks first. What was computed from it goes with 'ifsl-bench cache prune'.
+    Its task file goes too if it is your own and no result needs it to be read. Lists what would be removed, and
+    asks first. What was computed from it goes with 'ifsl-bench cache prune NAME'.
     """
     from ifsl_bench.data.preparing import catalogue as data_commands
 
@@ -175,4 +176,4 @@ def data_remove(name: str, yes: bool, home: str | None) -> None:
     if not agreed("Remove this?", yes):
         return
     data_commands.remove_data(folders, name)
-    click.echo("removed; features and models made from it are listed by: ifsl-bench cache prune --dry-run")
+    click.echo(f"removed; features and models made from it are listed by: ifsl-bench cache prune {name} --dry-run")

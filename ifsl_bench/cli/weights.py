@@ -37,10 +37,10 @@ def export(task: str | None, head: str, seed: int, to: str | None, home: str | N
     """
     if not task:
         raise UserError("say the weights of which task, e.g.: ifsl-bench weights export --task tiered-5shot")
-    from ifsl_bench.running.weights import export_weights
+    from ifsl_bench.running.pretraining import export_weights
 
-    path, said = export_weights(task, head, seed, folders_of(home), Path(to).expanduser() if to else None)
-    click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, weights {said.sha256}")
+    path, exported = export_weights(task, head, seed, folders_of(home), Path(to).expanduser() if to else None)
+    click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, weights {exported.sha256}")
 
 
 @weights.command(
@@ -61,13 +61,15 @@ def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
     """
     if not files:
         raise UserError("say which file, e.g.: ifsl-bench weights import tiered.safetensors")
-    from ifsl_bench.running.weights import import_weights
+    from ifsl_bench.backbone.weights import import_weights
 
     for name in files:
-        said, new = import_weights(Path(name).expanduser(), folders_of(home), reporter_for(False), force)
-        shown = ", ".join(f"{pool} {100 * value:.2f}%" for pool, value in said.info["accuracy"].items())
-        click.echo(f"{said.key}: {shown}, trained on {said.info['device']}" + ("" if new else "; there already"))
-        click.echo(f"weights: {said.sha256}")
+        imported, new = import_weights(Path(name).expanduser(), folders_of(home), reporter_for(False), force)
+        click.echo(
+            f"{imported.key}: {imported.accuracies}, trained on {imported.info['device']}"
+            + ("" if new else "; there already")
+        )
+        click.echo(f"weights: {imported.sha256}")
 
 
 @weights.command("list", epilog=examples("ifsl-bench weights list", "ifsl-bench weights list --format csv"))
@@ -75,8 +77,8 @@ def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
 @style_option
 def list_(home: str | None, style: str) -> None:
     """List the finished pretrainings, in the home folder and in the package."""
+    from ifsl_bench.backbone.weights import weights_listing
     from ifsl_bench.board.table import plain_table
-    from ifsl_bench.running.weights import weights_listing
 
     rows = weights_listing(readable(folders_of(home)))
     show_tables([plain_table(rows, fold={"pretraining": 30}, drop=("weights", "trained on"))], style)

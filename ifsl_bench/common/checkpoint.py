@@ -140,21 +140,26 @@ class CheckpointFolder:
             return state
         raise UserError(f"{self.folder} changes faster than it can be read: other processes train there; end them")
 
-    def _load(self, info: dict[str, Any]) -> State:
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
+    def content(self, info: dict[str, Any]) -> bytes:
+        """The file of tensors that :meth:`info` names; raises :class:`CorruptFile` where it is not what was written."""
         path = self.folder / info["tensors"]["file"]
         try:
             with open_file(path) as file, read_errors(path):  # load_file opens no path that is not UTF-8
                 content = file.read()
-            if hashlib.sha256(content).hexdigest() != info["tensors"]["sha256"]:
-                raise CorruptFile(f"{path} is not what was written: its checksum differs")
-            return State(load(content), info)
         except FileNotFoundError:
             raise CorruptFile(f"{path} is missing, though {self.json.name} names it") from None
+        if hashlib.sha256(content).hexdigest() != info["tensors"]["sha256"]:
+            raise CorruptFile(f"{path} is not what was written: its checksum differs")
+        return content
+
+    def _load(self, info: dict[str, Any]) -> State:
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        try:
+            return State(load(self.content(info)), info)
         except SafetensorError as error:
-            raise CorruptFile(f"{path} holds no tensors ({error})") from error
+            raise CorruptFile(f"{self.folder / info['tensors']['file']} holds no tensors ({error})") from error
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -180,18 +185,19 @@ def finished(folder: Path, **facts: Any) -> State | None:
         UserError: it may not be read.
     """
     try:
-        return CheckpointFolder(folder).load() if is_finished(folder, **facts) else None
+        return CheckpointFolder(folder).load() if finished_info(folder, **facts) else None
     except CorruptFile:
         return None
 
 
-def is_finished(folder: Path, **facts: Any) -> bool:
-    """Whether the folder holds a training that ran to its end and records ``facts``; a damaged one counts as none."""
+def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
+    """The JSON part of a training that ran to its end and records ``facts``; None where it is not there, or damaged."""
     try:
         info = CheckpointFolder(folder).info()
     except CorruptFile:
-        return False
-    return bool(info and info.get("finished") is True and all(info.get(key) == value for key, value in facts.items()))
+        return None
+    ended = info is not None and info.get("finished") is True
+    return info if info and ended and all(info.get(key) == value for key, value in facts.items()) else None
 
 
 def begun(folder: Path, counter: str) -> int:

@@ -84,20 +84,10 @@ def _began(process: int) -> int | None:
 
 def is_abandoned(path: Path) -> bool:
     """Whether what a process was writing has no writer any more, so that another may take or remove it."""
-    found = _TAG.search(path.name)
-    if found and found[1] == _machine() and os.name == "posix":  # elsewhere signal number 0 would end a process
-        return not _is_alive(int(found[2]))
+    tag = _TAG.search(path.name)
+    if tag and tag[1] == _machine() and int(tag[2]) < 1 << 31:
+        return not psutil.pid_exists(int(tag[2]))
     return idle(path) > IDLE
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):
-        return True  # of another user
-    return True
 
 
 def idle(path: Path) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.loader import Batch
-from ifsl_bench.figures.episode_pca import way_look
+from ifsl_bench.figures.episode_pca import name_plane, way_look, ways_legend
 from ifsl_bench.figures.models import novel_names
 from ifsl_bench.figures.style import FAINT, Mark, legend_below, legend_height, new_figure, styled, text_of
 from ifsl_bench.learners.attractor import Memory
@@ -185,7 +185,7 @@ def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str
     rows = [one for one in found if not one.static] or fixed[:1]
     stars = [one for one in fixed if one is not rows[0]]
     across = 1 if rows[0].produced is None else 2
-    names = [f"N{way + 1} {name}" for way, name in enumerate(found[0].classes)]
+    names, handles = ways_legend(found[0].classes)
     marks = _marks(rows, bool(fixed))
     side = 2.9 if wide else 1.5 * (1 if across == 2 else 1.6)
     figure = new_figure((side + 0.35) * len(rows) + legend_height(names, wide, marks), wide)
@@ -196,7 +196,6 @@ def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str
         _episode(panels[-1], one, [star.centres[0, 0] for star in stars or (fixed if one.static else [])])
         shown = f"episode {one.index}"
         panels[-1].set_title(shown if across == 2 else f"{text_of(one.label)}: {shown}")
-    handles = [Line2D([], [], **way_look(way) | {"markersize": 5}) for way in range(len(names))]
     legend_below(figure, handles, names, wide, marks)
     return figure, [f"{one.label} is static: all of its attractors are the star" for one in stars]
 
@@ -227,12 +226,6 @@ def _plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return centre, axes * np.sign(largest), (values**2 / (values**2).sum())[:2]
 
 
-def _name_axes(axes: Axes, share: np.ndarray) -> None:
-    axes.set(xlabel=f"PC 1 ({100 * share[0]:.0f}%)", ylabel=f"PC 2 ({100 * share[1]:.0f}%)")
-    axes.set_xticks([])
-    axes.set_yticks([])
-
-
 def _base(axes: Axes, one: Weights) -> None:
     assert one.produced is not None
     centre, across, share = _plane(one.base, one.produced)
@@ -243,7 +236,7 @@ def _base(axes: Axes, one: Weights) -> None:
     axes.plot(*produced.T, **PRODUCED, zorder=3, gid="attractors of base classes")
     for way, rows in enumerate(one.centres):
         axes.plot(*((rows[0] - centre) @ across.T), **way_look(way), markersize=4.5, zorder=4)
-    _name_axes(axes, share)
+    name_plane(axes, share)
 
 
 def _episode(axes: Axes, one: Weights, stars: Sequence[np.ndarray]) -> None:
@@ -267,4 +260,4 @@ def _episode(axes: Axes, one: Weights, stars: Sequence[np.ndarray]) -> None:
     if one.produced is not None:
         axes.plot(*flat(one.produced).T, **PRODUCED, zorder=1, scalex=False, scaley=False)
     axes.set(xlim=left, ylim=right)
-    _name_axes(axes, share)
+    name_plane(axes, share)

@@ -12,8 +12,8 @@ from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import outline_of
-from ifsl_bench.figures.rows import beside_stored, by_accuracy, names_of, shown
-from ifsl_bench.figures.style import drawn_beside, grid, legend_below, legend_height, new_figure, styled
+from ifsl_bench.figures.rows import by_accuracy, named_looks, shown
+from ifsl_bench.figures.style import grid, legend_below, legend_height, new_figure, styled
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
@@ -67,8 +67,7 @@ def draw(
         raise UserError("no row of these is stored for two numbers of base classes; those that there are: "
                         f"{', '.join(map(str, boards))}")  # fmt: skip
     firsts = [next(iter(line.values())) for line in found]
-    names = names_of(firsts)
-    looks = drawn_beside([row.label for row in firsts], beside_stored(firsts))
+    names, looks = named_looks(firsts)
     figure = new_figure(2.0 + legend_height(names, wide), wide)
     axes = figure.add_subplot(xlabel="base classes", ylabel="Acc. (%)")
     for name, line, look in zip(names, found, looks, strict=True):

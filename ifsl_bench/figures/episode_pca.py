@@ -129,7 +129,7 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
     (2019), which shows prototypes and base weights, and paths in place of regions.
     """
     episode = planes[0].episode
-    names = [f"N{way + 1} {name}" for way, name in enumerate(episode.classes)]
+    names, handles = ways_legend(episode.classes)
     side = 3.1 if wide else 1.45
     figure = new_figure((side + 0.25) * len(planes) + legend_height(names, wide, MARKS) + 0.1, wide)
     for row, (left, right) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
@@ -137,9 +137,9 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
         _panel(right, row, side, after=True)
         left.set_title(f"{text_of(row.label)}, before")
         right.set_title(f"after: {int(row.episode.right.sum())} of {len(row.query)} right")
-        left.set(xlabel=f"PC 1 ({100 * row.share[0]:.0f}%)", ylabel=f"PC 2 ({100 * row.share[1]:.0f}%)")
-        right.set(xlabel=f"PC 1 ({100 * row.share[0]:.0f}%)")
-    handles = [Line2D([], [], **way_look(way), markersize=5) for way in range(len(episode.classes))]
+        for axes in (left, right):
+            name_plane(axes, row.share)
+        right.set_ylabel("")
     legend_below(figure, handles, names, wide, MARKS)
     return figure, []
 
@@ -148,6 +148,17 @@ def way_look(way: int) -> dict[str, Any]:
     """Colour and marker of the points of a novel class, by its place in the episode."""
     return {"color": WAYS[way % len(WAYS)], "marker": MARKERS[way % len(MARKERS)], "linestyle": "none",
             "markeredgecolor": "black", "markeredgewidth": 0.4}  # fmt: skip
+
+
+def ways_legend(classes: Sequence[str]) -> tuple[list[str], list[Line2D]]:
+    """What stands in a legend for the novel classes of an episode: N1 with its name, and its points."""
+    names = [f"N{way + 1} {name}" for way, name in enumerate(classes)]
+    return names, [Line2D([], [], **way_look(way), markersize=5) for way in range(len(classes))]
+
+
+def name_plane(axes: Axes, share: Sequence[float] | np.ndarray) -> None:
+    """Names the two axes of a plane of principal components, with their shares of the variance."""
+    axes.set(xlabel=f"PC 1 ({100 * share[0]:.0f}%)", ylabel=f"PC 2 ({100 * share[1]:.0f}%)", xticks=[], yticks=[])
 
 
 def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
@@ -175,8 +186,6 @@ def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
     right = episode.right.numpy() if after else episode.logits[:, :known].argmax(-1).numpy() == episode.labels.numpy()
     axes.plot(*plane.query[~right].T, "x", color="black", markersize=3.5, markeredgewidth=0.7, gid="wrong")
     axes.set(xlim=extent[:2], ylim=extent[2:])
-    axes.set_xticks([])
-    axes.set_yticks([])
 
 
 def _name_regions(axes: Axes, plane: Plane, kinds: np.ndarray) -> None:

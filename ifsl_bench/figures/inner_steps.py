@@ -17,7 +17,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.figures.models import check_trained, jobs_of, open_model
-from ifsl_bench.figures.style import FAINT, drawn, grid, hollow, legend_below, legend_height, new_figure, styled
+from ifsl_bench.figures.style import FAINT, drawn, grid, hollow, legend_below, legend_height, new_panels, styled
 from ifsl_bench.learners.attractor_method import READ, AttractorMethod
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
@@ -155,15 +155,11 @@ def draw(found: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[Fig
     rows = list(next(iter(found.values())))
     names = [course.name for course in rows]
     across = min(len(found), 2) if wide else 1
-    down = -(-len(found) // across)
-    figure = new_figure(1.75 * down + legend_height(names, wide), wide)
-    panels = list(figure.subplots(down, across, squeeze=False).flat)
-    for i, (axes, (task, of_task)) in enumerate(zip(panels, found.items(), strict=False)):
+    figure, panels = new_panels(len(found), across, 1.75, legend_height(names, wide), wide)
+    for i, (axes, (task, of_task)) in enumerate(zip(panels, found.items(), strict=True)):
         axes.set_title(task)
         axes.set(xlabel="inner steps" if i >= len(found) - across else "", ylabel="Acc. (%)" if i % across == 0 else "")
         _panel(axes, of_task)
-    for axes in panels[len(found) :]:
-        axes.remove()
     handles = [Line2D([], [], **_look(course, i)) for i, course in enumerate(rows)]
     legend_below(figure, handles, names, wide)
     return figure, []

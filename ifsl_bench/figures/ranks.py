@@ -12,15 +12,15 @@ from matplotlib.lines import Line2D
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.ranking import Ranked
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.figures.rows import names_of
+from ifsl_bench.figures.rows import names_of, places
 from ifsl_bench.figures.style import (
     DARK,
     dots,
-    grid,
     heights,
     legend_below,
     legend_height,
-    new_figure,
+    lines_of_rows,
+    new_panels,
     styled,
     text_of,
 )
@@ -40,35 +40,24 @@ def draw(boards: Sequence[Board], wide: bool = False) -> tuple[Figure, list[str]
         UserError: a task without ranked rows.
     """
     placed = [_placed(board) for board in boards]
-    side = wide and len(boards) > 1
-    across = min(len(boards), 2) if side else 1
-    down = -(-len(boards) // across)
-    most = max(len(ranked) for ranked in placed)
-    figure = new_figure(down * heights(most, more=0.6) + legend_height(KEY, wide), wide)
-    panels = figure.subplots(down, across, squeeze=False).flat
-    for axes, board, ranked in zip(panels, boards, placed, strict=False):
+    across = min(len(boards), 2) if wide else 1
+    each = heights(max(len(ranked) for ranked in placed), more=0.6)
+    figure, panels = new_panels(len(boards), across, each, legend_height(KEY, wide), wide)
+    for axes, board, ranked in zip(panels, boards, placed, strict=True):
         _panel(axes, board, ranked)
-    for axes in list(panels)[len(boards) :]:
-        axes.remove()
     keys = [
         Line2D([], [], color=DARK, marker="o", markersize=5, markeredgewidth=0, linestyle="none"),
         Line2D([], [], color=DARK, linewidth=4, alpha=0.4, solid_capstyle="round"),
     ]
     legend_below(figure, keys, KEY, wide)
-    out = {board.name: [one.row.label for one in _shown(board) if one.provisional] for board in boards}
+    out = {board.name: [one.row.label for one in places(board) if one.provisional] for board in boards}
     return figure, [
         f"{task}: not ranked, being provisional: {', '.join(names)}" for task, names in out.items() if names
     ]
 
 
-def _shown(board: Board) -> list[Ranked]:
-    """The rows of a board in their places, the best first. Ranks are among all that the task has."""
-    here = {id(row) for row in board.rows}
-    return [place for place in board.ranking.places if id(place.row) in here]
-
-
 def _placed(board: Board) -> list[Ranked]:
-    found = [place for place in _shown(board) if not place.provisional]
+    found = [place for place in places(board) if not place.provisional]
     if not found:
         raise UserError(f"{board.name}: no row of these is ranked, for which it takes three seeds: "
                         f"ifsl-bench run --task {board.name} --method {board.rows[0].label} --seeds 3")  # fmt: skip
@@ -87,13 +76,10 @@ def _panel(axes: Axes, board: Board, ranked: Sequence[Ranked]) -> None:
         labels.append(f"{text_of(name)}  {place.row.summary()['acc'].mean:.1f}")
     last = max(place.among for place in ranked)
     axes.set(title=board.name, xlabel="rank", xlim=(0.5, last + 0.5), ylim=(len(ranked) - 0.4, -0.6))
-    axes.set_yticks(range(len(ranked)), labels)
+    lines_of_rows(axes, labels)
     axes.annotate("Acc. (%)", (0, 1), (-3.5, 2), xycoords="axes fraction", textcoords="offset points", ha="right",
                   va="bottom", color=DARK, annotation_clip=False)  # fmt: skip
     axes.set_xticks([rank for rank in range(1, last + 1) if last < 12 or rank % 2])
-    axes.tick_params(axis="y", length=0, labelcolor=DARK)
-    axes.spines["left"].set_visible(False)
-    grid(axes)
 
 
 def _place(place: Ranked, board: Board) -> int:

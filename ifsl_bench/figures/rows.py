@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
+from ifsl_bench.board.ranking import Ranked
 from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.figures.style import drawn_beside
 
 
 def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) -> Board:
@@ -45,10 +48,15 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) 
     return found
 
 
+def places(board: Board) -> list[Ranked]:
+    """The rows of a board in their places, the best first. Ranks are among all that the task has."""
+    here = {id(row) for row in board.rows}
+    return [place for place in board.ranking.places if id(place.row) in here]
+
+
 def by_accuracy(board: Board) -> list[Row]:
     """The rows of a board, the best first, in the order of ``table --rank``."""
-    here = {id(row) for row in board.rows}
-    return [place.row for place in board.ranking.places if id(place.row) in here]
+    return [place.row for place in places(board)]
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
@@ -57,7 +65,8 @@ def names_of(rows: Sequence[Row]) -> list[str]:
     return [row.label if often[row.label] == 1 else f"{row.label} ({row.origin})" for row in rows]
 
 
-def beside_stored(rows: Sequence[Row]) -> list[bool]:
-    """Which rows are a user's own beside the stored one of the same label, from which they should be told apart."""
+def named_looks(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Names and looks of rows; a user's own beside the stored one of the same label has another look."""
     stored = {row.label for row in rows if row.origin == STORED}
-    return [row.label in stored and row.origin != STORED for row in rows]
+    second = [row.label in stored and row.origin != STORED for row in rows]
+    return names_of(rows), drawn_beside([row.label for row in rows], second)

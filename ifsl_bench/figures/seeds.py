@@ -8,14 +8,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from ifsl_bench.board.boards import Board
-from ifsl_bench.figures.rows import beside_stored, names_of
+from ifsl_bench.figures.rows import named_looks
 from ifsl_bench.figures.style import (
     DARK,
-    drawn_beside,
-    grid,
     heights,
     legend_below,
     legend_height,
+    lines_of_rows,
     new_figure,
     styled,
     text_of,
@@ -32,7 +31,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     show. Seeds stand one below the other, so that none hides another.
     """
     rows = sorted(board.rows, key=lambda row: -row.summary()["acc"].mean)
-    names, looks = names_of(rows), drawn_beside([row.label for row in rows], beside_stored(rows))
+    names, looks = named_looks(rows)
     figure = new_figure(heights(len(rows), each=0.2) + legend_height(KEY, wide), wide)
     axes = figure.add_subplot(xlabel="Acc. (%)", ylim=(len(rows) - 0.4, -0.6))
     for at, (row, name, look) in enumerate(zip(rows, names, looks, strict=True)):
@@ -43,10 +42,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
         means = [result.summary["acc"]["mean"] for result in row.results]
         places = at + np.linspace(-SPREAD, SPREAD, len(means)) if len(means) > 1 else [at]
         axes.plot(means, places, **look | {"markersize": 3, "linestyle": "none"}, gid=f"seeds of {name}")
-    axes.set_yticks(range(len(rows)), [text_of(name) for name in names])
-    axes.tick_params(axis="y", length=0, labelcolor=DARK)
-    axes.spines["left"].set_visible(False)
-    grid(axes)
+    lines_of_rows(axes, [text_of(name) for name in names])
     keys = [
         Line2D([], [], color=DARK, marker="o", markersize=3, linestyle="none"),
         Line2D([], [], color=DARK, marker="|", markersize=7, markeredgewidth=1.2, linestyle="none"),

@@ -99,6 +99,16 @@ def new_figure(height: float, wide: bool = False) -> Figure:
     return Figure(figsize=(PAGE if wide else COLUMN, height), layout="constrained")
 
 
+def new_panels(count: int, across: int, each: float, more: float, wide: bool) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, ``across`` beside each other: ``each`` inches high, and ``more`` for all below."""
+    down = -(-count // across)
+    figure = new_figure(down * each + more, wide)
+    panels = list(figure.subplots(down, across, squeeze=False).flat)
+    for axes in panels[count:]:
+        axes.remove()
+    return figure, panels[:count]
+
+
 def format_of(path: Path) -> str:
     """The format that a file's name asks for.
 
@@ -218,6 +228,14 @@ def _mark_columns(marks: Sequence[Mark], wide: bool) -> int:
 def heights(rows: int, each: float = 0.165, more: float = 0.5) -> float:
     """Inches for so many lines of text, a row each, and ``more`` for what is around them."""
     return more + each * rows
+
+
+def lines_of_rows(axes: Axes, labels: Sequence[str]) -> None:
+    """Names the rows of a panel at its left, one a line, over an upright grid."""
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(axis="y", length=0, labelcolor=DARK)
+    axes.spines["left"].set_visible(False)
+    grid(axes)
 
 
 def grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:

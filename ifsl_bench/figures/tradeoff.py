@@ -13,17 +13,8 @@ from ifsl_bench.board.boards import Board
 from ifsl_bench.board.curves import bias_curve, calibrated_point
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.figures.rows import beside_stored, by_accuracy, names_of
-from ifsl_bench.figures.style import (
-    DARK,
-    FAINT,
-    drawn_beside,
-    legend_below,
-    legend_height,
-    new_figure,
-    styled,
-    text_of,
-)
+from ifsl_bench.figures.rows import by_accuracy, named_looks
+from ifsl_bench.figures.style import DARK, FAINT, legend_below, legend_height, new_figure, styled, text_of
 
 PATCH = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 MANY = 9  # rows, as in the paper
@@ -45,7 +36,8 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     if board.task.regular:
         raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
     rows = by_accuracy(board)
-    names, curves = names_of(rows), [curve for row in rows if (curve := bias_curve(row)) is not None]
+    names, looks = named_looks(rows)
+    curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
     if len(curves) < len(rows):
         raise UserError(f"{board.name}: its rows have no base-novel curves, since no validation episodes can be drawn")
     points, calibrated = np.array([_point(row) for row in rows]), np.array([calibrated_point(row) for row in rows])
@@ -57,7 +49,6 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     legend = [*names, *keys]
     figure = new_figure((2.9 if wide else 2.4) + legend_height(legend, wide), wide)
     axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
-    looks = drawn_beside([row.label for row in rows], beside_stored(rows))
     for look, name, curve in zip(looks, names, curves, strict=True):
         axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=text_of(name), zorder=2)
     for row, look, point, other in zip(rows, looks, points, calibrated, strict=True):

@@ -11,8 +11,8 @@ from matplotlib.lines import Line2D
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.measured import Row
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.figures.rows import beside_stored, by_accuracy, names_of
-from ifsl_bench.figures.style import DARK, drawn_beside, grid, legend_below, legend_height, new_figure, styled
+from ifsl_bench.figures.rows import by_accuracy, named_looks
+from ifsl_bench.figures.style import DARK, grid, legend_below, legend_height, new_figure, styled
 
 RING: dict[str, Any] = {"marker": "o", "markersize": 6.5, "markerfacecolor": "none", "markeredgewidth": 0.7,
                         "linestyle": "none"}  # fmt: skip
@@ -31,14 +31,13 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     rows = [row for row in by_accuracy(board) if all(result.training.get("validation") for result in row.results)]
     if not rows:
         raise UserError(f"{board.name}: no row of these is meta-trained, so that there is no validation to draw")
-    names = names_of(rows)
+    names, looks = named_looks(rows)
     keys: dict[str, dict[str, Any]] = {"step kept": RING | {"markeredgecolor": DARK}}
     if any(len(row.seeds) > 1 for row in rows):
         keys = {"a seed": {"color": DARK, "linewidth": 0.5, "alpha": 0.5}, **keys}
     legend = [*names, *keys]
     figure = new_figure(2.0 + legend_height(legend, wide), wide)
     axes = figure.add_subplot(xlabel="steps of meta-training", ylabel="validation Acc. (%)")
-    looks = drawn_beside([row.label for row in rows], beside_stored(rows))
     for row, name, look in zip(rows, names, looks, strict=True):
         seeds = _by_seed(row)
         for seed, points in seeds.items() if len(seeds) > 1 else ():

@@ -1,30 +1,42 @@
-"""What takes space in the home folder: of which task and method, and when it was last used.
+"""What takes space in the home folder, when it was last used, and the removal of what the user chooses of it.
 
+Removing something that is needed after all costs time, never a result: whoever needs it makes it again. Still, what a
+running process may be using stays: what is locked, what was used within :data:`RECENT`, and what runs start from.
 Whatever is used is touched (:func:`ifsl_bench.common.files.mark_used`), so its file of facts says when: access times
 are switched off on many disks, and on others every backup is an access.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
-from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.building import remove
+from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.owners import PARTIAL, REMOVED, what
-from ifsl_bench.common.sealed import read_sealed
-from ifsl_bench.protocol.task_files import own, packaged
+from ifsl_bench.common.locks import is_locked, taken
+from ifsl_bench.common.owners import PARTIAL, REMOVED, is_abandoned, now_at, what
+from ifsl_bench.data import registered
+from ifsl_bench.kernels.store import sources_folder
+from ifsl_bench.plugin import registry
 
-KINDS = ("data", "pretrained", "features", "trained", "trials", "evaluated", "probes", "compiled", "logs", "keys")
-STAYS = ("digests", "tasks", "stored", "weights")  # what is pinned, for the user to change, noted, and given
+STARTS = ("data", "pretrained", "features")  # what every run starts from
+OF_JOBS = ("trained", "trials", "evaluated")
+KINDS = (*STARTS, *OF_JOBS, "probes", "compiled", "logs", "keys")
+STAYS = ("digests", "tasks", "weights")  # pinned, for the user to change, and given
 UNFINISHED, ASIDE, UNKNOWN = "unfinished", "set aside", "unknown"
+ORDER = (*KINDS, *STAYS, ASIDE, UNFINISHED, UNKNOWN)
+LEFTOVER = (UNFINISHED, ASIDE, "probes", "compiled", "keys")  # what costs nobody more than seconds
+DAY, RECENT, KEYS = 86400.0, 2 * 3600.0, 30 * 86400.0  # seconds; clocks may differ by an hour
+_IN_FOLDERS = ("features", "logs")  # kinds that are kept in a folder for each pretraining or stage
+_FACTS = ("manifest.json", "checkpoint.json", "bank.json", "checksums.json")
 _ASIDE = re.compile(r"(.+)\.(?:corrupt|replaced|old)-[0-9]+")
-_SEED = re.compile(r"(.+?)-seed[0-9]+(?:-.*)?")
-_TRIAL = re.compile(r".+ on (\S+), seed [0-9]+")
+_SEED = re.compile(r"-seed[0-9]+(-.*)?(\.json)?$")
 
 
 @dataclass(frozen=True)
@@ -33,8 +45,7 @@ class Item:
 
     Attributes:
         kind: one of :data:`KINDS` or :data:`STAYS`, or what else it is.
-        of: the task; of data, pretrainings and features, the data set with what else they were made with.
-        method: "" where it belongs to none, or to several.
+        of: the data set, with the backbone; or the task, with the method.
         bytes: that its files hold.
         used: when it was last used, in seconds, by the file system's clock.
     """
@@ -42,126 +53,166 @@ class Item:
     kind: str
     path: Path
     of: str
-    method: str
     bytes: int
     used: float
+
+    def is_called(self, name: str) -> bool:
+        """Whether that is its kind, or else a whole part of what it is of: a data set, task, backbone or method."""
+        if name in ORDER:
+            return self.kind == name
+        part = rf"(?<![^-+: ./@]){re.escape(name)}(?![^-+: ./@])"
+        return re.search(part, self.of) is not None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is to be removed: of the items with these names, those unused for so long, as few as make the home so small.
+
+    Attributes:
+        names: kinds, and data sets, tasks, backbones or methods; of each sort one must be an item's. None is any.
+        unused: least seconds since the last use.
+        most: bytes that the home may take; what was used longest ago goes first.
+    """
+
+    names: Sequence[str] = ()
+    unused: float | None = None
+    most: float | None = None
+
+
+@dataclass
+class Pruning:
+    """What goes, by the last use, and what stays though it was chosen, with the reason."""
+
+    going: list[Item] = field(default_factory=list)
+    staying: list[tuple[Item, str]] = field(default_factory=list)
 
 
 def listed(home: Home) -> list[Item]:
     """Everything in the home but the results, by kind."""
-    return sorted(_found(home), key=lambda item: (_order(item.kind), item.of, item.method, item.path))
+    return sorted(_items(home), key=lambda item: (ORDER.index(item.kind), item.of, item.path))
 
 
-def _order(kind: str) -> int:
-    kinds = (*KINDS, *STAYS, ASIDE, UNFINISHED, UNKNOWN)
-    return kinds.index(kind)
-
-
-def _found(home: Home) -> Iterator[Item]:
-    tasks = sorted({*packaged(), *_own(home)}, key=len, reverse=True)
+def _items(home: Home) -> Iterator[Item]:
     for top in _inside(home.cache):
-        if top == home.results or _is_lock(top):
-            continue
         if top.name not in (*KINDS, *STAYS):
-            yield _item(UNKNOWN, top, top.name, "")
-        elif top.name == "features":
-            for folder in _inside(top):
-                yield from (_one("features", path, tasks) for path in _inside(folder) if not _is_lock(path))
-                banks = (bank for bank in _inside(folder) if not bank.name.startswith((PARTIAL, REMOVED)))
-                yield from (_item(UNFINISHED, path, "features", "") for bank in banks for path in _unfinished(bank))
-        elif top.name == "logs":
-            files = (path for path in sorted(top.rglob("*")) if path.is_file())
-            yield from (_item("logs", path, path.relative_to(top).parts[0], "") for path in files)
-        else:
-            yield from (_one(top.name, path, tasks) for path in _inside(top) if not _is_lock(path))
-            whole = (folder for folder in _inside(top) if not folder.name.startswith((PARTIAL, REMOVED)))
-            yield from (_item(UNFINISHED, path, top.name, "") for folder in whole for path in _unfinished(folder))
+            if top != home.results:
+                yield Item(UNKNOWN, top, top.name, *_size_and_use(top))
+            continue
+        for path in _inside(top):
+            in_folder = top.name in _IN_FOLDERS and path.is_dir() and not path.name.startswith((PARTIAL, REMOVED))
+            for part in _inside(path) if in_folder else (path,):
+                yield Item(*_kind_and_name(top.name, part), *_size_and_use(part))
     for folder in (home.results, *_inside(home.results)):
-        yield from (_item(UNFINISHED, path, "results", "") for path in _unfinished(folder))
-
-
-def _unfinished(folder: Path) -> list[Path]:
-    return [path for path in _inside(folder) if path.name.startswith((PARTIAL, REMOVED))]
-
-
-def _own(home: Home) -> list[str]:
-    try:
-        return list(own(home))
-    except UserError:
-        return []
+        for path in _inside(folder):
+            if path.name.startswith((PARTIAL, REMOVED)):
+                yield Item(*_kind_and_name("results", path), *_size_and_use(path))
 
 
 def _inside(folder: Path) -> list[Path]:
     try:
-        return sorted(folder.iterdir())
+        return sorted(path for path in folder.iterdir() if not re.fullmatch(r"\..*\.lock", path.name))
     except OSError:
         return []
 
 
-def _is_lock(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(".lock")
+def _kind_and_name(kind: str, path: Path) -> tuple[str, Path, str]:
+    if path.name.startswith((PARTIAL, REMOVED)):
+        return UNFINISHED, path, f"{kind}: {what(path.name).removeprefix(PARTIAL).removeprefix(REMOVED)}"
+    if match := _ASIDE.fullmatch(path.name):
+        return ASIDE, path, f"{kind}: {match[1]}"
+    name = path.parent.name if kind in _IN_FOLDERS else path.name
+    return kind, path, _SEED.sub("", unquote(name)) if kind in (*STARTS, *OF_JOBS, "logs") else ""
 
 
-def _one(kind: str, path: Path, tasks: list[str]) -> Item:
-    name = path.name
-    if name.startswith((PARTIAL, REMOVED)):
-        return _item(UNFINISHED, path, f"{kind}: {what(name).removeprefix(PARTIAL).removeprefix(REMOVED)}", "")
-    if match := _ASIDE.fullmatch(name):
-        return _item(ASIDE, path, f"{kind}: {match[1]}", "")
-    return _item(kind, path, *_OF[kind](path, tasks)) if kind in _OF else _item(kind, path, "", "")
+def _size_and_use(path: Path) -> tuple[int, float]:
+    with contextlib.suppress(OSError):  # another process removes it just now
+        inside = [entry.lstat() for entry in (path, *(path.rglob("*") if path.is_dir() else ()))]
+        facts = [(path / name).stat().st_mtime for name in _FACTS if (path / name).is_file()]
+        size = sum(entry.st_size for entry in inside if not stat.S_ISDIR(entry.st_mode))
+        return size, max(facts or [entry.st_mtime for entry in inside])
+    return 0, 0.0
 
 
-def _item(kind: str, path: Path, of: str, method: str) -> Item:
-    size, used = 0, 0.0
-    try:
-        facts = [path / name for name in ("manifest.json", "checkpoint.json", "bank.json", "checksums.json")]
-        times = [one.stat().st_mtime for one in facts if one.is_file()]
-        inside = [one.lstat() for one in (path, *(path.rglob("*") if path.is_dir() else ()))]
-        size = sum(one.st_size for one in inside if not _is_folder(one.st_mode))
-        used = max(times or [one.st_mtime for one in inside])
-    except OSError:
-        pass  # another process removes it just now
-    return Item(kind, path, of, method, size, used)
+def pruning(home: Home, choice: Choice) -> Pruning:
+    """Sorts what is chosen into what goes and what stays; without a choice, what is left over is chosen.
+
+    Raises:
+        UserError: nothing in the home has one of the names.
+    """
+    items, now = listed(home), now_at(home.cache)
+    for name in choice.names:
+        if not any(item.is_called(name) for item in items):
+            raise UserError(f"nothing in {home.cache} is called {name!r}; 'ifsl-bench cache' lists what is there")
+    in_use = {item for item in items if _use(item, now)}
+    of_running = {item.of for item in in_use if item.kind in OF_JOBS}
+    starting = bool(of_running) or any(item.kind == "features" for item in in_use)
+    found, size = Pruning(), sum(item.bytes for item in items)
+    for item in sorted(items, key=lambda item: (item.used, item.path)):
+        if not _is_chosen(item, choice, now) or (choice.most is not None and size <= choice.most):
+            continue
+        why = _why_it_stays(item, now)
+        if not why and ((starting and item.kind in STARTS) or (item.kind in OF_JOBS and item.of in of_running)):
+            why = "perhaps needed by a process that runs"
+        if why:
+            found.staying.append((item, why))
+        else:
+            found.going.append(item)
+            size -= item.bytes
+    return found
 
 
-def _is_folder(mode: int) -> bool:
-    return mode & 0o170000 == 0o040000
+def _is_chosen(item: Item, choice: Choice, now: float) -> bool:
+    if choice == Choice():
+        return item.kind in LEFTOVER
+    sorts = [[name for name in choice.names if (name in ORDER) == is_kind] for is_kind in (True, False)]
+    return all(not names or any(map(item.is_called, names)) for names in sorts) and (
+        choice.unused is None or now - item.used >= choice.unused
+    )
 
 
-def _pretraining(path: Path, _: list[str]) -> tuple[str, str]:
-    match = _SEED.fullmatch(path.name)
-    return (match[1] if match else path.name), ""
+def _why_it_stays(item: Item, now: float) -> str:
+    if item.kind == UNKNOWN:
+        return "not made by this version of ifsl-bench"
+    if item.kind in STAYS:
+        return "perhaps not to be had again"
+    if item.kind == UNFINISHED:
+        return "" if is_abandoned(item.path) else "perhaps being written"
+    if item.kind == "compiled" and item.path.name == sources_folder():
+        return "needed by this version"
+    if item.kind == "data" and not _can_be_made(item.path.name):
+        return "made from files of yours: ifsl-bench data remove"
+    return _use(item, now)
 
 
-def _model(path: Path, tasks: list[str]) -> tuple[str, str]:
-    return _of_job(path, str(_facts(path / "checkpoint.json").get("task") or ""), tasks)
+def _use(item: Item, now: float) -> str:
+    """Why an item may be in use; "" where nothing says so."""
+    if is_locked(item.path):
+        return "a process holds its lock"
+    if item.kind == "keys" and now - item.used < KEYS:
+        return f"of a cluster that was started in the last {KEYS / DAY:.0f} days, and perhaps runs"
+    return f"used in the last {RECENT / 3600:.0f} hours" if now - item.used < RECENT else ""
 
 
-def _trial(path: Path, tasks: list[str]) -> tuple[str, str]:
-    match = _TRIAL.fullmatch(str(_facts(path).get("of", "")))
-    return _of_job(path, match[1] if match else "", tasks)
+def _can_be_made(name: str) -> bool:
+    return name in registry.names(registry.DATASETS) and not registered.dataset_source(name).needs_source
 
 
-def _of_job(path: Path, task: str, tasks: list[str]) -> tuple[str, str]:
-    """Task and method of what is named after both; by the name alone, the longest known task that it begins with."""
-    match = _SEED.fullmatch(path.name)
-    said = match[1] if match else path.name
-    task = task or next((one for one in tasks if said.startswith(f"{one}-")), "")
-    return (task, unquote(said.removeprefix(f"{task}-"))) if task else (said, "")
+def prune(going: Sequence[Item], say: Callable[[str], None]) -> int:
+    """Removes what goes, what was made from others first; returns how many bytes that were.
 
-
-def _facts(path: Path) -> dict[str, Any]:
-    try:
-        return read_sealed(path)
-    except (CorruptFile, UserError, OSError):
-        return {}
-
-
-_OF: dict[str, Callable[[Path, list[str]], tuple[str, str]]] = {
-    "data": lambda path, _: (path.name, ""),
-    "pretrained": _pretraining,
-    "features": lambda path, tasks: _pretraining(path.parent, tasks),
-    "trained": _model,
-    "evaluated": _model,
-    "trials": _trial,
-}
+    What has been used, locked or removed since it was looked at stays as it is.
+    """
+    freed = 0
+    for item in sorted(going, key=lambda item: ORDER.index(item.kind), reverse=True):
+        with taken(item.path) as free:
+            if not free or _size_and_use(item.path)[1] > item.used:
+                say(f"{item.path} is in use by now, and stays")
+                continue
+            if item.path.exists() or item.path.is_symlink():
+                remove(item.path)
+                freed += item.bytes
+                with contextlib.suppress(OSError):
+                    (item.path.parent / f".{item.path.name}.lock").unlink()
+        with contextlib.suppress(OSError):
+            item.path.parent.rmdir()  # which needs it to be empty
+    return freed

@@ -18,7 +18,7 @@ from ifsl_bench.backbone.placement import Place
 from ifsl_bench.backbone.pretrain import HeadKind, features_key, pretraining_key
 from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.backbone.rough_times import feature_seconds, pretraining_seconds
-from ifsl_bench.backbone.shipped import features_sha256, is_offered, pretrained_sha256, train_here
+from ifsl_bench.backbone.weights import features_sha256, is_offered, pretrained_sha256, train_here
 from ifsl_bench.common.checkpoint import begun
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.processor import cores, threads

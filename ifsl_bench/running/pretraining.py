@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import get_args
 
+from ifsl_bench.backbone import weights
 from ifsl_bench.backbone.device import choose_device
-from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain, pretraining_key
+from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, definition, pretrain, pretraining_key
 from ifsl_bench.backbone.processes import device_name, together
 from ifsl_bench.backbone.registered import check_backbone
-from ifsl_bench.backbone.shipped import train_here
 from ifsl_bench.common.curves import Curves
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.torchrun import Launch
+from ifsl_bench.data.preparing.outline import fingerprint_of
+from ifsl_bench.data.preparing.prepare import not_prepared
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find
@@ -67,7 +70,7 @@ def pretrain_for(
         if world.first:
             made = prepared.dataset  # may have to be made, by one
             if anew:
-                train_here(home, pretraining_key(chosen, made.fingerprint, kind, seed), said)
+                weights.train_here(home, pretraining_key(chosen, made.fingerprint, kind, seed), said)
         world.wait()
         if frozen:
             return prepared.pretrained
@@ -75,6 +78,34 @@ def pretrain_for(
         if curves and world.first:
             said = Curves(curves / "pretraining" / pretraining_key(chosen, dataset.fingerprint, kind, seed), said)
         return pretrain(home, chosen, dataset, kind, seed, where, said, world.on(where), compiled)
+
+
+def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None = None) -> tuple[Path, weights.Weights]:
+    """Writes the weights that runs on a task begin with into one file, and returns its path and what it says.
+
+    Args:
+        task, head, seed: as of :func:`pretrain_for`.
+        to: the file or its folder; by default the current folder, and a name after the key of the pretraining.
+
+    Raises:
+        UserError: as of :func:`ifsl_bench.backbone.weights.export_weights`; or they are from elsewhere, or not here.
+    """
+    chosen, kind = one_task(find(task, home=home), task), head_kind(head)
+    if check_backbone(chosen.pretraining) is not None:
+        raise UserError(
+            f"backbone {chosen.pretraining.backbone} has weights from elsewhere; hand on their own file, for "
+            "--weights FILE"
+        )
+    if (fingerprint := fingerprint_of(chosen, home)) is None:
+        raise UserError(not_prepared(home, chosen.dataset))
+    key = pretraining_key(chosen, fingerprint, kind, seed)
+    path = to or Path()
+    path = path / f"{key}.safetensors" if os.path.isdir(path) else path
+    exported = weights.export_weights(home, key, definition(chosen, fingerprint, kind, seed), path)
+    if exported is None:
+        raise UserError(f"{key} is not here, or not finished, in {home.pretrained}; first: "
+                        f"ifsl-bench pretrain --task {task} --head {head} --seed {seed}")  # fmt: skip
+    return path, exported
 
 
 def head_kind(head: str) -> HeadKind:

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from ifsl_bench.backbone.placement import HOST, Place
-from ifsl_bench.common.checkpoint import begun, finished, is_finished
+from ifsl_bench.common.checkpoint import begun, finished, finished_info
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.processor import share, threads
@@ -154,7 +154,7 @@ class MetaTrain(OfJob):
         return next(folder for folder in folders(home.trained / self.key(home)) if self.is_ours(home, folder))
 
     def cached(self, home: Home) -> bool:
-        return is_finished(self.folder(home), pretraining_sha256=self.backbone.weights(home))
+        return finished_info(self.folder(home), pretraining_sha256=self.backbone.weights(home)) is not None
 
     def place(self, work: Workspace) -> Place:
         return self.training(work)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from ifsl_bench.backbone.shipped import weights_to_use
+from ifsl_bench.backbone.weights import weights_to_use
 from ifsl_bench.board import result_file
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import Home, sha256_json
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.files import Home
 from ifsl_bench.common.locks import locked
-from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.preparing.outline import fingerprint_of, novel_fingerprint
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.running.job import Job
@@ -104,42 +100,5 @@ def store(job: Job, work: Workspace, result: Result) -> None:
     with locked(work.home.results / "results", work.reporter.warn, ""):
         for kept in result_file.put(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
-    note_folder(work.home)
     remove_evaluated(job, work.home)
     work.reporter.say(f"result: {job.result_path(work.home)}")
-
-
-def note_folder(home: Home) -> None:
-    """Notes where results that need this home lie, if not in it, for whoever asks what of it can be removed."""
-    if home.results == home.cache / "results":
-        return
-    file = home.cache / "stored" / f"{sha256_json(str(home.results))[:16]}.json"
-    if not file.exists():
-        with contextlib.suppress(UserError):  # a home that cannot be written loses nothing either
-            write_sealed(file, {"results": str(home.results)})
-
-
-def results_folders(home: Home, warn: Callable[[str], None]) -> list[Path]:
-    """Where results made in this home have been stored, as far as it knows.
-
-    Args:
-        warn: is told of folders that are not there now.
-
-    Raises:
-        UserError: a note is damaged, so that nobody knows which folder it names.
-    """
-    found = {home.results: None}
-    for file in sorted((home.cache / "stored").glob("*.json")):
-        try:
-            folder = Path(str(read_sealed(file)["results"]))
-        except FileNotFoundError:  # removed since
-            continue
-        except (CorruptFile, KeyError) as error:
-            raise UserError(f"{file} is damaged, which said where results are stored that need this home; remove it, "
-                            f"and name their folder with --results ({error})") from error  # fmt: skip
-        if folder.is_dir():
-            found[folder] = None
-        else:
-            warn(f"results were stored in {folder}, which is not there now; what only they need counts as not needed "
-                 f"({file} says so, and may be removed)")  # fmt: skip
-    return [folder for folder in found if folder.is_dir()]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone import shipped
+from ifsl_bench.backbone import weights
 from ifsl_bench.backbone.pretrain import pretrain, pretraining_key
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -77,7 +77,7 @@ def made(clusters_source, tmp_path_factory):
     (root / "embedded.toml").write_text(TASKS)
     shutil.copy(clusters_source / "clusters.toml", root)
     with pytest.MonkeyPatch.context() as patch:
-        for module, folder in ((embedded, root / "features"), (shipped, root / "weights")):
+        for module, folder in ((embedded, root / "features"), (weights, root / "weights")):
             folder.mkdir()
             patch.setattr(module, "FOLDER", folder)
         home = Home.locate(shutil.copytree(clusters_source / "home", root / "home"))
@@ -93,7 +93,7 @@ def used(made, tmp_path, monkeypatch):
     """A stranger's home, where the features come with the package; and what :func:`made` gives."""
     root, *others = made
     monkeypatch.setattr(embedded, "FOLDER", root / "features")
-    monkeypatch.setattr(shipped, "FOLDER", root / "weights")
+    monkeypatch.setattr(weights, "FOLDER", root / "weights")
     names, source = registry.names, registered.dataset_source
     monkeypatch.setattr(
         registry, "names", lambda group: [*names(group), *(["embedded"] if group == registry.DATASETS else [])]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from ifsl_bench.common.building import unfinished
+from ifsl_bench.common.files import write_bytes
+from ifsl_bench.common.locks import locked
+
 
 def test_what_goes_is_said_and_goes_when_agreed_to(features_folder, tmp_path, call):
     home = ("--home", str(tmp_path / "home"))
@@ -23,6 +27,38 @@ def test_what_goes_is_said_and_goes_when_agreed_to(features_folder, tmp_path, ca
     assert status == 2
     assert "unknown prepared data set 'mine'" in err
     assert call("data", "prepare", "mine", "--from", str(features_folder), *home)[0] == 0
+
+
+def test_an_unfinished_import_goes_and_one_that_runs_stays(tmp_path, call):
+    home = ("--home", str(tmp_path / "home"))
+    folder = tmp_path / "home" / "data" / "mine"
+    unfinished(folder).mkdir(parents=True)
+    (unfinished(folder) / "base-train.images.npy").touch()
+    with locked(folder):
+        status, _, err = call("data", "remove", "mine", "--yes", *home)
+    assert status == 2
+    assert "being imported by another process" in err
+    status, out, _ = call("data", "remove", "mine", "--yes", *home)
+    assert status == 0
+    assert f"to be removed: {unfinished(folder)}\n" in out
+    assert not unfinished(folder).exists()
+    assert "mine" not in call("data", "list", *home)[1]
+
+
+def test_the_task_file_stays_while_results_are_read_with_it(features_folder, tmp_path, call):
+    home = ("--home", str(tmp_path / "home"))
+    assert call("data", "prepare", "mine", "--from", str(features_folder), *home)[0] == 0
+    result = tmp_path / "home" / "results" / "mine-5shot" / "imprint.seed-0.json"
+    write_bytes(result, b"{}")
+    assert call("data", "remove", "mine", "--yes", *home)[0] == 0
+    assert not (tmp_path / "home" / "data" / "mine").exists()
+    assert call("tasks", "show", "mine-5shot", *home)[0] == 0
+    status, _, err = call("data", "remove", "mine", "--yes", *home)
+    assert (status, err.count("\n")) == (2, 1)
+    assert "mine.toml stays, with which results" in err
+    result.unlink()
+    assert call("data", "remove", "mine", "--yes", *home)[0] == 0
+    assert not (tmp_path / "home" / "tasks" / "mine.toml").exists()
 
 
 def test_names_that_are_no_data_set_remove_nothing(clusters, call):

@@ -16,11 +16,10 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from ifsl_bench.backbone import shipped
+from ifsl_bench.backbone import weights
 from ifsl_bench.backbone.features import bank_folder
 from ifsl_bench.backbone.moments import class_moments
 from ifsl_bench.backbone.pretrain import HeadKind, definition, pretraining_key
-from ifsl_bench.backbone.weights_file import write_weights
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.importing import run
 from ifsl_bench.data.sets.embedded import HEADS, EmbeddedFeatures, write_embedded
@@ -91,7 +90,7 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
             accuracy[pool] = float((logits.argmax(1).numpy() == right).mean())
         recorded = info["recorded"] | {"key": key, "accuracy": accuracy, "seed": 0}
         made_of = definition(task, fingerprint, head, 0)
-        write_weights(shipped.FOLDER / f"{key}.safetensors", save(tensors), made_of, recorded)
+        weights.write_weights(weights.FOLDER / f"{key}.safetensors", save(tensors), made_of, recorded)
     return fingerprint
 
 

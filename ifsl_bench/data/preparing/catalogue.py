@@ -187,28 +187,35 @@ def _bytes(dataset: Dataset) -> int:
 
 
 def removable(home: Home, name: str) -> list[Path]:
-    """What :func:`remove_data` removes: the folder of a prepared data set, and the task file that was written with it.
+    """What :func:`remove_data` removes: a data set's folder, unfinished imports of it, and its task file.
+
+    The task file stays as long as there are results: they are read with it.
 
     Raises:
-        UserError: nothing of that name is prepared, or a process imports it now.
+        UserError: nothing of that name is there to be removed, or a process imports it now.
     """
-    folder = dataset_folder(home, name)
-    if name not in (known := prepared_names(home)):
-        raise unknown("prepared data set", name, known, see="ifsl-bench data list")
-    if name in unfinished_names(home) and _is_being_imported(folder):
+    folder, written = dataset_folder(home, name), home.tasks / f"{name}.toml"
+    names = {*prepared_names(home), *unfinished_names(home), *(path.stem for path in home.tasks.glob("*.toml"))}
+    if name not in names:
+        raise unknown("prepared data set", name, names, see="ifsl-bench data list")
+    if _is_being_imported(folder):
         raise UserError(f"data set {name!r} is being imported by another process; wait for it, or end it first")
-    written = home.tasks / f"{name}.toml"
-    return [folder, *([written] if written.is_file() else [])]
+    needed = any(home.results.glob(f"{name}-*/*.json"))
+    paths = [path for path in (folder, *leftovers(folder), *(() if needed else (written,))) if path.exists()]
+    if not paths:
+        raise UserError(f"data set {name!r} is removed; {written} stays, with which results in {home.results} are read")
+    return paths
 
 
 def remove_data(home: Home, name: str) -> None:
-    """Removes a prepared data set and its task file; what was computed from it stays in the cache.
+    """Removes a prepared data set, unfinished or not, and its task file; what was computed from it stays in the cache.
 
     Raises:
         UserError: as :func:`removable`; or it cannot be removed.
     """
+    paths = removable(home, name)
     with locked(dataset_folder(home, name)):
-        for path in removable(home, name):
+        for path in paths:
             with disk_errors(path):
                 remove(path)
             if path.exists():
