@@ -1,4 +1,4 @@
-"""Calibration in result files, in rows and in tables; older files without it."""
+"""Calibration in result files, in rows and in tables; and results where no validation episodes can be drawn."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.protocol.calibration import Margins, find_bias
 from ifsl_bench.protocol.metrics import BALANCE, Counts, summarise
 from ifsl_bench.protocol.task_files import find
+from tests.result_fields import PLAIN
 
 TASK = find("mini-5shot")[0]
 QUERIES = 25  # of base classes, and of novel ones, in an episode of the task
@@ -49,44 +50,34 @@ def margins(seed: int, episodes: int, gap: float = 2.0, shift: float = 1.0) -> M
     return Margins(draw(gap / 2), draw(-gap / 2))
 
 
-def result(label: str = "m", seed: int = 0, n: int = 60, older: bool = False, applied: bool = False, **of) -> Result:
+def result(label: str = "m", seed: int = 0, n: int = 60, bare: bool = False, applied: bool = False, **of) -> Result:
+    """``bare``: without calibration, as where there are no validation episodes."""
     validation, test = margins(seed + 50, len(TASK.evaluation.halves[0]), **of), margins(seed, n, **of)
     found = find_bias(validation).applied(test)
     base, novel = test.joint_hits(found.bias if applied else 0)
     alone = np.isfinite(test.base).sum(1), np.isfinite(test.novel).sum(1)
-    more = {} if older else {
-        "pairs": test.pairs(), "calibrated_base": found.base_joint, "calibrated_novel": found.novel_joint,
+    more = {} if bare else {"calibrated_base": found.base_joint, "calibrated_novel": found.novel_joint}
+    counts = Counts(base, alone[0], novel, alone[1], QUERIES, QUERIES, test.pairs(), **more)
+    fields = {
+        "schema": SCHEMA, "method": label, "label": label, "task": TASK.name, "task_hash": TASK.hash, "digest": f"d{n}",
+        "fingerprint": "f", "seed": seed, "pretraining": {"key": f"k{seed}", "sha256": "s"},
+        "episodes": counts_entry(counts, np.tile(np.arange(5), (n, 1))),
+        "summary": summary_entry(summarise(counts.per_episode())),
+        "calibration": None if bare else calibration_entry(found, applied),
     }  # fmt: skip
-    counts = Counts(base, alone[0], novel, alone[1], QUERIES, QUERIES, **more)
-    summary = summary_entry(summarise(counts.per_episode()))
-    if older:
-        summary.pop("harmonic")
-    return Result(
-        schema=SCHEMA, method=label, label=label, options={}, tuned={}, train={}, task=TASK.name, task_hash=TASK.hash,
-        digest=f"d{n}", fingerprint="f", seed=seed, episodes=counts_entry(counts), summary=summary, solver={},
-        pretraining={"key": f"k{seed}", "sha256": "s"}, training={}, cost={}, provenance={},
-        calibration=None if older else calibration_entry(found, applied),
-    )  # fmt: skip
+    return Result(**{**PLAIN, **fields})
 
 
-def test_round_trip_of_a_row_with_calibration_and_of_one_from_before(tmp_path):
-    for one in (result(), result("with", applied=True), result("older", older=True)):
+def test_round_trip_of_a_row_with_calibration_and_of_one_without(tmp_path):
+    for one in (result(), result("with", applied=True), result("bare", bare=True)):
         path = write(tmp_path, one)
         assert read(path) == one
-    stored = json.loads(path.read_text())
-    for name in ("pairs", "calibrated_base", "calibrated_novel"):
-        assert not stored["episodes"].pop(name)
-    assert stored.pop("calibration") is None
-    path.write_text(json.dumps(stored))
-    assert read(path) == one, "files from before do not have the fields at all"
-    assert set(BALANCE) & read(path).counts().per_episode().keys() == {"harmonic"}
+    assert set(BALANCE) & read(path).counts().per_episode().keys() == {"harmonic", "ausuc"}
 
 
-def test_a_new_result_takes_the_place_of_an_older_one_with_the_same_hits_and_of_no_other(tmp_path):
-    write(tmp_path, result(older=True))
-    assert keep_old(tmp_path, result()) is None
+def test_a_new_result_takes_the_place_of_one_with_the_same_hits_and_of_no_other(tmp_path):
     write(tmp_path, result())
-    assert keep_old(tmp_path, result(older=True)) is None
+    assert keep_old(tmp_path, result()) is None
     assert keep_old(tmp_path, result(gap=2.1)) == tmp_path / TASK.name / "m.seed-0.json.old-0"
 
 
@@ -109,7 +100,9 @@ def change(field: str, at: int, value: int):
         (lambda v: v["episodes"]["pairs"].pop(), "episodes.pairs has 59 entries, episodes.base_joint has 60"),
         (lambda v: v["episodes"]["pairs"].__setitem__(0, 10**30), "beyond all bounds"),
         (lambda v: v["episodes"].pop("calibrated_novel"), "calibrated_novel are not both there"),
-        (lambda v: v.pop("calibration"), "calibration is not there, episodes.calibrated_base is"),
+        (lambda v: v["episodes"].pop("pairs"), "episodes.pairs is missing"),
+        (lambda v: v["episodes"].update(classes=[]), "episodes.classes has 0 entries, not equally many for each"),
+        (lambda v: v.update(calibration=None), "calibration is not there, episodes.calibrated_base is"),
         (lambda v: [v["episodes"].pop(f"calibrated_{side}") for side in ("base", "novel")],
          "calibration is there, episodes.calibrated_base is not"),
         (lambda v: v["calibration"].update(applied=True), "applied, and yet joint hits and calibrated ones differ"),
@@ -149,38 +142,37 @@ def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *results: Result):
 @pytest.mark.parametrize("full", [False, True])
 def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full, ranked):
     table_of = ranked_table if ranked else task_table
-    older = board(tmp_path, monkeypatch, result("older", older=True))
-    headings = table_of(older, full).headings()
+    bare = board(tmp_path, monkeypatch, result("bare", bare=True))
+    headings = table_of(bare, full).headings()
     assert "cal. Acc." not in headings
-    assert "AUSUC" not in headings
-    assert ("harmonic" in headings) == full, "it follows from the counts that older files have"
+    assert ("AUSUC" in headings) == ("harmonic" in headings) == full
     both = table_of(board(tmp_path, monkeypatch, result("new")), full)
     assert [note for note in both.notes if note.startswith("cal.: with one bias on all novel logits")]
-    assert not [note for note in table_of(older, full).notes if note.startswith("cal.")]
+    assert not [note for note in table_of(bare, full).notes if note.startswith("cal.")]
     shown = set(both.headings()) - set(headings)
-    assert shown == ({"AUSUC", "cal. Acc.", "cal. Delta"} if full else {"cal. Acc."})
+    assert shown == ({"cal. Acc.", "cal. Delta"} if full else {"cal. Acc."})
     at = both.headings().index("cal. Acc.")
     assert full or both.headings()[at - 1] == "Acc."
     cells = {cells[both.headings().index("method")].text: cells[at].text for cells in both.cells()}
     new = result("new").summary["calibrated_acc"]
     assert cells["new"] == f"{new['mean']:.2f} ± {new['interval']:.2f}"
-    assert cells["older"] == ""
+    assert cells["bare"] == ""
     for style in PROGRAMS:
         load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
         rows = {row["method"]: row for row in load(render([both], style)) if row["source"] == "yours"}
         for name in BALANCE:
             assert float(rows["new"][name]) == pytest.approx(result("new").summary[name]["mean"], abs=1e-4)
-            assert (rows["older"][name] in (None, "")) == (name != "harmonic")
+            assert (rows["bare"][name] in (None, "")) == name.startswith("calibrated")
 
 
 def test_latex_in_the_layout_of_papers_has_it_in_full_tables(tmp_path, monkeypatch):
-    found = board(tmp_path, monkeypatch, result("older", older=True), *(result("new", seed) for seed in range(3)))
+    found = board(tmp_path, monkeypatch, result("bare", bare=True), *(result("new", seed) for seed in range(3)))
     assert "cal." not in paper_tables([found])
     full = paper_tables([found], full=True)
     assert r"cal. Acc. $\uparrow$" in full
     value = found.row("new").summary()["calibrated_acc"]
     assert rf"\textbf{{{value.mean:.2f}}} $\pm$ {value.interval:.2f}" in full, "it is the only one in its column"
-    assert "cal." not in paper_tables([board(tmp_path / "b", monkeypatch, result("older", older=True))], full=True)
+    assert "cal." not in paper_tables([board(tmp_path / "b", monkeypatch, result("bare", bare=True))], full=True)
 
 
 def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():
@@ -191,19 +183,19 @@ def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():
         assert found[name].mean == pytest.approx(np.mean([r.summary[name]["mean"] for r in results]), abs=1e-5)
     b, n = found["base_joint"].mean, found["novel_joint"].mean
     assert found["harmonic"].mean == pytest.approx(2 * b * n / (b + n))
-    mixed = Row("m", "yours", (*results[:2], result(seed=2, older=True)))
-    assert set(BALANCE) & set(mixed.metrics) == {"harmonic"}
+    mixed = Row("m", "yours", (*results[:2], result(seed=2, bare=True)))
+    assert set(BALANCE) & set(mixed.metrics) == {"harmonic", "ausuc"}
 
 
 def test_comparisons_have_what_both_rows_have():
-    a, b, c = (Row(label, "yours", tuple(result(label, s, older=label == "c", gap=gap) for s in range(3)))
+    a, b, c = (Row(label, "yours", tuple(result(label, s, bare=label == "c", gap=gap) for s in range(3)))
                for label, gap in (("a", 2.0), ("b", 1.5), ("c", 1.0)))  # fmt: skip
     found = compare(a, b, [a, b, c])
     d = a.per_episode()["ausuc"] - b.per_episode()["ausuc"]
     assert found.episodes["ausuc"].mean == pytest.approx(d.mean())
     assert found.by_seed["ausuc"].mean() == pytest.approx(d.mean())
     assert found.overall["ausuc"].mean == pytest.approx(d.mean())
-    assert set(BALANCE) & compare(a, c, [a, b, c]).overall.keys() == {"harmonic"}
+    assert set(BALANCE) & compare(a, c, [a, b, c]).overall.keys() == {"harmonic", "ausuc"}
 
 
 def test_a_shown_result_says_its_bias(tmp_path):
@@ -212,7 +204,7 @@ def test_a_shown_result_says_its_bias(tmp_path):
     assert f"bias {one.calibration.bias:g} on the novel logits, found on 300 validation episodes; part of the row" in (
         facts_of([one])
     )
-    older = result(older=True)
-    assert [name for name in result_table(older).rows if name in BALANCE] == ["harmonic"]
-    assert "calibration" not in facts_of([older])
+    bare = result(bare=True)
+    assert [name for name in result_table(bare).rows if name in BALANCE] == ["harmonic", "ausuc"]
+    assert "calibration" not in facts_of([bare])
     assert facts_of([msgspec.structs.replace(one, calibration=None)]) != facts_of([one])

@@ -30,6 +30,19 @@ def test_run_ends_with_the_row_among_the_stored_ones(call, here):
     assert len(value["episodes"]["base_joint"]) == 60
 
 
+def test_what_a_method_prints_does_not_get_into_json(call, here):
+    (here / "loud.py").write_text(
+        "from ifsl_bench.methods.imprint import Imprint\n\nclass Loud(Imprint):\n"
+        "    def forward(self, support, query):\n"
+        "        print('an episode')\n        return super().forward(support, query)\n"
+    )
+    status, out, err = call("run", "--method", "loud.py:Loud", "--task", f"{here}/clusters.toml:clusters-5shot",
+                            "--episodes", "20", "--format", "json", "--home", str(here / "home"))  # fmt: skip
+    assert status == 0, err
+    assert any(row["method"] == "Loud.episodes=20" for row in json.loads(out))
+    assert "an episode" in err
+
+
 def test_stored_results_are_skipped_and_rerun_repeats(call, here):
     call("run", "--method", "protonet", "--task", TASK, "--device", "cpu")
     path = here / "home" / "results" / "clusters-5shot" / "protonet.seed-0.json"

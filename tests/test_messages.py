@@ -178,6 +178,32 @@ def test_completion_knows_tasks_and_methods(call, monkeypatch):
     assert set(call()[1].split()) == {"plain,lr+a", "plain,lr+s"}
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a shell's completion")
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("compare lr+a.gradient=i", {"lr+a.gradient=implicit"}),
+        ("compare lr castl", {"castle", "castle@tuned-12"}),
+        ("plot tradeoff glyphs-1", {"glyphs-1shot"}),
+        ("plot ranks glyphs-5shot --method im", {"imprint"}),
+        ("show castl", {"castle", "castle@tuned-12"}),
+        ("show lr tiny-pack-1", {"tiny-pack-1shot"}),
+        ("reproduce lr tiny-pack-1", {"tiny-pack-1shot"}),
+        ("report tiny-pack-1", {"tiny-pack-1shot"}),
+        ("data prepare cub", {"cub", "cub-64"}),
+        ("tasks new mine --data cub-", {"cub-64"}),
+        ("pretrain --task tiny-pack-1", {"tiny-pack-1shot"}),
+        ("run --method lr+a --set ga", {"gamma="}),
+        ("plot inner-steps glyphs-5shot --method lr+a --set learn", {"learner="}),
+    ],
+)
+def test_every_command_completes_its_names(words, offered, call, monkeypatch):
+    monkeypatch.setenv("_IFSL_BENCH_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"ifsl-bench {words}")
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ") + 1))
+    assert {line.removeprefix("plain,") for line in call()[1].split()} == offered
+
+
 def test_options_before_and_beside_a_subcommand_do_something_or_are_refused(call, clusters, tmp_path):
     home = clusters / "home"
     status, _, err = call("tasks", "--home", str(home), "new", "mine", "--data", "clusters")

@@ -165,6 +165,15 @@ def test_without_pandas_the_command_that_installs_it_is_said(monkeypatch):
             thing.to_pandas()
 
 
+def test_a_pandas_that_cannot_be_imported_is_not_called_missing(monkeypatch, tmp_path):
+    """As one whose compiled modules are of another NumPy."""
+    (tmp_path / "pandas.py").write_text("raise ValueError('numpy.dtype size changed')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    with pytest.raises(Lacking, match=r"is installed but cannot be imported \(ValueError: numpy.dtype size changed\)"):
+        ifsl_bench.table(TASK).to_pandas()
+
+
 def test_importing_costs_nothing():
     code = "import sys, ifsl_bench; ifsl_bench.table; print('torch' in sys.modules, 'pandas' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -323,7 +323,7 @@ def test_variants_come_along_and_empty_tasks_do_not(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("task", ["mini-regular-5shot", "tiny-pack-5shot"])
-def test_results_without_base_classes_and_older_ones_have_gaps(task, tmp_path, monkeypatch):
+def test_results_without_base_classes_or_calibration_have_gaps(task, tmp_path, monkeypatch):
     monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
     for seed in range(3):
         write(tmp_path, plain("old", seed, np.arange(100) % 9 + seed, task))

@@ -237,15 +237,20 @@ def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(cam
     graph = graph_of(jobs, work)
     training = [node for node in graph.nodes.values() if node.stage.kind == "meta-training"]
     paths = [log_path(work.home, node.key) for node in training]
-    title = "meta-training lwof"
+    title, gone = "meta-training lwof", writer().replace(f"-{os.getpid()}-", "-999999999-")
     lines(
-        paths[0], f"begun by process {os.getpid()} on {platform.node()}: {title}", f"  {title}: 7/20, 3 s left  loss 2"
+        paths[0],
+        f"begun by process {os.getpid()} on {platform.node()} ({writer()}): {title}",
+        f"  {title}: 7/20, 3 s left  loss 2",
     )
     lines(
-        paths[1], f"begun by process 1 on elsewhere: {title}", "the inner solve", "failed: it diverged: the loss is nan"
+        paths[1],
+        f"begun by process 1 on elsewhere (e): {title}",
+        "the inner solve",
+        "failed: it diverged: the loss is nan",
     )
-    lines(paths[2], f"begun by process 999999999 on {platform.node()}: {title}", f"  {title}: 3/20, 9 s left")
-    lines(paths[3], f"begun by process 1 on elsewhere: {title}", "failed: x", f"begun by process 2 on node7: {title}")
+    lines(paths[2], f"begun by process 999999999 on {platform.node()} ({gone}): {title}", f"  {title}: 3/20, 9 s left")
+    lines(paths[3], f"begun by process 1 on e (e): {title}", "failed: x", f"begun by process 2 on node7 (n): {title}")
     status, out, err = call("status", "c.toml", "--format", "json")
     assert (status, err) == (0, "")
     found = json.loads(out)
@@ -286,7 +291,7 @@ def test_a_log_that_is_no_log_says_nothing(tmp_path):
         (tmp_path / "x.log").write_bytes(content)
         assert read_log(tmp_path / "x.log") is None
     assert read_log(tmp_path / "none.log") is None
-    (tmp_path / "x.log").write_bytes(b"x begun by process 99999999999999999999 on h: \n\xff\x1b[2J")
+    (tmp_path / "x.log").write_bytes(b"x begun by process 9 on h (w): \n\xff\x1b[2J")
     found = read_log(tmp_path / "x.log")
     assert found.state == "running"
     assert "\x1b" not in found.last
@@ -295,7 +300,7 @@ def test_a_log_that_is_no_log_says_nothing(tmp_path):
 def test_a_log_is_held_against_the_clock_of_its_file_system_whatever_the_machines_say(tmp_path, monkeypatch):
     ahead = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)  # on the machine that writes
     stamp, early = (f"{ahead - datetime.timedelta(seconds=s):%Y-%m-%dT%H:%M:%SZ}" for s in (0, 600))
-    (tmp_path / "x.log").write_text(f"{early} begun by process 1 on node7: x\n{stamp} x: 1/2\n")
+    (tmp_path / "x.log").write_text(f"{early} begun by process 1 on node7 (w): x\n{stamp} x: 1/2\n")
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 3600)  # and on this one
     found = read_log(tmp_path / "x.log")
@@ -304,11 +309,11 @@ def test_a_log_is_held_against_the_clock_of_its_file_system_whatever_the_machine
     assert abs(since.timestamp() - (real() - 600)) < 30
 
 
-@pytest.mark.parametrize(
-    "last", ["interrupted", "interrupted: nobody listens", "stopped: BrokenPipeError: nobody listens"]
-)
+@pytest.mark.parametrize("last", ["interrupted", "interrupted: nobody listens"])
 def test_what_lost_its_command_is_interrupted_and_has_not_failed(last, tmp_path):
-    (tmp_path / "x.log").write_text(f"2026-01-31T12:00:00Z begun by process 1 on h: x\n2026-01-31T12:00:01Z {last}\n")
+    (tmp_path / "x.log").write_text(
+        f"2026-01-31T12:00:00Z begun by process 1 on h (w): x\n2026-01-31T12:00:01Z {last}\n"
+    )
     assert read_log(tmp_path / "x.log").state == "interrupted"
 
 

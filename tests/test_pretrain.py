@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ifsl_bench.backbone.pretrain import known_keys, pretrain, pretraining_key
+from ifsl_bench.backbone.pretrain import pretrain, pretraining_key
 from ifsl_bench.backbone.trainer import Trainer
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError
@@ -199,14 +199,6 @@ def test_weights_beyond_half_precision_are_refused(frozen, monkeypatch):
     monkeypatch.setattr(Trainer, "_step", step)
     with pytest.raises(UserError, match="bias is not finite in half precision, whose largest number is 65504;"):
         pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
-
-
-def test_keys_of_older_recipes_are_known(few):
-    """Results of version 0.1.0 name the key of the first recipe: this one, of the letters and seed 0."""
-    (task,) = find("glyphs-1shot")
-    now, *older = known_keys(task, task.dataset.fingerprint, "linear", 0)
-    assert now == pretraining_key(task, task.dataset.fingerprint, "linear", 0)
-    assert older == ["glyphs-resnet-small-linear-seed0-de623f875409"]
 
 
 def test_features_are_learned(frozen):

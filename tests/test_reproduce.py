@@ -66,8 +66,7 @@ def test_other_code_and_other_counts_are_said_with_status_1(call, stored, tmp_pa
     result = result_file.read(stored)
     hits = list(result.episodes.novel_joint)
     hits[3] -= 1
-    without = {name: [] for name in result_file.LATER}  # as older files are
-    episodes = msgspec.structs.replace(result.episodes, novel_joint=hits, **without)
+    episodes = msgspec.structs.replace(result.episodes, novel_joint=hits, calibrated_base=[], calibrated_novel=[])
     changed = msgspec.structs.replace(result, episodes=episodes, calibration=None)
     summary = result_file.summary_entry(result_file.summarise(changed.counts().per_episode()))
     result_file.write(tmp_path / "other", msgspec.structs.replace(changed, summary=summary))

@@ -25,26 +25,27 @@ from ifsl_bench.board.notes import standing
 from ifsl_bench.board.over_classes import over_classes
 from ifsl_bench.board.published import published
 from ifsl_bench.board.render import FORMATS, PROGRAMS, render
-from ifsl_bench.board.result_file import SCHEMA, Result, keep_old, read, summary_entry, write
+from ifsl_bench.board.result_file import SCHEMA, Result, read, summary_entry, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.protocol.metrics import METRICS, Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged
+from tests.result_fields import PLAIN
 
 
 def make(label="m", seed=0, task="toy", n=50, base=0.8, novel=0.6, noise=0, classes=None, **changes) -> Result:
     generator = np.random.default_rng([seed, noise, 7])
     alone = generator.binomial(25, base, n), generator.binomial(25, novel, n)
     joint = [generator.binomial(a, 0.9) for a in alone]
-    counts = Counts(joint[0], alone[0], joint[1], alone[1], 25, 25)
+    counts = Counts(joint[0], alone[0], joint[1], alone[1], 25, 25, 2 * joint[0] * joint[1])
     fields = {
-        "schema": SCHEMA, "method": label, "label": label, "options": {}, "tuned": {}, "train": {}, "task": task,
+        "schema": SCHEMA, "method": label, "label": label, "task": task,
         "task_hash": "h", "digest": "d", "fingerprint": "f", "seed": seed,
-        "episodes": counts_entry(counts, classes),
-        "summary": summary_entry(summarise(counts.per_episode())), "solver": {},
-        "pretraining": {"key": f"k{seed}", "sha256": "s"}, "training": {}, "cost": {}, "provenance": {},
+        "episodes": counts_entry(counts, some_classes(n) if classes is None else classes),
+        "summary": summary_entry(summarise(counts.per_episode())),
+        "pretraining": {"key": f"k{seed}", "sha256": "s"},
     }  # fmt: skip
-    return Result(**{**fields, **changes})
+    return Result(**{**PLAIN, **fields, **changes})
 
 
 def test_round_trip(tmp_path):
@@ -161,21 +162,16 @@ def test_comparison_is_paired_over_episodes_and_over_seeds():
         low, high = stats.t.interval(0.95, 2, np.mean(means), stats.sem(means))
         assert found.by_seed_interval[name].mean == pytest.approx(np.mean(means), abs=1e-6)
         assert found.by_seed_interval[name].interval == pytest.approx((high - low) / 2, abs=1e-5)
-    assert found.notes == (
-        "no interval over classes: these results were made before results recorded the classes of episodes",
-    )
-    assert (found.over_classes, found.classes) == ({}, 0)
+    assert found.notes == ()
 
 
 def some_classes(n: int, count: int = 12, ways: int = 5) -> np.ndarray:
     return np.random.default_rng(n).random((n, count)).argsort(1)[:, :ways]
 
 
-@pytest.mark.parametrize("said", ["ab", "a", "b"])
-def test_comparison_over_classes_takes_them_from_either_row(said):
+def test_comparison_over_classes():
     drawn = some_classes(50)
-    a, b = (Row(name, "yours", tuple(make(name, s, noise=i, classes=drawn if name in said else None) for s in range(3)))
-            for i, name in enumerate("ab"))  # fmt: skip
+    a, b = (Row(name, "yours", tuple(make(name, s, noise=i) for s in range(3))) for i, name in enumerate("ab"))
     found = compare(a, b)
     d = np.stack([a.per_episode()[name] - b.per_episode()[name] for name in METRICS], 1)
     expected = over_classes(d, drawn)
@@ -188,7 +184,7 @@ def test_comparison_over_classes_takes_them_from_either_row(said):
 
 
 def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
-    kinds = {"old": None, "few": some_classes(50, 60), "new": some_classes(50)}
+    kinds = {"few": some_classes(50, 60), "new": some_classes(50)}
     for kind, drawn in kinds.items():
         paths = [str(write(tmp_path / kind, make(name, noise=i, classes=drawn))) for i, name in enumerate("ab")]
         status, text, _ = call("compare", *paths)
@@ -228,22 +224,6 @@ def test_classes_that_no_episode_can_have_are_refused(tmp_path, change, reason):
     path.write_text(json.dumps(value))
     with pytest.raises(CorruptFile, match=reason):
         read(path)
-
-
-def test_files_without_classes_are_read_and_take_them_on(tmp_path):
-    """As older files are; a new result with the same hits takes the place of one, and of no other."""
-    drawn = some_classes(50)
-    path = write(tmp_path, make())
-    value = json.loads(path.read_text())
-    del value["episodes"]["classes"]
-    path.write_text(json.dumps(value))
-    assert read(path) == make()
-    assert read(path).classes() is None
-    new = make(classes=drawn)
-    assert keep_old(tmp_path, new) is None
-    write(tmp_path, new)
-    assert np.array_equal(read(path).classes(), drawn)
-    assert keep_old(tmp_path, make(classes=drawn, noise=1)) == path.with_name(f"{path.name}.old-0")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_tensors_of_killed_processes_go_and_those_of_others_stay(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     dead = tagged("state-3", ".safetensors").replace(f"-{os.getpid()}-", f"-{gone.pid}-")
-    for name in ("state-1.safetensors", dead, f"state-4{ELSEWHERE}.safetensors", f"state-5{ELSEWHERE}.safetensors"):
+    for name in (dead, f"state-4{ELSEWHERE}.safetensors", f"state-5{ELSEWHERE}.safetensors"):
         (tmp_path / name).write_bytes(b"x")
     aged(tmp_path / f"state-5{ELSEWHERE}.safetensors", 4)
     CheckpointFolder(tmp_path).save(*state(1))

@@ -171,7 +171,7 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
 
 
 def computed_at(folder: Path) -> str:
-    """What is recorded of where features were computed; "" of older ones, and of those that are none of ours."""
+    """What is recorded of where features were computed; "" of those that are none of ours."""
     try:
         return str(read_sealed(folder / "bank.json").get("place", ""))
     except (OSError, CorruptFile):
@@ -183,7 +183,7 @@ class OtherWeights(CorruptFile):
 
 
 def _place(folder: Path) -> str:
-    """Pretraining and pool, as a bank records what it is of; one from before does not."""
+    """Pretraining and pool, as a bank records what it is of."""
     return f"{folder.parent.name}/{folder.name}"
 
 
@@ -194,8 +194,8 @@ def _open(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:
 def _opened(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:
     entry = read_sealed(folder / "bank.json")
     path = folder / "features.npy"
-    if entry.get("of", _place(folder)) != _place(folder):
-        raise CorruptFile(f"{folder} holds the features of {entry['of']}")
+    if entry.get("of") != _place(folder):
+        raise CorruptFile(f"{folder} holds the features of {entry.get('of')}")
     if entry.get("pretraining_sha256") != pretraining:
         raise OtherWeights(f"{folder} holds features of other weights than the checkpoint's: it was trained again")
     array = open_array(path, shape, "float32")

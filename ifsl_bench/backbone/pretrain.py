@@ -26,9 +26,7 @@ from ifsl_bench.protocol.task import INCLUDED, Task
 
 HeadKind = Literal["linear", "cosine"]
 FROM_ELSEWHERE = ("backbone", "weights", "features", "pretrained_on", "seen")  # said of such backbones alone
-# Raised when the code below starts to give other weights from equal settings. Since 2, finished weights are rounded to
-# half precision; results of older versions name pretrainings of 1.
-RECIPE = 2
+RECIPE = 2  # raised when the code below starts to give other weights from equal settings
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,7 @@ class Pretrained:
         head: the base classifier.
         normalise: images of a pool, uint8 [B, H, W, C], -> what the network takes.
         info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, what the weights were
-            rounded to, and how many processes it was, one number after the other where a resumed one had others; in
-            one of an older version, one process.
+            rounded to, and how many processes it was, one number after the other where a resumed one had others.
     """
 
     key: str
@@ -69,33 +66,30 @@ class Pretrained:
     def entry(self) -> dict[str, Any]:
         """What a result says of the pretraining; accuracies in percent."""
         accuracy = {pool: round(100 * value, 4) for pool, value in self.info["accuracy"].items()}
-        said: dict[str, Any] = {
-            name: self.info[name] for name in ("precision", "device", "rounded") if name in self.info
-        }
-        if (processes := self.info.get("processes", [1])) != [1]:
-            said["processes"] = processes
-        said |= {name: self.info[name] for name in FROM_ELSEWHERE if name in self.info}
+        recorded = ("precision", "device", "rounded", *FROM_ELSEWHERE)
+        said = {name: self.info[name] for name in recorded if name in self.info}
+        if self.info["processes"] != [1]:
+            said["processes"] = self.info["processes"]
         return {"key": self.key, "sha256": self.sha256, "accuracy": accuracy, **said}
 
 
-def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int, recipe: int = RECIPE) -> str:
+def pretraining_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
     """What a pretraining is called on disk: readable, and different whenever the weights could differ.
 
     Args:
         seed: of training; a task may have one pretraining for all of them.
-        recipe: of this version or an older one, which results on disk may be of.
     """
-    made_of = definition(task, fingerprint, head, seed, recipe)
+    made_of = definition(task, fingerprint, head, seed)
     data = task.dataset.name
     if task.base_classes is not None:
         data += f"+base-classes={task.base_classes}"
     return f"{data}-{task.pretraining.backbone}-{head}-seed{made_of['seed']}-{sha256_json(made_of)[:12]}"
 
 
-def definition(task: Task, fingerprint: str, head: HeadKind, seed: int, recipe: int = RECIPE) -> dict[str, Any]:
+def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[str, Any]:
     """Everything that makes the weights, as JSON has it; arguments as of :func:`pretraining_key`."""
     made_of: dict[str, Any] = {
-        "recipe": recipe,
+        "recipe": RECIPE,
         "data": fingerprint,
         "images": [task.dataset.mean, task.dataset.std],
         "pretraining": task.pretraining.definition(),
@@ -105,11 +99,6 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int, recipe: 
     if task.base_classes is not None:
         made_of["base_classes"] = task.base_classes
     return made_of
-
-
-def known_keys(task: Task, fingerprint: str, head: HeadKind, seed: int) -> list[str]:
-    """What a result on disk may call its pretraining: its key now, then those that older versions gave it."""
-    return [pretraining_key(task, fingerprint, head, seed, recipe) for recipe in range(RECIPE, 0, -1)]
 
 
 def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:

@@ -188,7 +188,7 @@ def load_variants(task: Task, results: Path) -> list[Board]:
             plain, change = split(folder)
             other = changed(task, change)
         except UserError:
-            continue  # a folder that no version of ours has made
+            continue  # a folder that no run has made
         if plain == task.name and other.name == folder:
             variants[folder] = other
     boards = [load_board(other, results) for other in variants.values()]

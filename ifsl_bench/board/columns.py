@@ -58,8 +58,7 @@ def task_columns(
     Args:
         full: also the joint and alone accuracies of base and novel classes, and what weighs one against the other.
         ranked: also the rank, and how far each row is from the best.
-        known: the metrics that some row has. Readers are not shown what older results are without where no row has it;
-            programs get it always.
+        known: the metrics that some row has. Readers are not shown what no row has; programs get it always.
     """
     wanted = [*METRICS, *BALANCE] if full else [name for name, heading in HEADINGS.items() if heading.short]
 

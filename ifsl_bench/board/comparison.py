@@ -84,11 +84,9 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         if left.pretraining.get("key") == right.pretraining.get("key")
         and left.pretraining.get("sha256") != right.pretraining.get("sha256")
     ]
-    if any(left.pretraining.get("rounded") != right.pretraining.get("rounded") for left, right in pairs):
-        notes.append("the backbone of one is rounded to half precision, that of the other, of an older version, is not")
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:
         notes.append("all seeds start from one pretraining: the intervals over seeds hold the backbone fixed")
-    by_class = _over_classes(a, b, np.stack([ours[name] - theirs[name] for name in ours], 1))
+    by_class = _over_classes(a, np.stack([ours[name] - theirs[name] for name in ours], 1))
     if isinstance(by_class, str):
         notes.append(by_class)
         of_classes, classes, effects = {}, 0, {}
@@ -125,13 +123,9 @@ def _called(row: Row, among: Sequence[Row]) -> str:
     return f"{row.label} ({row.origin})" if shared else row.label
 
 
-def _over_classes(a: Row, b: Row, differences: np.ndarray) -> OverClasses | str:
+def _over_classes(a: Row, differences: np.ndarray) -> OverClasses | str:
     """Of differences [n, m], or why there is no such interval."""
-    said = (r.classes() for row in (a, b) for r in row.results)
-    classes = next((found for found in said if found is not None), None)
-    if classes is None:
-        return "no interval over classes: these results were made before results recorded the classes of episodes"
-    found = over_classes(differences, classes)
+    found = over_classes(differences, a.results[0].classes())
     return f"no interval over classes: {found}" if isinstance(found, str) else found
 
 

@@ -23,11 +23,11 @@ def odd_counts(counts: Counts) -> str:
         return "more joint hits than hits alone in some episode, which cannot be"
     if not counts.base_queries and (counts.novel_joint != counts.novel_alone).any():
         return "joint hits differ from hits alone though the episodes have no base classes"
-    return _odd_later_counts(counts)
+    return _odd_more_counts(counts)
 
 
-def _odd_later_counts(counts: Counts) -> str:
-    """The same of the counts that older results are without."""
+def _odd_more_counts(counts: Counts) -> str:
+    """The same of the counts that weigh base against novel queries."""
     limits = (2 * counts.base_alone * counts.novel_alone, counts.base_alone, counts.novel_alone)
     for name, limit in zip(MORE_COUNTS, limits, strict=True):
         values = getattr(counts, name)
@@ -42,7 +42,7 @@ def _odd_later_counts(counts: Counts) -> str:
     if (counts.calibrated_base is None) != (counts.calibrated_novel is None):
         return "episodes.calibrated_base and episodes.calibrated_novel are not both there"
     if counts.pairs is None:
-        return ""
+        return "episodes.pairs is missing" if counts.base_queries else ""
     # Queries that are right with one and the same bias are pairs in the right order.
     least = counts.base_joint * counts.novel_joint
     if counts.calibrated_base is not None and counts.calibrated_novel is not None:
@@ -51,12 +51,10 @@ def _odd_later_counts(counts: Counts) -> str:
 
 
 def odd_classes(classes: np.ndarray, episodes: int) -> str:
-    """Why these are not the novel classes of so many episodes; "" where they may be, or are not said."""
+    """Why these are not the novel classes of so many episodes; "" where they may be."""
     ways, rest = divmod(len(classes), episodes)
-    if rest:
+    if rest or not ways:
         return f"has {len(classes)} entries, not equally many for each of {episodes} episodes"
-    if not ways:
-        return ""
     ordered = np.sort(classes.reshape(episodes, ways), axis=1)
     if ordered[:, 0].min() < 0:
         return "has classes below 0"

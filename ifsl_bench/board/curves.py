@@ -13,45 +13,43 @@ def bias_curve(row: Row) -> np.ndarray | None:
 
     The bias is on a method's own logits, so that seeds are averaged at the same bias, as those of a table are at none.
     Between the biases that a seed's file has (some fifty, none, and the one found in validation) it is taken to be
-    straight.
-    None where a seed has no curve, as in older results.
+    straight. None where there are no validation episodes, and so no curve.
     """
-    curves = [_curve(result) for result in row.results]
-    known = [curve for curve in curves if curve is not None]
-    if len(known) < len(curves):
+    if "calibrated_acc" not in row.metrics:
         return None
-    low, high = max(curve[0, 0] for curve in known), min(curve[-1, 0] for curve in known)
-    at = np.unique(np.concatenate([curve[:, 0] for curve in known]))
+    curves = [_curve(result) for result in row.results]
+    low, high = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
+    at = np.unique(np.concatenate([curve[:, 0] for curve in curves]))
     at = at[(at >= low) & (at <= high)]
-    means = [np.mean([np.interp(at, curve[:, 0], curve[:, part]) for curve in known], 0) for part in (1, 2)]
+    means = [np.mean([np.interp(at, curve[:, 0], curve[:, part]) for curve in curves], 0) for part in (1, 2)]
     return np.stack([at, *means], 1)
 
 
 def calibrated_point(row: Row) -> tuple[float, float] | None:
     """Base and novel accuracy in percent, each seed with its own bias from validation, the mean over seeds.
 
-    None where a seed has no such bias, as in older results.
+    None where there are no validation episodes, and so no bias.
     """
     if "calibrated_acc" not in row.metrics:
         return None
     shares = []
     for counts in (result.counts() for result in row.results):
-        if counts.calibrated_base is None or counts.calibrated_novel is None:
-            return None
+        assert counts.calibrated_base is not None
+        assert counts.calibrated_novel is not None
         shares.append((counts.calibrated_base.mean() / counts.base_queries,
                        counts.calibrated_novel.mean() / counts.novel_queries))  # fmt: skip
     base, novel = 100 * np.mean(shares, 0)
     return float(base), float(novel)
 
 
-def _curve(result: Result) -> np.ndarray | None:
-    """Of one seed, [m, 3], ascending in the bias."""
+def _curve(result: Result) -> np.ndarray:
+    """The curve of one seed, [m, 3], ascending in the bias."""
     found, counts = result.calibration, result.counts()
-    if found is None or not found.curve.bias:
-        return None
+    assert found is not None
+    assert counts.calibrated_base is not None
+    assert counts.calibrated_novel is not None
     points = dict(zip(found.curve.bias, zip(found.curve.base_joint, found.curve.novel_joint, strict=True), strict=True))
-    if counts.calibrated_base is not None and counts.calibrated_novel is not None:
-        points[found.bias] = int(counts.calibrated_base.sum()), int(counts.calibrated_novel.sum())
+    points[found.bias] = int(counts.calibrated_base.sum()), int(counts.calibrated_novel.sum())
     points[found.bias if found.applied else 0.0] = int(counts.base_joint.sum()), int(counts.novel_joint.sum())
     base, novel = len(counts) * counts.base_queries, len(counts) * counts.novel_queries
     return np.array([(b, 100 * points[b][0] / base, 100 * points[b][1] / novel) for b in sorted(points)])

@@ -24,12 +24,19 @@ def data_frame(records: Sequence[dict[str, Any]]) -> pandas.DataFrame:
     Where a record lacks a whole number or a truth value, its column has one of pandas's nullable types.
 
     Raises:
-        Lacking: pandas is not installed.
+        Lacking: pandas is not installed, or does not fit the NumPy that is.
     """
     try:
         import pandas
-    except ImportError:
+    except ModuleNotFoundError as error:
+        if error.name != "pandas":
+            raise Lacking(f"to_pandas(): pandas is installed but lacks {error.name}: {INSTALL}") from error
         raise Lacking(f"to_pandas() needs an extra (pandas is not installed): {INSTALL}") from None
+    except Exception as error:  # compiled modules built for another NumPy raise more than ImportError
+        raise Lacking(
+            f"to_pandas(): pandas is installed but cannot be imported ({type(error).__name__}: {error}); "
+            f"to install it again: {INSTALL} --force-reinstall"
+        ) from error
     names = dict.fromkeys(name for one in records for name in one)
     columns = {name: [one.get(name) for one in records] for name in names}
     frame = pandas.DataFrame(columns)

@@ -11,7 +11,7 @@ from ifsl_bench.common import packed
 from ifsl_bench.protocol.limits import EPISODES
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
 
-LATER = ("classes", *MORE_COUNTS)  # what the episodes of older files are without
+COLUMNS = (*COUNTS, "classes", *MORE_COUNTS)
 READABLE = 250_000  # numbers of a file that stay numbers; more are packed, so that 2,000 episodes can be read by eye
 MOST_CLASSES = 1 << 23  # of all episodes: more do not fit into a file
 
@@ -20,10 +20,9 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Integer counts of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`.
 
     ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
-    Older files are without these and without what follows.
 
     Each is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.common.packed`. :meth:`column`
-    reads both; an empty list stands for what is not there.
+    reads both. What there is none of, in regular few-shot learning or without validation episodes, is an empty list.
     """
 
     base_queries: int
@@ -32,7 +31,7 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     base_alone: list[int] | str
     novel_joint: list[int] | str
     novel_alone: list[int] | str
-    classes: list[int] | str = []
+    classes: list[int] | str
     pairs: list[int] | str = []
     calibrated_base: list[int] | str = []
     calibrated_novel: list[int] | str = []
@@ -46,7 +45,7 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return packed.length(column) if isinstance(column, str) else len(column)
 
     def column(self, name: str) -> np.ndarray:
-        """The numbers of a column, int64; empty where an older file is without.
+        """The numbers of a column, int64.
 
         Raises:
             ValueError: a text that holds no such numbers.
@@ -65,11 +64,10 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
 
-def counts_entry(counts: Counts, classes: np.ndarray | None = None) -> EpisodeCounts:
+def counts_entry(counts: Counts, classes: np.ndarray) -> EpisodeCounts:
     """Counts, and the novel classes [n, N] of each episode, as a file has them: packed beyond ``READABLE`` numbers."""
     columns = {name: getattr(counts, name) for name in (*COUNTS, *MORE_COUNTS) if getattr(counts, name) is not None}
-    if classes is not None:
-        columns["classes"] = classes.reshape(-1)
+    columns["classes"] = classes.reshape(-1)
     short = sum(map(len, columns.values())) <= READABLE
     return EpisodeCounts(
         base_queries=counts.base_queries,

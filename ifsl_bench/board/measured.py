@@ -62,11 +62,10 @@ class Row:
 
     @property
     def at_saddles(self) -> tuple[int, int]:
-        """In how many episodes of meta-training the gradient was that of a saddle, and of how many, over the seeds;
-        files that do not say it have none."""
+        """In how many episodes of meta-training the gradient was that of a saddle, and of how many, over the seeds."""
         solves = [r.training.get("solves", {}) for r in self.results]
-        counted = [s for s in solves if "adjoint_indefinite" in s]
-        return sum(s["adjoint_indefinite"] for s in counted), sum(s["adjoint_episodes"] for s in counted)
+        at_saddle, of = (sum(s.get(f"adjoint_{name}", 0) for s in solves) for name in ("indefinite", "episodes"))
+        return at_saddle, of
 
     @property
     def fixed(self) -> bool:
@@ -76,8 +75,8 @@ class Row:
 
     @property
     def setting(self) -> str:
-        """What it is ranked with, see :attr:`Result.setting`; older files are "paper" where anything was chosen."""
-        return self.results[0].setting or (PAPER if self.older else EVERY)
+        """What it is ranked with, see :attr:`Result.setting`."""
+        return self.results[0].setting
 
     @property
     def trials(self) -> int:
@@ -95,11 +94,6 @@ class Row:
         return any(r.earlier_search for r in self.results)
 
     @property
-    def older(self) -> bool:
-        """Whether a result is from before results said how options and checkpoints were chosen, and something was."""
-        return any(r.older for r in self.results)
-
-    @property
     def has_options(self) -> bool:
         """Whether somebody has changed the method's options or training, which the label then says after a dot."""
         package, colon, method = self.results[0].method.rpartition(":")
@@ -114,7 +108,7 @@ class Row:
     def metrics(self) -> tuple[str, ...]:
         """Those that the results of all seeds have."""
         first, *others = (counts.metrics for counts in self._counts)
-        return tuple(name for name in first if all(name in other for other in others))  # older files have fewer
+        return tuple(name for name in first if all(name in other for other in others))
 
     def by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """A metric for each seed (of these) and episode, [seeds, n], in percent."""
@@ -221,7 +215,6 @@ def mismatch(a: Result, b: Result) -> str:
     for name in ("base_queries", "novel_queries"):
         if getattr(a.episodes, name) != getattr(b.episodes, name):
             return f"the episodes differ ({name} {getattr(a.episodes, name)} and {getattr(b.episodes, name)})"
-    said = all(result.episodes.length("classes") for result in (a, b))
-    if said and not a.episodes.same(b.episodes, ["classes"]):
+    if not a.episodes.same(b.episodes, ["classes"]):
         return "the novel classes of their episodes differ"
     return ""

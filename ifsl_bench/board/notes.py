@@ -53,12 +53,6 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
             "Options chosen by an earlier search, which had narrower ranges and tried nothing beside the best, and not "
             f"measured anew yet: {', '.join(earlier)}."
         )
-    if older := sum(row.older for row in board.rows):
-        notes.append(
-            f"{older} of {len(board.rows)} measured rows were made under an older rule: the checkpoint that was best "
-            "on validation, and grids followed beyond their ends. "
-            "The rule now: the last checkpoint, and the grid alone."
-        )
     if any(row.partial for row in board.rows):
         notes.append(f"{PARTIAL.capitalize()}.")
     if looking := [f"{row.label} ({row.origin})" for row in (*board.rows, *board.others) if row.transductive]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
 from ifsl_bench.board.data_frames import data_frame, episodes, facts, line
-from ifsl_bench.board.episode_counts import LATER, EpisodeCounts
+from ifsl_bench.board.episode_counts import COLUMNS, EpisodeCounts
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
@@ -61,7 +61,7 @@ class Calibration(_Part, frozen=True):
     bias: float
     validation_episodes: int
     curve: Curve
-    applied: bool = False
+    applied: bool
 
 
 class Result(_Part, frozen=True):
@@ -86,18 +86,17 @@ class Result(_Part, frozen=True):
         novel_fingerprint: identity of the data that novel classes come from, where these are other data; else "".
         partial: whether the data set was made from less than its source should hold.
         transductive: whether the method looks at an episode's other queries.
-        probe: what the method computes on a few made-up episodes; None in older files, and where that is unknown.
+        probe: what the method computes on a few made-up episodes; None where that is unknown.
         provenance: command, version, commit, device, library versions, time.
         setting: "paper" for the method as published, "tuned-12" for the best of 12 trials, "every" for what is the same
-            in all settings; "" in older files, which are of the method as published but for two things: the checkpoint
-            that was best on validation, and grids that were followed beyond their ends.
+            in all settings.
         passed_over: values that were tried and could not be chosen, since inner solves failed there.
         edge: the options whose chosen value is the smallest or the largest that was tried, though the option takes
             values beyond; files of an earlier search say it of ranges, see :attr:`at_edge`.
-        rounds: how many settings each round of the search for options tried; empty in files of an earlier search, which
-            had narrower ranges and tried nothing beside the best.
-        places: stage -> the device it ran on, and why there; empty in older files.
-        calibration: None in older files, in regular few-shot learning, and where no validation episodes can be drawn.
+        places: stage -> the device it ran on, and why there.
+        calibration: None in regular few-shot learning, and where no validation episodes can be drawn.
+        rounds: how many settings each round of the search for options tried; empty where nothing was chosen, and in
+            files of an earlier search, which had narrower ranges and tried nothing beside the best.
     """
 
     schema: int
@@ -118,16 +117,16 @@ class Result(_Part, frozen=True):
     training: dict[str, Any]
     cost: dict[str, float]
     provenance: dict[str, Any]
-    novel_fingerprint: str = ""
-    partial: bool = False
-    setting: str = ""
-    passed_over: list[str] = []
-    edge: list[str] = []
+    novel_fingerprint: str
+    partial: bool
+    setting: str
+    passed_over: list[str]
+    edge: list[str]
+    calibration: Calibration | None
+    transductive: bool
+    probe: Probe | None
+    places: dict[str, str]
     rounds: list[int] = []
-    calibration: Calibration | None = None
-    transductive: bool = False
-    probe: Probe | None = None
-    places: dict[str, str] = {}
 
     @property
     def trials(self) -> int:
@@ -138,11 +137,6 @@ class Result(_Part, frozen=True):
     def calibrated(self) -> bool:
         """Whether the bias of its calibration is part of the row."""
         return self.calibration is not None and self.calibration.applied
-
-    @property
-    def older(self) -> bool:
-        """Whether it is from before results said how options and checkpoints were chosen, and something was."""
-        return not self.setting and bool(self.training or self.tuned)
 
     @property
     def chosen(self) -> set[str]:
@@ -199,10 +193,9 @@ class Result(_Part, frozen=True):
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
 
-    def classes(self) -> np.ndarray | None:
-        """The novel classes of each episode, int64 [n, N]; None where an older file does not say."""
-        e = self.episodes
-        return e.column("classes").reshape(len(e), -1) if e.length("classes") else None
+    def classes(self) -> np.ndarray:
+        """The novel classes of each episode, int64 [n, N]."""
+        return self.episodes.column("classes").reshape(len(self.episodes), -1)
 
 
 def _is_extreme(value: str, values: Sequence[str]) -> bool:
@@ -214,7 +207,7 @@ def _is_extreme(value: str, values: Sequence[str]) -> bool:
         return False
 
 
-def calibration_entry(found: Calibrated, applied: bool = False) -> Calibration:
+def calibration_entry(found: Calibrated, applied: bool) -> Calibration:
     """What calibration found, as a file has it; its hits of each episode are among the counts."""
     base, novel = (found.curve[:, i].astype(int).tolist() for i in (1, 2))
     return Calibration(
@@ -271,9 +264,8 @@ def keep_old(root: Path, result: Result) -> Path | None:
         return None
     with contextlib.suppress(CorruptFile):
         old, new = read(path).episodes, result.episodes
-        both = [name for name in LATER if old.length(name) and new.length(name)]
         queries = [(one.base_queries, one.novel_queries) for one in (old, new)]
-        if queries[0] == queries[1] and old.same(new, (*COUNTS, *both)):
+        if queries[0] == queries[1] and old.same(new, COLUMNS):
             return None
     return set_aside(path, "old")
 
@@ -313,7 +305,7 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
         result = msgspec.convert(raw, Result, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
         raise CorruptFile(f"{path} is not a valid result: {error}") from error
-    for name in (*COUNTS, *LATER):
+    for name in COLUMNS:
         if isinstance(getattr(result.episodes, name), str):
             try:
                 result.episodes.column(name)
@@ -351,8 +343,7 @@ def inconsistency(result: Result) -> str:
     expected = summary_entry(summarise(counts.per_episode()))
     if others := sorted(result.summary.keys() - expected.keys()):
         return f"summary.{others[0]} does not follow from the counts"
-    older = {"harmonic"} - result.summary.keys() if counts.pairs is None else set()
-    for name in (name for name in expected if name not in older):
+    for name in expected:
         for part in ("mean", "interval"):
             stored = result.summary.get(name, {}).get(part, math.nan)
             if not math.isclose(stored, expected[name][part], rel_tol=0, abs_tol=2e-6):
@@ -364,14 +355,12 @@ def inconsistency(result: Result) -> str:
 
 def _odd_solves(solves: Any) -> str:
     """Why tables cannot say how the solves of meta-training went; "" where they can, or where nothing is said."""
-    if isinstance(solves, dict) and "adjoint_indefinite" not in solves:
-        return ""
     if not isinstance(solves, dict):
         return "is not an object"
-    for name in ("adjoint_indefinite", "adjoint_episodes"):
-        if type(solves.get(name)) is not int:
-            return f"has no whole number {name}"
-    return ""
+    names = ("adjoint_indefinite", "adjoint_episodes")
+    missing = [name for name in names if type(solves.get(name)) is not int]
+    # Without either, no gradient came from a linear solve.
+    return f"has no whole number {missing[0]}" if missing and solves.keys() & {*names} else ""
 
 
 def _odd_validation(training: dict[str, Any]) -> str:

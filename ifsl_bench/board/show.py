@@ -25,7 +25,7 @@ METRIC: Column[str] = Column("metric", lambda name: HEADINGS[name].text, lambda 
 
 def result_table(result: Result, title: str = "") -> Table[str]:
     """A row for each metric of a result."""
-    values = summary_entry(summarise(result.counts().per_episode()))  # older files do not have all of them
+    values = summary_entry(summarise(result.counts().per_episode()))
 
     def number(heading: str, part: str) -> Column[str]:
         return Column(heading, lambda name: f"{values[name][part]:.2f}", lambda name: {part: values[name][part]})
@@ -96,11 +96,9 @@ def _facts(result: Result) -> dict[str, list[str]]:
     if result.calibration:
         facts["calibration"] = _calibration(result.calibration)
     found = {key: [text] for key, text in facts.items()}
-    for key, values in result.tuned.items():
-        # Older files have the values of one option without its name.
-        named = {one if "=" in one else f"{key}={one}": accuracy for one, accuracy in values.items()}
-        best_first = sorted(named, key=lambda one: _order(named[one]), reverse=True)
-        found.setdefault(TRIED, []).extend(f"{one}: {_percent(named[one])}" for one in best_first)
+    for tried in result.tuned.values():
+        best_first = sorted(tried, key=lambda setting: _order(tried[setting]), reverse=True)
+        found.setdefault(TRIED, []).extend(f"{setting}: {_percent(tried[setting])}" for setting in best_first)
     facts = {}
     if result.at_edge:
         facts["chosen at an end"] = f"{', '.join(result.at_edge)}: better values may lie beyond what was tried"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from ifsl_bench.campaigns.graph import Node, graph_of
 from ifsl_bench.campaigns.logs import EVERY, log_path
@@ -24,12 +21,11 @@ from ifsl_bench.running.job import Job
 from ifsl_bench.running.stored import kept_of
 
 DONE, RUNNING, FAILED, OUTDATED, MISSING = "done", "running", "failed", "out of date", "missing"
-NOT_FAILED = ("interrupted", "stopped: BrokenPipeError")  # in logs of older versions
 OFF = 60.0  # seconds by which a machine's clock is off, from which times in its logs are corrected
 COPIED = 86400.0  # above which the log is a copy, and no clock is wrong
 SILENT = 12 * EVERY  # seconds without a line, after which what runs on another machine may have been killed
 MOST = 1 << 23  # bytes of a log that are read, from its end
-BEGUN = re.compile(r"^(\S+) begun by process (\d+) on (.*?)(?: \(([A-Za-z0-9_.-]+)\))?: ")  # older logs: no bracket
+BEGUN = re.compile(r"^(\S+) begun by process \d+ on (.*?) \(([A-Za-z0-9_.-]+)\): ")
 ENDED = re.compile(r"^\S+ (done in [\d.]+ s$|failed: |interrupted(: |$)|stopped: )")
 
 
@@ -131,22 +127,18 @@ def read_log(path: Path, now: float | None = None) -> LogState | None:
     begun = BEGUN.match(lines[start]) if start is not None else None
     if begun is None or start is None:
         return None
-    since, process, host, writer = begun.groups()
+    since, host, writer = begun.groups()
     last = lines[-1] if len(lines) > start + 1 else ""
     said = one_line(last.partition(" ")[2]).strip()
     ended = ENDED.match(last)
     silent = max(0.0, (now_at(path.parent) if now is None else now) - changed.st_mtime)
     since = _corrected(since, lines[-1].partition(" ")[0], changed.st_mtime)
     if ended is None:
-        if writer is None:
-            alive = host != platform.node() or psutil.pid_exists(int(process[:9]))
-        else:
-            alive = writes_still(writer) is not False
-        state = RUNNING if alive else "interrupted"
+        state = "interrupted" if writes_still(writer) is False else RUNNING
     elif ended[1].startswith("done"):
         state = "done"
     else:
-        state = "interrupted" if last.partition(" ")[2].startswith(NOT_FAILED) else FAILED
+        state = "interrupted" if ended[1].startswith("interrupted") else FAILED
     return LogState(state, host, since, said, silent)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ifsl_bench.cli.completion import complete_data
 from ifsl_bench.cli.options import (
     Group,
     Whole,
@@ -55,7 +56,7 @@ def data_list(home: str | None, style: str) -> None:
         "ifsl-bench data prepare mine --from features/",
     ),
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete_data)
 @click.option("--from", "source", metavar="PATH", help="The folder or archive to make it from.")
 @click.option("--allow-partial", is_flag=True, help="Accept less than there should be; the data set is marked partial.")
 @click.option("--split", metavar="CSV", help="Images of your own: the side of each class, columns class and split.")
@@ -103,7 +104,7 @@ def data_prepare(
 
 
 @data.command("verify", epilog=examples("ifsl-bench data verify", "ifsl-bench data verify glyphs"))
-@click.argument("names", nargs=-1)
+@click.argument("names", nargs=-1, shell_complete=complete_data)
 @home_option
 @quiet_option
 @verbose_option
@@ -119,7 +120,7 @@ def data_verify(names: tuple[str, ...], home: str | None, quiet: bool, verbose: 
 
 
 @data.command("stats", epilog=examples("ifsl-bench data stats glyphs", "ifsl-bench data stats glyphs --format latex"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete_data)
 @home_option
 @style_option
 @quiet_option
@@ -142,7 +143,7 @@ def data_stats(name: str, home: str | None, style: str, quiet: bool) -> None:
         "ifsl-bench data show glyphs", "ifsl-bench data show glyphs --out letters.jpg --classes 20 --images 4"
     ),
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete_data)
 @click.option("--out", default=None, metavar="FILE", help="The picture to write, .png, .jpg or .webp [NAME.png].")
 @click.option("--classes", default=12, type=Whole(1), help="Classes of each pool [12].")
 @click.option("--images", default=8, type=Whole(1), help="Images of each class [8].")
@@ -158,7 +159,7 @@ def data_show(name: str, out: str | None, classes: int, images: int, home: str |
 
 
 @data.command("remove", epilog=examples("ifsl-bench data remove mine", "ifsl-bench data remove mine --yes"))
-@click.argument("name")
+@click.argument("name", shell_complete=complete_data)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @home_option
 def data_remove(name: str, yes: bool, home: str | None) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ifsl_bench.cli.options import complete_methods, examples, folders_of, home_option, style_option
+from ifsl_bench.cli.completion import complete_methods, complete_rows_and_tasks
+from ifsl_bench.cli.options import examples, folders_of, home_option, style_option
 from ifsl_bench.cli.output import document, say, show_tables
 from ifsl_bench.common.errors import UserError, unknown
 
@@ -19,7 +20,13 @@ SHOWN = ("method", "what", "head", "trained", "paper", "package")  # to readers;
     epilog=examples("ifsl-bench methods", "ifsl-bench methods lr+a", "ifsl-bench methods --check my_method.py:MyMethod")
 )
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=complete_methods)
-@click.option("--check", "checked", metavar="NAME", help="Check this method against the contract, on made-up episodes.")
+@click.option(
+    "--check",
+    "checked",
+    metavar="NAME",
+    shell_complete=complete_methods,
+    help="Check this method against the contract, on made-up episodes.",
+)
 @style_option
 def methods(name: str | None, checked: str | None, style: str) -> None:
     """List the methods; or show one with its options and paper.
@@ -84,7 +91,7 @@ def _check(name: str, style: str) -> None:
 
 
 @click.command(epilog=examples("ifsl-bench cite", "ifsl-bench cite lr+a", "ifsl-bench cite mini-5shot >> paper.bib"))
-@click.argument("names", nargs=-1, metavar="[METHOD|TASK]...")
+@click.argument("names", nargs=-1, metavar="[METHOD|TASK]...", shell_complete=complete_rows_and_tasks)
 @home_option
 def cite(names: tuple[str, ...], home: str | None) -> None:
     """Print BibTeX for methods and tasks, or for the suite itself.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ifsl_bench.cli.completion import complete_methods, complete_options, complete_tasks
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 
@@ -45,27 +46,6 @@ def examples(*lines: str) -> str:
 def names(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[str, ...]:
     """Repeated options and comma-separated lists alike."""
     return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
-
-
-def complete_tasks(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    """The tasks that a word may become; behind a comma, that of its last part."""
-    from ifsl_bench.protocol.task_files import own, packaged
-
-    return _completed(begun, [*packaged(), *own(folders_of(None))])
-
-
-def complete_methods(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    """The methods that a word may become, without importing any."""
-    from ifsl_bench.plugin.registry import METHODS
-    from ifsl_bench.plugin.registry import names as registered
-    from ifsl_bench.plugin.rows import rows
-
-    return _completed(begun, [*rows(), *registered(METHODS)])
-
-
-def _completed(begun: str, known: Sequence[str]) -> list[str]:
-    before, comma, last = begun.rpartition(",")
-    return [before + comma + name for name in dict.fromkeys(known) if name.startswith(last)]
 
 
 def pairs(_: click.Context, parameter: click.Parameter, values: Sequence[str]) -> dict[str, str]:
@@ -191,7 +171,7 @@ def job_options(command: Any) -> Any:
         click.option("--task", "tasks", multiple=True, callback=names, shell_complete=complete_tasks,
                      help="Tasks, or TOML files of your own; globs, or the sets paper and all."),
         click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
-                     help="An option of the method."),
+                     shell_complete=complete_options, help="An option of the method."),
         click.option("--train", multiple=True, callback=pairs, metavar="NAME=VALUE",
                      help="Of meta-training: steps, rate, episodes_per_step, views; select=last|best checkpoint."),
         click.option("--tune", "trials", type=Whole(),

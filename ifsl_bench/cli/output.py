@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,6 +40,15 @@ def show_tables(tables: Iterable[Table[Any]], style: str = TEXT, closing: str = 
     from ifsl_bench.board.terminal import print_tables
 
     print_tables(tables, _console(), closing)
+
+
+@contextmanager
+def prints_aside(style: str) -> Iterator[None]:
+    """Sends what methods print to standard error, where a program reads standard output."""
+    from ifsl_bench.board.render import PROGRAMS
+
+    with redirect_stdout(sys.stderr) if style in PROGRAMS else nullcontext():
+        yield
 
 
 def warn(notes: Iterable[str]) -> None:

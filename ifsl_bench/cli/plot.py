@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import Group, Whole, examples
 from ifsl_bench.cli.plot_options import index_option, numbers, of_models, of_results, written
 from ifsl_bench.common.errors import unknown
@@ -43,7 +44,7 @@ def plot() -> None:
         "ifsl-bench plot tradeoff glyphs-5shot --method lr,lr+a --out x.svg",
     )
 )
-@click.argument("task")
+@click.argument("task", shell_complete=complete_tasks)
 @of_results
 def tradeoff(task: str, out: Path, **asked: Any) -> None:
     """Base against novel accuracy, with bias curves.
@@ -62,7 +63,7 @@ def tradeoff(task: str, out: Path, **asked: Any) -> None:
         "ifsl-bench plot ranks glyphs-1shot glyphs-5shot --wide --out ranks.pdf",
     )
 )
-@click.argument("tasks", nargs=-1, required=True, metavar="TASK...")
+@click.argument("tasks", nargs=-1, required=True, metavar="TASK...", shell_complete=complete_tasks)
 @of_results
 def ranks(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
     """The ranks that each method can have."""
@@ -77,7 +78,7 @@ def ranks(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
         "ifsl-bench plot pairs glyphs-5shot --method lr,lr+s,lr+a --out x.pdf",
     )
 )
-@click.argument("task")
+@click.argument("task", shell_complete=complete_tasks)
 @of_results
 def pairs(task: str, out: Path, **asked: Any) -> None:
     """Paired differences of all methods, a heat map.
@@ -96,7 +97,7 @@ def pairs(task: str, out: Path, **asked: Any) -> None:
         "ifsl-bench plot seeds glyphs-5shot --method lr,lr+a --out seeds.svg",
     )
 )
-@click.argument("task")
+@click.argument("task", shell_complete=complete_tasks)
 @of_results
 def seeds(task: str, out: Path, **asked: Any) -> None:
     """The accuracy of every training seed."""
@@ -111,7 +112,7 @@ def seeds(task: str, out: Path, **asked: Any) -> None:
         "ifsl-bench plot validation glyphs-5shot --method lr+a --out x.pdf",
     )
 )
-@click.argument("task")
+@click.argument("task", shell_complete=complete_tasks)
 @of_results
 def validation(task: str, out: Path, **asked: Any) -> None:
     """Validation accuracy while meta-training."""
@@ -127,7 +128,7 @@ def validation(task: str, out: Path, **asked: Any) -> None:
         "ifsl-bench plot base-classes glyphs-5shot --method lr --out x.pdf",
     ),
 )
-@click.argument("task")
+@click.argument("task", shell_complete=complete_tasks)
 @of_results
 def base_classes(task: str, out: Path, **asked: Any) -> None:
     """Accuracy by the number of base classes.
@@ -146,7 +147,7 @@ def base_classes(task: str, out: Path, **asked: Any) -> None:
         "ifsl-bench plot inner-steps glyphs-5shot --unrolled 5,20 --out x.pdf",
     ),
 )
-@click.argument("tasks", nargs=-1, required=True, metavar="TASK...")
+@click.argument("tasks", nargs=-1, required=True, metavar="TASK...", shell_complete=complete_tasks)
 @click.option("--steps", default="1,2,5,10,20,50,100,200,500", callback=numbers, metavar="N,...",
               help="After which gradient steps to stop [1,2,5,10,20,50,100,200,500].")  # fmt: skip
 @click.option("--unrolled", default="20", callback=numbers, metavar="N,...",
@@ -172,7 +173,7 @@ def inner_steps(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
         "ifsl-bench plot episode-pca glyphs-5shot --index 3 --out pca.pdf",
     ),
 )
-@click.argument("task")
+@click.argument("task", shell_complete=complete_tasks)
 @index_option
 @of_models("lr+a")
 def episode_pca(task: str, out: Path, **asked: Any) -> None:
@@ -191,7 +192,7 @@ def episode_pca(task: str, out: Path, **asked: Any) -> None:
         "ifsl-bench plot attractors glyphs-5shot --index 3 --out x.pdf",
     )
 )
-@click.argument("task")
+@click.argument("task", shell_complete=complete_tasks)
 @index_option
 @of_models("lr+a")
 def attractors(task: str, out: Path, **asked: Any) -> None:
@@ -207,7 +208,7 @@ def attractors(task: str, out: Path, **asked: Any) -> None:
         "ifsl-bench plot episode glyphs-5shot --index 3 --method lr --out x.pdf",
     )
 )
-@click.argument("task")
+@click.argument("task", shell_complete=complete_tasks)
 @index_option
 @of_models()
 def episode(task: str, out: Path, **asked: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ifsl_bench.cli.completion import complete_methods, complete_options, complete_rows
 from ifsl_bench.cli.options import (
     Whole,
     device_option,
@@ -47,6 +48,7 @@ def of_results(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(results=given.pop("results_dir"), **given)
 
     labels = click.option("--method", "methods", multiple=True, callback=names, metavar="LABEL",
+                          shell_complete=complete_rows,
                           help="Only rows with these labels, comma-separated or repeated [methods without options of "
                           "their own].")  # fmt: skip
     setting = click.option("--setting", metavar="NAME", help="Methods as published (paper), or tuned ones (tuned-12).")
@@ -77,8 +79,10 @@ def of_models(*usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
         default = f" [{','.join(usual)}]" if usual else ""
         methods = click.option("--method", "methods", multiple=True, callback=names, required=not usual,
+                               shell_complete=complete_methods,
                                help=f"Methods, comma-separated or repeated{default}.")  # fmt: skip
         options = click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
+                               shell_complete=complete_options,
                                help="An option of the methods.")  # fmt: skip
         train = click.option("--train", is_flag=True, help="Train what is not trained yet, as 'run' does.")
         found: Callable[..., Any] = with_asked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import (
     Whole,
     device_option,
@@ -27,7 +28,7 @@ from ifsl_bench.protocol.limits import LARGEST_SEED
         "torchrun --nproc-per-node 4 -m ifsl_bench pretrain --task tiered-5shot",
     )
 )
-@click.option("--task", help="A task, or a TOML file of your own.")
+@click.option("--task", shell_complete=complete_tasks, help="A task, or a TOML file of your own.")
 @click.option("--head", default="linear",
               help="Head of the base classifier: linear or cosine [linear]; see 'ifsl-bench methods'.")  # fmt: skip
 @click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="Training seed [0].")

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import examples, folders_of, home_option, readable, results_option
 from ifsl_bench.cli.output import warn
 
 
 @click.command(epilog=examples("ifsl-bench report", "ifsl-bench report glyphs-5shot --out glyphs.html"))
-@click.argument("tasks", nargs=-1, metavar="[TASK...]")
+@click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
 @click.option("--out", metavar="FILE", default="report.html", help="The file to write [report.html].")
 @home_option
 @results_option

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ifsl_bench.cli.completion import complete_rows, complete_rows_and_tasks, complete_tasks
 from ifsl_bench.cli.options import (
     Whole,
-    complete_tasks,
     device_option,
     examples,
     folders_of,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 label_option = click.option(
     "--method", "labels", multiple=True, callback=names, metavar="LABEL",
-    help="Only rows with these labels, comma-separated or repeated.",
+    shell_complete=complete_rows, help="Only rows with these labels, comma-separated or repeated.",
 )  # fmt: skip
 
 
@@ -168,8 +168,8 @@ def leaderboard(
         "ifsl-bench compare lr+a lr --task glyphs-5shot", "ifsl-bench compare first.seed-0.json second.seed-0.json"
     )
 )
-@click.argument("a")
-@click.argument("b")
+@click.argument("a", shell_complete=complete_rows)
+@click.argument("b", shell_complete=complete_rows)
 @click.option(
     "--task", "task", shell_complete=complete_tasks, help="The task, where A and B are labels of stored rows."
 )
@@ -189,7 +189,7 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 @click.command(
     epilog=examples("ifsl-bench show lr+a glyphs-5shot", "ifsl-bench show results/glyphs-5shot/lr+a.seed-0.json")
 )
-@click.argument("what", metavar="LABEL TASK|FILE.json", nargs=-1, required=True)
+@click.argument("what", metavar="LABEL TASK|FILE.json", nargs=-1, required=True, shell_complete=complete_rows_and_tasks)
 @home_option
 @results_option
 @style_option
@@ -264,7 +264,9 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
         "ifsl-bench reproduce mine.seed-0.json --method my.py:Mine --within 0.1",
     )
 )
-@click.argument("what", nargs=-1, required=True, metavar="LABEL TASK|RESULT.json...")
+@click.argument(
+    "what", nargs=-1, required=True, metavar="LABEL TASK|RESULT.json...", shell_complete=complete_rows_and_tasks
+)
 @click.option("--seed", type=Whole(0, LARGEST_SEED), help="Of a row: only the result of this training seed.")
 @click.option("--method", metavar="FILE.py:CLASS", help="Where the method is, if it is not installed.")
 @click.option("--task", metavar="FILE.toml", help="Where the task is, if it is your own.")

@@ -29,7 +29,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import say, show_tables
+from ifsl_bench.cli.output import prints_aside, say, show_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
@@ -180,7 +180,7 @@ def run(
         train_backbones(made, work)
     if cluster:
         hands, work = cluster_workers(cluster, made, work, device)
-    with watching(reporter, hands.count) if hands else nullcontext() as watch:
+    with prints_aside(style), watching(reporter, hands.count) if hands else nullcontext() as watch:
         ended = run_campaign(
             made, work, rerun=rerun, retrain=retrain, command=command, workers=hands, watch=watch
         )  # fmt: skip

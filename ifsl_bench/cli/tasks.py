@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from ifsl_bench.cli.completion import complete_data, complete_tasks
 from ifsl_bench.cli.options import (
     Group,
-    complete_tasks,
     examples,
     folders_of,
     home_option,
@@ -105,7 +105,14 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
     ),
 )
 @click.argument("name")
-@click.option("--data", "data", required=True, metavar="DATASET", help="The data set that the tasks are on.")
+@click.option(
+    "--data",
+    "data",
+    required=True,
+    metavar="DATASET",
+    shell_complete=complete_data,
+    help="The data set that the tasks are on.",
+)
 @click.option("--out", metavar="FILE", help="The file to write [among your tasks in the home folder].")
 @home_option
 @quiet_option

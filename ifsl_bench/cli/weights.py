@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ifsl_bench.cli.completion import complete_tasks
 from ifsl_bench.cli.options import Group, Whole, examples, folders_of, home_option, readable, reporter_for, style_option
 from ifsl_bench.cli.output import show_tables
 from ifsl_bench.common.errors import UserError
@@ -24,7 +25,7 @@ def weights() -> None:
         "ifsl-bench weights export --task tiered-5shot --to w.safetensors",
     ),
 )
-@click.option("--task", help="A task, or a TOML file of your own.")
+@click.option("--task", shell_complete=complete_tasks, help="A task, or a TOML file of your own.")
 @click.option("--head", default="linear", help="Head of the base classifier: linear or cosine [linear].")
 @click.option("--seed", default=0, type=Whole(0, LARGEST_SEED), help="The training seed [0].")
 @click.option("--to", metavar="FILE", help="The file to write [KEY.safetensors in the current folder].")

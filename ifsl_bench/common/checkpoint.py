@@ -2,7 +2,7 @@
 
 Saving writes the tensors under a new name, then replaces the JSON, then removes the old tensors; a process killed at
 any point leaves a complete state, the old one or the new one. Nothing is pickled. The JSON file has the checksum of the
-tensors and one of itself, see :mod:`ifsl_bench.common.sealed`; in one of an older version, the latter is not there.
+tensors and one of itself, see :mod:`ifsl_bench.common.sealed`.
 
 Several processes may train in one folder, if no lock keeps them apart. The names of their tensors are their own, and
 each removes only tensors that no JSON can name any more, so the state is always one that some process saved as a whole.
@@ -29,8 +29,7 @@ from ifsl_bench.common.owners import PARTIAL, is_abandoned, tagged
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 
 MOST_SAVES = 100  # of other processes, while one state is read
-# Other files in the folder are not ours. In older versions a name has no tag.
-_TENSORS = re.compile(r"state-([0-9]{1,18})(@[A-Za-z0-9_.-]{1,60})?\.safetensors")
+_TENSORS = re.compile(r"state-([0-9]{1,18})@[A-Za-z0-9_.-]{1,60}\.safetensors")  # other files here are not ours
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class CheckpointFolder:
                 whole = write_sealed(self.json, {**info, "tensors": {"file": name, "sha256": checksum}})
                 if (self.folder / name).exists():  # else the folder was moved between the two
                     break
-            strays = {match[0] for match in previous if not match[2] or is_abandoned(self.folder / match[0])}
+            strays = {match[0] for match in previous if is_abandoned(self.folder / match[0])}
             partials = {path.name for path in self.folder.glob(f"{PARTIAL}*") if is_abandoned(path)}
             for old in (self._written | strays | partials | ({before} if before else set())) - {name, self._named()}:
                 with contextlib.suppress(OSError):

@@ -83,10 +83,7 @@ def _began(process: int) -> int | None:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether what a process was writing has no writer any more, so that another may take or remove it.
-
-    A file or folder without a tag, from an older version, counts as one of another machine.
-    """
+    """Whether what a process was writing has no writer any more, so that another may take or remove it."""
     found = _TAG.search(path.name)
     if found and found[1] == _machine() and os.name == "posix":  # elsewhere signal number 0 would end a process
         return not _is_alive(int(found[2]))

@@ -10,8 +10,8 @@ A data set is a folder::
 The fingerprint is a SHA-256 over the content (pool names, class names, images, labels, and whether it is partial), so
 two copies with equal fingerprints give equal results, however they were made.
 
-Whoever opens a data set checks the manifest against its own checksum (one of an older version has none) and against the
-fingerprint, the labels against theirs, and the headers of the images. The images, which may be many, are checked by
+Whoever opens a data set checks the manifest against its own checksum and against the fingerprint, the labels against
+theirs, and the headers of the images. The images, which may be many, are checked by
 :meth:`Dataset.check_images` when something is made of them, and by :func:`verify`.
 """
 

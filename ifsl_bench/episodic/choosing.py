@@ -77,8 +77,6 @@ def read_trial(
 ) -> Tried | None:
     """The trial that was kept for that backbone; None where there is none, a damaged one, or one of another method.
 
-    One of an older version has no checksum, and is made again: that takes no training, the model being in the cache.
-
     Args:
         same: whether what made the trial is the method in question.
         reporter: is warned of a damaged one, which is then set aside.
@@ -88,8 +86,6 @@ def read_trial(
     """
     try:
         found = read_sealed(file)
-        if found.get("format", 1) == 1:
-            return None
         check_kinds(file, found, {"file": str, "of": str, "pretraining_sha256": str, "made_by": dict})
         if found["file"] != file.name:
             raise CorruptFile(f"{file} is the trial of {found['of']}")

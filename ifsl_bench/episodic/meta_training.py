@@ -22,7 +22,7 @@ from ifsl_bench.common.progress import RATE, Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.episodic.evaluation import predict
 from ifsl_bench.episodic.loader import EpisodeLoader
-from ifsl_bench.episodic.trained import Solves, Trained, check_kept, check_progress
+from ifsl_bench.episodic.trained import Solves, Trained, check_progress
 from ifsl_bench.plugin.method import Method, NonFinite, masked_logits
 from ifsl_bench.protocol.task import MetaTraining
 from ifsl_bench.protocol.training import Training
@@ -114,8 +114,7 @@ def meta_train(
         """Goes on from the state on disk, and returns what it says of itself; None where there is none."""
         if (state := store.load()) is None:
             return None
-        check_progress(store.json, state.info, spec.steps, spec.validate_every)
-        check_kept(store.json, state.info, state.tensors)
+        check_progress(store.json, state.info)
         for key in ("task", "seed", "pretraining"):
             if state.info.get(key) != facts.get(key):
                 raise CorruptFile(f"{folder} is another training: {key} is {state.info.get(key)}")
@@ -123,7 +122,7 @@ def meta_train(
             raise CorruptFile(f"{folder} was trained on the features of other weights: the backbone was trained again")
         _check_tensors(folder, state, parameters)
         _restore(state.tensors, parameters, best, optimiser)
-        return {**info, "place": "", **state.info}
+        return state.info
 
     try:
         if (restored := restore()) is not None:
@@ -252,20 +251,13 @@ def _save(
 
 
 def _check_tensors(folder: Path, state: State, parameters: Mapping[str, Tensor]) -> None:
-    """Raises :class:`CorruptFile` where the tensors of a state are not those of its step, or of these parameters.
-
-    Adam counts its steps beside its moments, under the checksum of the tensors: what the JSON file says of the step is
-    held against it.
-    """
+    """Raises :class:`CorruptFile` where the tensors of a state are not those of these parameters."""
     for key, value in parameters.items():
         needed = (f"last.{key}", f"best.{key}")
         moments = [name for part in ("exp_avg", "exp_avg_sq") if (name := f"adam.{part}.{key}") in state.tensors]
         for name in (*needed, *moments):
             if name not in state.tensors or state.tensors[name].shape != value.shape:
                 raise CorruptFile(f"{folder} does not fit the method: {name} is missing or has another shape")
-        count = state.tensors.get(f"adam.step.{key}")
-        if count is not None and count.tolist() != state.info["step"]:
-            raise CorruptFile(f"{folder} is damaged: it says step {state.info['step']}, its optimiser {count.tolist()}")
 
 
 def _restore(

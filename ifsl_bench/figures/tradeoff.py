@@ -32,7 +32,7 @@ MARGIN = 0.35  # of the range of the points, around them; the rest of a curve is
 
 @styled
 def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
-    """Draws the rows of a board, the best first in the legend, and says which have no curve.
+    """Draws the rows of a board, the best first in the legend.
 
     Points are ``base_joint`` and ``novel_joint`` of ``table --full``: where a row's argmax puts it. Along a curve the
     bias goes from where all is called base (below, right) to where all is called novel; a hollow point is where the
@@ -40,45 +40,38 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     harmonic mean.
 
     Raises:
-        UserError: regular few-shot learning, or no row with a curve.
+        UserError: regular few-shot learning, or no validation episodes to calibrate on.
     """
     if board.task.regular:
         raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
     rows = by_accuracy(board)
-    names, curves = names_of(rows), [bias_curve(row) for row in rows]
-    without = [name for name, curve in zip(names, curves, strict=True) if curve is None]
-    if len(without) == len(rows):
-        raise UserError(f"{board.name}: no row of these has a base-novel curve, which older results lack; make them "
-                        f"again with ifsl-bench run --method {rows[0].label} --task {board.name} --rerun")  # fmt: skip
-    points, calibrated = np.array([_point(row) for row in rows]), [calibrated_point(row) for row in rows]
+    names, curves = names_of(rows), [curve for row in rows if (curve := bias_curve(row)) is not None]
+    if len(curves) < len(rows):
+        raise UserError(f"{board.name}: its rows have no base-novel curves, since no validation episodes can be drawn")
+    points, calibrated = np.array([_point(row) for row in rows]), np.array([calibrated_point(row) for row in rows])
     keys = {
         "with one bias (cal.)": _hollow({"color": DARK, "marker": "o", "linestyle": "none"}),
         "equal Acc.": {"color": FAINT, "linewidth": 0.8},
         "equal harmonic mean": {"color": FAINT, "linewidth": 0.8, "linestyle": "dashed"},
     }
-    if not any(calibrated):
-        del keys["with one bias (cal.)"]
     legend = [*names, *keys]
     figure = new_figure((2.9 if wide else 2.4) + legend_height(legend, wide), wide)
     axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
     looks = drawn_beside([row.label for row in rows], beside_stored(rows))
     for look, name, curve in zip(looks, names, curves, strict=True):
-        if curve is not None:
-            axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=text_of(name), zorder=2)
+        axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=text_of(name), zorder=2)
     for row, look, point, other in zip(rows, looks, points, calibrated, strict=True):
         here = look | {"linestyle": "none", "markersize": 5}
         axes.plot(*point, **here, zorder=4, gid=f"argmax of {row.label}")
-        if other is not None:
-            axes.plot(*other, **_hollow(here), zorder=3, gid=f"calibrated of {row.label}")
-    _view(axes, np.array([*points, *(point for point in calibrated if point is not None)]))
+        axes.plot(*other, **_hollow(here), zorder=3, gid=f"calibrated of {row.label}")
+    _view(axes, np.concatenate([points, calibrated]))
     _equal_accuracy(axes, rows[0])
     _equal_harmonic_mean(axes)
     legend_below(figure, [Line2D([], [], **look) for look in (*looks, *keys.values())], legend, wide)
-    notes = [f"without a curve, being of an older version: {', '.join(without)}"] if without else []
-    if len(rows) > MANY and not wide:
-        notes.append(f"{len(rows)} rows are close together in one column: --wide gives them room, --method "
-                     f"{rows[0].label},... draws some of them")  # fmt: skip
-    return figure, notes
+    if len(rows) <= MANY or wide:
+        return figure, []
+    return figure, [f"{len(rows)} rows are close together in one column: --wide gives them room, --method "
+                    f"{rows[0].label},... draws some of them"]  # fmt: skip
 
 
 def _point(row: Row) -> tuple[float, float]:

@@ -40,7 +40,8 @@ class PageRow:
         by_seed: metric -> the mean of each seed; of :data:`OF_SEEDS`.
         point: base and novel accuracy, in percent; None where they are not known.
         calibrated: the same with the bias that was chosen on validation episodes.
-        curve: base and novel accuracy against ascending biases, [[base, ...], [novel, ...]]; None in older results.
+        curve: base and novel accuracy against ascending biases, [[base, ...], [novel, ...]]; None without
+            validation episodes.
         validation: a [steps, accuracies] for each seed, in the order of ``seeds``; empty where none was meta-trained.
         cost: "seconds" of meta-training and evaluation, "milliseconds" an episode, "parameters" that are learned; the
             least of the seeds.
@@ -220,7 +221,7 @@ def _calibrated(row: Row) -> tuple[float, float] | None:
 
 def _curve(row: Row) -> list[list[float]] | None:
     """As far apart as an eye can tell; of five seeds there are some 250 points."""
-    curve = None if row.results[0].episodes.base_queries == 0 else bias_curve(row)
+    curve = bias_curve(row)
     if curve is None:
         return None
     base, novel = curve[:, 1].tolist(), curve[:, 2].tolist()

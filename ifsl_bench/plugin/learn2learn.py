@@ -18,7 +18,7 @@ from ifsl_bench.plugin.registry import is_installed
 
 # What is on PyPI holds C sources that no longer compile; the option has them made again from the Cython ones.
 INSTALL = 'pip install "learn2learn==0.2.0" --config-settings "--build-option=build_ext"'
-REQUIRES = {"learn2learn": INSTALL}
+REQUIRES = {"learn2learn": f"{INSTALL} (in an environment of its own: it brings NumPy below 2)"}
 
 
 def load() -> ModuleType:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 COUNTS = ("base_joint", "base_alone", "novel_joint", "novel_alone")
-MORE_COUNTS = ("pairs", "calibrated_base", "calibrated_novel")  # older results are without
+MORE_COUNTS = ("pairs", "calibrated_base", "calibrated_novel")  # of episodes with base classes
 METRICS = ("acc", "base_joint", "base_alone", "novel_joint", "novel_alone", "delta_a", "delta_b", "delta")
 REGULAR = ("acc",)  # without base classes joint and alone are one, and there is nothing to lose
 BALANCE = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what joint accuracy hides
@@ -29,7 +29,7 @@ class Counts:
         base_queries: base queries in an episode; 0 in regular few-shot learning.
         novel_queries: novel queries in an episode, over all classes.
         pairs: [n] twice the pairs that make AUSUC, see :meth:`ifsl_bench.protocol.calibration.Margins.pairs`; None
-            where they were not counted, as in older results and in regular few-shot learning.
+            in regular few-shot learning.
         calibrated_base: [n] ``base_joint`` with a bias on the novel logits that was chosen on validation episodes; None
             where none was.
         calibrated_novel: [n] ``novel_joint`` with that bias.

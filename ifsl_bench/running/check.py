@@ -62,8 +62,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     summary and the counts of its episodes; its task's definition, data and episodes, and the ones it was measured on;
     its name and label, and the method, options and seed in it; where it came from. The episodes of a task without a
     pinned digest, and some but not all of a task's, are drawn again where the data are prepared here; where the method
-    is installed, label, choice of options and probe are made again. Files from before results had a ``setting`` are not
-    asked for what came with it.
+    is installed, label, choice of options and probe are made again.
 
     Args:
         tasks: tasks of one's own, by name, beside the packaged ones.
@@ -82,8 +81,6 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     failures += [reason] if (reason := inconsistency(result)) else []
     failures += _place(path, result, tasks, home)
     failures += odd_values(result)
-    if result.setting and "probe" not in raw:
-        failures.append("probe: missing; it is null for a method that cannot be probed")
     unverified: list[str] = []
     try:
         task = _task(result.task, tasks, home)
@@ -185,10 +182,10 @@ def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
 
 
 def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """The novel classes of each episode, against the episodes drawn again from the data; older files are without."""
+    """The novel classes of each episode, against the episodes drawn again from the data."""
     count = len(result.episodes)
     if count > most_episodes(task.episode) or result.episodes.length("classes") != count * task.episode.ways:
-        return  # they do not fit the task, or are not said
+        return  # they do not fit the task
     try:
         drawn = _sampler(result, task, home).classes(count)
     except (UserError, Unverified) as error:
@@ -241,8 +238,8 @@ def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 
 def _calibration(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """Whether calibration is there where it can be; older files are without."""
-    if task.regular or not result.setting or result.calibration:
+    """Whether calibration is there where it can be."""
+    if task.regular or result.calibration:
         return
     if not (result.tuned or result.training):  # these have had validation episodes
         try:

@@ -11,7 +11,7 @@ from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import is_printable
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 
-# What the parts of a result that have no type of their own may hold, in every version that has written any.
+# What the parts of a result that have no type of their own may hold.
 PROVENANCE = (
     "command",
     "version",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import reprlib
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
 from typing import get_args
 
-from ifsl_bench.backbone.pretrain import HeadKind, known_keys
+from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
 from ifsl_bench.backbone.registered import corpora_of
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
@@ -34,7 +33,7 @@ METHOD = (
 
 
 def _distribution(result: Result) -> dict[str, str]:
-    """Name and version of the package that the method is said to be from; empty where the file does not say."""
+    """Name and version of the package that the method is said to be from; empty of a class that nobody registers."""
     recorded = result.provenance.get("distribution")
     return {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
 
@@ -42,22 +41,18 @@ def _distribution(result: Result) -> dict[str, str]:
 def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint], str]:
     """Who registers the method here; of them the package that the file says; and what that package's is called."""
     owners = registry.owners(registry.METHODS, result.method)
-    package = _distribution(result).get("name", "") or (registry.OWN if len(owners) > 1 else "")  # of older files
+    package = _distribution(result).get("name", "")
     theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
     said = f"{registry.package_of(theirs[0])}:{theirs[0].name}" if package and theirs else result.method
     return owners, theirs, said
 
 
 def _missing(result: Result) -> str:
-    """Why the method cannot be asked here; "" where it can. Older files name LR and MLP by what are shorthands now."""
+    """Why the method cannot be asked here; "" where it can."""
     owners, _, said = _owners(result)
-    known = result.method in registry.names(registry.METHODS)
-    if not known and not result.setting:
-        with contextlib.suppress(UserError):
-            known = bool(registry.resolve(result.method))
-    if not known:
+    if not owners:
         return f"method {result.method} is not installed here"
-    lacks = registry.load(registry.METHODS, said).lacks if owners else ""
+    lacks = registry.load(registry.METHODS, said).lacks
     return f"{lacks}, which method {result.method} needs, is not installed" if lacks else ""
 
 
@@ -75,9 +70,9 @@ def _job(result: Result, task: Task) -> Job:
 
 
 def _known_job(result: Result, task: Task) -> Job | None:
-    """The job, of files that have a setting; None where :func:`_method` says why there is none."""
+    """The job; None where :func:`_method` says why there is none."""
     owners, theirs, _ = _owners(result)
-    if not result.setting or (owners and not theirs) or _missing(result):
+    if (owners and not theirs) or _missing(result):
         return None
     with contextlib.suppress(UserError):
         return _job(result, task)
@@ -101,7 +96,7 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         return
     if others := sorted(result.chosen - set(job.method.space)):  # they would be missing in the label
         yield f"tuned: {others[0]} is no option that method {job.name} tunes"
-    if result.setting and job.setting != result.setting:
+    if job.setting != result.setting:
         yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
     if job.label != result.label:
         yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
@@ -110,9 +105,9 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     except UserError as error:
         raise Unverified(f"backbone, since {error}") from error
     yield from _elsewhere(result, task, corpora)
-    keys = known_keys(task, result.fingerprint, job.method.head, result.seed)
-    if result.pretraining.get("key") not in (None, *keys):
-        yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {keys[0]!r}"
+    key = pretraining_key(task, result.fingerprint, job.method.head, result.seed)
+    if result.pretraining.get("key") not in (None, key):
+        yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {key!r}"
 
 
 def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Iterator[str]:
@@ -127,13 +122,11 @@ def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Ite
 
 
 def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """The distribution that the method is from; older files do not say, and a class that nobody registers has none."""
-    if not result.setting:
-        return
+    """The distribution that the method is from; a class that nobody registers has none."""
     found, (owners, _, _) = _distribution(result), _owners(result)
-    if "distribution" not in result.provenance or (owners and not (found.get("name") and found.get("version"))):
-        whose = f"; method {result.method!r} is of package {registry.package_of(owners[0])}" if owners else ""
-        yield f"provenance.distribution: name and version missing{whose}"
+    if owners and not (found.get("name") and found.get("version")):
+        yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
+               f"{registry.package_of(owners[0])}")  # fmt: skip
     elif other := _other_version(result):
         raise Unverified(f"distribution, since {other}")
 
@@ -151,8 +144,6 @@ def _other_version(result: Result) -> str:
 
 def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The choice of options, made again; another version of the method may have tried others."""
-    if not result.setting:
-        return
     job, other = _known_job(result, task), _other_version(result)
     faults = list(odd_search(result, job))
     alone = list(odd_search(result, None)) if job and other and faults else faults
@@ -231,9 +222,9 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
                 yield f"label: {name!r} is method {owner}, the file is of method {result.method}"
     if not re.fullmatch(METHOD, result.method):
         yield f"method: {result.method!r} is no name of a method"
-    keys = [known_keys(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
-    if (key := result.pretraining.get("key")) not in (None, *itertools.chain(*keys)):
-        yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(repr(one[0]) for one in keys)}"
+    keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
+    if (key := result.pretraining.get("key")) not in (None, *keys):
+        yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
 
 
 CHECKS = (_method, _package, _search, _probe)

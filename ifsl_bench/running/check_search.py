@@ -16,7 +16,7 @@ from ifsl_bench.running.job import Job
 
 
 def odd_search(result: Result, job: Job | None) -> Iterator[str]:
-    """What no search would say, a line each; for results that have a setting.
+    """What no search would say, a line each.
 
     Args:
         job: what the result is of; None where it is unknown, and the file is held against itself alone.

@@ -32,18 +32,10 @@ def odd_values(result: Result) -> Iterator[str]:
         yield from _hex(name, getattr(result, name), digits)
     for option, tried in result.tuned.items():
         yield from _percent(f"tuned.{option}", tried)
-    if not re.fullmatch(r"|paper|every|tuned-([2-9]|[1-9]\d{1,5})", result.setting):
+    if not re.fullmatch(r"paper|every|tuned-([2-9]|[1-9]\d{1,5})", result.setting):
         yield f"setting: {result.setting!r}, where 'paper', 'every' or 'tuned-N' from 2 was expected"
     if result.trials > MOST_TRIALS:
         yield f"setting: {result.setting!r}, a run tries at most {MOST_TRIALS:,}"
-    newer = {
-        "probe": result.probe,
-        "calibration": result.calibration,
-        "episodes.classes": result.episodes.length("classes"),
-        "provenance.distribution": "distribution" in result.provenance,
-    }
-    if not result.setting and (has := [name for name, value in newer.items() if value]):
-        yield f"setting: missing, and {has[0]} is there, which results without a setting do not have"
     if result.probe and not result.probe.numbers:
         yield "probe: it has no numbers"
     if result.probe and result.probe.version > VERSION:
@@ -97,7 +89,8 @@ def _pretraining(found: dict[str, Any]) -> Iterator[str]:
 
 
 def _provenance(found: dict[str, Any]) -> Iterator[str]:
-    missing = [key for key in PROVENANCE if not found.get(key)] + [key for key in ("commit",) if key not in found]
+    missing = [key for key in PROVENANCE if not found.get(key)]
+    missing += [key for key in ("commit", "distribution", "checkpoint") if key not in found]
     if missing:
         yield f"provenance: {', '.join(missing)} missing; a result comes from 'ifsl-bench run', not from a hand"
     for key in ("checkpoint", *TEXTS):

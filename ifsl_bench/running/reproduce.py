@@ -38,7 +38,7 @@ class Reproduced:
         points: accuracy now minus accuracy stored, in percentage points.
         reasons: what else is not as it was, in words.
         chosen: in what the options and the training differ, in words.
-        search: in what the search for them differs, in words; nothing for older files, which say less of it.
+        search: in what the search for them differs, in words.
     """
 
     stored: Result
@@ -121,9 +121,7 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     if stored.digest != found.digest:
         reasons.append("other episodes")
     episodes = None if reasons else _other_counts(stored, found)
-    if stored.older:
-        reasons.append("stored under an older rule for checkpoints and grids")
-    elif stored.earlier_search:
+    if stored.earlier_search:
         reasons.append("options chosen by an earlier search")
     if stored.probe and found.probe and comparable(stored.probe, found.probe):
         reasons += [f"the method differs in {other}"] if (other := differs(stored.probe, found.probe)) else []
@@ -139,15 +137,13 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
 
 
 def _other_settings(stored: Result, found: Result) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """In what the settings differ, and the search for them. Of older files, in what they say."""
+    """In what the settings differ, and the search for them."""
     chosen = [
         f"{name}.{key} is {_short(now, key)} where {_short(then, key)} is stored"
         for name, then, now in (("options", stored.options, found.options), ("train", stored.train, found.train))
-        for key in sorted(then.keys() | now.keys() if stored.setting else then.keys())
+        for key in sorted(then.keys() | now.keys())
         if then.get(key) != now.get(key)
     ]
-    if not stored.setting:
-        return tuple(chosen), ()
     sides = [{(names, one) for names, tried in result.tuned.items() for one in tried} for result in (stored, found)]
     search = (
         [] if sides[0] == sides[1] else [f"other settings are tried, {len(sides[1])} where {len(sides[0])} are stored"]

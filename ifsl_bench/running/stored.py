@@ -41,7 +41,7 @@ def kept_of(job: Job, home: Home) -> Kept:
     """The job's stored result, if it is what the job would make now, or why it is not.
 
     Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
-    backbone are in the cache to compare with, and so must be what the method computes; of older results, its code.
+    backbone are in the cache to compare with, and so must be what the method computes.
     """
     path, searched = job.result_path(home), job.searched
     if not path.exists():
@@ -65,9 +65,9 @@ def kept_of(job: Job, home: Home) -> Kept:
         ),
         "options": (result.given()[0], {k: v for k, v in job.options.items() if k not in searched}),
         "training": (result.given()[1], job.training.changes()),
-        "choice of options or checkpoint": (result.setting, job.setting if result.setting else "every"),
+        "choice of options or checkpoint": (result.setting, job.setting),
         "calibration": (result.calibrated, job.calibrated),
-        "settings to choose from": (tried if result.probe else to_try, to_try),  # of older results the code says it
+        "settings to choose from": (tried, to_try),
         "seed": (result.seed, job.seed),
         "number of episodes": (len(result.episodes), job.episodes),
         "backbone": (result.pretraining.get("key"), key),

@@ -24,7 +24,7 @@ from ifsl_bench.data.sets import embedded
 from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running.embedding import _Named, embed, quantised
+from tests.tools.embed_features import _Named, embed, quantised
 
 NOTICE = "features of letters, for tests"
 TASKS = """

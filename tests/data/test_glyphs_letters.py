@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from ifsl_bench.data.sets import glyphs
-from ifsl_bench.data.sets.glyphs import SIDES, derive, fonts
+from ifsl_bench.data.sets.glyphs import SIDES, fonts
+from tests.tools import derive_letters as derive
 
 LETTERS = glyphs.letters()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import multiprocessing
 import os
 import re
@@ -299,17 +298,6 @@ def test_features_of_the_same_shapes_are_told_apart(write_features, tmp_path):
     prepare(home, "mine", write_features(tmp_path / "a", seed=0), False, Reporter())
     with pytest.raises(UserError, match=r"from other files than .*b holds now .*; --force replaces it, or choose"):
         prepare(home, "mine", write_features(tmp_path / "b", seed=1), False, Reporter())
-
-
-def test_a_data_set_prepared_before_sources_were_recorded_is_accepted(toy, tmp_path):
-    home = Home.locate(tmp_path / "home")
-    first = prepare(home, "toy", toy, False, Reporter())
-    path = first.folder / "manifest.json"
-    manifest = json.loads(path.read_text()) | {"format": 1}
-    del manifest["about"]["made_from"], manifest["checksum"]
-    path.write_text(json.dumps(manifest))
-    (toy / "novel/val/d/3.png").unlink()
-    assert prepare(home, "toy", toy, False, Reporter()).fingerprint == first.fingerprint
 
 
 def test_what_is_prepared_is_found_where_nothing_can_be_written(toy, tmp_path, monkeypatch, write_features):

@@ -74,13 +74,6 @@ BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (_flip, _flip, _ove
 STRANGE = (None, True, 0, -1, 9000, 10**30, 1e308, 0.5, "", "x", "../../x", [], [1], {}, {"a": 1})
 
 
-def _older(content: bytes, chance: random.Random) -> bytes:
-    """As :func:`_json`, in a file from before there was a checksum."""
-    value = json.loads(content)
-    value.pop("checksum", None)
-    return _json(json.dumps(value | {"format": 1}).encode(), chance)
-
-
 def _json(content: bytes, chance: random.Random) -> bytes:
     """A key renamed or removed, or a value of another kind, somewhere in the tree."""
     value = json.loads(content)
@@ -102,13 +95,8 @@ def _json(content: bytes, chance: random.Random) -> bytes:
     return json.dumps(value).encode()
 
 
-def damage(path: Path, chance: random.Random, older: bool = True) -> str:
-    """Changes a file in place; returns how.
-
-    Args:
-        older: whether it may become one from before there were checksums. Of an unfinished training's nobody can tell
-            whether it went another way.
-    """
+def damage(path: Path, chance: random.Random) -> str:
+    """Changes a file in place; returns how."""
     content = path.read_bytes()
     kind = chance.random()
     if kind < 0.04:
@@ -119,8 +107,7 @@ def damage(path: Path, chance: random.Random, older: bool = True) -> str:
         elif what != "gone":
             path.symlink_to("nowhere" if what == "dangling" else path.name)
         return what
-    of_json = (_json, _older) if older else (_json,)
-    how = chance.choice(of_json) if path.suffix == ".json" and kind < 0.6 else chance.choice(BYTES)
+    how = _json if path.suffix == ".json" and kind < 0.6 else chance.choice(BYTES)
     path.write_bytes(how(content, chance) if content else chance.randbytes(5))
     return how.__name__.lstrip("_")
 
@@ -189,14 +176,12 @@ def one_case(whole: Caches, recipe: dict[str, Any]) -> str:
             kind = chance.choice(sorted({kind_of(path) for path in files}))
             chosen = root / "home" / chance.choice([path for path in files if kind_of(path) == kind])
             before = chosen.read_bytes()
-            how = damage(chosen, chance, older=recipe["start"] == FINISHED)
+            how = damage(chosen, chance)
         unchanged = chosen.is_file() and chosen.read_bytes() == before
         told, wanted = Told(), whole.wanted
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             found = run(root, reporter=told)
-        if how == "older":  # what nothing vouches for is what a finished training says of its own course
-            found, wanted = ({k: v for k, v in one.items() if k != "training"} for one in (found, wanted))
         different = [key for key in wanted if found.get(key) != wanted[key]]
         said = f"{chosen.relative_to(root) if how else chosen} ({how})"
         assert not different, f"{said}: other {', '.join(different)}, after {told.warnings}"

@@ -49,6 +49,7 @@ from ifsl_bench.protocol.task_files import parse as parse_tasks
 from ifsl_bench.running.check import check_file
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import MOST, spoiled, spoiled_text
+from tests.result_fields import PLAIN
 
 EPISODES, WAYS, QUERIES, BASE = 12, 3, 6, 5
 TASKS = f"""
@@ -98,49 +99,42 @@ def task() -> Task:
     return found
 
 
-def counts(seed: int, newer: bool) -> EpisodeCounts:
+def counts(seed: int) -> EpisodeCounts:
     """Counts of some episodes, as a run would have them."""
     random = Random(f"counts {seed}")
     alone = [(random.randint(0, BASE), random.randint(0, QUERIES)) for _ in range(EPISODES)]
     joint = [(random.randint(0, base), random.randint(0, novel)) for base, novel in alone]
-    entry = EpisodeCounts(
+    base_joint, novel_joint = [base for base, _ in joint], [novel for _, novel in joint]
+    return EpisodeCounts(
         base_queries=BASE,
         novel_queries=QUERIES,
-        base_joint=[base for base, _ in joint],
+        base_joint=base_joint,
         base_alone=[base for base, _ in alone],
-        novel_joint=[novel for _, novel in joint],
+        novel_joint=novel_joint,
         novel_alone=[novel for _, novel in alone],
+        classes=[label for _ in range(EPISODES) for label in random.sample(range(7), WAYS)],
+        pairs=[2 * base * novel for base, novel in alone],
+        calibrated_base=base_joint,
+        calibrated_novel=novel_joint,
     )
-    if not newer:
-        return entry
-    classes = [label for _ in range(EPISODES) for label in random.sample(range(7), WAYS)]
-    pairs = [2 * base * novel for base, novel in alone]
-    hits = {"calibrated_base": entry.base_joint, "calibrated_novel": entry.novel_joint}
-    return msgspec.structs.replace(entry, classes=classes, pairs=pairs, **hits)
 
 
-def whole(method: str, seed: int, newer: bool = True, **other: Any) -> dict[str, Any]:
+def whole(method: str, seed: int, **other: Any) -> dict[str, Any]:
     """A result as a run writes it, but for the label and backbone of a method that is known."""
-    entry = counts(seed, newer)
+    entry = counts(seed)
     head: HeadKind = "linear" if method == "ridge" else "cosine"
     key = pretraining_key(task(), "f" * 64, head, seed)
-    value: dict[str, Any] = {
+    value: dict[str, Any] = PLAIN | {
         "schema": SCHEMA,
         "method": method,
         "label": method,
-        "options": {},
-        "tuned": {},
-        "train": {},
         "task": task().name,
         "task_hash": task().hash,
         "digest": "d" * 64,
         "fingerprint": "f" * 64,
         "seed": seed,
         "episodes": msgspec.to_builtins(entry),
-        "summary": {},
-        "solver": {},
         "pretraining": {"key": key, "sha256": "a" * 64, "accuracy": {"base/val": 50.0}, "device": "cpu"},
-        "training": {},
         "cost": {"parameters": 0, "evaluation_seconds": 0.5},
         "provenance": {
             "command": "ifsl-bench run", "version": "0.1", "commit": "", "device": "cpu", "python": "3.11.7",
@@ -148,18 +142,16 @@ def whole(method: str, seed: int, newer: bool = True, **other: Any) -> dict[str,
             "checkpoint": "",
         },
     }  # fmt: skip
-    if newer:
-        sums = [sum(entry.calibrated_base), sum(entry.calibrated_novel)]
-        curve = {"bias": [0.0], "base_joint": sums[:1], "novel_joint": sums[1:]}
-        halves = len(task().evaluation.halves[0])
-        value["calibration"] = {"bias": 0.0, "validation_episodes": halves, "curve": curve}
-        value |= {"setting": "every", "transductive": False, "partial": False, "passed_over": [], "edge": []}
-        value["probe"] = {
-            "version": 1,
-            "declared": {"head": "cosine", "transductive": False},
-            "numbers": {"logits": {"values": [0.5, 1.5, -2.0, 3.0], "within": [0.01, 0.02], "elsewhere": 0}},
-        }
-        value["provenance"]["distribution"] = {"name": "theirs", "version": "1.0"}
+    sums = [sum(entry.calibrated_base), sum(entry.calibrated_novel)]
+    curve = {"bias": [0.0], "base_joint": sums[:1], "novel_joint": sums[1:]}
+    halves = len(task().evaluation.halves[0])
+    value["calibration"] = {"bias": 0.0, "validation_episodes": halves, "curve": curve, "applied": False}
+    value["probe"] = {
+        "version": 1,
+        "declared": {"head": "cosine", "transductive": False},
+        "numbers": {"logits": {"values": [0.5, 1.5, -2.0, 3.0], "within": [0.01, 0.02], "elsewhere": 0}},
+    }
+    value["provenance"]["distribution"] = {"name": "theirs", "version": "1.0"}
     value["summary"] = summary_of(entry)
     return value | other
 
@@ -170,10 +162,10 @@ def summary_of(entry: EpisodeCounts) -> dict[str, Any]:
 
 
 _EMPTY = Result(
-    schema=SCHEMA, method="", label="", options={}, tuned={}, train={}, task="", task_hash="", digest="",
-    fingerprint="", seed=0, summary={}, solver={}, pretraining={}, training={}, cost={}, provenance={},
+    schema=SCHEMA, method="", label="", task="", task_hash="", digest="", fingerprint="", seed=0, summary={},
+    pretraining={}, **PLAIN,
     episodes=EpisodeCounts(
-        base_queries=0, novel_queries=0, base_joint=[], base_alone=[], novel_joint=[], novel_alone=[]
+        base_queries=0, novel_queries=0, base_joint=[], base_alone=[], novel_joint=[], novel_alone=[], classes=[]
     ),
 )  # fmt: skip
 
@@ -195,14 +187,13 @@ def results() -> Sequence[bytes]:
     known["provenance"]["distribution"] = chosen.distribution
     found = [
         whole("zzz", 1),
-        whole("zzz", 3, newer=False, **trained, options={"gamma": 0.5}, label="zzz.gamma=0.5"),
+        whole("zzz", 3, **trained, setting="paper", options={"gamma": 0.5}, label="zzz.gamma=0.5"),
         whole("zzz", 2, **trained, setting="paper", train={"rate": 0.1}, label="zzz.train.rate=0.1"),
         whole("yyy", 0, options={"a": 1}, tuned={"a": {"a=1": 50.0, "a=2": 40.0}}, setting="paper", edge=["a"]),
-        whole("imprint", 1, newer=False),
         whole(
             "ridge",
             1,
-            newer=False,
+            setting="paper",
             label="lr",
             options={"weight_decay": 0.1},
             tuned={"weight_decay": {"weight_decay=0.1": 50.0}},

@@ -3,7 +3,7 @@
 The features of one image under two backbones, one for each kind of base classifier, are one "image" of bytes
 [2, D, 1]: each dimension has 256 levels, and its scale and offset are with the base classifier. Of base/train there is
 one row for each class, the mean of its features; the other pools have every image. The folder ``embedded`` beside this
-file has a file for each data set, made by :mod:`ifsl_bench.running.embedding`.
+file has a file for each data set, made by ``tests/tools/embed_features.py``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from ifsl_bench.data.pickle_pools import SHAPE, SIZE
 from ifsl_bench.data.published_splits import check_pools, digest, rows, shuffled
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.sets.mini_photographs import NAMES, Photographs, find_images
-from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.data.source import DatasetSource, Import
 
 LISTS = "mini-imagenet-fscil.csv.xz"
 HELD_OUT = 50  # training images of a base class in base/val
@@ -56,7 +56,7 @@ class MiniSessions(DatasetSource):
 
     name = "mini-imagenet-sessions"
     summary: ClassVar[str] = "mini-ImageNet, 60 base and 40 novel classes of the session lists; from its 60,000 JPEGs"
-    forms: ClassVar[Sequence[Form]] = (SessionPhotographs(),)
+    forms = (SessionPhotographs(),)
 
     def recipe(self) -> str:
         return f"{self.name}, 1, {digest(LISTS, NAMES)}"

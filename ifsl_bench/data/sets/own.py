@@ -181,7 +181,7 @@ def tasks_on(dataset: Dataset, name: str) -> dict[str, dict[str, Any]]:
     classes = dataset.manifest["pools"]["base/train"]["statistics"]["classes"]
     return {
         f"{name}-{shots}shot": {
-            "title": f"{name} {classes - (0 if separate else WAYS)}+{WAYS}, {shots} shot{'s' if shots > 1 else ''}",
+            "title": f"{name} {classes}+{WAYS}, {shots} shot{'s' if shots > 1 else ''}",
             "shots": shots,
             "protocol": "separate" if separate else "shared",
         }

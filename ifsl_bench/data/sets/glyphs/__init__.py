@@ -2,7 +2,7 @@
 
 The split is by script: Latin, Greek and Cyrillic train, Georgian validates, Armenian, Hebrew, Lao and Canadian
 Aboriginal test. Every image is a function of (recipe, seed, letter, index) in integer arithmetic, hence the same bytes
-on every machine. `derive` says how the letters were chosen, `style` how an image varies.
+on every machine. `tests/tools/derive_letters.py` says how the letters were chosen, `style` how an image varies.
 """
 
 from __future__ import annotations

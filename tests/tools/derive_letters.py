@@ -1,4 +1,4 @@
-"""How the letters of the data set were chosen; `python -m ifsl_bench.data.sets.glyphs.derive` writes letters.tsv anew.
+"""How the letters of the data set were chosen; `python -m tests.tools.derive_letters` writes letters.tsv anew.
 
 A candidate is a letter or syllable of one of the eight scripts that is not composed: its Unicode name lacks WITH, it
 has no decomposition, and at least one face draws it in one piece rather than from other glyphs (which drops the
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ifsl_bench.data.sets import glyphs
 from ifsl_bench.data.sets.glyphs import SIDES, Letter, fonts, raster
 
 SCRIPT_STAGE = {
@@ -204,6 +205,6 @@ def table(letters: list[Letter]) -> str:
 if __name__ == "__main__":
     from pathlib import Path
 
-    target = Path(__file__).with_name("letters.tsv")
+    target = Path(glyphs.__file__).with_name("letters.tsv")
     target.write_text(table(derive()), encoding="utf-8", newline="\n")
     print(f"wrote {target}")

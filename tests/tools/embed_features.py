@@ -1,6 +1,6 @@
 """Makes an embedded data set of a task's features; see :mod:`ifsl_bench.data.sets.embedded`.
 
-``python -m ifsl_bench.running.embedding --of TASK --task TASK --notice TEXT`` writes the file of features into the
+``python -m tests.tools.embed_features --of TASK --task TASK --notice TEXT`` writes the file of features into the
 package, and beside the other weights the two base classifiers, in half precision as they are, with scale, offset and
 the moments of base/train. It prints the fingerprint that the task file is to pin.
 """
@@ -120,7 +120,7 @@ def _side(prepared: PreparedTask) -> tuple[dict[str, np.ndarray], dict[str, torc
         "network.covariance": torch.from_numpy(moments.covariance).float(),
         **head,
     }
-    info = {"key": pretrained.key, "sha256": pretrained.sha256, "recorded": {"processes": [1], **pretrained.info}}
+    info = {"key": pretrained.key, "sha256": pretrained.sha256, "recorded": pretrained.info}
     return bytes_, tensors, info
 
 

@@ -1,0 +1,74 @@
+"""What the shell offers for a word: tasks, methods, stored rows, data sets, options of methods.
+
+Names are listed without importing torch, but for the options of methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import resources
+from urllib.parse import unquote
+
+import click
+
+from ifsl_bench.common.errors import UserError
+
+
+def complete_tasks(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    from ifsl_bench.common.files import Home
+    from ifsl_bench.protocol.task_files import own, packaged
+
+    return _completed(word, [*packaged(), *own(Home.locate(None, None))])
+
+
+def complete_methods(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    from ifsl_bench.plugin.registry import METHODS, names
+    from ifsl_bench.plugin.rows import rows
+
+    return _completed(word, [*rows(), *names(METHODS)])
+
+
+def complete_rows(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
+    """Methods, and the labels of stored rows and of the user's, which the names of result files say."""
+    from ifsl_bench.common.files import Home
+
+    folders = (resources.files("ifsl_bench.results"), Home.locate(None, None).results)
+    files = {
+        file.name
+        for folder in folders if folder.is_dir()
+        for task in folder.iterdir() if task.is_dir()
+        for file in task.iterdir()
+    }  # fmt: skip
+    labels = sorted(unquote(name.partition(".seed-")[0]) for name in files if ".seed-" in name)
+    return [*complete_methods(context, parameter, word), *_completed(word, labels)]
+
+
+def complete_rows_and_tasks(context: click.Context, parameter: click.Parameter, word: str) -> list[str]:
+    return [*complete_rows(context, parameter, word), *complete_tasks(context, parameter, word)]
+
+
+def complete_data(_: click.Context, __: click.Parameter, word: str) -> list[str]:
+    from ifsl_bench.plugin.registry import DATASETS, names
+
+    return _completed(word, sorted(names(DATASETS)))
+
+
+def complete_options(context: click.Context, _: click.Parameter, word: str) -> list[str]:
+    """The options of the methods that the command line has named so far; of all where it has named none."""
+    from ifsl_bench.plugin.find_method import find_method
+    from ifsl_bench.plugin.options import options_of
+    from ifsl_bench.plugin.rows import rows
+
+    options: dict[str, None] = {}
+    for method in context.params.get("methods") or rows():
+        try:
+            options |= dict.fromkeys(options_of(find_method(method)[0].method))
+        except UserError:
+            continue
+    return _completed(word, [f"{option}=" for option in options])
+
+
+def _completed(word: str, names: Iterable[str]) -> list[str]:
+    """The names that begin like a word; behind a comma, like its last part."""
+    before, comma, last = word.rpartition(",")
+    return [before + comma + name for name in dict.fromkeys(names) if name.startswith(last)]

@@ -1,0 +1,128 @@
+"""mini-ImageNet from its JPEGs: the held-out variant, and the classes and images of the session lists."""
+
+from __future__ import annotations
+
+import lzma
+from collections import Counter
+from csv import DictReader
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.published_splits import columns, held_out, rows
+from ifsl_bench.data.sets import mini_sessions
+from ifsl_bench.data.sets.mini_photographs import NAMES
+
+LIST = list(rows(mini_sessions.LISTS))
+SHARED = Path(__file__).parents[3] / "shared" / "fscil" / "mini-imagenet-fscil.csv.xz"
+BASE = sorted({row["wnid"] for row in LIST if row["session"] == "0"})
+NOVEL = sorted({row["wnid"] for row in LIST if row["session"] != "0"})
+CLASSES = [*BASE[:2], *NOVEL[:2]]
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory) -> Path:
+    """The 600 images of two base and two novel classes of the session lists, each of one grey; in two folders."""
+    root = tmp_path_factory.mktemp("photographs")
+    for i, name in enumerate(name for name in columns(NAMES, "filename", "original") if name[:9] in CLASSES):
+        folder = root / ("images" if i % 2 else f"train/{name[:9]}")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (84, 84), grey(name)).save(folder / name)
+    return root
+
+
+def grey(name: str) -> int:
+    return int(name[9:17]) % 251
+
+
+def names_of(pool, wnid: str) -> list[int]:
+    c = pool.classes.index(wnid)
+    return pool.images[pool.starts[c] : pool.starts[c + 1], 0, 0, 0].tolist()
+
+
+def test_the_session_lists_have_the_published_counts():
+    counts = Counter((row["role"], row["session"] == "0") for row in LIST)
+    assert counts == {("train", True): 30_000, ("test", True): 6_000, ("train", False): 200, ("test", False): 4_000}
+    sides = columns("mini-imagenet.csv", "wnid", "split")
+    assert Counter(sides[wnid] for wnid in BASE) == {"train": 36, "val": 11, "test": 13}
+    assert len(BASE) == 60
+    assert len(NOVEL) == 40
+    sessions = {row["wnid"]: int(row["session"]) for row in LIST}
+    assert Counter(sessions.values()) == {0: 60} | dict.fromkeys(range(1, 9), 5)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the lists in ../shared/fscil")
+def test_the_packaged_list_is_the_published_one():
+    assert list(DictReader(lzma.decompress(SHARED.read_bytes()).decode().splitlines())) == LIST
+
+
+def test_sessions_take_the_images_of_the_lists(home, photographs, messages):
+    dataset = prepare(home, "mini-imagenet-sessions", photographs, False, messages, allow_partial=True)
+    assert dataset.partial
+    train, val, test, support, query = map(
+        dataset.pool, ["base/train", "base/val", "base/test", "novel/support", "novel/test"]
+    )
+    for wnid in BASE[:2]:
+        listed = {role: [row["filename"] for row in LIST if row["wnid"] == wnid and row["role"] == role]
+                  for role in ("train", "test")}  # fmt: skip
+        assert sorted(names_of(test, wnid)) == sorted(map(grey, listed["test"]))
+        assert sorted(names_of(train, wnid) + names_of(val, wnid)) == sorted(map(grey, listed["train"]))
+        assert len(names_of(val, wnid)) == 50
+    for wnid in NOVEL[:2]:
+        mine = [row for row in LIST if row["wnid"] == wnid]
+        supports = [row["filename"] for row in mine if row["role"] == "train"]
+        queries = [row["filename"] for row in mine if row["role"] == "test"]
+        assert names_of(support, wnid)[:5] == list(map(grey, supports)), "the lists' own come first"
+        assert sorted(names_of(query, wnid)) == sorted(map(grey, queries))
+        everything = [name for name in columns(NAMES, "filename", "original") if name[:9] == wnid]
+        assert sorted(names_of(support, wnid) + names_of(query, wnid)) == sorted(map(grey, everything))
+
+
+def test_held_out_from_photographs(home, photographs, messages):
+    dataset = prepare(home, "mini-imagenet-held-out", photographs, False, messages, allow_partial=True)
+    wnid = next(w for w in CLASSES if columns("mini-imagenet.csv", "wnid", "split")[w] == "train")
+    images = [name for name in columns(NAMES, "filename", "original") if name[:9] == wnid]
+    for pool, part in held_out(images, f"mini-imagenet-held-out:{wnid}").items():
+        assert names_of(dataset.pool(pool), wnid) == list(map(grey, part))
+
+
+def test_missing_and_misshapen_images_are_named(home, photographs, tmp_path, messages):
+    with pytest.raises(UserError, match=r"lacks 57,600 of the 60,000 images of mini-ImageNet \(n0"):
+        prepare(home, "mini-imagenet-sessions", photographs, False, messages)
+    small = next(photographs.rglob("*.jpg"))
+    content = small.read_bytes()
+    try:
+        Image.new("L", (64, 84)).save(small)
+        prepare(home, "mini-imagenet-held-out", photographs, False, messages, allow_partial=True)
+        assert any(small.name in line and "84" in line for line in messages.warned)
+    finally:
+        small.write_bytes(content)
+
+
+def test_an_image_that_is_there_twice_is_refused(home, photographs, messages):
+    there = next(photographs.rglob("*.jpg"))
+    double = photographs / "images" / "again" / there.name
+    double.parent.mkdir()
+    double.write_bytes(there.read_bytes())
+    try:
+        with pytest.raises(UserError, match="twice"):
+            prepare(home, "mini-imagenet-sessions", photographs, False, messages, allow_partial=True)
+    finally:
+        double.unlink()
+        double.parent.rmdir()
+
+
+def test_supports_have_the_classes_of_the_queries(home):
+    from ifsl_bench.data.writer import build
+
+    def fill(writer):
+        for pool, classes in (("novel/test", ("a", "b")), ("novel/support", ("a", "c"))):
+            with writer.pool(pool, np.array([0, 1]), classes, (2, 2, 3)):
+                pass
+
+    with pytest.raises(UserError, match="novel/support must have the classes of novel/test"):
+        build(home.data / "odd", "odd", "1", fill, {})
