@@ -93,10 +93,10 @@ class Result(_Part, frozen=True):
         passed_over: values that were tried and could not be chosen, since inner solves failed there.
         edge: the options whose chosen value is the smallest or the largest that was tried, though the option takes
             values beyond; files of an earlier search say it of ranges, see :attr:`at_edge`.
+        rounds: how many settings each round of the search for options tried; empty where nothing was searched, and in
+            files of an earlier search, which had narrower ranges and tried nothing beside the best.
         places: stage -> the device it ran on, and why there.
         calibration: None in regular few-shot learning, and where no validation episodes can be drawn.
-        rounds: how many settings each round of the search for options tried; empty where nothing was chosen, and in
-            files of an earlier search, which had narrower ranges and tried nothing beside the best.
     """
 
     schema: int

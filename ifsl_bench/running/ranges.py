@@ -136,7 +136,7 @@ class OfEvaluation(OfJob):
 
     def ready(self, work: Workspace, reporter: Reporter) -> Ready:
         """The method, trained if need be; the reporter hears what was chosen."""
-        plain = self.job, {"options": self.job.options, "tuned": {}, "passed_over": [], "edge": [], "rounds": []}
+        plain = self.job, {"options": self.job.options, "tuned": {}, "passed_over": [], "edge": []}
         job, choice = chosen(self.job, work, reporter) if self.model is None else plain
         stage = MetaTrain(job)
         if self.model is None:

@@ -139,7 +139,7 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
         reporter: who hears of the choice.
     """
     if not job.searched:
-        return job, {"options": job.options, "tuned": {}, "passed_over": [], "edge": [], "rounds": []}
+        return job, {"options": job.options, "tuned": {}, "passed_over": [], "edge": []}
     tried: dict[str, Tried] = {}
 
     def accuracy(candidate: Candidate) -> float:
