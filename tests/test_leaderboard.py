@@ -22,7 +22,7 @@ from ifsl_bench.board.boards import load_board, load_variants
 from ifsl_bench.board.comparison import compare, p_value, verdict
 from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.latex import escaped, paper_tables
-from ifsl_bench.board.leaderboard import leaderboard
+from ifsl_bench.board.leaderboard import leaderboard, overview
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.published import published
 from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
@@ -30,7 +30,10 @@ from ifsl_bench.board.ranking import Ranking, _most_common
 from ifsl_bench.board.render import FORMATS, PROGRAMS
 from ifsl_bench.board.result_file import SCHEMA, Result, summary_entry, write
 from ifsl_bench.board.result_folder import packaged_root
+from ifsl_bench.board.show import row_table
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.page.gather import gather
+from ifsl_bench.page.html import page_html
 from ifsl_bench.plugin.bibliography import printed
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged
@@ -548,9 +551,40 @@ def test_a_row_whose_training_met_saddles_says_so(stored_rows):
     met = trained(row("a", [15.0, 15.1], n=2000, task=task.name), *counts)
     none = trained(row("b", [14.0], n=2000, task=task.name), {"adjoint_episodes": 9, "adjoint_indefinite": 0})
     stored_rows(met, none, row("c", [12.0], n=2000, task=task.name))
-    text = leaderboard([load_board(task, stored_rows.root)], stored_rows.root)
-    assert "a (yours): in 3 of 16,000 episodes of meta-training the solve stopped at a saddle" in text
-    assert text.count("saddle") == 1
+    board = load_board(task, stored_rows.root)
+    said = "stopped at a saddle, where the gradient is no minimum's: a (yours) in 3 of 16,000 episodes of meta-training"
+    page, latex = page_html(gather([board])), paper_tables([board])
+    texts = leaderboard([board], stored_rows.root), overview([board])[0][0].notes[-1], latex, page.replace("&#39;", "'")
+    for text in texts:
+        assert text.count(said) == 1
+        assert text.count("at a saddle") == 1
+    assert any("a in 3 of 16,000" in note for note in compare(*board.rows[:2]).notes)
+    assert "a in 3 of 16,000" in row_table(board.row("a")).notes[-1]
+
+
+def test_a_row_that_was_trained_with_another_gradient_than_it_names_is_shown_without_a_rank(stored_rows):
+    """Its numbers stay where they were, and the others' ranks are as if it were not there."""
+    task = packaged()["mini-5shot"]
+    rows = [
+        row(label, [mean] * 3, n=2000, noise=i) for i, (label, mean) in enumerate([("a", 16), ("b", 14), ("c", 12)])
+    ]
+
+    def with_series(replaced: tuple[int, int, int]) -> list:
+        made = [
+            msgspec.structs.replace(r, training={"solves": {"adjoint_episodes": 8, "adjoint_diverged": count}})
+            for r, count in zip(rows[0].results, replaced, strict=True)
+        ]
+        stored_rows(Row("a", "yours", tuple(made)), *rows[1:])
+        board = load_board(task, stored_rows.root)
+        notes.append(leaderboard([board], stored_rows.root))
+        found = document(leaderboard([board], stored_rows.root, "json"))
+        return [(r["method"], r["rank_first"]) for r in found if r["kind"] == "measured"]
+
+    notes: list[str] = []
+    assert with_series((4, 4, 4)) == [("a", 1), ("b", 2), ("c", 3)], "half of them is not most of them"
+    assert "took its place: a (yours) in 12 of 24 episodes" in notes[-1]
+    assert with_series((0, 5, 0)) == [("a", None), ("b", 1), ("c", 2)], "one seed of such a kind is in the mean"
+    assert "not trained with the gradient that it names, replaced in 5 of 24 episodes: a" in notes[-1].lower()
 
 
 def test_rows_on_partial_data_rank_where_the_task_is_of_a_part(stored_rows):

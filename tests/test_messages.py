@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from ifsl_bench.campaigns.campaign_file import Said, asked
+from ifsl_bench.campaigns.data import check_data
+from ifsl_bench.campaigns.jobs import with_tasks
 from ifsl_bench.cli.main import _interrupted
 from ifsl_bench.cli.running import _typed
-from ifsl_bench.common.errors import unknown
+from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.files import Home
+from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.protocol.task_files import packaged
 
 TASK = ("--task", "glyphs-5shot")
@@ -248,3 +253,43 @@ class Odd(Method):
         novel = query.features @ support.class_means(self.ways).mT
         return Prediction(torch.cat([query.base_logits, novel], -1))
 """
+
+
+@pytest.mark.parametrize(
+    "campaign",
+    [
+        f'[[run]]\nmethods = ["lr"]\ntasks = ["{LONG}"]',
+        f'[[run]]\nmethods = ["lr"]\ntasks = ["{LONG}-5shot"]',
+        f'[[run]]\nmethods = ["{LONG}.py"]\ntasks = ["glyphs-5shot"]',
+        f'[[run]]\nmethods = ["{LONG}"]\ntasks = ["glyphs-5shot"]',
+        f'[data]\nglyphs = "{LONG}"\n[[run]]\nmethods = ["lr"]\ntasks = ["glyphs-5shot"]',
+    ],
+)
+def test_names_in_a_campaign_that_no_file_can_have_are_mistakes_in_it(campaign, tmp_path):
+    """Also where there are folders in which somebody looks for them."""
+    home = Home.locate(tmp_path)
+    for folder in (home.results, home.data):
+        folder.mkdir(parents=True)
+    (tmp_path / "c.toml").write_text(campaign)
+
+    def looked_up() -> None:
+        said, tasks = with_tasks(asked(str(tmp_path / "c.toml"), Said()), home)
+        check_data(said.data, tasks, home)
+        for name in said.wanted[0].methods:
+            find_method(name)
+
+    with pytest.raises(UserError, match=r"unknown|cannot read|there is no /"):
+        looked_up()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ("show", LONG), ("reproduce", LONG), ("reproduce", LONG, LONG), ("compare", LONG, LONG),
+        ("data", "prepare", "omniglot", "--from", LONG), ("cache", "prune", "--results", LONG),
+    ],
+)  # fmt: skip
+def test_names_that_no_file_can_have_are_not_the_systems_refusal(said, call):
+    status, out, err = call(*said)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "the system refused" not in err

@@ -31,6 +31,9 @@ class Learned(Method):
 """
 
 
+ELSEWHERE = {"device": "a processor far away"}
+
+
 @pytest.fixture
 def stored(clusters, tmp_path):
     """A meta-trained method in a file, and its stored result."""
@@ -75,6 +78,33 @@ def test_other_code_and_other_counts_are_said_with_status_1(call, stored, tmp_pa
     assert status == 1
     assert "other counts in 1 of 60 episodes" in out
     assert again(call, path, tmp_path, clusters, *home, "--within", "0.5")[0] == 0
+    result_file.write(tmp_path / "far", msgspec.structs.replace(changed, summary=summary, provenance=ELSEWHERE))
+    (path,) = (tmp_path / "far").rglob("*.json")
+    status, out, _ = again(call, path, tmp_path, clusters, *home)
+    assert (status, "rounding went through meta-training" in out, "one stored seed does not say" in out) == (
+        1,
+        True,
+        True,
+    )
+
+
+def test_what_another_processor_explains_is_said_count_by_count_with_status_0(call, clusters):
+    home, task = clusters / "home", clusters / "clusters.toml"
+    work = api.workspace(home, device="cpu")
+    result = api.run("lr", f"{task}:clusters-5shot", work=work)
+    hits = result.episodes.column("novel_alone").tolist()
+    hits[hits.index(min(hits))] += 1
+    counts = msgspec.structs.replace(result.episodes, novel_alone=hits)
+    changed = msgspec.structs.replace(result, episodes=counts, provenance=result.provenance | ELSEWHERE)
+    summary = result_file.summary_entry(result_file.summarise(changed.counts().per_episode()))
+    path = result_file.write(work.home.results, msgspec.structs.replace(changed, summary=summary))
+    arguments = "reproduce", str(path), "--task", str(task), "--device", "cpu", "--home", str(home)
+    status, out, _ = call(*arguments)
+    assert status == 0, out
+    assert "differs as on another processor, Acc. " in out
+    assert f"\n  stored on a processor far away, now on {result.provenance['device']}\n" in out
+    assert "\n  novel alone: 1 episodes, -0.0" in out
+    assert "joint:" not in out, "what is the same needs no line"
 
 
 def test_another_choice_with_the_same_counts_is_said_with_status_1(call, clusters):

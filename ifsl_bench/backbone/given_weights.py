@@ -63,7 +63,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: no such file, one that is too large, or no weights.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"there is no file of weights {path}")
     if path.suffix not in ENDINGS:
         raise UserError(f"{path}: a file of weights ends in {', '.join(ENDINGS)}")
@@ -98,7 +98,7 @@ def weights_file(home: Home, spec: Pretraining, plugin: Frozen, model: str, card
     """
     name = spec.weights or spec.backbone
     for ending in dict.fromkeys([*card.endings, *ENDINGS]):
-        if (path := home.weights / f"{name}{ending}").is_file():
+        if os.path.isfile(path := home.weights / f"{name}{ending}"):
             return path
     if spec.weights is not None:
         raise UserError(

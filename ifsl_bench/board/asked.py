@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -103,7 +104,7 @@ def pair_of(a: str, b: str, task: str | None, folders: Home) -> tuple[Row, Row, 
         among = board.compared if all(any(row is one for one in board.compared) for row in (first, second)) else ()
         return first, second, tuple(among)
     for name in (a, b):
-        if not Path(name).exists():
+        if not os.path.exists(name):
             raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
     results = [read(Path(name)) for name in (a, b)]
     first, second = (Row(f"{one.label}.seed-{one.seed}", "file", (one,)) for one in results)

@@ -12,6 +12,7 @@ from ifsl_bench.board.measured import PARTIAL, Row, having, mismatch
 from ifsl_bench.board.over_classes import OverClasses, over_classes
 from ifsl_bench.board.rank_intervals import LEVEL, Difference
 from ifsl_bench.board.ranking import Ranking, setting_of
+from ifsl_bench.board.solves import solve_notes
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.wording import seeds_in_words
 from ifsl_bench.protocol.metrics import Estimate, Paired, paired
@@ -94,6 +95,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         estimates = map(Estimate, by_class.means.tolist(), by_class.intervals.tolist())
         of_classes, classes = dict(zip(ours, estimates, strict=True)), by_class.classes
         effects = dict(zip(ours, by_class.effects.tolist(), strict=True))
+    notes += [f"{note[0].lower()}{note[1:-1]}" for note in solve_notes({first: a.solves, second: b.solves})]
     notes += [
         f"there is also {_called(other, among)!r}, with {seeds_in_words(other.seeds)}"
         for other in among

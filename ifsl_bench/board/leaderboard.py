@@ -14,6 +14,7 @@ from ifsl_bench.board.measured import STORED
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.published import published_tasks
 from ifsl_bench.board.render import render
+from ifsl_bench.board.solves import solve_notes
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
 
@@ -21,9 +22,10 @@ OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", "seeds", "source")  
 RULE = (
     "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
     "rows that are significantly better, to the number of rows minus those that are significantly worse. Differences "
-    "vary over episodes and over training seeds; novel classes are held fixed. A row with fewer than three seeds, or "
-    "with options of its own, is provisional: shown in its place, without a rank. Rows are ordered by their difference "
-    "from the best row, on the seeds that both have. Methods as published are ranked apart from tuned ones "
+    "vary over episodes and over training seeds; novel classes are held fixed. A row with fewer than three seeds, with "
+    "options of its own, or trained mostly with another gradient than it names, is provisional: shown in its place, "
+    "without a rank. Rows are ordered by their difference from the best row, on the seeds that both have. Methods as "
+    "published are ranked apart from tuned ones "
     "(--setting). Each of your rows is ranked with the stored rows, without your other rows."
 )
 
@@ -96,6 +98,7 @@ def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
         left = len(whole.rows) - len(shown)
         notes = [f"{left} more row{'s' * (left > 1)}: ifsl-bench leaderboard {board.name}"] if left else []
+        notes += solve_notes({f"{row.label} ({row.origin})": row.solves for entry in shown if (row := entry.measured)})
         notes += [f"{said}." for said in board.left_out]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
     closing = (

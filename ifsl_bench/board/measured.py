@@ -11,6 +11,7 @@ import numpy as np
 
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.result_folder import LEFT_OUT
+from ifsl_bench.board.solves import Counted, counted, over_seeds
 from ifsl_bench.plugin.behaviour import comparable, differs
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, harmonic, summarise
@@ -60,12 +61,16 @@ class Row:
         """Whether several seeds of meta-training start from one backbone: then what they share has no spread."""
         return len(self.results) > 1 and len({str(r.pretraining.get("key")) for r in self.results}) == 1
 
+    @cached_property
+    def solves(self) -> Counted:
+        """How its inner solves went, over the seeds."""
+        return over_seeds(counted(r.training.get("solves", {}), r.solver, len(r.episodes)) for r in self.results)
+
     @property
-    def at_saddles(self) -> tuple[int, int]:
-        """In how many episodes of meta-training the gradient was that of a saddle, and of how many, over the seeds."""
-        solves = [r.training.get("solves", {}) for r in self.results]
-        at_saddle, of = (sum(s.get(f"adjoint_{name}", 0) for s in solves) for name in ("indefinite", "episodes"))
-        return at_saddle, of
+    def other_gradient(self) -> bool:
+        """Whether in the training of some seed most episodes had another gradient than the one that the row names."""
+        replaced = (counted(r.training.get("solves", {}), {}, 0).get("adjoint_diverged", (0, 0)) for r in self.results)
+        return any(2 * count > total for count, total in replaced)
 
     @property
     def fixed(self) -> bool:

@@ -6,6 +6,7 @@ has ``to_pandas()``; docs/notebook.md has every column.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,7 +82,7 @@ def load(what: str | Path, task: str | None = None, *, home: Folder = None, resu
     if task is not None:
         return Results(map(copied, row_of(board_of(task, Home.locate(home, results)), str(what)).results))
     path = Path(what).expanduser()
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise UserError(f"there is no result file {path}; a row is loaded by its label and task, as in "
                         f"load('lr+a', 'glyphs-5shot')")  # fmt: skip
     return read(path)

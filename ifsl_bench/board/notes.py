@@ -9,6 +9,7 @@ from ifsl_bench.board.comparison import p_value
 from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
+from ifsl_bench.board.solves import solve_notes
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import numbers_in_words, seeds_in_words
 from ifsl_bench.plugin.registry import owners
@@ -61,12 +62,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
                 f"On a backbone that {what} images of the novel classes when it was pretrained elsewhere, and ranked "
                 f"apart: {', '.join(rows)}."
             )
-    notes += [
-        f"{row.label} ({row.origin}): in {row.at_saddles[0]:,} of {row.at_saddles[1]:,} episodes of meta-training the "
-        f"solve stopped at a saddle, so that the gradient was not that of a minimum."
-        for row in board.rows
-        if row.at_saddles[0]
-    ]
+    notes += solve_notes({f"{row.label} ({row.origin})": row.solves for row in measured})
     notes += [
         f"{row.label} ({row.origin}) takes nearly every base query for one of a novel class: its novel logits are "
         "larger throughout, as where features are not centred (docs/data.md)."

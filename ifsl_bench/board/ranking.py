@@ -82,7 +82,7 @@ class Ranking:
         self.rows = tuple(row for row in rows if _kind(row) == self.kind)
         self.metric, self.setting = metric, setting
         able = [row for row in self.rows if self._is_apt(row) and not (row.has_options or row.superseded)]
-        able = [row for row in able if len(row.seeds) >= SEEDS]
+        able = [row for row in able if len(row.seeds) >= SEEDS and not row.other_gradient]
         able = [row for row in able if row.origin == STORED] or able
         self.seeds = _most_common(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
@@ -170,6 +170,9 @@ class Ranking:
         """Why a row is provisional; "" where it is ranked."""
         if not self._is_apt(row):
             return f"ranked separately, with --setting {row.setting}"
+        if row.other_gradient:
+            count, total = row.solves["adjoint_diverged"]
+            return f"not trained with the gradient that it names, replaced in {count:,} of {total:,} episodes"
         if (n := len(row.seeds)) < SEEDS:
             return "1 seed" if n == 1 else f"{n} seeds"
         if row.superseded:

@@ -22,6 +22,7 @@ import numpy as np
 from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
 from ifsl_bench.board.data_frames import data_frame, episodes, facts, line
 from ifsl_bench.board.episode_counts import COLUMNS, EpisodeCounts
+from ifsl_bench.board.solves import odd_solves
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
@@ -328,7 +329,7 @@ def inconsistency(result: Result) -> str:
     curve = [*result.calibration.curve.base_joint, *result.calibration.curve.novel_joint] if result.calibration else []
     if max(counts.base_queries, counts.novel_queries, *curve) > MOST:
         return "a count is beyond all bounds"
-    if reason := _odd_solves(result.training.get("solves", {})):
+    if reason := odd_solves(result.training.get("solves", {})):
         return f"training.solves {reason}"
     if reason := _odd_validation(result.training):
         return f"training.{reason}"
@@ -351,16 +352,6 @@ def inconsistency(result: Result) -> str:
         if others := sorted(result.summary[name].keys() - expected[name].keys()):
             return f"summary.{name}.{others[0]} does not follow from the counts"
     return ""
-
-
-def _odd_solves(solves: Any) -> str:
-    """Why tables cannot say how the solves of meta-training went; "" where they can, or where nothing is said."""
-    if not isinstance(solves, dict):
-        return "is not an object"
-    names = ("adjoint_indefinite", "adjoint_episodes")
-    missing = [name for name in names if type(solves.get(name)) is not int]
-    # Without either, no gradient came from a linear solve.
-    return f"has no whole number {missing[0]}" if missing and solves.keys() & {*names} else ""
 
 
 def _odd_validation(training: dict[str, Any]) -> str:

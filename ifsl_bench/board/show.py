@@ -12,6 +12,7 @@ from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.over_classes import MANY
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.result_file import Calibration, Result, summary_entry
+from ifsl_bench.board.solves import solve_notes
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import seeds_in_words, spelled
@@ -52,7 +53,7 @@ def row_table(row: Row) -> Table[str]:
     ]  # fmt: skip
     first = row.results[0]
     title = f"{row.label} on {first.task} ({row.origin}), {len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
-    return Table(columns, list(summary), title, [PERCENT])
+    return Table(columns, list(summary), title, [PERCENT, *solve_notes({row.label: row.solves})])
 
 
 def facts_of(results: Sequence[Result], again: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -192,7 +193,7 @@ def evaluate_checkpoint(
             the cache.
     """
     work = work or workspace()
-    folder = checkpoint if checkpoint.is_dir() else work.home.trained / checkpoint.name
+    folder = checkpoint if os.path.isdir(checkpoint) else work.home.trained / checkpoint.name
     info = trained_facts(folder)
     train = info["train"] | ({"select": select} if select else {})
     about = Training.parse(train), [info["seed"]], episodes, make_change(change or {}), work.home

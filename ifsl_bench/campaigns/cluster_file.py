@@ -7,6 +7,7 @@ arguments of a class are looked up and not before.
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import signal
 import threading
@@ -174,7 +175,7 @@ def _security(said: Any, file: str, folder: Path, started: bool) -> bool | dict[
     _known(said, names, "key", f"of [security] in {file}")
     paths = {name: folder / Path(str(path)).expanduser() for name, path in said.items()}
     for name, path in paths.items():
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise UserError(f"{file}: {name}: there is no file {path}")
     if said and (missing := {"tls_ca_file", *_pair("client"), *(_all_pairs() if started else ())} - said.keys()):
         raise UserError(f"{file}: [security] lacks {', '.join(sorted(missing))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def check_data(data: Mapping[str, Path], tasks: Iterable[Task], home: Home) -> N
     for name, path in data.items():
         if name not in used:
             raise unknown("data set", name, used, where="of these tasks")
-        if not path.expanduser().exists() and not is_prepared(home, name):
+        if not os.path.exists(path.expanduser()) and not is_prepared(home, name):
             raise UserError(f"data set {name}: there is no {path}")
 
 
@@ -30,6 +31,6 @@ def prepare_from(data: Mapping[str, Path], work: Workspace) -> None:
         UserError: unusable files, or a data set that was made from other files.
     """
     for name, path in data.items():
-        if is_prepared(work.home, name) and not path.expanduser().exists():
+        if is_prepared(work.home, name) and not os.path.exists(path.expanduser()):
             continue  # somebody needed the space
         prepare(work.home, name, path.expanduser(), False, work.reporter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,7 +76,7 @@ def prune(
     folders = folders_of(home or outer)
     wanted = [_campaign(name, folders) for name in campaigns]
     given = [Path(name).expanduser().absolute() for name in results]
-    if missing := [path for path in given if not path.is_dir()]:
+    if missing := [path for path in given if not os.path.isdir(path)]:
         raise UserError(f"there is no folder of results {missing[0]}")
     more = [where for _, where in wanted if where is not None]
     known = dict.fromkeys([*results_folders(folders, _warn), *given, *more])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -201,7 +202,7 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
     from ifsl_bench.board.result_file import read
     from ifsl_bench.board.show import facts_of, result_table, row_table
 
-    if len(what) == 1 and (what[0].endswith(".json") or Path(what[0]).is_file()):
+    if len(what) == 1 and (what[0].endswith(".json") or os.path.isfile(what[0])):
         result = read(Path(what[0]))
         tables, facts = [result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], [result]
         again = f"ifsl-bench reproduce {shlex.quote(what[0])}"
@@ -274,7 +275,7 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None)
     "--within",
     default=0.0,
     metavar="POINTS",
-    help="Let the accuracy differ by up to POINTS [0: all counts must be equal].",
+    help="Let the accuracy differ by up to POINTS, whatever the reason [0].",
 )
 @device_option
 @click.option("--home", metavar="DIR", help="Use what is stored there [an empty home, with your data sets].")
@@ -293,7 +294,7 @@ def reproduce(
 ) -> None:
     """Run the jobs of stored results again, and compare.
 
-    Takes a row, with all its seeds, or files; a line for each result. Exit status 1 if any differs.
+    Takes a row, with all its seeds, or files. Exit status 1 if any differs in what another processor does not explain.
 
     Without --home all is made anew, the pretraining too unless its weights come with the package; data sets that you
     have prepared, and weights of backbones from elsewhere, are used as they are.
@@ -318,7 +319,9 @@ def reproduce(
                 lend_data(job_of(result, usual, task, method).task, usual, work.home)
             found.append(run_again(Path(name), work, task, method))
             click.echo(f"{one_line(name)}: {found[-1].line}")
-    if not all(one.identical or one.close(within) for one in found):
+            for line in found[-1].more:
+                click.echo(f"  {one_line(line)}")
+    if not all(one.identical or one.explained or one.close(within) for one in found):
         click.get_current_context().exit(1)
 
 
@@ -329,8 +332,8 @@ def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
     from ifsl_bench.board.result_file import path_of
     from ifsl_bench.board.result_folder import packaged_root
 
-    if len(what) != 2 or any(name.endswith(".json") or Path(name).is_file() for name in what):
-        if len(what) == 1 and not (what[0].endswith(".json") or Path(what[0]).is_file()):
+    if len(what) != 2 or any(name.endswith(".json") or os.path.isfile(name) for name in what):
+        if len(what) == 1 and not (what[0].endswith(".json") or os.path.isfile(what[0])):
             raise _neither("reproduce", what)
         if seed is not None:
             raise UserError("a result file is of one seed; --seed is for a row, named by its label and task")

@@ -7,6 +7,7 @@ in ``glyphs-5shot+ways=10``; see :mod:`ifsl_bench.protocol.variants`. This modul
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
@@ -217,13 +218,13 @@ def _forgotten(name: str, home: Home, known: Iterable[Task]) -> str:
             continue
         if any(task.name == name for task in tasks):
             return f"it is one of the file {path}; say {path}:{name}, or {path} for all of its tasks"
-    data = next((part for part in _beginnings(name) if (home.data / part / "manifest.json").exists()), "")
+    data = next((part for part in _beginnings(name) if os.path.exists(home.data / part / "manifest.json")), "")
     if data and all(task.dataset.name != data for task in known):
         return (
             f"data set {data!r} is prepared and has no tasks here; give the path of your task file, as in {data}.toml, "
             f"or write one: ifsl-bench tasks new {data} --data {data}"
         )
-    if is_plain(name) and any(path.is_dir() for path in (home.results / name, *home.results.glob(f"{name}+*"))):
+    if is_plain(name) and any(map(os.path.isdir, (home.results / name, *home.results.glob(f"{name}+*")))):
         return f"results of it are in {home.results}, and its file is not here; give its path, as in FILE.toml:{name}"
     return ""
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ifsl_bench.board import result_file
+from ifsl_bench.board.measured import mismatch
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
@@ -26,6 +28,7 @@ from ifsl_bench.protocol.task_files import is_plain
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running.job import Job, make_jobs
 from ifsl_bench.running.ranges import remove_evaluated
+from ifsl_bench.running.rounding import changes, retrained, unexplained
 from ifsl_bench.running.unstored import run_unstored
 
 
@@ -39,6 +42,7 @@ class Reproduced:
         reasons: what else is not as it was, in words.
         chosen: in what the options and the training differ, in words.
         search: in what the search for them differs, in words.
+        unexplained: what another processor does not explain, in words; see :mod:`ifsl_bench.running.rounding`.
     """
 
     stored: Result
@@ -48,6 +52,13 @@ class Reproduced:
     reasons: tuple[str, ...]
     chosen: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
+    unexplained: tuple[str, ...] = ()
+
+    @property
+    def explained(self) -> bool:
+        """Whether another processor, or other libraries, explain all that differs."""
+        same = self.episodes is not None and not self.chosen and not self.search
+        return same and all(one.startswith("other ") for one in self.reasons) and not self.unexplained
 
     @property
     def identical(self) -> bool:
@@ -69,7 +80,20 @@ class Reproduced:
         where = "" if self.episodes is None else f", other counts in {self.episodes:,} of {count:,} episodes"
         reasons = (*self.chosen, *self.search, *self.reasons)
         because = f" ({'; '.join(reasons)})" if reasons else ""
-        return f"{of}: differs, Acc. {now} where {then} is stored ({self.points:+.2f} points){where}{because}"
+        how = "differs as on another processor" if self.explained else "differs"
+        return f"{of}: {how}, Acc. {now} where {then} is stored ({self.points:+.2f} points){where}{because}"
+
+    @property
+    def more(self) -> tuple[str, ...]:
+        """Where counts differ: the processors, what was trained anew, each count, and what stays unexplained."""
+        if self.identical or self.episodes is None:
+            return ()
+        devices = (str(result.provenance.get("device", "unknown")) for result in (self.stored, self.found))
+        anew = retrained(self.stored, self.found)
+        cause = [f"rounding went through {anew}"] if anew else []
+        counts = [change.line for change in changes(self.stored, self.found).values() if change.episodes]
+        why = [f"not explained: {'; '.join(self.unexplained)}"] if self.unexplained else []
+        return "stored on {}, now on {}".format(*devices), *cause, *counts, *why
 
 
 def job_of(result: Result, home: Home, task: str | None = None, method: str | None = None) -> Job:
@@ -133,7 +157,16 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
         if stored.provenance.get(name) != found.provenance.get(name):
             reasons.append(f"other {name}")
     points = found.summary["acc"]["mean"] - stored.summary["acc"]["mean"]
-    return Reproduced(stored, found, episodes, points, tuple(reasons), *_other_settings(stored, found))
+    why = unexplained(stored, found, _seeds(path, stored)) if episodes else ()
+    return Reproduced(stored, found, episodes, points, tuple(reasons), *_other_settings(stored, found), why)
+
+
+def _seeds(path: Path, stored: Result) -> list[Result]:
+    """The results of the row that is in this file, of all seeds that lie beside it."""
+    stem = path.name.rpartition(".seed-")[0]
+    beside = sorted(path.parent.glob(f"{escape(stem)}.seed-*.json")) if stem else []
+    others = [result_file.read(one) for one in beside if one != path]
+    return [stored, *(one for one in others if not mismatch(stored, one) and one.label == stored.label)]
 
 
 def _other_settings(stored: Result, found: Result) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,7 @@ def kept_of(job: Job, home: Home) -> Kept:
     backbone are in the cache to compare with, and so must be what the method computes.
     """
     path, searched = job.result_path(home), job.searched
-    if not path.exists():
+    if not os.path.exists(path):
         return Kept()
     try:
         result = result_file.read(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,11 @@ def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None 
         raise UserError(not_prepared(home, chosen.dataset))
     key = pretraining_key(chosen, fingerprint, kind, seed)
     target = to or Path(f"{key}.safetensors")
-    if target.is_dir():
+    if os.path.isdir(target):
         target = target / f"{key}.safetensors"
-    if target.exists():
+    if os.path.exists(target):
         raise UserError(f"{target} is there already; remove it or choose another name with --to FILE")
-    if not target.parent.is_dir():
+    if not os.path.isdir(target.parent):
         raise UserError(f"there is no folder {target.parent}; make it, or choose another with --to FILE")
     store = CheckpointFolder(home.pretrained / key)
     info = store.info()

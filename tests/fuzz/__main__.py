@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# Every case is a fork, in which threads of OpenMP that had started before are missing: whoever waits for them waits for
+# ever. Libraries read this when they are loaded.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 import argparse
 import subprocess
 import sys

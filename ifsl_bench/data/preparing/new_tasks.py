@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) 
         plain = name.removesuffix(said[0])
         raise UserError(f"the tasks are called NAME-1shot and NAME-5shot; leave out {said[0]!r}: "
                         f"ifsl-bench tasks new {plain or 'NAME'} --data {data}")  # fmt: skip
-    if path.exists():
+    if os.path.exists(path):
         raise UserError(f"{path} is there already; choose another name, or another file with --out")
     dataset = opened(home, data, reporter)
     known = {**packaged(), **own(home)}

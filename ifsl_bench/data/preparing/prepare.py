@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -31,7 +32,7 @@ def dataset_folder(home: Home, name: str) -> Path:
 
 
 def is_prepared(home: Home, name: str) -> bool:
-    return (dataset_folder(home, name) / "manifest.json").exists()
+    return os.path.exists(dataset_folder(home, name) / "manifest.json")
 
 
 def prepared(home: Home, name: str) -> Dataset | None:
@@ -150,7 +151,7 @@ def prepare(
         raise UserError(f"data set {name!r} needs no files: leave --from out; for your own data, choose another name")
     if source.needs_source and path is None:
         raise UserError(f"data set {name!r} is made from your own copy; say where that is with --from PATH")
-    if path is not None and not path.exists():
+    if path is not None and not os.path.exists(path):
         raise UserError(f"--from: there is no file or folder {path}")
     return _prepared(
         home,

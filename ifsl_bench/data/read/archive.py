@@ -37,7 +37,7 @@ def open_tree(path: Path) -> FileTree:
     Raises:
         UserError: there is no such thing, or it is no archive, or a damaged one; the message says what it really is.
     """
-    if path.is_dir():
+    if os.path.isdir(path):
         return _Folder(path)
     try:
         with open(path, "rb") as file:

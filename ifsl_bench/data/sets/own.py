@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -106,7 +107,7 @@ class OwnData(DatasetSource):
         if any(name in packaged() for name in self.task_names()):
             return True
         path = home.tasks / f"{self.name}.toml"
-        if not path.exists():
+        if not os.path.exists(path):
             return False
         named = re.findall(r"\b[0-9a-f]{64}\b", path.read_text(encoding="utf-8", errors="replace"))
         return not named or dataset.fingerprint in named
@@ -115,7 +116,7 @@ class OwnData(DatasetSource):
         """Writes the tasks of a data set; a file for other data is kept aside."""
         path, text = home.tasks / f"{self.name}.toml", task_file(dataset)
         parse(text, str(path))  # one wrong file there would stop every command that lists tasks
-        if path.exists():
+        if os.path.exists(path):
             aside = set_aside(path, "old")
             reporter.warn(f"the tasks of {self.name} are written anew; those for the data before are kept as {aside}")
         write_bytes(path, text.encode())
