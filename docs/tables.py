@@ -1,4 +1,4 @@
-"""Writes the tables of results into the Markdown files that show them: ``python docs/tables.py``.
+"""Writes tables of results, and numbers of claims, into the Markdown files that show them: ``python docs/tables.py``.
 
 With ``--check`` it writes nothing and says which files are not current. A table stands between two comments, and the
 first has the commands whose output it is. Either the tables of tasks, without the notes below them:
@@ -14,6 +14,11 @@ or paired differences, a command and a row each. A row is called by the labels a
     -->
     <!-- end -->
 
+A sentence that compares rows is one of results/claims.toml, and is followed by a comment with its name. Its words stay
+as they are; only its numbers are written:
+
+    LR+A is 0.7 points ahead of LR. <!-- claim: attractors -->
+
 Numbers are those of the results that come with the package; a user's own are left out.
 """
 
@@ -21,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import os
 import re
@@ -31,11 +37,14 @@ from pathlib import Path
 
 from click import ClickException
 
+from ifsl_bench.board.claims import judged
 from ifsl_bench.cli.main import cli
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import UserError, unknown
 
 ROOT = Path(__file__).parents[1]
 END = "<!-- end -->"
+CLAIM = re.compile(r"<!-- claim: (\S+) -->")
+NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?")
 START = re.compile(r"<!-- (?P<kind>tables|differences): (?P<told>.*?)-->\n", re.S)
 BLOCK = re.compile(rf"(?P<start>{START.pattern})(?P<body>.*?){END}", re.S)
 GRID = re.compile(r"^(\S+)\n\n((?:\|.*\n)+)", re.M)  # a task's name, an empty line, a table
@@ -72,8 +81,40 @@ def differences(told: str) -> str:
     return "\n".join(lines)
 
 
+@functools.cache
+def sentences() -> dict[str, str]:
+    """The sentences of all claims with the numbers of today's results, by the claims' names."""
+    return {one.name: one.text for one in judged()}
+
+
+def marked(name: str, sentence: str) -> re.Pattern[str]:
+    """Finds a claim's words, with any numbers and line ends among them, before the comment that names the claim."""
+    words = (NUMBER.pattern.join(map(re.escape, NUMBER.split(word))) for word in sentence.split())
+    return re.compile(r"\s+".join(words) + rf"(?=[.,;:]?\s*<!-- claim: {re.escape(name)} -->)")
+
+
+def claimed(text: str) -> str:
+    """A Markdown text with the numbers of its claims written anew.
+
+    Raises:
+        UserError: a comment names a claim that is not there, or does not follow its sentence.
+    """
+    for name in dict.fromkeys(CLAIM.findall(text)):
+        if name not in sentences():
+            raise unknown("claim", name, sentences(), where="of results/claims.toml")
+        text, count = marked(name, sentences()[name]).subn(functools.partial(_renumbered, sentences()[name]), text)
+        if count < len(re.findall(f"<!-- claim: {re.escape(name)} -->", text)):
+            raise UserError(f"the words before the comment of claim {name} are not: {sentences()[name]}")
+    return text
+
+
+def _renumbered(sentence: str, found: re.Match[str]) -> str:
+    numbers = iter(NUMBER.findall(sentence))
+    return NUMBER.sub(lambda _: next(numbers), found[0])
+
+
 def current(text: str) -> str:
-    """A Markdown text with all its tables made anew."""
+    """A Markdown text with all its tables made anew, and the numbers of its claims."""
 
     if len(START.findall(text)) != len(BLOCK.findall(text)):
         raise UserError(f"a table has a start and no end; put a line {END} below it")
@@ -82,12 +123,12 @@ def current(text: str) -> str:
         body = {"tables": tables, "differences": differences}[found["kind"]](found["told"])
         return f"{found['start']}\n{body}\n\n{END}"
 
-    return BLOCK.sub(block, text)
+    return BLOCK.sub(block, claimed(text))
 
 
 def main() -> int:
     """The exit status: with ``--check`` 1 where a file is not current; 2 where one cannot be made."""
-    parser = argparse.ArgumentParser(description="Write the tables of results into the Markdown files that show them.")
+    parser = argparse.ArgumentParser(description="Write tables of results, and numbers of claims, into Markdown files.")
     parser.add_argument("--check", action="store_true", help="write nothing; status 1 where a table is not current")
     shown = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     parser.add_argument("files", nargs="*", type=Path, default=shown, help="[README.md and docs/*.md]")

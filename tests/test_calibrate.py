@@ -16,7 +16,7 @@ from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.options import make_method
-from ifsl_bench.protocol.calibration import best_bias
+from ifsl_bench.protocol.calibration import Margins, best_bias
 from ifsl_bench.protocol.metrics import BALANCE
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
@@ -65,6 +65,10 @@ def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, wor
     assert result.episodes.pairs == test.counts.pairs.tolist()
     assert not result.calibration.applied
     assert set(BALANCE) < result.summary.keys()
+    for resample, drawn in enumerate(np.random.RandomState(0).randint(10, size=(100, 10))):
+        bias = best_bias(Margins(half.base[drawn], half.novel[drawn]))
+        assert result.calibration.resampled_base[resample] == (test.margins.base >= bias).sum()
+        assert result.calibration.resampled_novel[resample] == (test.margins.novel < bias).sum()
 
 
 @pytest.mark.parametrize("method", ["imprint", "lwof", "lr"])

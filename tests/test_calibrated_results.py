@@ -21,6 +21,7 @@ from ifsl_bench.board.measured import Row
 from ifsl_bench.board.render import PROGRAMS, render
 from ifsl_bench.board.result_file import (
     SCHEMA,
+    Choice,
     Result,
     calibration_entry,
     keep_old,
@@ -114,6 +115,15 @@ def change(field: str, at: int, value: int):
         (lambda v: v["calibration"]["curve"]["base_joint"].__setitem__(10, 0), "calibration has base hits that rise"),
         (lambda v: v["calibration"]["curve"]["novel_joint"].__setitem__(40, 0), "or novel hits that fall"),
         (lambda v: v["calibration"]["curve"]["base_joint"].__setitem__(0, 10**6), "more hits than there are alone"),
+        (lambda v: v["calibration"]["resampled_base"].pop(), "calibration has other than 100 resamples"),
+        (lambda v: v["calibration"]["resampled_base"].__setitem__(7, 10**6), "more hits than there are alone"),
+        (lambda v: v["calibration"]["resampled_novel"].__setitem__(7, 10**10), "a count is beyond all bounds"),
+        (lambda v: v["calibration"]["resampled_novel"].__setitem__(7, v["calibration"]["resampled_novel"][7] + 40),
+         "calibration has a resample with more base and more novel hits than a bias on the curve has"),
+        (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0], "hits": {}}),
+         "choice has other than 100 resamples"),
+        (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0] * 100, "hits": {}}),
+         "choice has a place that none of 0 settings has"),
         (lambda v: v["summary"].pop("harmonic"), "summary.harmonic.mean is nan"),
         (lambda v: v["summary"]["harmonic"].update(mean=1.0), "summary.harmonic.mean is 1.0, the counts give"),
         (lambda v: v["episodes"].update(base_queries=0, base_joint=[0] * 60, base_alone=[0] * 60,
@@ -154,8 +164,12 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
     at = both.headings().index("cal. Acc.")
     assert full or both.headings()[at - 1] == "Acc."
     cells = {cells[both.headings().index("method")].text: cells[at].text for cells in both.cells()}
-    new = result("new").summary["calibrated_acc"]
-    assert cells["new"] == f"{new['mean']:.2f} ± {new['interval']:.2f}"
+    new, resampled = result("new"), result("new").calibration
+    hits = np.add(resampled.resampled_base, resampled.resampled_novel) / (60 * 2 * QUERIES)
+    per_episode = new.counts().per_episode()["calibrated_acc"]
+    wide = 1.96 * np.sqrt(per_episode.var(ddof=1) / 60 + (100 * hits).var(ddof=1))
+    assert wide > 1.005 * new.summary["calibrated_acc"]["interval"], "the stored one holds the bias fixed"
+    assert cells["new"] == f"{per_episode.mean():.2f} ± {wide:.2f}"
     assert cells["bare"] == ""
     for style in PROGRAMS:
         load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
@@ -198,12 +212,80 @@ def test_comparisons_have_what_both_rows_have():
     assert set(BALANCE) & compare(a, c, [a, b, c]).overall.keys() == {"harmonic", "ausuc"}
 
 
+def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
+    """Two rows whose biases move together differ by what is left; the same hits in another order do not pair."""
+    rows = [Row(label, "yours", tuple(result(label, s, shift=shift) for s in range(3)))
+            for label, shift in (("a", 1.0), ("b", 3.0))]  # fmt: skip
+    one, other = (row.choices("calibrated_acc") for row in rows)
+    assert one == pytest.approx(other, abs=1e-6), "b is a with a constant on the novel logits, up to rounding"
+    assert one.std() > 0.05
+    found = compare(*rows, rows)
+    d = rows[0].per_episode()["calibrated_acc"] - rows[1].per_episode()["calibrated_acc"]
+    assert found.episodes["calibrated_acc"].interval == pytest.approx(1.96 * d.std(ddof=1) / np.sqrt(60), abs=0.01)
+    noisy = [msgspec.structs.replace(r, calibration=msgspec.structs.replace(
+        r.calibration, resampled_base=r.calibration.resampled_base[::-1],
+        resampled_novel=r.calibration.resampled_novel[::-1])) for r in rows[1].results]  # fmt: skip
+    spread = (one - other[::-1]).var(ddof=1)
+    apart = compare(rows[0], Row("b", "yours", tuple(noisy)), rows)
+    expected = np.sqrt(d.var(ddof=1) / 60 + spread)
+    assert apart.episodes["calibrated_acc"].interval == pytest.approx(1.96 * expected)
+    overall = [of.overall["calibrated_acc"].error ** 2 for of in (found, apart)]
+    assert overall[1] - overall[0] == pytest.approx(spread, rel=1e-6)
+    assert apart.overall["acc"] == found.overall["acc"], "no bias is in it"
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_the_interval_of_a_tuned_row_holds_how_far_resamples_of_validation_choose_otherwise(tmp_path, applied):
+    plain = result(applied=applied)
+    names = ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs", "calibrated_base", "calibrated_novel")
+    hits = {name: [6000 + 100 * place, 6300 + 40 * place, 6150] for place, name in enumerate(names)}
+    winners = np.random.default_rng(0).integers(0, 3, 100)
+    choice = {"validation_episodes": 300, "chosen": 1, "winners": winners.tolist(), "hits": hits}
+    one = msgspec.structs.replace(plain, tuned={"a": {f"a={i}": 1.0 for i in range(3)}}, choice=Choice(**choice))
+    assert read(write(tmp_path, one)) == one
+    summary, counts = Row("m", "yours", (one,)).summary(), one.counts().per_episode()
+
+    def more(name: str) -> np.ndarray:
+        return np.array([hits[name][winner] - hits[name][1] for winner in winners]) / 300  # of an episode
+
+    bias = [np.array(each) / 60 for each in (one.calibration.resampled_base, one.calibration.resampled_novel)]
+    calibrated = bias[0] + more("calibrated_base") + bias[1] + more("calibrated_novel")
+    joint = calibrated if applied else more("base_joint") + more("novel_joint")
+    expected = {
+        "acc": joint / (2 * QUERIES),
+        "calibrated_acc": calibrated / (2 * QUERIES),
+        "novel_alone": more("novel_alone") / QUERIES,
+        "ausuc": more("pairs") / (2 * QUERIES**2),
+    }
+    for name, values in expected.items():
+        wide = 1.96 * np.sqrt(counts[name].var(ddof=1) / 60 + (100 * values).var(ddof=1))
+        # Resampled counts are rounded to whole hits, of 1,500 in all base queries of 60 episodes.
+        assert summary[name].interval == pytest.approx(wide, rel=1e-3), name
+
+
+def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, monkeypatch):
+    def from_before(one: Result) -> Result:
+        calibration = msgspec.structs.replace(one.calibration, resampled_base=[], resampled_novel=[])
+        return msgspec.structs.replace(one, calibration=calibration)
+
+    found = board(tmp_path, monkeypatch, from_before(result("before")), result("new"))
+    before, new = (found.row(label) for label in ("before", "new"))
+    assert before.summary()["calibrated_acc"].interval == pytest.approx(
+        from_before(result("before")).summary["calibrated_acc"]["interval"], abs=1e-6
+    )
+    said = "ntervals hold what was chosen on validation episodes, a bias or options, fixed in before (older results)"
+    assert f"I{said}." in task_table(found).notes
+    assert f"i{said}" in compare(before, new).notes
+    assert not [note for note in compare(new, new).notes if said in note]
+
+
 def test_a_shown_result_says_its_bias(tmp_path):
     one = result(applied=True)
     assert [name for name in result_table(one).rows if name in BALANCE] == list(BALANCE)
-    assert f"bias {one.calibration.bias:g} on the novel logits, found on 300 validation episodes; part of the row" in (
-        facts_of([one])
-    )
+    hits = np.add(one.calibration.resampled_base, one.calibration.resampled_novel) / (60 * 2 * QUERIES)
+    said = f"bias {one.calibration.bias:g} on the novel logits, found on 300 validation episodes, others of which move"
+    moved = f"cal. Acc. by {100 * hits.std(ddof=1):.2f} (standard deviation); part of the row"
+    assert f"{said} {moved}" in facts_of([one])
     bare = result(bare=True)
     assert [name for name in result_table(bare).rows if name in BALANCE] == ["harmonic", "ausuc"]
     assert "calibration" not in facts_of([bare])

@@ -7,7 +7,16 @@ import itertools
 import numpy as np
 import pytest
 
-from ifsl_bench.protocol.calibration import POINTS, Margins, best_bias, curve_biases, find_bias
+from ifsl_bench.protocol.calibration import (
+    POINTS,
+    RESAMPLES,
+    Margins,
+    best_bias,
+    best_biases,
+    curve_biases,
+    find_bias,
+    resamples,
+)
 from ifsl_bench.protocol.metrics import Counts, estimate, harmonic
 
 NAN, INF = np.nan, np.inf
@@ -96,6 +105,24 @@ def test_ends_and_ties_by_hand(base, novel, expected):
     found = best_bias(margins)
     assert found == expected
     assert acc(margins, found) == max(acc(margins, b) for b in (-100, 0, 0.5, 1, 2.5, 4.5, 9.5, 100))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_biases_of_resamples_are_those_of_their_episodes_one_after_the_other(seed):
+    margins = some(seed, values=(6, 60, 1000)[seed % 3], base=(5, 1)[seed % 2], novel=(4, 1)[seed % 2])
+    times = np.random.default_rng(seed).multinomial(4, np.full(4, 0.25), 50)
+    repeated = [Margins(np.repeat(margins.base, often, 0), np.repeat(margins.novel, often, 0)) for often in times]
+    assert best_biases(margins, times).tolist() == [best_bias(one) for one in repeated]
+
+
+def test_resamples_are_draws_with_replacement_and_the_same_for_everybody():
+    times = resamples(300)
+    assert times.shape == (RESAMPLES, 300)
+    assert (times.sum(1) == 300).all()
+    assert times.mean(0).std() == pytest.approx(
+        np.sqrt(1 / RESAMPLES), rel=0.16
+    )  # the sd of 300 values, 4 of its standard errors
+    assert times[0, :10].tolist() == [1, 0, 1, 1, 1, 1, 0, 0, 0, 1], "pinned: rows of all versions are paired"
 
 
 @pytest.mark.parametrize("steps", [0, 1])  # the middle is rounded up to float32 for one, and down for the other

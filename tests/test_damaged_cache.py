@@ -214,8 +214,8 @@ def test_an_impossible_trial_is_tried_again(tmp_path, change):
     def same(_):
         return True
 
-    write_trial(path, Tried(50.0, 10), "abc", "a job", {})
-    assert read_trial(path, "abc", same) == Tried(50.0, 10)
+    write_trial(path, Tried(50.0, 10, hits={"base_joint": [3] * 10}), "abc", "a job", {})
+    assert read_trial(path, "abc", same) == Tried(50.0, 10, hits={"base_joint": [3] * 10})
     assert read_trial(path, "other weights", same) is None
     write_sealed(path, {**read_sealed(path), **change})
     told = Told()

@@ -192,6 +192,7 @@ def test_completion_knows_tasks_and_methods(call, monkeypatch):
         ("plot tradeoff glyphs-1", {"glyphs-1shot"}),
         ("plot ranks glyphs-5shot --method im", {"imprint"}),
         ("show castl", {"castle", "castle@tuned-12"}),
+        ("claims acas", {"acastle"}),
         ("show lr tiny-pack-1", {"tiny-pack-1shot"}),
         ("reproduce lr tiny-pack-1", {"tiny-pack-1shot"}),
         ("report tiny-pack-1", {"tiny-pack-1shot"}),

@@ -18,7 +18,8 @@ import pytest
 
 from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board
-from ifsl_bench.board.columns import HEADINGS
+from ifsl_bench.board.claims import Claim, judge, judged
+from ifsl_bench.board.columns import HEADINGS, plus_minus
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.leaderboard import ranked_table
 from ifsl_bench.board.rank_intervals import holm
@@ -26,6 +27,7 @@ from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result, write
 from ifsl_bench.board.result_folder import packaged_root
+from ifsl_bench.common.files import Home
 from ifsl_bench.page.gather import FINEST, boards_of, gather
 from ifsl_bench.page.html import _overview, page_html, script_json
 from ifsl_bench.protocol.task_files import find, packaged
@@ -362,7 +364,7 @@ def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     kept = Path(__file__).parents[1] / "docs" / "leaderboard.html"
     if not kept.exists():
         pytest.skip("none is kept")
-    made_now = page_html(gather(boards_of(packaged().values(), packaged_root(), named=False)))
+    made_now = page_html(gather(boards_of(packaged().values(), packaged_root(), named=False), judged()))
     assert kept.read_text(encoding="utf-8") == made_now, (
         "ifsl-bench report --results results --out docs/leaderboard.html"
     )
@@ -415,3 +417,23 @@ def test_a_seed_without_validation_keeps_its_place(tmp_path, monkeypatch):
     assert row.seeds == [0, 1, 2]
     assert [bool(steps) for steps, _ in row.validation] == [True, False, True]
     assert row.cost["seconds"] == 4.0
+
+
+def test_claims_with_what_they_rest_on(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(boards, "packaged_root", lambda: results)
+    claims = {
+        "open": Claim("a leads <b> by {0.by:.1f}", [("a", "b"), ("a.x=2", "c")], [TASK], "ahead"),
+        "close": Claim("a and b are equivalent", [("a", "b")], [TASK], "equivalent", margin=0.1),
+    }
+    found = judge(claims, Home(tmp_path, results))
+    page = gather([load_board(find(TASK)[0], results)], found)
+    read = Reader(page_html(page))
+    assert [claim.verdict for claim in page.claims] == [one.verdict for one in found]
+    assert html.escape(found[0].text) in page_html(page)
+    _, *lines = next(cells for _, cells in read.tables if cells and cells[0][:3] == ["task", "A", "B"])
+    assert lines[0] == [TASK, "a", "b", plus_minus(found[0].evidence[0].difference, "+"), "novel classes"]
+    buttons = {attributes.get("data-row") for tag, attributes in read.elements if tag == "button"}
+    for (_, a, b, *_), evidence in zip(page.claims[0].pairs, found[0].evidence, strict=True):
+        assert {str(a[0]), str(b[0])} <= buttons
+        assert [page.rows[number].label for number, _ in (a, b)] == [evidence.a.label, evidence.b.label]
+    assert 'id="claims"' not in page_html(gather([load_board(find(TASK)[0], results)]))

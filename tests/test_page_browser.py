@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ifsl_bench.board import boards
+from ifsl_bench.board.claims import judged
 from ifsl_bench.board.result_file import write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.page.gather import boards_of, gather
@@ -169,7 +170,8 @@ def test_it_is_drawn_at_once_by_day_and_by_night(chromium, made_up, size, scheme
 
 def test_all_that_is_stored_is_small_and_drawn_soon(chromium, tmp_path, patience):
     out = tmp_path / "report.html"
-    out.write_text(page_html(gather(boards_of(packaged().values(), packaged_root(), named=False))), encoding="utf-8")
+    page = gather(boards_of(packaged().values(), packaged_root(), named=False), judged())
+    out.write_text(page_html(page), encoding="utf-8")
     assert out.stat().st_size < MOST_BYTES
     for size, scheme in (("desk", "light"), ("telephone", "dark")):
         with Visit(chromium, out, size, scheme) as visit:
@@ -178,6 +180,12 @@ def test_all_that_is_stored_is_small_and_drawn_soon(chromium, tmp_path, patience
                 visit.start(name)
                 assert visit.page.locator("article:visible").get_attribute("data-task") == name
                 fits(visit)
+            for line in visit.page.locator(".claim summary").all():
+                line.click()
+            fits(visit)
+            last = visit.page.locator(".claim [data-row]").last
+            last.click()
+            assert visit.page.locator("dialog h2").inner_text() == last.inner_text()
             assert not visit.complaints
 
 

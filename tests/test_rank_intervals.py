@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ifsl_bench.board.rank_intervals import Prior, difference, fit_prior, holm, rank_intervals
+from ifsl_bench.board.rank_intervals import Prior, _variances, difference, fit_prior, holm, rank_intervals
 
 NOTHING = Prior(0.0, 0.0)
 
@@ -46,10 +46,20 @@ def test_satterthwaite_by_hand():
     found = difference(a, b, NOTHING, 2)
     assert found.error == pytest.approx(math.sqrt(seeds + episodes))
     assert found.degrees == pytest.approx((seeds + episodes) ** 2 / (seeds**2 / 3 + episodes**2 / 29))
-    firm = difference(a, b, Prior(0.16, 3.0), 2)
-    moderated = (3 * 2 * 0.16 + 3 * 4 * seeds) / 6 / 4
+    assert 2 * 0.02 < 4 * seeds < 2 * 0.4
+    firm = difference(a, b, Prior(0.4, 3.0), 2)
+    moderated = (3 * 2 * 0.4 + 3 * 4 * seeds) / 6 / 4
     assert firm.error == pytest.approx(math.sqrt(moderated + episodes))
     assert firm.degrees == pytest.approx((moderated + episodes) ** 2 / (moderated**2 / 6 + episodes**2 / 29))
+    assert difference(a, b, Prior(0.02, 3.0), 2).error == found.error, "moderation makes nothing smaller"
+    wary = difference(a, b, Prior(0.4, 3.0, 0.9), 2)
+    least = 2 * 0.9 / 4
+    assert wary.error == firm.error
+    assert wary.degrees == pytest.approx((least + episodes) ** 2 / (least**2 / 6 + episodes**2 / 29))
+    chosen = difference(a, b, NOTHING, 2, 0.3)
+    assert chosen.error == pytest.approx(math.sqrt(seeds + episodes + 0.3))
+    shares = seeds**2 / 3 + episodes**2 / 29 + 0.3**2 / 99
+    assert chosen.degrees == pytest.approx((seeds + episodes + 0.3) ** 2 / shares)
 
 
 def test_the_prior_is_the_rows_variance_without_what_a_seed_does_to_all_of_them():
@@ -63,10 +73,23 @@ def test_the_prior_is_the_rows_variance_without_what_a_seed_does_to_all_of_them(
     assert fit_prior(own * spread, np.zeros(4000, bool)).degrees < 1.5, "they have little in common"
 
 
+def test_a_row_of_which_a_seed_has_collapsed_moves_no_other_row():
+    means = drawn(8, 10, 5, 10).mean(2)
+    collapsed = means.copy()
+    collapsed[7, 2] -= 30
+    before, after = (fit_prior(x, np.zeros(10, bool)) for x in (means, collapsed))
+    assert after.variance == pytest.approx(before.variance, rel=0.25), "of ten rows one counts as the next"
+    own = collapsed[7].var(ddof=1)
+    assert after.mean == pytest.approx(before.mean + (own - means[7].var(ddof=1)) / 10, rel=0.1)
+    others = [_variances(x)[np.arange(10) != 7] for x in (means, collapsed)]
+    assert others[1] == pytest.approx(others[0], rel=0.25), "the effect of its seed is not that of its row"
+
+
 def test_rows_that_cannot_vary_are_no_part_of_the_prior():
     means = np.vstack([drawn(4, 5, 4, 10).mean(2), np.full((3, 4), 70.0)])
     fixed = np.array([False] * 5 + [True] * 3)
     assert fit_prior(means, fixed) == fit_prior(means[:5], np.zeros(5, bool))
+    assert fit_prior(np.ones((4, 3)), np.zeros(4, bool)) == NOTHING, "rows that do not vary at all"
     assert fit_prior(means[3:], fixed[3:]) == NOTHING, "two rows tell nothing"
 
 

@@ -19,15 +19,17 @@ from ifsl_bench import Method, Prediction
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.entries import entries_of
 from ifsl_bench.board.measured import rows_of
-from ifsl_bench.board.result_file import file_name
+from ifsl_bench.board.result_file import file_name, path_of, read
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.episodic.choosing import Tried, best_of
+from ifsl_bench.episodic.choosing import Tried, best_of, firmness
+from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.plugin import registry, search
 from ifsl_bench.plugin.options import defaults
 from ifsl_bench.plugin.settings import at_edge
 from ifsl_bench.plugin.space import RATE, Choices, Range
+from ifsl_bench.protocol.calibration import best_bias
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running import ranges, searching, stages
@@ -205,6 +207,7 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
             with torch.no_grad():
                 hits += int((method(batch.support, batch.query).logits.argmax(-1) == batch.labels).sum())
         assert tried[spelled] == pytest.approx(100 * hits / (len(episodes) * batch.labels.shape[1])), point
+    _holds_against_a_plain_loop(first, job, work)
     path = work.home.results / first.task / "Scaled@tuned-4.train.steps=20.seed-0.json"
     assert path.exists()
     board = load_board(job.task, work.home.results)
@@ -212,6 +215,42 @@ def test_one_seed_chooses_for_all_and_the_choice_is_that_of_the_first_half(task,
     assert (row.seeds, row.trials) == ((0, 1), 4)
     assert {place.row.label: place.reason for place in board.ranking.places}[row.label].endswith("--setting tuned-4")
     assert entries_of(board)[0].measured is row
+
+
+def _holds_against_a_plain_loop(result, job, work):
+    """What other draws of the validation episodes would choose, and what a row makes of it."""
+    of_setting, calibrated = [], []
+    for _, one in all_of(job, work.home):
+        method = stages.MetaTrain(one).run(work).method.eval()
+        loader = stages.MetaTrain(one).backbone.prepared(work).loader("val")
+        found = evaluate(method, "", loader, range(10))
+        of_setting.append(found.counts.base_joint + found.counts.novel_joint)
+        bias = best_bias(found.margins)
+        calibrated.append(int((found.margins.base >= bias).sum() + (found.margins.novel < bias).sum()))
+    assert result.choice.chosen == np.argmax([hits.sum() for hits in of_setting])
+    for winner, drawn in zip(result.choice.winners, np.random.RandomState(0).randint(10, size=(100, 10)), strict=True):
+        assert winner == np.argmax([hits[drawn].sum() for hits in of_setting])
+    hits = result.choice.hits
+    assert np.add(hits["base_joint"], hits["novel_joint"]).tolist() == [each.sum() for each in of_setting]
+    assert np.add(hits["calibrated_base"], hits["calibrated_novel"]).tolist() == calibrated
+    assert read(path_of(work.home.results, result)) == result
+
+
+def test_resamples_choose_among_sound_settings_alone():
+    rng = np.random.default_rng(0)
+    hits = {name: {"base_joint": rng.integers(0, 9, 40).tolist(), "novel_joint": rng.integers(0, 9, 40).tolist()}
+            for name in "abcd"}  # fmt: skip
+    failed = {"b": Tried(99.0, 40, 3, hits={key: [9] * 40 for key in hits["b"]}), "e": Tried(0.0, 40, diverged="far")}
+    right = {name: np.add(of["base_joint"], of["novel_joint"]) for name, of in hits.items()}
+    tried = {name: Tried(float(right[name].mean()), 40, hits=of) for name, of in hits.items()} | failed
+    best = max("acd", key=lambda name: right[name].sum())
+    found = firmness(tried, best)
+    again = [max("acd", key=lambda name: right[name][drawn].sum())
+             for drawn in np.random.RandomState(0).randint(40, size=(100, 40))]  # fmt: skip
+    assert set(again) == {"a", "c", "d"}
+    assert [list(tried)[place] for place in found["winners"]] == again
+    assert list(tried)[found["chosen"]] == best
+    assert found["hits"]["base_joint"] == [sum(one.hits.get("base_joint", [])) for one in tried.values()]
 
 
 def test_a_search_goes_on_where_it_was_interrupted(task, work, monkeypatch):

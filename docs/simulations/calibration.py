@@ -1,6 +1,7 @@
 """What a bias found on validation episodes costs against the best one, and how it varies with the training seed.
 
 ``python docs/simulations/calibration.py RESULT.json...`` prints a row for each method and task among result files.
+Without files it prints how far the stored results are from the best bias, by task.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result, read
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.board.table import plain_table
 
 
@@ -28,19 +30,39 @@ def row(results: list[Result]) -> dict[str, str]:
     """One method on one task, over its seeds."""
     biases = np.array([r.calibration.bias for r in results if r.calibration])
     plain, calibrated = (np.array([r.summary[name]["mean"] for r in results]) for name in ("acc", "calibrated_acc"))
-    lost = np.array([best_on_test(r) for r in results]) - calibrated
+    points = np.array([lost(r) for r in results])
     return {
         "row": f"{results[0].label}, {results[0].task}",
         "bias": f"{biases.mean():.2f} (sd {biases.std(ddof=1):.2f})",
         "Acc.": f"{plain.mean():.2f} (sd {plain.std(ddof=1):.2f})",
         "cal. Acc.": f"{calibrated.mean():.2f} (sd {calibrated.std(ddof=1):.2f})",
-        "the best bias of the curve would add": f"{lost.mean():+.2f} (at most {lost.max():+.2f})",
+        "the best bias of the curve would add": f"{points.mean():+.2f} (at most {points.max():+.2f})",
+    }
+
+
+def lost(result: Result) -> float:
+    """How many points the best bias of the curve would add."""
+    return best_on_test(result) - result.summary["calibrated_acc"]["mean"]
+
+
+def task(results: list[Result]) -> dict[str, str]:
+    """One task, over its stored results."""
+    points = np.array([lost(result) for result in results])
+    worst = results[int(points.argmax())]
+    return {
+        "task": worst.task,
+        "results": str(len(results)),
+        "within 0.3": f"{(points <= 0.3).mean():.0%}",
+        "median": f"{np.median(points):+.2f}",
+        "largest": f"{points.max():+.2f} ({worst.label}, seed {worst.seed})",
     }
 
 
 if __name__ == "__main__":
     groups: dict[tuple[str, str], list[Result]] = {}
-    for path in sys.argv[1:]:
+    for path in sys.argv[1:] or sorted(packaged_root().glob("*/*.seed-*.json")):
         result = read(Path(path))
-        groups.setdefault((result.task, result.label), []).append(result)
-    print(render([plain_table([row(found) for found in groups.values()])], "markdown"))
+        if sys.argv[1:] or result.calibration:
+            groups.setdefault((result.task, result.label if sys.argv[1:] else ""), []).append(result)
+    line = row if sys.argv[1:] else task
+    print(render([plain_table([line(found) for found in groups.values()])], "markdown"))

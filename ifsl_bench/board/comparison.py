@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.board.measured import PARTIAL, Row, having, mismatch
+from ifsl_bench.board.measured import PARTIAL, Row, having, holding_choices, mismatch, variance
 from ifsl_bench.board.over_classes import OverClasses, over_classes
 from ifsl_bench.board.rank_intervals import LEVEL, Difference
 from ifsl_bench.board.ranking import Ranking, setting_of
@@ -87,7 +87,10 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     ]
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:
         notes.append("all seeds start from one pretraining: the intervals over seeds hold the backbone fixed")
-    by_class = _over_classes(a, np.stack([ours[name] - theirs[name] for name in ours], 1))
+    choices = {name: variance(a.choices(name, common or None) - b.choices(name, common or None)) for name in ours}
+    differences = np.stack([ours[name] - theirs[name] for name in ours], 1)
+    notes += holding_choices([a, b])
+    by_class = _over_classes(a, differences, np.array(list(choices.values())))
     if isinstance(by_class, str):
         notes.append(by_class)
         of_classes, classes, effects = {}, 0, {}
@@ -107,16 +110,22 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         a.results[0].task,
         len(a.results[0].episodes),
         on_part,
-        {name: paired(ours[name], theirs[name]) for name in ours},
+        {name: paired(ours[name], theirs[name], choices[name]) for name in ours},
         common,
         by_seed,
         {name: _over_seeds(values) for name, values in by_seed.items()},
-        {name: Ranking(having(among, name), name, setting_of(a, b)).of(a, b).difference(a, b, common) for name in ours},
+        {name: overall(a, b, among, name) for name in ours},
         of_classes,
         classes,
         effects,
         tuple(notes),
     )
+
+
+def overall(a: Row, b: Row, among: Sequence[Row], metric: str) -> Difference:
+    """A - B over episodes and the seeds that both have, the variance over seeds moderated by the rows ``among``."""
+    common = [seed for seed in a.seeds if seed in b.seeds]
+    return Ranking(having(among, metric), metric, setting_of(a, b)).of(a, b).difference(a, b, common)
 
 
 def _called(row: Row, among: Sequence[Row]) -> str:
@@ -125,9 +134,9 @@ def _called(row: Row, among: Sequence[Row]) -> str:
     return f"{row.label} ({row.origin})" if shared else row.label
 
 
-def _over_classes(a: Row, differences: np.ndarray) -> OverClasses | str:
-    """Of differences [n, m], or why there is no such interval."""
-    found = over_classes(differences, a.results[0].classes())
+def _over_classes(a: Row, differences: np.ndarray, choices: np.ndarray) -> OverClasses | str:
+    """Of differences [n, m], to whose means choices add variances [m], or why there is no such interval."""
+    found = over_classes(differences, a.results[0].classes(), choices)
     return f"no interval over classes: {found}" if isinstance(found, str) else found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
 
 
@@ -61,11 +62,12 @@ def odd_classes(classes: np.ndarray, episodes: int) -> str:
     return "has an episode with a class twice" if (np.diff(ordered) == 0).any() else ""
 
 
-def odd_calibration(counts: Counts, bias: float, curve: np.ndarray, applied: bool) -> str:
+def odd_calibration(counts: Counts, bias: float, curve: np.ndarray, resampled: np.ndarray, applied: bool) -> str:
     """Why no method has these hits at these biases on the novel logits; "" where one may.
 
     Args:
         curve: [m, 3] a bias, and the base and novel hits with it.
+        resampled: [r, 2] base and novel hits with biases that are not said.
         applied: whether the joint hits are those with ``bias``; else they are those with 0.
     """
     if counts.calibrated_base is None or counts.calibrated_novel is None:
@@ -80,6 +82,27 @@ def odd_calibration(counts: Counts, bias: float, curve: np.ndarray, applied: boo
     points = points[np.lexsort((-points[:, 1], points[:, 0]))]
     if (np.diff(points[:, 1]) > 0).any() or (np.diff(points[:, 2]) < 0).any():
         return "has base hits that rise, or novel hits that fall, as the bias grows"
-    if (points[:, 1:] < 0).any() or (points[:, 1:] > [counts.base_alone.sum(), counts.novel_alone.sum()]).any():
+    hits = np.concatenate([points[:, 1:], resampled])
+    if (hits < 0).any() or (hits > [counts.base_alone.sum(), counts.novel_alone.sum()]).any():
         return "has more hits than there are alone, or a negative number"
+    hits = hits[np.lexsort((-hits[:, 0], hits[:, 1]))]
+    if (np.diff(hits[:, 0]) > 0).any():
+        return "has a resample with more base and more novel hits than a bias on the curve has"
     return ""
+
+
+def odd_choice(episodes: int, chosen: int, winners: list[int], hits: dict[str, list[int]], settings: int) -> str:
+    """Why this is not how one of so many settings was chosen; "" where it may be.
+
+    Args:
+        episodes, chosen, winners, hits: what a result says of its choice.
+    """
+    if len(winners) != RESAMPLES:
+        return f"has other than {RESAMPLES} resamples"
+    if any(not 0 <= place < settings for place in (chosen, *winners)):
+        return f"has a place that none of {settings} settings has"
+    if episodes < 1:
+        return f"says that it is from {episodes} validation episodes"
+    if hits.keys() - {*COUNTS, *MORE_COUNTS} or any(len(each) != settings for each in hits.values()):
+        return f"has hits of something else, or of other than {settings} settings"
+    return "has hits beyond all bounds" if any(not 0 <= n < 1 << 31 for each in hits.values() for n in each) else ""

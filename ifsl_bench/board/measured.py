@@ -9,12 +9,14 @@ from functools import cached_property
 
 import numpy as np
 
+from ifsl_bench.board.choices import holds_choices, resampled_sums
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.result_folder import LEFT_OUT
 from ifsl_bench.board.solves import Counted, counted, over_seeds
 from ifsl_bench.plugin.behaviour import comparable, differs
+from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.contamination import SEEN
-from ifsl_bench.protocol.metrics import Counts, Estimate, harmonic, summarise
+from ifsl_bench.protocol.metrics import Counts, Estimate, estimate, harmonic
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 STORED = "stored"  # the origin of rows that come with the package
@@ -109,6 +111,25 @@ class Row:
         """By seed. Metrics are computed when they are asked for: of many episodes they take 8 times the memory each."""
         return tuple(r.counts().compact() for r in self.results)
 
+    @cached_property
+    def _resampled(self) -> tuple[Counts | None, ...]:
+        """By seed: what resamples of the validation episodes would have made of it."""
+        return tuple(map(resampled_sums, self.results, self._counts))
+
+    @property
+    def holds_choices(self) -> bool:
+        """Whether its intervals hold a choice on validation episodes fixed, as a result of an older version has it."""
+        return any(map(holds_choices, self.results))
+
+    def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
+        """A metric with what each resample of the validation episodes would have chosen, [RESAMPLES], in percent.
+
+        Averaged over seeds (over these). It is for variances: where nothing was chosen, or nobody knows, it is 0.
+        """
+        asked = [c for c, seed in zip(self._resampled, self.seeds, strict=True) if seeds is None or seed in seeds]
+        known = [counts.value(metric) if counts else np.zeros(RESAMPLES) for counts in asked]
+        return np.mean(known, axis=0) if known else np.zeros(RESAMPLES)
+
     @property
     def metrics(self) -> tuple[str, ...]:
         """Those that the results of all seeds have."""
@@ -131,13 +152,29 @@ class Row:
         return values
 
     def summary(self) -> dict[str, Estimate]:
-        """Mean and 95% interval over episodes of the seeds' average."""
-        return summarise(self.per_episode())
+        """Mean and 95% interval over episodes of the seeds' average, with the uncertainty of choices."""
+        values = self.per_episode().items()
+        return {name: estimate(of_metric, variance(self.choices(name))) for name, of_metric in values}
 
     def spread(self, metric: str = "acc") -> float:
         """Standard deviation between the seeds' means (n - 1), NaN for one seed."""
         means = [r.summary[metric]["mean"] for r in self.results]
         return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
+
+
+def variance(choices: np.ndarray) -> float:
+    """What choices on validation episodes add to the variance of a mean: that over resamples [RESAMPLES] of these."""
+    return float(choices.var(ddof=1))
+
+
+def holding_choices(rows: Sequence[Row]) -> list[str]:
+    """A remark on rows of older results, whose intervals are without the uncertainty of choices."""
+    if not (names := [row.label for row in rows if row.holds_choices]):
+        return []
+    which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
+    return [
+        f"intervals hold what was chosen on validation episodes, a bias or options, fixed in {which} (older results)"
+    ]
 
 
 def having(rows: Iterable[Row], metric: str) -> list[Row]:

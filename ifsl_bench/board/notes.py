@@ -6,7 +6,7 @@ from collections import Counter
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.comparison import p_value
-from ifsl_bench.board.measured import PARTIAL, Row
+from ifsl_bench.board.measured import PARTIAL, Row, holding_choices
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.solves import solve_notes
@@ -47,6 +47,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         notes.append(f"Settings of our grid tried on the validation episodes of each seed, by row: {', '.join(many)}.")
     if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
         notes.append(f"Chosen at an end of what was tried, so better values may lie beyond: {', '.join(edges)}.")
+    notes += [f"{one[0].upper()}{one[1:]}." for one in holding_choices(board.rows)]
     if earlier := [row.label for row in board.rows if row.earlier_search]:
         notes.append(
             "Options chosen by an earlier search, which had narrower ranges and tried nothing beside the best, and not "

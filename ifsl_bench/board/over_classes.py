@@ -37,6 +37,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ifsl_bench.protocol.calibration import RESAMPLES
+
 FEWEST = 3.0  # degrees of freedom
 MANY = 5000  # episodes; tables then say what more of them do not do
 
@@ -60,12 +62,13 @@ class OverClasses:
     classes: int
 
 
-def over_classes(differences: np.ndarray, classes: np.ndarray) -> OverClasses | str:
+def over_classes(differences: np.ndarray, classes: np.ndarray, choices: np.ndarray | float = 0.0) -> OverClasses | str:
     """The interval of each mean difference over novel classes, or why there is none.
 
     Args:
         differences: [n, m], one row minus another.
         classes: [n, N] class ids of each episode, all different.
+        choices: [m] the variance that choices on validation episodes give each mean, over ``RESAMPLES`` of them.
     """
     from scipy.special import stdtrit
 
@@ -90,8 +93,8 @@ def over_classes(differences: np.ndarray, classes: np.ndarray) -> OverClasses | 
     k = (n / ways - float((held**2).sum()) / (n * ways**2)) / (count - 1)
     negative = between < left_over
     parts = np.where(negative, [[0.0], [1 / n]], [[weight / k], [1 / n - weight / k]]) * [between, left_over]  # [2, m]
-    variance = parts.sum(0)
-    spread = parts[0] ** 2 / (count - 1) + parts[1] ** 2 / (n - count)
+    variance = parts.sum(0) + choices
+    spread = parts[0] ** 2 / (count - 1) + parts[1] ** 2 / (n - count) + choices**2 / (RESAMPLES - 1)
     degrees = np.divide(variance**2, spread, out=np.full_like(variance, float(n - count)), where=spread > 0)
     degrees = np.maximum(degrees, FEWEST)
     effects = np.sqrt(np.maximum(0.0, between - left_over) / k)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
+from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row, variance
 from ifsl_bench.board.rank_intervals import (
     Difference,
     Prior,
@@ -101,10 +101,12 @@ class Ranking:
             seeds: in place of :meth:`common`. Where the two have none in common, the difference is over episodes alone,
                 each row averaged over its own seeds.
         """
-        x, y = (row.by_seed(self.metric, self.common(a, b) if seeds is None else seeds) for row in (a, b))
+        over = self.common(a, b) if seeds is None else seeds
+        x, y = (row.by_seed(self.metric, over) for row in (a, b))
         if not len(x) or not len(y):
             x, y = (row.by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
-        return difference(x, y, self._prior(a, b), int(not a.fixed) + int(not b.fixed))
+        choices = variance(a.choices(self.metric, over or None) - b.choices(self.metric, over or None))
+        return difference(x, y, self._prior(a, b), int(not a.fixed) + int(not b.fixed), choices)
 
     def of(self, *rows: Row) -> Ranking:
         """The ranking that these rows are in: this one, or the one apart where all of them are there."""
@@ -127,7 +129,7 @@ class Ranking:
         if not rows:
             return set()
         seeds = self.seeds if guest is None else self.common(guest, guest)
-        found = significantly_better(_BySeed(rows, self.metric, seeds), _fixed(rows))
+        found = significantly_better(*self._measured(rows, seeds))
         return {(id(rows[i]), id(rows[j])) for i, j in np.argwhere(found)}
 
     @cached_property
@@ -197,7 +199,12 @@ class Ranking:
         return self._priors[key][1]
 
     def _intervals(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[RankInterval]:
-        return rank_intervals(_BySeed(rows, self.metric, seeds), _fixed(rows)) if rows else []
+        return rank_intervals(*self._measured(rows, seeds)) if rows else []
+
+    def _measured(self, rows: Sequence[Row], seeds: Sequence[int]) -> tuple[_BySeed, np.ndarray, np.ndarray]:
+        """The rows as :mod:`ifsl_bench.board.rank_intervals` has them."""
+        choices = np.stack([row.choices(self.metric, seeds) for row in rows])
+        return _BySeed(rows, self.metric, seeds), _fixed(rows), choices
 
 
 def setting_of(*rows: Row, default: str = PAPER) -> str:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
+from ifsl_bench.board.consistency import odd_calibration, odd_choice, odd_classes, odd_counts
 from ifsl_bench.board.data_frames import data_frame, episodes, facts, line
 from ifsl_bench.board.episode_counts import COLUMNS, EpisodeCounts
 from ifsl_bench.board.solves import odd_solves
@@ -27,7 +27,7 @@ from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.plugin.behaviour import Probe, malformed
-from ifsl_bench.protocol.calibration import Calibrated
+from ifsl_bench.protocol.calibration import RESAMPLES, Calibrated
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, Estimate, summarise
 
@@ -57,12 +57,33 @@ class Calibration(_Part, frozen=True):
         curve: the base-novel curve: ascending biases, and the base and novel queries that are right among all classes
             with each, over all test episodes.
         applied: whether the bias is part of the row, so that ``episodes.base_joint`` and ``novel_joint`` have it too.
+        resampled_base, resampled_novel: the base and novel queries that are right over all test episodes with the bias
+            that each bootstrap resample of the validation episodes would have chosen; empty in older files.
     """
 
     bias: float
     validation_episodes: int
     curve: Curve
     applied: bool
+    resampled_base: list[int] = []
+    resampled_novel: list[int] = []
+
+
+class Choice(_Part, frozen=True):
+    """How firmly validation episodes choose options; see :mod:`ifsl_bench.board.choices`.
+
+    Attributes:
+        validation_episodes: how many the settings were tried on.
+        chosen: the place, in the order of ``tuned``, of the setting that was chosen.
+        winners: the place of the one that each bootstrap resample of the validation episodes would have chosen.
+        hits: a count of :class:`ifsl_bench.protocol.metrics.Counts` -> its sum over these episodes with each setting;
+            in ``calibrated_base`` and ``calibrated_novel`` with the bias that is best for the setting.
+    """
+
+    validation_episodes: int
+    chosen: int
+    winners: list[int]
+    hits: dict[str, list[int]]
 
 
 class Result(_Part, frozen=True):
@@ -79,7 +100,7 @@ class Result(_Part, frozen=True):
         fingerprint: identity of the data.
         seed: of meta-training, and of pretraining unless the task has one for all seeds.
         episodes: counts of each episode, and its novel classes.
-        summary: metric -> mean and half-width of the 95% interval over episodes, in percent.
+        summary: metric -> mean and half-width of the 95% interval over test episodes, choices held fixed, in percent.
         solver: statistic -> mean, max and count over episodes, as the method reported them.
         pretraining: key, checksum and accuracy of the backbone.
         training: validation accuracy by step, the step kept, how solves went; empty where nothing was meta-trained.
@@ -98,6 +119,7 @@ class Result(_Part, frozen=True):
             files of an earlier search, which had narrower ranges and tried nothing beside the best.
         places: stage -> the device it ran on, and why there.
         calibration: None in regular few-shot learning, and where no validation episodes can be drawn.
+        choice: None where nothing was chosen, and where it is not recorded.
     """
 
     schema: int
@@ -128,6 +150,7 @@ class Result(_Part, frozen=True):
     probe: Probe | None
     places: dict[str, str]
     rounds: list[int] = []
+    choice: Choice | None = None
 
     @property
     def trials(self) -> int:
@@ -216,6 +239,8 @@ def calibration_entry(found: Calibrated, applied: bool) -> Calibration:
         validation_episodes=found.validation_episodes,
         curve=Curve(bias=found.curve[:, 0].tolist(), base_joint=base, novel_joint=novel),
         applied=applied,
+        resampled_base=found.resampled[:, 0].tolist(),
+        resampled_novel=found.resampled[:, 1].tolist(),
     )
 
 
@@ -326,7 +351,9 @@ def inconsistency(result: Result) -> str:
         counts, classes = result.counts(), result.episodes.column("classes")
     except OverflowError:
         return "a count is beyond all bounds"
-    curve = [*result.calibration.curve.base_joint, *result.calibration.curve.novel_joint] if result.calibration else []
+    found = result.calibration
+    curve = [*found.curve.base_joint, *found.curve.novel_joint] if found else []
+    curve += [*found.resampled_base, *found.resampled_novel] if found else []
     if max(counts.base_queries, counts.novel_queries, *curve) > MOST:
         return "a count is beyond all bounds"
     if reason := odd_solves(result.training.get("solves", {})):
@@ -341,6 +368,11 @@ def inconsistency(result: Result) -> str:
         return f"episodes.classes {reason}"
     if reason := _odd_calibration(result.calibration, counts):
         return f"calibration {reason}"
+    settings, choice = sum(map(len, result.tuned.values())), result.choice
+    if choice and (
+        reason := odd_choice(choice.validation_episodes, choice.chosen, choice.winners, choice.hits, settings)
+    ):
+        return f"choice {reason}"
     expected = summary_entry(summarise(counts.per_episode()))
     if others := sorted(result.summary.keys() - expected.keys()):
         return f"summary.{others[0]} does not follow from the counts"
@@ -379,4 +411,7 @@ def _odd_calibration(found: Calibration | None, counts: Counts) -> str:
     if found.validation_episodes < 1:
         return f"says that it is from {found.validation_episodes} validation episodes"
     points = np.array([curve.bias, curve.base_joint, curve.novel_joint], dtype=np.float64).T
-    return odd_calibration(counts, found.bias, points, found.applied)
+    if {len(found.resampled_base), len(found.resampled_novel)} not in ({0}, {RESAMPLES}):
+        return f"has other than {RESAMPLES} resamples"
+    resampled = np.array([found.resampled_base, found.resampled_novel]).T.reshape(-1, 2)
+    return odd_calibration(counts, found.bias, points, resampled, found.applied)

@@ -13,6 +13,7 @@ import msgspec
 from ifsl_bench.board.result_file import Result, path_of, read
 from ifsl_bench.common.errors import UserError
 
+CLAIMS = "claims.toml"  # in the folder of the package: what README and docs say of its rows
 LEFT_OUT = "left out: "  # how remarks on such files and rows begin
 SETTLED = 2_000_000_000  # nanoseconds after which a file that is written again has another time, on usual file systems
 MOST_KNOWN = 2048  # results that a process keeps, of 0.3 MB each

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import Comparison, p_value, verdict
 from ifsl_bench.board.measured import PARTIAL, Row
@@ -16,17 +18,18 @@ from ifsl_bench.board.solves import solve_notes
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import seeds_in_words, spelled
-from ifsl_bench.protocol.metrics import Estimate, Paired, summarise
+from ifsl_bench.protocol.calibration import RESAMPLES
+from ifsl_bench.protocol.metrics import Estimate, Paired
 
 TRIED = "tried, best first"
 PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
-PERCENT = "In percent; intervals are over the test episodes, trained models held fixed."
+PERCENT = "In percent; intervals are over episodes, trained models held fixed."
 METRIC: Column[str] = Column("metric", lambda name: HEADINGS[name].text, lambda name: {"metric": name})
 
 
 def result_table(result: Result, title: str = "") -> Table[str]:
     """A row for each metric of a result."""
-    values = summary_entry(summarise(result.counts().per_episode()))
+    values = summary_entry(Row(result.label, "", (result,)).summary())
 
     def number(heading: str, part: str) -> Column[str]:
         return Column(heading, lambda name: f"{values[name][part]:.2f}", lambda name: {part: values[name][part]})
@@ -95,7 +98,10 @@ def _facts(result: Result) -> dict[str, list[str]]:
     if validation:
         facts["validation"] = f"by step: {_words(validation, _percent)}"
     if result.calibration:
-        facts["calibration"] = _calibration(result.calibration)
+        facts["calibration"] = _calibration(result, result.calibration)
+    if result.choice:
+        again = np.not_equal(result.choice.winners, result.choice.chosen).sum()
+        facts["choice"] = f"{again} of {RESAMPLES} resamples of the validation episodes would have chosen other options"
     found = {key: [text] for key, text in facts.items()}
     for tried in result.tuned.values():
         best_first = sorted(tried, key=lambda setting: _order(tried[setting]), reverse=True)
@@ -140,8 +146,13 @@ def _percent(value: object) -> str:
     return f"{value:.2f}%" if isinstance(value, int | float) else str(value)
 
 
-def _calibration(found: Calibration) -> str:
+def _calibration(result: Result, found: Calibration) -> str:
+    episodes = result.episodes
     said = f"bias {found.bias:g} on the novel logits, found on {found.validation_episodes:,} validation episodes"
+    if found.resampled_base:
+        hits = np.add(found.resampled_base, found.resampled_novel)
+        spread = 100 * hits.std(ddof=1) / (len(episodes) * (episodes.base_queries + episodes.novel_queries))
+        said += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"
     return f"{said}; part of the row" if found.applied else said
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ifsl_bench.board.result_folder import CLAIMS
 from ifsl_bench.common.errors import UserError, is_printable, unknown
 from ifsl_bench.common.limits import CAMPAIGN_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
@@ -171,7 +172,7 @@ def _located(file: str) -> Path:
     if file.endswith(".toml"):
         return Path(file)
     ours = {path.name.removesuffix(".toml"): path for path in Path(str(resources.files("ifsl_bench.results"))).iterdir()
-            if path.name.endswith(".toml")}  # fmt: skip
+            if path.name.endswith(".toml") and path.name != CLAIMS}  # fmt: skip
     if file not in ours:
         raise unknown("campaign", file, ours, where="(a file's name ends in .toml)")
     return ours[file]

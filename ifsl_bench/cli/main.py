@@ -21,6 +21,7 @@ import click
 from ifsl_bench._version import __version__
 from ifsl_bench.cli.cache import cache
 from ifsl_bench.cli.campaigns import plan, status
+from ifsl_bench.cli.claims import claims
 from ifsl_bench.cli.data import data
 from ifsl_bench.cli.methods import cite, methods
 from ifsl_bench.cli.options import Group, examples
@@ -36,7 +37,7 @@ from ifsl_bench.common.progress import Unheard
 
 SECTIONS = {
     "Run": (run, plan, status, reproduce, pretrain),
-    "Results": (leaderboard, table, report, plot, compare, show, check),
+    "Results": (leaderboard, table, report, plot, compare, claims, show, check),
     "What there is": (methods, tasks, data, cite),
     "Folders": (cache, weights),
 }

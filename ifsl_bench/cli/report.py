@@ -21,6 +21,7 @@ def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str 
 
     It has the ranked tables, plots, and where each number comes from, and opens in a browser without a network.
     """
+    from ifsl_bench.board.claims import judged
     from ifsl_bench.common.errors import UserError
     from ifsl_bench.common.files import check_out, write_out
     from ifsl_bench.page.gather import boards_of, gather
@@ -34,10 +35,10 @@ def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str 
     found = boards_of(chosen or [*packaged().values(), *own(folders).values()], folders.results, bool(chosen))
     if not found:
         raise UserError("nothing is stored yet; make a result with: ifsl-bench run --method NAME --task NAME")
-    page = gather(found)
+    names = {board.name for board in found}
+    page = gather(found, [one for one in judged() if names.issuperset(one.claim.tasks)])
     content = page_html(page).encode()
     write_out(path, content)
-    names = {board.task for board in page.boards}
     click.echo(f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
                f"{len(content) / 1e6:.1f} MB; open it in a browser")  # fmt: skip
     warn(said for board in found for said in board.left_out)

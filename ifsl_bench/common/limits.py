@@ -28,7 +28,7 @@ class Limit:
     error: str
     why: str
 
-    def check(self, value: int, where: str, kind: type[UserError] = UserError) -> None:
+    def check(self, value: int, where: str, kind: type[Exception] = UserError) -> None:
         """Raises :class:`UserError` where a value is beyond the limit.
 
         Args:
@@ -76,9 +76,9 @@ ZIP_LIST = Limit(
     "1.5 million entries of 170 bytes. Python's reader has it in memory whole, whatever is in it.",
 )
 EXTENDED_HEADER = Limit(
-    1 << 20,
+    1 << 14,
     "holds an extended header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
-    "It holds a path, and perhaps what macOS adds to a file. It is in memory whole.",
+    "It holds a path, and perhaps what macOS adds to a file. Python before 3.11.10 takes time quadratic in its length.",
 )
 EXPANSION = Limit(
     200,
@@ -87,11 +87,6 @@ EXPANSION = Limit(
     "Images and features expand 1 to 20 times; deflate can 1,032 times, bzip2 a million times.",
 )
 EXPANDED = 1 << 28  # bytes up to which anything may expand as it likes: a file of zeros is small and harmless
-UNPACKING = Limit(
-    1 << 29,
-    "needs {value} bytes of memory to unpack, more than {most}; unpack it yourself and give the folder",
-    "The dictionary of xz or LZMA is in memory; xz -9 takes 64 MiB, but a header may ask for 4 GiB.",
-)
 
 # -- files that are read whole
 
@@ -156,21 +151,16 @@ LABEL = Limit(
     "has {value} characters, more than {most}; a label is shorter, is it the right file?",
     "NumPy gives every text of an array the room of the longest.",
 )
-TENSOR_HEADER = Limit(
-    1 << 20,
-    "has {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
-    "It is JSON, parsed whole; that of two tensors has about 200 bytes.",
-)
 PICKLE_STEPS = Limit(
     3_500_000,
     "makes more than {most} values, which no data set has; it is damaged or not to be trusted, get another copy",
-    "Between two images, or in all where none are read. A byte of a pickle makes an object of 50 to 250 bytes.",
+    "Beside those that belong to long arrays. A byte of a pickle makes an object of 50 to 250 bytes.",
 )
 PICKLE_BYTES = Limit(
     1 << 28,
-    "holds more than {most} bytes of names and numbers beside its arrays; it is damaged or not to be trusted, get "
-    "another copy",
-    "Strings up to 64 KB are in memory, as long as whoever reads the pickle keeps them.",
+    "holds more than {most} bytes of names and numbers beside its arrays; it is damaged, not to be trusted, or in the "
+    "text protocol (0), whose arrays are in memory whole: write it again in protocol 2 or later",
+    "Strings up to 4 KiB are in memory, as long as whoever reads the pickle keeps them, and lines of text.",
 )
 
 # -- images

@@ -16,8 +16,7 @@ from ifsl_bench.data.image_pools import ListItem
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode_many import Item
 from ifsl_bench.data.read.stored_array import StoredArray
-from ifsl_bench.data.read.unpickle import items, load
-from ifsl_bench.data.read.unpickle_machine import described
+from ifsl_bench.data.read.unpickle import described, items, load
 from ifsl_bench.data.source import Import
 
 SIZE = 84

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import set_aside
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
-from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED
+from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED, Evaluated
+from ifsl_bench.protocol.calibration import best_bias, resamples
+from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
 
 
 @dataclass(frozen=True)
@@ -26,12 +29,15 @@ class Tried:
         accuracy: in percent, over so many validation episodes; 0 where training diverged.
         unconverged: episodes whose inner solve failed.
         diverged: what was said of a training that diverged.
+        hits: a count of :class:`ifsl_bench.protocol.metrics.Counts` -> its value in each episode; empty where training
+            diverged.
     """
 
     accuracy: Annotated[float, Meta(ge=0, le=100)]
     episodes: Annotated[int, Meta(ge=1)]
     unconverged: Annotated[int, Meta(ge=0)] = 0
     diverged: str = ""
+    hits: dict[str, list[int]] = field(default_factory=dict)
 
     @property
     def failed(self) -> str:
@@ -61,6 +67,35 @@ def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
     return best
 
 
+def hits_of(found: Evaluated) -> dict[str, list[int]]:
+    """The counts of each validation episode, calibrated ones with the bias that is best on all of them."""
+    counts = found.counts
+    if found.margins is not None:
+        base, novel = found.margins.joint_hits(best_bias(found.margins))
+        counts = replace(counts, calibrated_base=base, calibrated_novel=novel)
+    columns = {name: getattr(counts, name) for name in (*COUNTS, *MORE_COUNTS)}
+    return {name: values.tolist() for name, values in columns.items() if values is not None}
+
+
+def firmness(tried: Mapping[str, Tried], best: str) -> dict[str, Any]:
+    """What each bootstrap resample of the validation episodes would have chosen, and how the settings do on all.
+
+    Returns:
+        The fields of a result's ``choice``; docs/statistics.md has what becomes of them.
+    """
+    hits = {name: [sum(one.hits.get(name, [])) for one in tried.values()] for name in tried[best].hits}
+    right = [one.hits if not one.failed else {} for one in tried.values()]
+    nothing = [-1] * tried[best].episodes  # what cannot be chosen is worse than no hits at all
+    joint = np.array([np.add(one["base_joint"], one["novel_joint"]) if one else nothing for one in right])
+    winners = (resamples(tried[best].episodes) @ joint.T).argmax(1)
+    return {
+        "validation_episodes": tried[best].episodes,
+        "chosen": list(tried).index(best),
+        "winners": winners.tolist(),
+        "hits": hits,
+    }
+
+
 def write_trial(
     file: Path, tried: Tried, pretraining_sha256: str, about: str, made_by: Mapping[str, Any]
 ) -> None:  # fmt: skip
@@ -77,6 +112,8 @@ def read_trial(
 ) -> Tried | None:
     """The trial that was kept for that backbone; None where there is none, a damaged one, or one of another method.
 
+    One without the hits of episodes, which a choice needs, is made again; its model is in the cache.
+
     Args:
         same: whether what made the trial is the method in question.
         reporter: is warned of a damaged one, which is then set aside.
@@ -91,7 +128,8 @@ def read_trial(
             raise CorruptFile(f"{file} is the trial of {found['of']}")
         if found["pretraining_sha256"] != pretraining_sha256 or not same(found["made_by"]):
             return None
-        return msgspec.convert(found, Tried)
+        tried = msgspec.convert(found, Tried)
+        return tried if tried.hits or tried.diverged else None
     except FileNotFoundError:
         return None
     except (CorruptFile, ValueError) as error:  # what does not fit msgspec's types among them

@@ -22,6 +22,7 @@ def record_of(found: Evaluated) -> dict[str, Any]:
         "counts": {name: packed.pack(values) for name, values in arrays.items() if values is not None},
         "statistics": {name: packed.pack(values) for name, values in found.statistics.items()},
         "curve": found.calibrated.curve[:, 1:].astype(int).tolist() if found.calibrated else [],
+        "resampled": found.calibrated.resampled.tolist() if found.calibrated else [],
     }
 
 
@@ -47,4 +48,6 @@ def evaluated_of(record: Mapping[str, Any], episodes: int, bias: Bias | None) ->
     if base is None or novel is None:
         raise ValueError("it has no hits with a bias")
     curve = np.concatenate([bias.points[:, None], np.reshape(record["curve"], (-1, 2))], 1)
-    return Evaluated(counts, statistics, None, Calibrated(bias.value, bias.validation_episodes, base, novel, curve))
+    resampled = np.array(record["resampled"], dtype=np.int64).reshape(len(bias.resampled), 2)
+    calibrated = Calibrated(bias.value, bias.validation_episodes, base, novel, curve, resampled)
+    return Evaluated(counts, statistics, None, calibrated)

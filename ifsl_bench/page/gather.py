@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_board, load_variants, telling
-from ifsl_bench.board.columns import HEADINGS, rounded
+from ifsl_bench.board.claims import Judged, edges_of
+from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
 from ifsl_bench.board.curves import bias_curve, calibrated_point
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.leaderboard import nothing_stored, ranked_table
@@ -97,12 +98,31 @@ class PageBoard:
 
 
 @dataclass(frozen=True)
+class PageClaim:
+    """A sentence that compares rows, and what it rests on.
+
+    Attributes:
+        pairs: of each difference the task, and for either row its number in the list of all rows (None where it is not
+            on the page) with its label; then the difference with its interval, and what is held fixed.
+        edge: options that were chosen at the edge of what was tried.
+    """
+
+    text: str
+    verdict: str
+    holds: bool
+    metric: str
+    pairs: list[tuple[str, tuple[int | None, str], tuple[int | None, str], str, str]]
+    edge: str
+
+
+@dataclass(frozen=True)
 class Page:
     """All that the page says."""
 
     boards: list[PageBoard]
     rows: list[PageRow]
     citations: list[Citation]
+    claims: list[PageClaim]
 
 
 def boards_of(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
@@ -126,8 +146,8 @@ def boards_of(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
     return telling(found if named else sorted(found, key=lambda one: one.name not in boards), every.values())
 
 
-def gather(boards: Iterable[Board]) -> Page:
-    """What is known of these tasks, in each setting that has rows of its own."""
+def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
+    """What is known of these tasks, in each setting that has rows of its own, and claims on them."""
     found: list[PageBoard] = []
     rows: list[PageRow] = []
     citations: dict[Citation, int] = {}
@@ -143,7 +163,20 @@ def gather(boards: Iterable[Board]) -> Page:
                     numbers[_key(entry)] = len(rows)
                     rows.append(_row(entry, names[entry.label] > 1, looks, citations))
             found.append(_board(view, table, entries, numbers))
-    return Page(found, rows, list(citations))
+    return Page(found, rows, list(citations), [_claim(one, rows) for one in claims])
+
+
+def _claim(one: Judged, rows: Sequence[PageRow]) -> PageClaim:
+    numbers = {(row.task, row.label): at for at, row in enumerate(rows) if row.source == STORED}
+
+    def numbered(task: str, row: Row) -> tuple[int | None, str]:
+        return numbers.get((task, row.label)), row.label
+
+    pairs = [
+        (e.task, numbered(e.task, e.a), numbered(e.task, e.b), plus_minus(e.difference, "+"), e.fixed)
+        for e in one.evidence
+    ]
+    return PageClaim(one.text, one.verdict, one.holds, HEADINGS[one.claim.metric].text, pairs, edges_of(one))
 
 
 def _settings(board: Board) -> list[str]:

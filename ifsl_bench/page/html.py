@@ -47,6 +47,7 @@ def page_html(page: Page) -> str:
         settings={name: _said(name) for name in settings_of(page)},
         version=__version__,
         counts=_counts(page),
+        claims=page.claims,
         rule=RULE.partition(": ")[2].replace("(--setting)", "(Setting, above)"),
         style=_asset("style.css"),
         data=script_json(_data(page)),

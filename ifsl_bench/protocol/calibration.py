@@ -13,6 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 
 POINTS = 51  # of the base-novel curve: quantiles of the validation margins, the ends included
+RESAMPLES = 100  # of the validation episodes: the standard deviation over so many is known to 7%
+
+
+def resamples(episodes: int) -> np.ndarray:
+    """How often each of n validation episodes is in each of :data:`RESAMPLES` bootstrap resamples, [RESAMPLES, n].
+
+    They are the same for all rows of a task, whose validation episodes are the same, so that what the choices of two
+    rows have in common cancels in their difference. RandomState's numbers, unlike a Generator's, never change with the
+    version of NumPy (NEP 19).
+    """
+    drawn = np.random.RandomState(0).randint(episodes, size=(RESAMPLES, episodes))
+    return np.stack([np.bincount(one, minlength=episodes) for one in drawn])
 
 
 @dataclass(frozen=True)
@@ -65,22 +77,42 @@ def best_bias(margins: Margins) -> float:
     always or with novel classes always, counts up to the lowest or the highest margin: the bias is never further out
     than is needed. Without any margin it is 0.
     """
-    at = np.unique(margins.finite())  # [m]
-    if not len(at):
-        return 0.0
-    # Interval i is (at[i - 1], at[i]]: base queries from at[i] on are right, and novel ones below, up to at[i - 1].
-    base, novel = (np.sort(part[np.isfinite(part)]) for part in (margins.base, margins.novel))
-    lost = np.concatenate([[0], np.searchsorted(base, at, side="right")])
-    gained = np.concatenate([[0], np.searchsorted(novel, at, side="right")])
-    best = gained - lost == (gained - lost).max()  # [m + 1]
-    edges = np.diff(best.astype(int), prepend=0, append=0)
+    return float(best_biases(margins, np.ones((1, len(margins.base)), dtype=int))[0])
+
+
+def best_biases(margins: Margins, times: np.ndarray) -> np.ndarray:
+    """What :func:`best_bias` finds in each of m samples of n episodes, [m].
+
+    Args:
+        times: [m, n] how often an episode is in a sample.
+    """
+    at, inverse = np.unique(margins.finite(), return_inverse=True)  # [M]
+    biases = np.zeros(len(times))
+    episodes = [np.nonzero(np.isfinite(part))[0] for part in (margins.base, margins.novel)]  # of each finite margin
+    places = np.split(inverse, [len(episodes[0])])
+    for sample, often in enumerate(times):
+        # Interval i is (at[i - 1], at[i]]: base queries from at[i] on are right, and novel ones below, up to at[i - 1].
+        lost, gained = (np.bincount(p, often[e], len(at)) for p, e in zip(places, episodes, strict=True))
+        if (there := np.flatnonzero(lost + gained)).size:
+            biases[sample] = _middle_of_best(at, np.concatenate([[0], np.cumsum(gained - lost)]), there[0], there[-1])
+    return biases
+
+
+def _middle_of_best(at: np.ndarray, hits: np.ndarray, lowest: int, highest: int) -> float:
+    """The middle of the best plateau.
+
+    Args:
+        at: [M] ascending margins, those of the sample from ``lowest`` to ``highest``.
+        hits: [M + 1] in the interval before each and after the last, beside a constant.
+    """
+    edges = np.diff((hits == hits.max()).astype(int), prepend=0, append=0)
     first, last = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1) - 1  # intervals of each best plateau
-    ends = np.concatenate([at[:1], at, at[-1:]]).astype(np.float64)
+    ends = np.concatenate([at[:1], at, at[-1:]]).astype(np.float64).clip(at[lowest], at[highest])
     low, high = ends[first], ends[last + 1]
-    one = int(np.argmax(high - low))
-    if first[one] == len(at):  # above all margins, where a bias equal to the highest is not enough
-        return float(np.nextafter(at[-1], at.dtype.type(np.inf)))
-    return float((low[one] + high[one]) / 2)
+    widest = int(np.argmax(high - low))
+    if first[widest] > highest:  # above all margins, where a bias equal to the highest is not enough
+        return float(np.nextafter(at[highest], at.dtype.type(np.inf)))
+    return float((low[widest] + high[widest]) / 2)
 
 
 def curve_biases(margins: Margins) -> np.ndarray:
@@ -101,6 +133,8 @@ class Calibrated:
         novel_joint: [n] novel queries right among all classes, with it.
         curve: [m, 3] a bias, and the base and the novel queries that are right among all classes with it, over all
             test episodes; ascending in the bias.
+        resampled: [RESAMPLES, 2] the base and the novel queries that are right among all classes, over all test
+            episodes, with the bias that each resample of the validation episodes would have chosen.
     """
 
     bias: float
@@ -108,6 +142,7 @@ class Calibrated:
     base_joint: np.ndarray
     novel_joint: np.ndarray
     curve: np.ndarray
+    resampled: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -118,21 +153,28 @@ class Bias:
         value: to be added to all novel logits.
         validation_episodes: how many it was found on.
         points: [m] biases for the base-novel curve, ascending.
+        resampled: [RESAMPLES] the biases that are best on each resample of these episodes.
     """
 
     value: float
     validation_episodes: int
     points: np.ndarray
+    resampled: np.ndarray
 
     def applied(self, test: Margins) -> Calibrated:
         """What it makes of test episodes."""
         curve = np.concatenate([self.points[:, None], test.hits(self.points)], 1)
-        return Calibrated(self.value, self.validation_episodes, *test.joint_hits(self.value), curve)
+        order = np.argsort(self.resampled)
+        resampled = np.empty((len(order), 2), dtype=np.int64)
+        resampled[order] = test.hits(self.resampled[order])
+        return Calibrated(self.value, self.validation_episodes, *test.joint_hits(self.value), curve, resampled)
 
 
 def find_bias(validation: Margins) -> Bias:
     """The bias that is best on validation episodes."""
-    return Bias(best_bias(validation), len(validation.base), curve_biases(validation))
+    episodes = len(validation.base)
+    resampled = best_biases(validation, resamples(episodes))
+    return Bias(best_bias(validation), episodes, curve_biases(validation), resampled)
 
 
 def joined(parts: Sequence[Calibrated]) -> Calibrated:
@@ -140,4 +182,5 @@ def joined(parts: Sequence[Calibrated]) -> Calibrated:
     base, novel = (np.concatenate([getattr(part, name) for part in parts]) for name in ("base_joint", "novel_joint"))
     curve = parts[0].curve.copy()
     curve[:, 1:] = sum(part.curve[:, 1:] for part in parts)
-    return Calibrated(parts[0].bias, parts[0].validation_episodes, base, novel, curve)
+    resampled = np.sum([part.resampled for part in parts], axis=0)
+    return Calibrated(parts[0].bias, parts[0].validation_episodes, base, novel, curve, resampled)

@@ -130,11 +130,14 @@ class Estimate:
     interval: float
 
 
-def estimate(values: np.ndarray) -> Estimate:
-    """Mean of [n] values and 1.96 s / sqrt(n), s with n - 1."""
-    n = len(values)
-    spread = float(np.std(values, ddof=1)) if n > 1 else math.nan
-    return Estimate(float(np.mean(values)), Z95 * spread / math.sqrt(n))
+def estimate(values: np.ndarray, choices: float = 0.0) -> Estimate:
+    """Mean of [n] values and 1.96 sqrt(s^2 / n + choices), s with n - 1.
+
+    Args:
+        choices: the variance that choices on validation episodes give the mean.
+    """
+    variance = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else math.nan
+    return Estimate(float(np.mean(values)), Z95 * math.sqrt(variance + choices))
 
 
 def summarise(per_episode: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
@@ -157,13 +160,13 @@ class Paired:
     p: float
 
 
-def paired(a: np.ndarray, b: np.ndarray) -> Paired:
-    """Paired comparison of [n] and [n] per-episode values."""
+def paired(a: np.ndarray, b: np.ndarray, choices: float = 0.0) -> Paired:
+    """Paired comparison of [n] and [n] per-episode values; for ``choices`` see :func:`estimate`."""
     from scipy.special import stdtr
 
     difference = a - b
     n = len(difference)
-    mean, error = float(difference.mean()), float(np.std(difference, ddof=1)) / math.sqrt(n)
+    mean, error = float(difference.mean()), math.sqrt(float(np.var(difference, ddof=1)) / n + choices)
     if error == 0:
         return Paired(mean, 0.0, 1.0 if mean == 0 else 0.0)
     return Paired(mean, Z95 * error, 2 * float(stdtr(n - 1, -abs(mean) / error)))

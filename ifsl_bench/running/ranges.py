@@ -202,8 +202,8 @@ class Calibrate(OfEvaluation):
             if found is None:
                 return None
             value = found["bias"]
-            points = np.array(found["points"], dtype=np.float64)
-            bias = None if value is None else Bias(float(value), int(found["validation_episodes"]), points)
+            points, resampled = (np.array(found[name], dtype=np.float64) for name in ("points", "resampled"))
+            bias = None if value is None else Bias(float(value), int(found["validation_episodes"]), points, resampled)
             return bias, str(found["why"])
         except (KeyError, TypeError, ValueError):
             return None
@@ -224,6 +224,7 @@ class Calibrate(OfEvaluation):
             "bias": bias.value if bias else None,
             "validation_episodes": bias.validation_episodes if bias else 0,
             "points": bias.points.tolist() if bias else [],
+            "resampled": bias.resampled.tolist() if bias else [],
             "why": why,
         }
         write_sealed(self.file(work.home), value)
@@ -269,7 +270,7 @@ class EvaluateRange(OfEvaluation):
 
     def _made_of(self, home: Home, bias: Bias | None) -> str | None:
         made_of = self.made_of(home)
-        found_with = [bias.value, bias.points.tolist()] if bias else None
+        found_with = [bias.value, bias.points.tolist(), bias.resampled.tolist()] if bias else None
         return sha256_json([made_of, found_with, self.start, self.stop]) if made_of else None
 
     def estimate(self, data: Outline, work: Workspace) -> float | None:

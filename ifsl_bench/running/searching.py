@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ifsl_bench.backbone.placement import Place
+from ifsl_bench.board.result_file import Choice
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.data.preparing.outline import Outline
-from ifsl_bench.episodic.choosing import Tried, best_of
+from ifsl_bench.episodic.choosing import Tried, best_of, firmness
 from ifsl_bench.episodic.meta_training import training_threads
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.trained import Model
@@ -155,6 +156,7 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
     return replace(best, seed=job.seed), {
         "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
+        "choice": Choice(**firmness(tried, name)),
         "rounds": [len(one) for one in rounds],
         "passed_over": [setting for setting, trial in tried.items() if trial.failed],
         "edge": settings.at_edge(job.method, best.options, point, offered),

@@ -23,7 +23,7 @@ from ifsl_bench.common.processor import share, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline, novel_fingerprint
-from ifsl_bench.episodic.choosing import Tried, read_trial, write_trial
+from ifsl_bench.episodic.choosing import Tried, hits_of, read_trial, write_trial
 from ifsl_bench.episodic.evaluation import block_bytes, evaluate
 from ifsl_bench.episodic.meta_training import Diverged, meta_train, training_threads
 from ifsl_bench.episodic.prepared import Workspace
@@ -255,7 +255,7 @@ class Trial(OfJob):
                 method = self.to_evaluate(work, MetaTrain(job).run(work).method)
                 loader = prepared.loader("val", device=self.evaluation(work).device)
                 found = evaluate(method, job.name, loader, episodes, work.reporter, str(self))
-                tried = Tried(found.accuracy, len(episodes), found.unconverged)
+                tried = Tried(found.accuracy, len(episodes), found.unconverged, hits=hits_of(found))
             except (Diverged, NonFinite) as error:
                 tried = Tried(0.0, len(episodes), diverged=str(error))
             write_trial(file, tried, prepared.pretrained.sha256, str(job), self.identity(work.home))

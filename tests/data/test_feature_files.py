@@ -89,6 +89,15 @@ def test_numbers_of_every_width_are_those_that_torch_reads(kind, suffix, feature
     np.testing.assert_array_equal(pool.images, content["features"].float().numpy()[order])
 
 
+@pytest.mark.parametrize("kind", ["i8", "u1", ">f4", "U3"])
+def test_arrays_of_numpy_in_a_pt_file_are_read(kind, features_folder, home):
+    features, labels = np.random.default_rng(0).normal(size=(60, 16)), (np.arange(60) // 12 + 250).astype(kind)
+    (features_folder / "novel-test.npz").unlink()
+    torch.save({"features": features, "labels": labels}, features_folder / "novel-test.pt")
+    pool = prepare(home, "mine", features_folder, False, Reporter()).pool("novel/test")
+    np.testing.assert_array_equal(pool.images, features.astype(np.float32))
+
+
 def test_a_transposed_tensor_is_read_as_it_was(features_folder, home):
     columns = torch.randn(16, 60)
     (features_folder / "novel-test.npz").unlink()
@@ -143,12 +152,12 @@ class Evil:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: p.write_bytes(b"<html>sorry</html>"), "no readable .pt file: it is an HTML page"),
-        (lambda p: p.write_bytes(b""), "it is an empty file"),
-        (lambda p: p.write_bytes(pickle.dumps({})), "a Python pickle; one saved before torch 1.6 has to be"),
+        (lambda p: p.write_bytes(b"<html>sorry</html>"), "no readable .pt file but an HTML page"),
+        (lambda p: p.write_bytes(b""), "but an empty file"),
+        (lambda p: p.write_bytes(pickle.dumps({})), "a Python pickle; get it again, or save it again by torch 1.6"),
         (lambda p: p.write_bytes(p.read_bytes()[:300]), "no readable .pt file: it is damaged"),
-        (holding(Evil(), [1]), "is refused: it holds the name .*open"),
-        (lambda p: torch.save(torch.nn.Linear(2, 2), p), "is refused: it holds the name torch.nn"),
+        (holding(Evil(), [1]), "is refused by torch.load.*GLOBAL .*open; save a dict"),
+        (lambda p: torch.save(torch.nn.Linear(2, 2), p), "is refused by torch.load.*GLOBAL torch.nn"),
         (lambda p: torch.save([1, 2], p), "holds a list, expected a dict of tensors"),
         (lambda p: torch.save({"x": torch.zeros(2)}, p), "lacks 'features', 'labels'; it has x"),
         (holding(torch.zeros(3), [1, 2, 3]), r"features float32\[3\], lab"),
@@ -157,12 +166,12 @@ class Evil:
         (holding(torch.zeros(2, 16), ["a", "b" * 2000]), "2,000 characters"),
         (holding(torch.zeros(2, 16), torch.tensor([1, 2.5])), "2.5 in row 1"),
         (holding(torch.zeros(2, 16), torch.tensor([1, torch.nan])), "nan in row 1"),
-        (holding(torch.zeros(1).expand(2, 16), [1, 2]), r"\[2, 16\] in a storage of 1"),
+        (holding(torch.zeros(1).expand(2, 16), [1, 2]), r"\[2, 16\] in a storage of 4 bytes"),
         # A storage that says more numbers than its file has.
-        (lambda p: changed(p, replaced(b"M\x90\x06", b"J\x00\x00\x00\x10")), "storage of 268,435,456 numbers that has"),
+        (lambda p: changed(p, replaced(b"M\x90\x06", b"J\x00\x00\x00\x10")), "does not match expected size"),
         # A tensor that begins, or has strides, beyond its storage.
-        (lambda p: changed(p, replaced(b"QK\x00K", b"QK\x01K")), r"a tensor \[105, 16\] in a storage of 1,680"),
-        (lambda p: changed(p, lambda n, c: None if "/data/" in n else c), "it is damaged .KeyError"),
+        (lambda p: changed(p, replaced(b"QK\x00K", b"QK\x01K")), "it is damaged"),
+        (lambda p: changed(p, lambda n, c: None if "/data/" in n else c), "it is damaged .RuntimeError"),
         (lambda p: changed(p, lambda n, c: None if n.endswith("data.pkl") else c), "not what torch saves"),
     ],
 )  # fmt: skip
@@ -184,10 +193,10 @@ def test_a_pt_file_that_is_none_is_refused(damage, message, features_folder, hom
     [
         (b"<html>", "no readable .safetensors file: it is an HTML page"),
         (b"", "an empty file"),
-        (b"\xff" * 8 + b"{}", "has 18,446,744,073,709,551,615 bytes, more than 1,048,576"),
+        (b"\xff" * 8 + b"{}", "header too large"),
         (b"\x02" + b"\0" * 7 + b"{}", "lacks 'features', 'labels'; it has nothing"),
-        (b"\x05" + b"\0" * 7 + b"{'a'}", "it is damaged .JSONDecodeError"),
-        (b"\x07" + b"\0" * 7 + b'{"a":1}', "it is damaged .TypeError"),
+        (b"\x05" + b"\0" * 7 + b"{'a'}", "invalid JSON in header"),
+        (b"\x07" + b"\0" * 7 + b'{"a":1}', "invalid type"),
         (b"\xff\xff\x00" + b"\0" * 5 + b'{"a":' * 13107, "it is damaged"),
     ],
 )

@@ -115,7 +115,7 @@ def test_one_command_makes_data_and_tasks_that_run(tmp_path, monkeypatch, call):
     assert "fingerprint" in out
     run = ("run", "--method", "imprint", "--task")
     for arguments, shown in (
-        (("tasks",), "birds 9+5, 5 shots"),
+        (("tasks",), "birds 14+5, 5 shots"),
         (("data", "list"), "your own"),
         ((*run, "birds-5shot+ways=3", "--episodes", "50"), "imprint"),
         (("table", "birds-5shot+ways=3"), "yours"),

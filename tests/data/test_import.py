@@ -540,7 +540,7 @@ def test_a_single_file_that_cannot_be_read_is_a_bad_image(toy, tmp_path, message
         content = bytearray(source.read_bytes())
         content[start + 80] ^= 1
         source.write_bytes(content)
-        why = r"novel/val/d/1\.png in .*toys\.zip: its content is damaged \(wrong CRC\); get it again"
+        why = r"novel/val/d/1\.png in .*toys\.zip: its content is damaged \(Bad CRC-32 .*\); get it again"
     home = Home.locate(tmp_path / "home")
     told = rf"1 of 36 images cannot be used: .*{why}\. Get these files again, or add --allow-partial"
     with pytest.raises(UserError, match=told):

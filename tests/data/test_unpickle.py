@@ -20,7 +20,7 @@ import pytest
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pickle_pools import load_dict, opened, text
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.stored_array import Span, StoredArray, decoder
+from ifsl_bench.data.read.stored_array import Span, StoredArray
 from ifsl_bench.data.read.unpickle import items, load
 from ifsl_bench.data.sets.tiered_files import read_labels
 
@@ -147,12 +147,10 @@ def test_both_names_of_numpys_modules_are_known(protocol):
     same(loaded(other), loaded(content))
 
 
-def test_sets_and_repeated_references():
+def test_repeated_references():
     shared = np.arange(5)
-    value = {"a": shared, "b": [shared, shared], "s": frozenset({1, 2}), "t": {3}}
-    found = load(io.BytesIO(pickle.dumps(value, 4)), "x")
+    found = load(io.BytesIO(pickle.dumps({"a": shared, "b": [shared, shared]}, 4)), "x")
     assert found["a"] is found["b"][0] is found["b"][1]
-    assert (found["s"], found["t"]) == ({1, 2}, {3})
 
 
 class Runs:
@@ -197,10 +195,10 @@ def test_whatever_else_a_pickle_names_is_refused_by_name(value, named, protocol,
         (b"\x80\x02(cos\nsystem\nU\x01xo.", r"the name os\.system"),
         (b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x01x\x85R.", r"the name os\.system"),
         (b"\x80\x04\x8c\x05numpy\x8c\x0fdtype.__class__\x93.", r"the name numpy\.dtype\.__class__"),
-        (b"\x80\x02\x82\x01.", "a registered extension"),
+        (b"\x80\x02\x82\x01.", "unregistered extension"),
         (b"\x80\x02U\x01xQ.", "a reference to something outside"),
-        (b"\x80\x05\x97.", "a buffer that is kept outside"),
-        (b"\x80\x02cnumpy\nndarray\n)\x81.", "an object to be made from a class"),
+        (b"\x80\x05\x97.", "out-of-band data"),
+        (b"\x80\x02cnumpy\nndarray\n)\x81.", "not a type object"),
         (b"\x80\x02cnumpy\nndarray\nK\x02\x85R.", r"a call of numpy\.ndarray"),
         (b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00xX\x03\x00\x00\x00hex\x86R.", "encoded as 'hex'"),
         (b"\x80\x02cnumpy\nndarray\n}U\x01xK\x01sb.", "a state for"),
@@ -223,8 +221,8 @@ DEEP = b")" + 2_000 * b"\x85"  # a tuple in a tuple in a tuple ...; a million wo
         (b"}(" + DEEP + b"K\x01u.", "a tuple among keys"),
         (b"(" + DEEP + b"K\x01d.", "a tuple among keys"),
         (b"}" + DEEP + b"K\x01sU\x04datas.", "a tuple among keys"),
-        (b"\x8f(" + DEEP + b"\x90.", "a tuple among members of a set"),
-        (b"(" + DEEP + b"\x91.", "a tuple among members of a set"),
+        (b"\x8f(" + DEEP + b"\x90.", "a set"),
+        (b"(" + DEEP + b"\x91.", "a set"),
         (b"cnumpy\ndtype\n" + DEEP + b"\x85R.", "an array of type a tuple"),
         (b"c_codecs\nencode\nU\x01x" + DEEP + b"\x86R.", "text to be encoded as a tuple"),
         (b"}U\x01aK\x01sG?\xe0\x00\x00\x00\x00\x00\x00K\x01s.", "a float among keys"),
@@ -302,7 +300,7 @@ def test_a_name_that_is_something_nested_deeply_is_no_name(tmp_path):
         None,
         [["x"]],
         {},
-        Span(0, 9, "bytes"),
+        Span(0, 9),
     ]
     assert list(map(text, names)) == [
         "a", "é", "b", "c", "7", "8", "True", "a float", "a NoneType", "a list", "a dict", "a Span"
@@ -421,7 +419,7 @@ def many(tmp_path_factory) -> tuple[dict[str, Path], list[int]]:
     arrays = [np.random.default_rng(i).integers(0, 256, 1_000_000, np.uint8) for i in range(24)]
     whole = np.stack(arrays).reshape(-1, 100, 100, 3)
     paths = {}
-    for protocol in (0, 2, 4, 5):
+    for protocol in (2, 4, 5):
         paths[f"dict-{protocol}"] = folder / f"dict-{protocol}.pkl"
         paths[f"dict-{protocol}"].write_bytes(pickle.dumps({"labels": [1, 2], "data": whole, "z": "end"}, protocol))
     for protocol in (2, 4, 5):
@@ -447,7 +445,7 @@ def test_one_item_at_a_time_is_in_memory(many, name):
     assert peak < 8e6  # the file has 24
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
+@pytest.mark.parametrize("protocol", [2, 4, 5])
 def test_a_large_array_of_a_dict_stays_in_the_file_until_it_is_read(many, protocol):
     paths, wanted = many
     with open(paths[f"dict-{protocol}"], "rb") as file:
@@ -491,29 +489,6 @@ def test_a_long_array_of_other_bytes_than_its_shape_is_damaged(rows, protocol):
         load(io.BytesIO(wrong), "x.pkl")[0].read()
 
 
-@pytest.mark.parametrize(
-    ("kind", "write"),
-    [
-        ("bytes", bytes),
-        ("utf-8", lambda data: data.decode("latin-1").encode()),
-        ("quoted", lambda data: repr(data)[2:-1].replace('"', '\\"').encode()),
-        ("unicode-escape", lambda data: pickle.dumps(data.decode("latin-1"), 0)[1:].split(b"\n")[0]),
-    ],
-)
-def test_long_strings_are_decoded_in_pieces_of_any_size(kind, write):
-    generator = np.random.default_rng(0)
-    for _ in range(300):
-        data = generator.choice(
-            np.frombuffer(b"\\\\\\ux0'\"\n\r\x00\xff\xe9\x1a", np.uint8), generator.integers(1, 80)
-        ).tobytes()
-        written, decode, found, at = write(data), decoder(kind), b"", 0
-        while at < len(written):
-            step = int(generator.integers(1, 14))
-            found += decode(written[at : at + step], at + step >= len(written))
-            at += step
-        assert found == data
-
-
 @pytest.mark.parametrize("start", [b"\x8b\xff\xff\xff\x7f", b"\x8e" + b"\xff" * 6 + b"\x00\x00", b"T\xff\xff\xff\x7f",
                                    b"X\xff\xff\xff\x7f", b"]S'"])  # fmt: skip
 def test_a_false_length_claims_no_memory(start, tmp_path):
@@ -527,6 +502,13 @@ def test_a_false_length_claims_no_memory(start, tmp_path):
         finally:
             tracemalloc.stop()
         assert peak < 4e6
+
+
+def test_functions_of_the_reader_cannot_be_changed_by_a_pickle():
+    state = b"}U\x0c__defaults__K\x01s"
+    for names in (b"c_codecs\nencode\n", b"cnumpy\ndtype\n", b"cnumpy.core.multiarray\nscalar\n"):
+        with pytest.raises(UserError, match="refused: it holds a state for a function"):
+            load(io.BytesIO(b"\x80\x02" + names + b"N" + state + b"\x86b."), "x.pkl")
 
 
 def test_a_long_text_is_left_in_the_file():

@@ -146,7 +146,7 @@ def read_pickle(path: Path) -> None:
         value = load(file, path.name)
         _collect(value, arrays)
         for array in arrays[:50]:
-            if array.defined and array.dtype.kind in "iu" and len(array.shape) == 1:
+            if array.dtype.kind in "iu" and len(array.shape) == 1:
                 integers(array, "it", path.name)
             array.read()
             if array.shape:

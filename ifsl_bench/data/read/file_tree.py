@@ -8,6 +8,7 @@ import itertools
 import json
 import lzma
 import re
+import struct
 import tarfile
 import unicodedata
 import zipfile
@@ -29,6 +30,9 @@ _HIDDEN = re.compile(rf"(?:^|/)(?:\.|(?:{'|'.join(map(re.escape, sorted(_CLUTTER
 # A path that is normal already, as nearly all of a million are: no part empty, "." or "..", no backslash, no drive.
 _NORMAL = re.compile(r"(?![A-Za-z]:)(?!\.\.?(?:/|\Z))[^/\\\0]+(?:/(?!\.\.?(?:/|\Z))[^/\\\0]+)*")
 _UNDECODED = re.compile("[\ud800-\udfff]")  # how Python writes the bytes of a name that are not UTF-8
+# What the standard library raises on damaged archives, which has no common class.
+BAD_CONTENT = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, EOFError, OSError, RuntimeError,
+               ValueError, LookupError, ArithmeticError, AssertionError, struct.error)  # fmt: skip
 _SAMPLED, _HEAD = 64, 1 << 16  # files, and bytes of each, that tell one content from another
 _STARTS = (
     (b"PK\x03\x04", "a zip archive"),
@@ -219,8 +223,7 @@ class FileTree(ABC):
         """Turns what the standard library raises on damaged archives into one plain line."""
         try:
             yield
-        except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, EOFError, OSError,
-                NotImplementedError, RuntimeError, ValueError) as error:  # fmt: skip
+        except BAD_CONTENT as error:
             raise UserError(f"cannot read {self.where(entry)}: {_plain(error)}") from error
 
     def identity(self) -> str:

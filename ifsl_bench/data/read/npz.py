@@ -1,23 +1,55 @@
-"""Arrays of .npz files, left where they are; their headers are read without NumPy's parser, which is Python's."""
+"""Arrays of .npz files, left where they are."""
 
 from __future__ import annotations
 
-import ast
-import re
-import struct
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import BinaryIO
 
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.limits import ARRAY_HEADER
-from ifsl_bench.data.read.archive import what_is
-from ifsl_bench.data.read.file_tree import some
-from ifsl_bench.data.read.stored_array import BAD_HEADER, Span, StoredArray
-from ifsl_bench.data.read.zipped import BAD_LIST, ZipMembers
+from ifsl_bench.data.read.archive import some, what_is
+from ifsl_bench.data.read.stored_array import Span, StoredArray
+from ifsl_bench.data.read.zipped import open_member, open_zip
 
-_MAGIC = b"\x93NUMPY"
-_TYPE = re.compile(r"[<>|=]?([biufc]\d{1,2}|[SU]\d{1,6}|\?)")
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+@contextmanager
+def reading(kind: str, where: str) -> Iterator[None]:
+    """Makes one line of whatever a library raises on a damaged file of that kind."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(
+            f"{where} is no readable {kind} file: it is damaged ({type(error).__name__}: {reason:.100}); "
+            f"download or copy it again"
+        ) from error
+
+
+def open_as(kind: str, file: BinaryIO, where: str, hint: str = "download or copy it again") -> zipfile.ZipFile:
+    """A zip archive that goes by another name.
+
+    Args:
+        hint: what to do where it is none.
+
+    Raises:
+        UserError: it is none, or two members have one name.
+        Exception: it is damaged; see :func:`reading`.
+    """
+    head = file.read(512)
+    if not head.startswith(b"PK"):
+        raise UserError(f"{where} is no readable {kind} file but {what_is(head)}; {hint}")
+    archive = open_zip(file, where)
+    if len({info.filename for info in archive.infolist()}) < len(archive.infolist()):
+        raise UserError(f"{where} holds two arrays of one name; get it again")
+    return archive
 
 
 class Npz:
@@ -33,24 +65,14 @@ class Npz:
 
     def __init__(self, file: BinaryIO, where: str) -> None:
         self.where = where
-        try:
-            head = file.read(512)
-            if not head.startswith(b"PK"):
-                raise UserError(f"{where} is no readable .npz file but {what_is(head)}; download or copy it again")
-            self.members = ZipMembers(file, where)
-        except BAD_LIST as error:
-            raise UserError(
-                f"{where} is no readable .npz file, it is damaged ({type(error).__name__}: {str(error)[:100]}); "
-                "download or copy it again"
-            ) from error
-        self.infos = {info.filename.removesuffix(".npy"): info for info in self.members.infos}
-        if len(self.infos) < len(self.members.infos):
-            raise UserError(f"{where} holds two arrays of one name; get it again")
+        with reading(".npz", where):
+            self.archive = open_as(".npz", file, where)
+        self.infos = {info.filename.removesuffix(".npy"): info for info in self.archive.infolist()}
 
     def need(self, *names: str) -> None:
         """Raises :class:`UserError` where an array is missing."""
         if missing := sorted(set(names) - self.infos.keys()):
-            has = some([info.filename[:40] for info in self.members.infos], 6) or "nothing"
+            has = some([info.filename[:40] for info in self.archive.infolist()], 6) or "nothing"
             raise UserError(f"{self.where} lacks {', '.join(map(repr, missing))}; it has {has}")
 
     def array(self, name: str) -> StoredArray:
@@ -60,43 +82,14 @@ class Npz:
             UserError: it is missing, damaged, or neither of numbers nor of strings.
         """
         self.need(name)
-        info, what = self.infos[name], f"{name!r} of {self.where}"
-        try:
-            member = self.members.open(info, what)
-            dtype, shape, by_columns = header(member, what)
-            array = StoredArray(member, self.where, {})
+        info = self.infos[name]
+        with reading(".npz", self.where):
+            member = open_member(self.archive, info, f"{name!r} of {self.where}")
+            read_header = _HEADERS[np.lib.format.read_magic(member)]
+            shape, by_columns, dtype = read_header(member, max_header_size=ARRAY_HEADER.most)
+            if dtype.kind not in "biufcSU":
+                raise ValueError("an array of records or of Python objects; only numbers and strings are read")
+            array = StoredArray(member, self.where)
             start = member.tell()
-            array.define(dtype, shape, "F" if by_columns else "C", Span(start, info.file_size - start, "bytes"))
-        except (*BAD_LIST, *BAD_HEADER) as error:
-            raise UserError(
-                f"{self.where} is no readable .npz file: {name!r} is damaged ({type(error).__name__}: "
-                f"{str(error)[:100]}); download or copy it again"
-            ) from error
+            array.define(dtype, shape, by_columns, Span(start, info.file_size - start))
         return array
-
-
-def header(file: BinaryIO, what: str) -> tuple[np.dtype, tuple[int, ...], bool]:
-    """Type, shape, and whether it is stored by columns, of the .npy file that begins here.
-
-    Raises:
-        ValueError, EOFError, ...: there is no such header; see ``BAD_HEADER``.
-        UserError: it is too long.
-    """
-    start = file.read(8)
-    if start[:6] != _MAGIC:
-        raise ValueError(f"it is no .npy file but {what_is(start)}")
-    width, kind = {1: (2, "<H"), 2: (4, "<I"), 3: (4, "<I")}.get(start[6] if len(start) > 6 else 0, (0, ""))
-    if not width:
-        raise ValueError("a version of .npy that nobody knows")
-    (length,) = struct.unpack(kind, file.read(width))
-    ARRAY_HEADER.check(length, what)
-    said = ast.literal_eval(file.read(length).decode("utf-8" if start[6] == 3 else "latin-1").strip())
-    if not isinstance(said, dict) or said.keys() != {"descr", "fortran_order", "shape"}:
-        raise ValueError("its header says something else than a type and a shape")
-    descr, shape = said["descr"], said["shape"]
-    if not (isinstance(descr, str) and _TYPE.fullmatch(descr)):
-        kind_of = "of records or of Python objects" if not isinstance(descr, str) or "O" in descr else f"{descr[:40]!r}"
-        raise ValueError(f"an array {kind_of}; only numbers and strings are read")
-    if not isinstance(shape, tuple) or not isinstance(said["fortran_order"], bool):
-        raise ValueError("a shape that is no tuple of whole numbers")
-    return np.dtype(descr), shape, said["fortran_order"]

@@ -15,7 +15,8 @@ from ifsl_bench.data.pickle_pools import opened
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.npz import Npz
-from ifsl_bench.data.read.tensors import Values, of_array, safetensors, torch_file
+from ifsl_bench.data.read.stored_array import StoredArray
+from ifsl_bench.data.read.tensors import safetensors, torch_file
 from ifsl_bench.data.source import Form, Import
 
 ALIKE = 0.5  # the mean cosine of two features from which on they are said to lie on one side of the origin
@@ -142,13 +143,14 @@ def _file(tree: FileTree, pool: str) -> Entry | None:
 # -- one file
 
 
-def _npz(file: BinaryIO, where: str) -> dict[str, Values]:
+def _npz(file: BinaryIO, where: str) -> dict[str, StoredArray]:
     npz = Npz(file, where)
     npz.need("features", "labels")
-    return {name: of_array(npz.array(name)) for name in ("features", "labels")}
+    return {name: npz.array(name) for name in ("features", "labels")}
 
 
-READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Values | list[Any]]]] = {
+Values = StoredArray | np.ndarray | list[Any]
+READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Any]]] = {
     ".npz": _npz,
     ".safetensors": safetensors,
     ".pt": torch_file,
@@ -156,7 +158,7 @@ READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Values | list[Any]]]] 
 
 
 @contextmanager
-def _read(tree: FileTree, entry: Entry) -> Iterator[tuple[Values, Values | list[Any]]]:
+def _read(tree: FileTree, entry: Entry) -> Iterator[tuple[StoredArray | np.ndarray, Values]]:
     """The features [n, D] and labels [n] of a file, which is open inside the block.
 
     Raises:
@@ -169,27 +171,36 @@ def _read(tree: FileTree, entry: Entry) -> Iterator[tuple[Values, Values | list[
             has = ", ".join(name[:40] for name in list(stored)[:6]) or "nothing"
             raise UserError(f"{where} lacks {', '.join(missing)}; it has {has}")
         features, labels = stored["features"], stored["labels"]
-        found = ", ".join(f"{n} {v if isinstance(v, Values) else f'list[{len(v)}]'}" for n, v in
-                          (("features", features), ("labels", labels)))  # fmt: skip
-        count = labels.shape if isinstance(labels, Values) else (len(labels),)
-        if not isinstance(features, Values) or len(features.shape) != 2 or count != features.shape[:1] or (
-            features.kind != "f" or not all(features.shape)
-        ):  # fmt: skip
-            raise UserError(f"{where}: expected floating features [n, D] and labels [n], found {found}")
+        rows = (len(labels),) if isinstance(labels, list) else labels.shape
+        fits = not isinstance(features, list) and features.dtype.kind == "f" and len(features.shape) == 2
+        if not fits or not all(features.shape) or features.shape[:1] != rows:
+            raise UserError(
+                f"{where}: expected floating features [n, D] and labels [n], found features {_shape(features)}, "
+                f"labels {_shape(labels)}"
+            )
         yield features, labels
+
+
+def _shape(values: Values) -> str:
+    """Type and shape in words."""
+    return f"list[{len(values)}]" if isinstance(values, list) else f"{values.dtype}{list(values.shape)}"
+
+
+def _in_memory(values: StoredArray | np.ndarray) -> np.ndarray:
+    return values.read() if isinstance(values, StoredArray) else values
 
 
 def _features(tree: FileTree, entry: Entry) -> np.ndarray:
     """Float32 [n, D]."""
     with _read(tree, entry) as (stored, _), np.errstate(over="ignore"):
-        features = stored.read().astype(np.float32)
+        features = _in_memory(stored).astype(np.float32)
     if not np.isfinite(features).all():
         rows = int((~np.isfinite(features)).any(1).sum())
         raise UserError(f"{tree.where(entry)}: features contain NaN or infinity (as float32) in {rows} rows")
     return features
 
 
-def _labels(stored: Values | list[Any], where: str) -> np.ndarray:
+def _labels(stored: Values, where: str) -> np.ndarray:
     """Labels [n] as whole numbers or text.
 
     Raises:
@@ -198,23 +209,22 @@ def _labels(stored: Values | list[Any], where: str) -> np.ndarray:
     if isinstance(stored, list):
         kinds = {type(value) for value in stored}
         if kinds not in ({int}, {str}, {float}) or (kinds == {int} and any(abs(v) >= 1 << 62 for v in stored)):
-            names = " and ".join(sorted(one.__name__.removeprefix("_") for one in kinds))
+            names = " and ".join(sorted(kind.__name__ for kind in kinds))
             raise UserError(f"{where}: labels must be integers or strings, found a list of {names}")
         if longest := max((len(value) for value in stored if isinstance(value, str)), default=0):
             LABEL.check(longest, f"a label of {where}")
-        labels, kind = np.array(stored), kinds.pop().__name__
+        labels = np.array(stored)
     else:
-        kind = stored.name
-        if stored.kind not in "iuUf":
-            raise UserError(f"{where}: labels must be integers or strings, found {kind}")
-        labels = stored.read()
+        labels = _in_memory(stored)
+        if labels.dtype.kind not in "iuUf":
+            raise UserError(f"{where}: labels must be integers or strings, found {labels.dtype}")
     if labels.dtype.kind == "f":
         whole = np.isfinite(labels) & (np.abs(labels) < _WHOLE)
         whole[whole] = labels[whole] == np.round(labels[whole])
         if not whole.all():
             row = int(np.flatnonzero(~whole)[0])
             raise UserError(
-                f"{where}: labels must be integers or strings, found {kind} with {labels[row]} in row {row}"
+                f"{where}: labels must be integers or strings, found {labels.dtype} with {labels[row]} in row {row}"
             )
         labels = labels.astype(np.int64)
     if labels.dtype.kind == "U":

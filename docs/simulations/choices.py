@@ -1,0 +1,104 @@
+"""How often 95% intervals of calibrated and tuned numbers contain the truth, with and without the choice in them.
+
+    python docs/simulations/choices.py --cases 400
+
+prints the tables of docs/statistics.md. The truth is the mean accuracy over all test episodes and all draws of 300
+validation episodes. Validation and test have different classes, so that what is best on one is not best on the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+from scipy.special import ndtr
+
+from ifsl_bench.protocol.calibration import Margins, find_bias, resamples
+from ifsl_bench.protocol.metrics import estimate
+
+VALIDATION, TEST, QUERIES = 300, 2000, 25  # episodes; base queries of an episode, and novel ones
+OF_EPISODE, RIGHT, APART = 0.5, 0.9, 1.0  # sd of an episode's margins; right among their own classes; base from novel
+
+
+def margins(rng: np.random.Generator, episodes: int, shift: float) -> Margins:
+    """Margins of a row."""
+    sizes, parts = (episodes, QUERIES), []
+    shared = [OF_EPISODE * rng.normal(size=(episodes, 1)) + rng.normal(size=sizes) for _ in range(2)]
+    for of, sign in zip(shared, (1, -1), strict=True):
+        own = np.sqrt(0.25 * (1 + OF_EPISODE**2)) * rng.normal(size=sizes)
+        parts.append(np.sqrt(0.75) * of + own + shift + sign * APART)
+    return Margins(*(np.where(rng.random(sizes) < RIGHT, part, np.nan) for part in parts))
+
+
+def accuracy(bias: float, shift: float) -> float:
+    """In percent, over all episodes whose margins are shifted."""
+    spread = np.sqrt(1 + OF_EPISODE**2)
+    return 50 * RIGHT * (ndtr((APART + shift - bias) / spread) + ndtr((bias + APART - shift) / spread))
+
+
+def calibrated(shift: float, cases: int) -> tuple[float, float, float]:
+    """Coverage of intervals with the bias held fixed and with its choice in them, and how many times as wide these are.
+
+    Args:
+        shift: of the test margins against those of validation.
+    """
+    rng, found = np.random.default_rng(0), []
+    for _ in range(cases):
+        validation, test = margins(rng, VALIDATION, 0.0), margins(rng, TEST, shift)
+        bias = find_bias(validation)
+        result = bias.applied(test)
+        values, again = (50 * of / QUERIES for of in (result.base_joint + result.novel_joint, result.resampled.sum(1)))
+        with_choice = estimate(values, float((again / TEST).var(ddof=1)))
+        truth = float(accuracy(bias.value, shift))
+        found.append((with_choice.mean, estimate(values).interval, with_choice.interval, truth))
+    return coverage(np.array(found))
+
+
+def tuned(curvature: float, shift: float, cases: int) -> tuple[float, float, float]:
+    """The same of the best of 11 settings.
+
+    Args:
+        curvature: points that a setting is behind its neighbour at the best one.
+        shift: of the test's best setting against that of validation.
+    """
+    rng, settings, found = np.random.default_rng(0), np.arange(11), []
+    levels = [70 - curvature * (settings - 5 - moved) ** 2 for moved in (0.0, shift)]
+    for _ in range(cases):
+        validation, test = (
+            level + 7 * rng.normal(size=(n, 1)) + 3 * rng.normal(size=(n, len(settings)))
+            for level, n in zip(levels, (VALIDATION, TEST), strict=True)
+        )
+        means = validation.mean(0)
+        winners = (resamples(VALIDATION) @ validation).argmax(1)
+        values = test[:, means.argmax()]
+        with_choice = estimate(values, float(means[winners].var(ddof=1)))
+        truth = float(levels[1][means.argmax()])
+        found.append((with_choice.mean, estimate(values).interval, with_choice.interval, truth))
+    return coverage(np.array(found))
+
+
+def coverage(found: np.ndarray) -> tuple[float, float, float]:
+    """Of [cases, 4]: an estimate, two half-widths of intervals, and its expectation given what was chosen."""
+    off = np.abs(found[:, 0] - found[:, 3].mean())
+    return (off <= found[:, 1]).mean(), (off <= found[:, 2]).mean(), (found[:, 2] / found[:, 1]).mean()
+
+
+def main() -> None:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=400)
+    cases = parser.parse_args().cases
+    columns = "choice held fixed | choice in it | times as wide |\n|---|---|---|---|"
+    print(f"| calibrated Acc. | {columns}")
+    for shift in (0.0, 0.25, 0.5):
+        fixed, whole, wide = calibrated(shift, cases)
+        print(f"| best bias moved by {shift} | {fixed:.1%} | {whole:.1%} | {wide:.2f} |", flush=True)
+    print(f"\n| the best of 11 settings | {columns}")
+    for curvature in (0.002, 0.02, 0.2):
+        for shift in (0.0, 2.0):
+            fixed, whole, wide = tuned(curvature, shift, cases)
+            print(f"| {curvature} points a step, best moved by {shift:g} | {fixed:.1%} | {whole:.1%} | {wide:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""How far a result rests on the draw of validation episodes, on which a bias and options are chosen. Imports no torch.
+
+Each bootstrap resample of the validation episodes would have chosen a bias of its own, and perhaps other options. The
+test hits with each such bias are counted. Those with other options are not known; in their place stand the hits of the
+chosen options on the test episodes, plus what the others have more on the validation episodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
+
+
+def holds_choices(result: Result) -> bool:
+    """Whether something was chosen that the result, of an older version, does not say more of."""
+    calibration = result.calibration
+    return bool(calibration and not calibration.resampled_base) or bool(result.tuned and not result.choice)
+
+
+def resampled_sums(result: Result, counts: Counts) -> Counts | None:
+    """The result's hits over all test episodes with what each resample would have chosen, as if each were an episode.
+
+    Pairs are multiplied by the number of episodes, as their share of all pairs is made of two sums. None where nothing
+    was chosen, and where an older result does not say it.
+    """
+    calibration, choice, n = result.calibration, result.choice, len(counts)
+    resampled = {
+        "calibrated_base": calibration.resampled_base if calibration else [],
+        "calibrated_novel": calibration.resampled_novel if calibration else [],
+    }
+    if not any(resampled.values()) and not choice:
+        return None
+    sums: dict[str, Any] = {}
+    for name in (name for name in (*COUNTS, *MORE_COUNTS) if getattr(counts, name) is not None):
+        sums[name] = np.asarray(resampled.get(name) or [getattr(counts, name).sum(dtype=np.int64)], dtype=np.float64)
+        if choice and name in choice.hits:
+            hits = np.array(choice.hits[name])
+            sums[name] = sums[name] + n / choice.validation_episodes * (hits[choice.winners] - hits[choice.chosen])
+    if result.calibrated:
+        sums |= {"base_joint": sums["calibrated_base"], "novel_joint": sums["calibrated_novel"]}
+    if "pairs" in sums:
+        sums["pairs"] = n * sums["pairs"]
+    whole = {name: np.round(values) for name, values in zip(sums, np.broadcast_arrays(*sums.values()), strict=True)}
+    return Counts(**whole, base_queries=n * counts.base_queries, novel_queries=n * counts.novel_queries)

@@ -1,0 +1,257 @@
+"""Sentences that compare rows, with the differences that they rest on. Imports no torch.
+
+``results/claims.toml`` has the sentences of README.md and docs. Each names pairs of rows, tasks and a metric, and what
+it says of every A - B: the differences over episodes and seeds that ranks rest on (:mod:`.rank_intervals`). What has to
+be shown, and what would contradict it, are statements "A - B > c"; those of all claims are tested at once by Holm's
+procedure. So with a chance of 95% at least, no verdict "supported", "equivalent" or "contradicted" is wrong. Two rows
+are equivalent within m where both A - B > -m and B - A > -m are shown (two one-sided tests, Schuirmann 1987, J.
+Pharmacokinetics and Biopharmaceutics 15(6):657): a large p-value is no evidence of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from ifsl_bench.board.asked import board_of, row_of
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
+from ifsl_bench.board.comparison import overall
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.rank_intervals import LEVEL, Difference, holm
+from ifsl_bench.board.ranking import Ranking, setting_of
+from ifsl_bench.board.result_folder import CLAIMS, packaged_root
+from ifsl_bench.board.table import Column, Table
+from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.limits import TASK_FILE
+from ifsl_bench.common.toml import held, parsed, text_of
+
+ANY = "*"  # in place of B: every other row that is ranked with A
+Statement = tuple[str, str, float]  # A, B, c: A - B > c
+Key = tuple[str, str, str, str, float]  # task, metric, and such a statement
+
+
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A sentence and what it rests on.
+
+    Attributes:
+        text: the sentence. ``{0.by:.1f}`` is the first difference in the direction that the sentence says, in points,
+            ``{0.interval:.1f}`` the half-width of its interval, ``{0.mean:+.1f}`` A - B; ``{least.by:.0f}`` and
+            ``{most.by:.0f}`` are the smallest and the largest difference.
+        rows: pairs A, B of labels; each pair is compared on each task. B may be ``"*"``.
+        says: of every A - B. "not told apart" asserts nothing of A and B, only that the data leave it open.
+        margin: in points, of "equivalent".
+    """
+
+    text: str
+    rows: list[tuple[str, str]]
+    tasks: list[str]
+    says: Literal["ahead", "behind", "equivalent", "not told apart"]
+    metric: str = "acc"
+    margin: float = 0.0
+
+    def needs(self, a: str, b: str) -> list[Statement]:
+        """The statements on A and B that have to be shown, all of them."""
+        return {
+            "ahead": [(a, b, 0.0)],
+            "behind": [(b, a, 0.0)],
+            "equivalent": [(a, b, -self.margin), (b, a, -self.margin)],
+        }.get(self.says, [])
+
+    def fears(self, a: str, b: str) -> list[Statement]:
+        """The statements of which each would contradict it."""
+        if self.says == "equivalent":
+            return [(a, b, self.margin), (b, a, self.margin)]
+        return [one for one in ((a, b, 0.0), (b, a, 0.0)) if one not in self.needs(a, b)]
+
+    def verdict(self, shown: bool) -> str:
+        """Where nothing contradicts it: of a claim that has been shown, or has not."""
+        if self.says == "equivalent":
+            return f"equivalent within {self.margin:g}" if shown else "not shown"
+        return "supported" if shown and self.says != "not told apart" else "not told apart"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A - B on one task.
+
+    Attributes:
+        by: the difference in the direction that the claim says.
+        fixed: what is held fixed; and the backbones, where those of A and B differ.
+    """
+
+    a: Row
+    b: Row
+    task: str
+    difference: Difference
+    by: float
+    fixed: str
+
+    @property
+    def mean(self) -> float:
+        return self.difference.mean
+
+    @property
+    def interval(self) -> float:
+        return self.difference.interval
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim with its evidence.
+
+    Attributes:
+        verdict: "supported", "not told apart" or "contradicted"; "equivalent within m" or "not shown".
+        holds: whether the verdict is what the claim says.
+    """
+
+    name: str
+    claim: Claim
+    evidence: list[Evidence]
+    verdict: str
+    holds: bool
+
+    @property
+    def text(self) -> str:
+        """The sentence with its numbers."""
+        least, *_, most = sorted(self.evidence, key=lambda one: one.by) * 2
+        return self.claim.text.format(*self.evidence, least=least, most=most, margin=self.claim.margin)
+
+
+def read_claims(path: Path) -> dict[str, Claim]:
+    """The claims of a file, by their names.
+
+    Raises:
+        UserError: it cannot be read, or has an unknown key or a value of another type.
+    """
+    raw = parsed(text_of(path, "file of claims", TASK_FILE), str(path), TASK_FILE)
+    keys = [field.encode_name for field in msgspec.structs.fields(Claim)]
+    claims = held(raw, dict[str, Claim], str(path), keys)
+    for name, claim in claims.items():
+        if claim.metric not in HEADINGS:
+            raise unknown("metric", claim.metric, HEADINGS, where=f"of claim {name}")
+        if (claim.says == "equivalent") != (claim.margin > 0):
+            raise UserError(f"{path}: {name}: equivalence needs a margin above 0, and no other claim has one")
+    return claims
+
+
+def judged(root: Path | None = None) -> list[Judged]:
+    """All claims, computed from the stored results.
+
+    Args:
+        root: a folder of results whose rows take the place of the stored ones; None for the stored ones alone.
+
+    Raises:
+        UserError: a claim on a row or task that is not there.
+    """
+    claims = read_claims(packaged_root() / CLAIMS)
+    return judge(claims, replace(Home.locate(), results=root or packaged_root()))
+
+
+def judge(claims: Mapping[str, Claim], folders: Home) -> list[Judged]:
+    """Claims with their verdicts, all statements tested at once; boards are those of these folders."""
+    boards = {task: board_of(task, folders) for task in {name for claim in claims.values() for name in claim.tasks}}
+    evidence = {name: _evidence(claim, boards) for name, claim in claims.items()}
+    p: dict[Key, float] = {}  # of each statement once, however many claims share it
+    for name, claim in claims.items():
+        for one in evidence[name]:
+            needs, fears = _keys(claim, one)
+            p |= {key: _p(one, key) for key in (*needs, *fears)}
+    shown = {key for key, sure in zip(p, holm(np.array(list(p.values()))), strict=True) if sure}
+    return [_judged(name, claim, evidence[name], shown) for name, claim in claims.items()]
+
+
+def _judged(name: str, claim: Claim, evidence: list[Evidence], shown: set[Key]) -> Judged:
+    needs, fears = (
+        set(chain.from_iterable(keys)) for keys in zip(*(_keys(claim, one) for one in evidence), strict=True)
+    )
+    if fears & shown:
+        return Judged(name, claim, evidence, "contradicted", False)
+    holds = needs <= shown
+    return Judged(name, claim, evidence, claim.verdict(holds), holds)
+
+
+def _keys(claim: Claim, one: Evidence) -> tuple[list[Key], list[Key]]:
+    """Of the statements on one difference that have to be shown, and of those that would contradict the claim."""
+    a, b = one.a.label, one.b.label
+    needs, fears = claim.needs(a, b), claim.fears(a, b)
+    return [(one.task, claim.metric, *each) for each in needs], [(one.task, claim.metric, *each) for each in fears]
+
+
+def _p(one: Evidence, key: Key) -> float:
+    """One-sided p-value of the hypothesis that a statement is wrong."""
+    *_, first, _, beyond = key
+    mean = one.mean if first == one.a.label else -one.mean
+    return replace(one.difference, mean=mean - beyond).p_better()
+
+
+def _evidence(claim: Claim, boards: Mapping[str, Board]) -> list[Evidence]:
+    found = []
+    for a, b in claim.rows:
+        for task in claim.tasks:
+            board = boards[task]
+            first = row_of(board, a)
+            family = Ranking(board.compared, claim.metric, setting_of(first)).family
+            others = family if b == ANY else [row_of(board, b)]
+            found += [_compared(claim, board, first, other) for other in others if other is not first]
+    return found
+
+
+def _compared(claim: Claim, board: Board, a: Row, b: Row) -> Evidence:
+    gap = overall(a, b, board.compared, claim.metric)
+    fixed = ["novel classes", *(["trained models"] if gap.models_fixed else [])]
+    fixed += ["backbone"] if a.one_pretraining and b.one_pretraining else []
+    said = ", ".join(fixed) + ("" if _backbones(a) == _backbones(b) else "; backbones differ")
+    return Evidence(a, b, board.name, gap, -gap.mean if claim.says == "behind" else gap.mean, said)
+
+
+def _backbones(row: Row) -> set[str]:
+    """What the row's backbones are called, whatever the seed; pretrainings have keys like NAME-seed0-DIGEST."""
+    return {str(result.pretraining.get("key")).rpartition("-seed")[0] for result in row.results}
+
+
+def claim_table(one: Judged) -> Table[Evidence]:
+    """A claim: its sentence, the verdict, and a row for each difference."""
+    metric = HEADINGS[one.claim.metric].text
+
+    def record(evidence: Evidence) -> dict[str, object]:
+        gap = evidence.difference
+        return {
+            "claim": one.name, "sentence": one.text, "says": one.claim.says, "margin": one.claim.margin or None,
+            "verdict": one.verdict, "a": evidence.a.label, "b": evidence.b.label, "task": evidence.task,
+            "metric": one.claim.metric, "difference": rounded(gap.mean, 6), "interval": rounded(gap.interval, 6),
+            "fixed": evidence.fixed, "edge": edges_of(one),
+        }  # fmt: skip
+
+    columns: list[Column[Evidence]] = [
+        Column("task", lambda e: e.task, fold=18),
+        Column("A", lambda e: e.a.label, fold=18),
+        Column("B", lambda e: e.b.label, fold=18),
+        Column(f"A - B, {metric}", lambda e: plus_minus(e.difference, "+")),
+        Column("held fixed", lambda e: e.fixed, fold=24, drop=1),
+        Column(fields=record),
+    ]
+    notes = [f"chosen at the edge of what was tried: {edge}"] if (edge := edges_of(one)) else []
+    return Table(columns, one.evidence, f"{one.name}: {one.verdict}", notes, lead=one.text)
+
+
+def edges_of(one: Judged) -> str:
+    """The options of a claim's rows that were chosen at the edge of what was tried, in words."""
+    rows = {row.label: row.edge for e in one.evidence for row in (e.a, e.b) if row.edge}
+    return "; ".join(f"{label}: {', '.join(options)}" for label, options in sorted(rows.items()))
+
+
+def summary(found: Collection[Judged]) -> str:
+    """How many claims there are, how many hold, and what the verdicts rest on."""
+    holding = sum(one.holds for one in found)
+    return (
+        f"{holding} of {len(found)} claims hold. A - B: points, with 95% interval over episodes and seeds. Verdicts: "
+        f"all claims at once, by Holm's procedure at {LEVEL:.0%}."
+    )
