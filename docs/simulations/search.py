@@ -28,11 +28,11 @@ from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
 
-METHODS = ("lr", "mlp", "subspace", "lda", "teen")
-TASKS = ("glyphs-1shot", "glyphs-5shot", "tiny-features-1shot", "tiny-features-5shot")
+METHODS = ("lr", "subspace", "lda", "teen")
+TASKS = ("glyphs-1shot", "glyphs-5shot")
 BUDGETS = (6, 9, 12, 24)
 LATTICE = {1: 43, 2: 12}  # values of an option, by the number of options
-REPEATS = 50  # of a search that draws
+REPEATS = 20  # of a search that draws
 
 Accuracy = Callable[[Point], float]
 

@@ -40,12 +40,10 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
     tuned = {one.setting: one.trials for row in board.rows for one in row.results[:1] if one.trials}
     notes += [
-        f"@{setting}: the options that did best on validation episodes, of {trials} settings tried with one seed."
+        f"@{setting}: the options that did best on validation episodes, at most {trials} settings tried with one seed."
         for setting, trials in sorted(tuned.items())
     ]
-    if many := [
-        f"{row.label} {row.trials}" for row in board.rows if row.trials > 1 and row.trials != tuned.get(row.setting)
-    ]:
+    if many := [f"{row.label} {row.trials}" for row in board.rows if row.trials > 1 and row.setting not in tuned]:
         notes.append(f"Settings of our grid tried on the validation episodes of each seed, by row: {', '.join(many)}.")
     if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
         notes.append(f"Chosen at an end of what was tried, so better values may lie beyond: {', '.join(edges)}.")

@@ -1,0 +1,72 @@
+"""The searches behind the stored results: choices are inside what was tried, and tuning costs no accuracy."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.notes import notes_of
+from ifsl_bench.board.result_folder import packaged_root
+from ifsl_bench.protocol.task_files import find
+
+LIMITS = {("lda", "shrinkage"): 1.0}  # values that nothing lies beyond
+TASKS = ("glyphs-1shot", "glyphs-5shot", "tiny-features-1shot", "tiny-features-5shot")
+
+
+def board_of(name, folder):
+    (task,) = find(name)
+    return load_board(task, folder)
+
+
+def ends(result):
+    """The options whose chosen number is the smallest or the largest that was tried, from the file alone."""
+    found = set()
+    for tried in result.tuned.values():
+        sound = {name: accuracy for name, accuracy in tried.items() if name not in result.passed_over}
+        chosen = max(sound, key=sound.get)
+        for part in chosen.split(", "):
+            option, _, value = part.partition("=")
+            values = [dict(one.split("=") for one in name.split(", "))[option] for name in tried]
+            if value[0].isdigit() and float(value) in (min(map(float, values)), max(map(float, values))):
+                found |= {option} if LIMITS.get((result.method, option)) != float(value) else set()
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in packaged_root().glob("*/lr.seed-0.json")))
+def test_a_stored_choice_is_inside_what_was_tried_or_marked_below_the_table(name, tmp_path):
+    board = board_of(name, tmp_path)
+    notes = notes_of(board)
+    marked = {
+        (label, name)
+        for note in notes
+        if note.startswith("Chosen at an end")
+        for label, names in re.findall(r"(\S+) \(([^)]+)\)", note)
+        for name in names.split(", ")
+    }
+    earlier = {
+        label
+        for note in notes
+        if "by an earlier search" in note
+        for label in note.rpartition(": ")[2].rstrip(".").split(", ")
+    }
+    for row in board.rows:
+        names = sorted(set().union(*(ends(result) for result in row.results if not result.earlier_search)))
+        assert set(names) <= {name for label, name in marked if label == row.label}, row.label
+        assert any(result.tuned and not result.rounds for result in row.results) == (row.label in earlier), row.label
+
+
+def test_tuned_is_nowhere_significantly_worse_than_untuned(tmp_path):
+    """For rows that are not meta-trained, over episodes and seeds; Bonferroni over all of them."""
+    gaps = {}
+    for name in TASKS:
+        board = board_of(name, tmp_path)
+        for row in board.rows:
+            if row.setting == "tuned-12" and not row.earlier_search and not row.results[0].training:
+                untuned = board.row(row.label.replace("@tuned-12", ""))
+                gaps[f"{row.label} on {name}"] = compare(row, untuned, board.compared).overall["acc"]
+    assert gaps
+    worse = {label: gap for label, gap in gaps.items() if gap.mean < 0 and gap.p < 0.05 / len(gaps)}
+    assert not worse
