@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
+from ifsl_bench.backbone.pretrain import pretraining_key
 from ifsl_bench.board.boards import Board, load_board
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.episode_counts import EpisodeCounts
@@ -122,8 +122,7 @@ def counts(seed: int) -> EpisodeCounts:
 def whole(method: str, seed: int, **other: Any) -> dict[str, Any]:
     """A result as a run writes it, but for the label and backbone of a method that is known."""
     entry = counts(seed)
-    head: HeadKind = "linear" if method == "ridge" else "cosine"
-    key = pretraining_key(task(), "f" * 64, head, seed)
+    key = pretraining_key(task(), "f" * 64, "cosine", seed)
     value: dict[str, Any] = PLAIN | {
         "schema": SCHEMA,
         "method": method,
@@ -190,14 +189,6 @@ def results() -> Sequence[bytes]:
         whole("zzz", 3, **trained, setting="paper", options={"gamma": 0.5}, label="zzz.gamma=0.5"),
         whole("zzz", 2, **trained, setting="paper", train={"rate": 0.1}, label="zzz.train.rate=0.1"),
         whole("yyy", 0, options={"a": 1}, tuned={"a": {"a=1": 50.0, "a=2": 40.0}}, setting="paper", edge=["a"]),
-        whole(
-            "ridge",
-            1,
-            setting="paper",
-            label="lr",
-            options={"weight_decay": 0.1},
-            tuned={"weight_decay": {"weight_decay=0.1": 50.0}},
-        ),
         known,
     ]
     return [json.dumps(value, indent=1).encode() for value in [*found, as_packed(found[0]), as_packed(known)]]
