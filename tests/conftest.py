@@ -36,7 +36,7 @@ COMPILING = tuple(
     for name in (
         "benchmarks/test_solve", "learners/", "solve/", "test_attractors", "test_calibrate", "test_check.py",
         "test_contract", "test_example_method", "test_kernels", "test_later_methods", "test_many_episodes",
-        "test_methods_", "test_one_episode", "test_pretend", "test_probe", "test_regular", "test_reproduce",
+        "test_methods_", "test_one_episode", "test_pretend", "test_identity", "test_regular", "test_reproduce",
         "test_stages", "test_tuning", "test_variants",
     )
 )  # fmt: skip

@@ -3,5 +3,5 @@
 PLAIN = {
     "options": {}, "tuned": {}, "train": {}, "solver": {}, "training": {}, "cost": {}, "provenance": {},
     "novel_fingerprint": "", "partial": False, "setting": "every", "passed_over": [], "edge": [], "calibration": None,
-    "transductive": False, "probe": None, "places": {},
+    "transductive": False, "places": {},
 }  # fmt: skip

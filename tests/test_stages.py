@@ -17,7 +17,6 @@ from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.common.sealed import read_sealed, write_sealed
-from ifsl_bench.plugin import method_source as source_module
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen, find_method
 from ifsl_bench.plugin.method_source import method_source
@@ -196,33 +195,6 @@ def test_a_class_with_the_name_of_another_method_is_refused():
 def sourced(method) -> str:
     method_source.cache_clear()
     return method_source(method)
-
-
-def test_the_source_of_a_method_covers_what_it_computes_with_however_it_imports_it(tmp_path, monkeypatch):
-    """A module that says ``from ifsl_bench import solve`` has a module among its names, which has no ``__module__``."""
-    plain = "from ifsl_bench import Method\n{}\nclass X(Method):\n    def forward(self, support, query):\n        {}\n"
-    lines = [("", "..."), ("from ifsl_bench import solve", "..."), ("from ifsl_bench.solve import minimise", "..."),
-             ("import ifsl_bench.learners as own", "..."), ("import ifsl_bench.solve", "..."),
-             ("", "from ifsl_bench.learners import LinearLearner"),
-             ("from ifsl_bench.common.cosine import cosines as c", "...")]  # fmt: skip
-    methods = []
-    for i, line in enumerate(lines):
-        path = tmp_path / f"module{i}.py"
-        path.write_text(plain.format(*line))
-        methods.append(find_method(str(path))[0].method)
-    methods += [registry.method("imprint"), registry.method("protonet")]
-    before = [sourced(method) for method in methods]
-    monkeypatch.setattr(source_module, "_code_of", lambda shared: [shared.encode()])
-    after = [sourced(method) for method in methods]
-    assert [a == b for a, b in zip(before, after, strict=True)] == [True, *[False] * 6, False, True]
-    method_source.cache_clear()
-
-
-def test_shared_code_that_is_not_found_is_an_error_and_not_an_empty_hash(monkeypatch):
-    assert all(source_module._code_of(name) for name in source_module.SHARED)
-    monkeypatch.setattr("ifsl_bench.solve.__path__", ["/nowhere"])
-    with pytest.raises(RuntimeError, match=r"ifsl_bench.solve has no modules in \['/nowhere'\]"):
-        source_module._code_of("ifsl_bench.solve")
 
 
 def test_a_file_that_is_edited_during_a_run_does_not_pass_for_what_runs(file):

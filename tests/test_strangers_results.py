@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -24,7 +23,6 @@ from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.json_text import depth_of
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.page.gather import boards_of
-from ifsl_bench.plugin.behaviour import Numbers, Probe
 from ifsl_bench.protocol.metrics import COUNTS
 from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_files import parse as parse_tasks
@@ -104,16 +102,11 @@ def test_what_people_write_can_be_printed(file):
         (lambda v: v["training"].update(note="x"), "training: 'note'"),
         (lambda v: v["training"].update(validation={"x": 1.0}), "training.validation: 'x'"),
         (lambda v: v["training"].update(solves={"good": 1}), "training.solves: 'good'"),
-        (lambda v: v.update(probe=PROBE | {"declared": {"x": 1}}), "probe.declared: 'x'"),
-        (lambda v: v.update(probe=PROBE | {"declared": {"schedule": {"x": 1}}}), "probe.declared.schedule: 'x'"),
     ],
 )
 def test_a_name_that_no_run_writes_is_refused(file, change, told):
     failures = check_file(altered(file, change)).failures
     assert f"{told} is nothing that a run writes there" in failures, failures
-
-
-PROBE = {"version": 1, "declared": {}, "numbers": {"x": {"values": [1.0], "within": [0.1]}}}
 
 
 def test_a_file_with_a_thousand_faults_is_told_of_in_few_short_lines(file):
@@ -148,14 +141,6 @@ def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
     monkeypatch.setattr(check, "_sampler", lambda *_: pytest.fail("more than a million episodes would be drawn"))
     altered(file, lambda v: v["episodes"].update({k: v["episodes"][k] * 500 + [0] for k in COUNTS}))
     assert "it has 1,000,001 episodes; this task allows at most 1,000,000" in check_file(file).failures
-
-
-def test_a_file_cannot_have_this_machine_compute_for_years(file, monkeypatch):
-    monkeypatch.setattr("ifsl_bench.running.job.Job.probe", lambda *_: pytest.fail("a billion steps would be made"))
-    options = {"learner": "lr", "gradient": "t-bptt", "steps": 10**9}
-    about = {"method": "attractor", "setting": "paper", "tuned": {}, "probe": None, "options": options}
-    found = check_file(altered(file, lambda v: v.update(about)))
-    assert any(text.startswith("probe, since steps=1,000,000,000 may take long") for text in found.unverified)
 
 
 # -- size
@@ -265,9 +250,6 @@ DAMAGE = {
     "a text for a number": lambda path: altered(path, lambda v: v.update(seed="1")),
     "a list for an object": lambda path: altered(path, lambda v: v.update(training=[])),
     "a text for counts of solves": lambda path: altered(path, lambda v: v["training"].update(solves="x")),
-    "tolerances passed over": lambda path: altered(
-        path, lambda v: v.update(probe=msgspec.to_builtins(Probe(1, {}, {"x": Numbers([1.0], [0.1], -1)})))
-    ),
     "beyond the limit": lambda path: os.truncate(path, RESULT_FILE.most + 1),
     "nested deep": lambda path: altered(path, lambda v: v["training"].update(x=nested(200))),
     "a pipe": lambda path: path.unlink() or os.mkfifo(path),

@@ -424,10 +424,8 @@ def spread(value):
         (lambda v: v["options"].update(normalise=True), "options: unknown option 'normalise' of method"),
         (lambda v: v.update(train={"steps": 5}), "train: steps, and method ridge with these options trains nothing"),
         (lambda v: v.update(transductive=True), "transductive: true, method ridge says otherwise"),
-        (lambda v: v.update(probe=None), "probe: null, and method ridge can be probed"),
-        (lambda v: v.pop("probe"), "Object missing required field `probe`"),
-        (lambda v: v["probe"].update(numbers={}), "probe: it has no numbers"),
-        (lambda v: v["probe"].update(version=99), "probe.version: 99 is newer"),
+        (lambda v: v["provenance"].update(revision=1), "provenance: method ridge as it is installed here has"),
+        (lambda v: v["provenance"].update(revision="1"), "provenance.revision: '1' is no whole number"),
         (lambda v: v.update(calibration=None), "calibration: missing; task clusters-5shot has base classes"),
         (lambda v: v["provenance"].pop("distribution"), "provenance: distribution missing; a result comes from"),
         (lambda v: v["provenance"].update(distribution={}), "distribution: name and version missing; method"),
@@ -440,12 +438,6 @@ def test_a_search_that_was_not_made_is_found_out(searched, tmp_path, change, mes
     assert any(message in failure for failure in failures) if message else not failures, failures
 
 
-def test_the_probe_of_another_method_is_found_out(searched, tmp_path):
-    other = searched[1]["imprint"]["probe"]
-    (line,) = checked(searched, tmp_path, "lr", lambda v: v.update(probe=other)).failures
-    assert line.startswith("probe: method ridge differs in ")
-
-
 def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverified(searched, tmp_path):
     def change(value):
         value["provenance"]["distribution"]["version"] = "99.0"
@@ -453,10 +445,9 @@ def test_another_version_of_the_method_leaves_what_it_may_have_changed_unverifie
     found = checked(searched, tmp_path, "lr", change)
     assert (found.failures, len(found.unverified)) == ((), 1)
     assert re.fullmatch(r"distribution, since the method is of \S+ 99\.0, installed is \S+", found.unverified[0])
-    other = searched[1]["imprint"]["probe"]
-    found = checked(searched, tmp_path, "lr", lambda v: (change(v), v.update(probe=other, transductive=True)))
+    found = checked(searched, tmp_path, "lr", lambda v: (change(v), v.update(transductive=True)))
     assert found.failures == ()
-    assert [text.partition(",")[0] for text in found.unverified] == ["distribution", "choice of options", "probe"]
+    assert [text.partition(",")[0] for text in found.unverified] == ["distribution", "choice of options"]
     found = checked(searched, tmp_path, "lr@tuned-3", lambda v: (change(v), spread(v), choose_worst(v)))
     assert [line.startswith("options: another setting than weight_decay=") for line in found.failures] == [True]
 

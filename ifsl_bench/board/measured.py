@@ -13,7 +13,7 @@ from ifsl_bench.board.choices import holds_choices, resampled_sums
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.result_folder import LEFT_OUT
 from ifsl_bench.board.solves import Counted, counted, over_seeds
-from ifsl_bench.plugin.behaviour import comparable, differs
+from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, estimate, harmonic
@@ -30,13 +30,11 @@ class Row:
     Attributes:
         origin: "stored" for the leaderboard that comes with the package, "yours" for the results folder.
         results: by seed, ascending.
-        superseded: whether the method that now has this label computes something else.
     """
 
     label: str
     origin: str
     results: tuple[Result, ...]
-    superseded: bool = False
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -183,48 +181,32 @@ def having(rows: Iterable[Row], metric: str) -> list[Row]:
 
 
 def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str]]:
-    """Groups results of one task by label and by what their methods compute, with remarks on what does not fit.
+    """Groups results of one task by label, with remarks on what does not fit.
 
-    The seeds of a row must come from the same method, options, task, data and episodes as its newest result. Those
-    whose method computes something else than the newest one's make a row of their own, ``label~2``; others that do not
-    belong are left out.
+    The seeds of a row must come from the same method, options, task, data and episodes as its newest result; those that
+    do not belong are left out.
     """
     groups: dict[str, list[Result]] = {}
     for result in results:
         groups.setdefault(result.label, []).append(result)
     rows, remarks = [], []
     for label, group in groups.items():
-        version = 1
-        while group:
-            newest = max(group, key=lambda r: str(r.provenance.get("time", "")))
-            called, kept, others = label if version == 1 else f"{label}~{version}", [], []
-            for result in sorted(group, key=lambda r: r.seed):
-                if other := not mismatch(newest, result) and _other_behaviour(newest, result):
-                    others.append(result)
-                    remarks.append(
-                        f"seed {result.seed} of {label} ({origin}) is in a row of its own, {label}~{version + 1}: its "
-                        f"method and that of seed {newest.seed}, which is newer, differ in {other}"
-                    )
-                elif reason := mismatch(newest, result) or _other_method(newest, result):
-                    remarks.append(
-                        f"{LEFT_OUT}seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
-                        f"which is newer: {reason}; run it again"
-                    )
-                else:
-                    kept.append(result)
-            rows.append(Row(called, origin, tuple(kept), superseded=version > 1))
-            group, version = others, version + 1
+        newest, kept = max(group, key=lambda r: str(r.provenance.get("time", ""))), []
+        for result in sorted(group, key=lambda r: r.seed):
+            if reason := mismatch(newest, result) or _other_method(newest, result):
+                remarks.append(
+                    f"{LEFT_OUT}seed {result.seed} of {label} ({origin}) does not belong with seed {newest.seed}, "
+                    f"which is newer: {reason}; run it again"
+                )
+            else:
+                kept.append(result)
+        rows.append(Row(label, origin, tuple(kept)))
     return rows, remarks
-
-
-def _other_behaviour(a: Result, b: Result) -> str:
-    """In what the methods of two results differ, as far as both say what they compute; else ""."""
-    return differs(a.probe, b.probe) if a.probe and b.probe and comparable(a.probe, b.probe) else ""
 
 
 def _other_method(a: Result, b: Result) -> str:
     """Why two results of one label are not of the same method; what a grid chose may differ between seeds."""
-    if not comparable(a.probe, b.probe) and a.provenance.get("method_source") != b.provenance.get("method_source"):
+    if not same_method(a.provenance, b.provenance):
         return "the method's code differs"
     if a.given() != b.given():
         return "options or training differ"

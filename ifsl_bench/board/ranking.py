@@ -81,7 +81,7 @@ class Ranking:
         self.apart = Ranking(apart, metric, setting) if apart else None
         self.rows = tuple(row for row in rows if _kind(row) == self.kind)
         self.metric, self.setting = metric, setting
-        able = [row for row in self.rows if self._is_apt(row) and not (row.has_options or row.superseded)]
+        able = [row for row in self.rows if self._is_apt(row) and not row.has_options]
         able = [row for row in able if len(row.seeds) >= SEEDS and not row.other_gradient]
         able = [row for row in able if row.origin == STORED] or able
         self.seeds = _most_common(able)
@@ -177,8 +177,6 @@ class Ranking:
             return f"not trained with the gradient that it names, replaced in {count:,} of {total:,} episodes"
         if (n := len(row.seeds)) < SEEDS:
             return "1 seed" if n == 1 else f"{n} seeds"
-        if row.superseded:
-            return "the method of that name computes something else now"
         if row.has_options:
             return "options of its own"
         if sum(seed in row.seeds for seed in self.seeds) < SEEDS:

@@ -26,7 +26,6 @@ from ifsl_bench.board.solves import odd_solves
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
-from ifsl_bench.plugin.behaviour import Probe, malformed
 from ifsl_bench.protocol.calibration import RESAMPLES, Calibrated
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, Estimate, summarise
@@ -108,8 +107,7 @@ class Result(_Part, frozen=True):
         novel_fingerprint: identity of the data that novel classes come from, where these are other data; else "".
         partial: whether the data set was made from less than its source should hold.
         transductive: whether the method looks at an episode's other queries.
-        probe: what the method computes on a few made-up episodes; None where that is unknown.
-        provenance: command, version, commit, device, library versions, time.
+        provenance: command, version, commit, device, library versions, time, what tells the method from others.
         setting: "paper" for the method as published, "tuned-12" for the best of 12 trials, "every" for what is the same
             in all settings.
         passed_over: values that were tried and could not be chosen, since inner solves failed there.
@@ -147,7 +145,6 @@ class Result(_Part, frozen=True):
     edge: list[str]
     calibration: Calibration | None
     transductive: bool
-    probe: Probe | None
     places: dict[str, str]
     rounds: list[int] = []
     choice: Choice | None = None
@@ -328,7 +325,8 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
     if raw.get("schema") != SCHEMA:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {reprlib.repr(raw.get('schema'))})")
     try:
-        result = msgspec.convert(raw, Result, strict=True)
+        # Stored results have a probe, which nothing reads any more, until they are measured again.
+        result = msgspec.convert({key: value for key, value in raw.items() if key != "probe"}, Result, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
         raise CorruptFile(f"{path} is not a valid result: {error}") from error
     for name in COLUMNS:
@@ -362,8 +360,6 @@ def inconsistency(result: Result) -> str:
         return f"training.{reason}"
     if reason := odd_counts(counts):
         return reason
-    if result.probe and (reason := malformed(result.probe)):
-        return f"probe: {reason}"
     if reason := odd_classes(classes, len(counts)):
         return f"episodes.classes {reason}"
     if reason := _odd_calibration(result.calibration, counts):

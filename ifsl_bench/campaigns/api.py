@@ -200,8 +200,8 @@ def evaluate_checkpoint(
     said = registry.recorded_name(info["method"], info.get("distribution"))
     job = _only(make_jobs([said], [task], info["options"], *about))
     evaluation = Evaluate(job, folder, command)
-    if other := job.other_method(work.home, info):
-        work.reporter.warn(f"{job.name} is another method than the one that {folder.name} was trained with: {other}")
+    if not job.has_made(info):
+        work.reporter.warn(f"{job.name} has other code than the method that {folder.name} was trained with")
     PrepareData(job.task, ("test",)).run(work)
     if (key := evaluation.backbone.key(work.home)) != info["pretraining"]:
         raise UserError(f"{folder.name} was trained on the features of {info['pretraining']}; task {job.task.name} "

@@ -35,6 +35,7 @@ from ifsl_bench.common.files import Home, write_bytes
 from ifsl_bench.common.owners import PARTIAL
 from ifsl_bench.common.progress import Reporter, Stage, Unheard
 from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.running.job import Job
 
 SILENCE = 20.0  # seconds that work waits for a worker until somebody is told
@@ -93,7 +94,8 @@ class DaskWorkers(Executor):
 
     def __init__(self, spec: ClusterSpec, setting: Setting, jobs: Iterable[Job], reporter: Reporter) -> None:
         self.spec, self.setting, self.reporter = spec, setting, reporter
-        self.methods = tuple({job.name: (job.name, pickle.dumps(job.chosen), job.source) for job in jobs}.values())
+        methods = {job.name: (job.name, pickle.dumps(job.chosen), method_source(job.method)) for job in jobs}
+        self.methods = tuple(methods.values())
         self.places: list[Place] = []
         self._stack = ExitStack()
         self._cluster: Cluster | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
 import pickle
@@ -11,13 +10,13 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import ifsl_bench
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.own_code import own_code
 from ifsl_bench.common.owners import PARTIAL
 
 DAEMON = "DASK_DISTRIBUTED__WORKER__DAEMON=False"  # what a shell exports before it starts a worker
@@ -74,16 +73,6 @@ def versions() -> dict[str, str]:
     return found
 
 
-@cache
-def own_code() -> str:
-    """Digest of the package's source files."""
-    root, digest = Path(ifsl_bench.__file__).parent, hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
-
-
 def unfit(wanted: MustHave) -> str:
     """Why this process cannot work for a campaign, in one line; "" where it can."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command itself has it; read when torch is imported
@@ -117,7 +106,7 @@ def _folder_lacking(tokens: Mapping[str, str]) -> str:
 def _code_lacking(wanted: MustHave) -> str:
     if own_code() != wanted.code:
         return f"runs other code of ifsl_bench {ifsl_bench.__version__} than this machine; install the same on both"
-    from ifsl_bench.plugin.method_source import method_source  # which imports torch
+    from ifsl_bench.plugin.method_source import method_source
 
     for name, description, source in wanted.methods:
         try:

@@ -88,11 +88,6 @@ class Home:
         return self.cache / "logs"
 
     @property
-    def probes(self) -> Path:
-        """What methods compute on made-up episodes."""
-        return self.cache / "probes"
-
-    @property
     def tasks(self) -> Path:
         """Task files of the data sets that the user prepared from images of their own."""
         return self.cache / "tasks"

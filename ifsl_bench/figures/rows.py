@@ -33,7 +33,7 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) 
         raise unknown("setting", setting, settings, where=f"of task {board.name}")
     if not labels:
         found = board.in_setting(setting or PAPER)
-        plain = tuple(row for row in found.rows if not (row.has_options or row.superseded))
+        plain = tuple(row for row in found.rows if not row.has_options)
         found = replace(found, rows=plain or found.rows)
     else:
         known = {row.label for row in board.rows}

@@ -134,8 +134,8 @@ class Method(nn.Module, ABC):
             of PyTorch's or NumPy's, no hook, no attribute of the class or the module. Nor may a method keep what it was
             given: that memory is used for the next episodes. It holds for the class that says it, not for its
             subclasses, which may do more.
-        revision: raise it to have trained models made anew that the harness would take for those of the same method: it
-            tells methods apart by what they compute on a few made-up episodes, not by their source.
+        revision: raise it to have models and results made anew though the syntax of the method's own code, by which
+            methods are told apart, has not changed.
         bibtex: the paper to cite, as ``ifsl-bench cite NAME`` prints it.
     """
 

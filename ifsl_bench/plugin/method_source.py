@@ -1,57 +1,114 @@
-"""Identity of a method's code, which results and stored models record."""
+"""Identity of a method, which results and stored models record: its `revision`, and the syntax of its own code.
+
+The methods of this package are known by their `revision` alone: tests pin their numbers. Imports no torch.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
-import importlib
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ifsl_bench._version import __version__
-from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.registry import OWN
 
-# What methods compute with: one that names any of it is identified by the code of all of it.
-SHARED = ("ifsl_bench.common.cosine", "ifsl_bench.learners", "ifsl_bench.solve")
-NAMED = re.compile(rb"\b(cosine|learners|solve)\b")
+if TYPE_CHECKING:
+    from ifsl_bench.plugin.method import Method
+
 EXECUTED = "__executed__"  # a module made from a file says what was executed, whatever the file holds now
+OURS = (OWN, "methods")  # packages whose modules are one method's each, or no method's
+INSTALLED = ("site-packages", "dist-packages")  # folders where a module's neighbours are other distributions
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def same_method(made_by: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two records of what made something are of one method: ``method_source``, ``revision``, ``distribution``.
+
+    Records of revision 0 may leave it out.
+    """
+    return _identity(made_by) == _identity(other)
+
+
+def _identity(made_by: Mapping[str, Any]) -> tuple[Any, ...]:
+    distribution = made_by.get("distribution")
+    own = isinstance(distribution, dict) and distribution.get("name") == OWN
+    return made_by.get("revision", 0), OWN if own else made_by.get("method_source")
 
 
 @lru_cache(maxsize=256)  # of what was imported, so that a file which is edited during a run changes nothing
 def method_source(method: type[Method]) -> str:
-    """16 hex digits that change with the method's own module, those of its base classes, and what these compute with.
+    """16 hex digits that change with the syntax of the method's own package or file, but for comments and docstrings.
 
-    A class without a file, as a notebook has it, is identified by its compiled functions and by what of its module they
-    name.
-
-    Raises:
-        RuntimeError: shared code is not found where it says it is.
+    Base classes from elsewhere count with theirs. A file counts with the modules beside it that it imports. A class
+    without a file, as a notebook has it, is identified by its compiled functions and by what of its module they name.
     """
-    sha = hashlib.sha256(__version__.encode())
+    from ifsl_bench.plugin.method import Method
+
+    sha = hashlib.sha256()
     for kind in method.__mro__:
-        if not issubclass(kind, Method) or kind is Method:
-            continue
-        module = sys.modules.get(kind.__module__)
-        content = executed(module)
-        sha.update(content if content is not None else repr(list(_compiled(kind, module, set()))).encode())
-        if NAMED.search(content or b"") or any(_uses(module, name) for name in SHARED):
-            for name in SHARED:
-                for part in _code_of(name):
-                    sha.update(part)
+        if issubclass(kind, Method) and kind is not Method:
+            for part in _parts(kind, sys.modules.get(kind.__module__)):
+                sha.update(part.encode())
     return sha.hexdigest()[:16]
 
 
-def executed(module: ModuleType | None) -> bytes | None:
-    """What a module was made from; None where there is no file."""
-    content = getattr(module, EXECUTED, None)
+def _parts(kind: type, module: ModuleType | None) -> Iterator[str]:
+    """The syntax of each module that a class may run of its own package, or beside its own file."""
+    package = sys.modules.get(kind.__module__.partition(".")[0])
+    folders = getattr(package, "__path__", ()) if kind.__module__.partition(".")[0] not in OURS else ()
+    files = {path: path.read_bytes() for folder in folders for path in sorted(Path(folder).rglob("*.py"))}
+    if not files:
+        path, content = _executed(module)
+        if content is None:
+            yield repr(list(_compiled(kind, module, set())))
+            return
+        files = {path: content}
+        if package is module and not set(INSTALLED) & set(path.parts):
+            _add_neighbours(path, files)
+    yield from map(_syntax, files.values())
+
+
+def _executed(module: ModuleType | None) -> tuple[Path, bytes | None]:
+    """The path of a module and what it was made from; None where there is no file."""
+    path, content = Path(getattr(module, "__file__", None) or ""), getattr(module, EXECUTED, None)
     if isinstance(content, bytes):
-        return content
-    path = getattr(module, "__file__", None)
-    return Path(path).read_bytes() if path and Path(path).is_file() else None
+        return path, content
+    return path, path.read_bytes() if path.is_file() else None
+
+
+def _add_neighbours(path: Path, files: dict[Path, bytes]) -> None:
+    """Adds the modules beside a file that it imports, at any depth, and what these import."""
+    for node in ast.walk(_tree(files[path]) or ast.Module([], [])):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        for top in (name.partition(".")[0] for name in names):
+            beside = [path.with_name(f"{top}.py"), *sorted(path.with_name(top).rglob("*.py"))]
+            for neighbour in beside:
+                if neighbour.is_file() and neighbour not in files:
+                    files[neighbour] = neighbour.read_bytes()
+                    _add_neighbours(neighbour, files)
+
+
+def _syntax(content: bytes) -> str:
+    """The syntax tree of a module without comments and docstrings, as text that is the same for equal trees."""
+    if (tree := _tree(content)) is None:
+        return repr(content)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            del node.body[0]
+    return ast.unparse(tree)  # unlike ast.dump, as good as the same in every version of Python
+
+
+def _tree(content: bytes) -> ast.Module | None:
+    """The syntax tree of a file; None of one that this Python cannot parse, which a package may well hold."""
+    try:
+        return ast.parse(content)
+    except (SyntaxError, ValueError):
+        return None
 
 
 def _compiled(value: Any, module: ModuleType | None, seen: set[int]) -> Iterator[Any]:
@@ -82,24 +139,3 @@ def _compiled(value: Any, module: ModuleType | None, seen: set[int]) -> Iterator
         yield from _compiled(value.__func__, module, seen)
     elif isinstance(value, (int, float, complex, str, bytes, tuple, frozenset, type(None))):
         yield value
-
-
-def _uses(module: ModuleType | None, shared: str) -> bool:
-    """Whether a module has the shared module, or something of its, among its names."""
-    for value in vars(module).values() if module else ():
-        home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if isinstance(home, str) and (home == shared or home.startswith(f"{shared}.")):
-            return True
-    return False
-
-
-def _code_of(shared: str) -> list[bytes]:
-    """The contents of a module, or of a package's modules by name."""
-    module = importlib.import_module(shared)
-    folders = getattr(module, "__path__", None)
-    if folders is None:
-        return [Path(module.__file__ or "").read_bytes()]
-    files = sorted(file for folder in folders for file in Path(folder).glob("*.py"))
-    if not files:
-        raise RuntimeError(f"{shared} has no modules in {list(folders)}: results could not name their code")
-    return [file.read_bytes() for file in files]

@@ -27,11 +27,11 @@ from ifsl_bench.plugin import registry
 
 STARTS = ("data", "pretrained", "features")  # what every run starts from
 OF_JOBS = ("trained", "trials", "evaluated")
-KINDS = (*STARTS, *OF_JOBS, "probes", "compiled", "logs", "keys")
+KINDS = (*STARTS, *OF_JOBS, "compiled", "logs", "keys")
 STAYS = ("digests", "tasks", "weights")  # pinned, for the user to change, and given
 UNFINISHED, ASIDE, UNKNOWN = "unfinished", "set aside", "unknown"
 ORDER = (*KINDS, *STAYS, ASIDE, UNFINISHED, UNKNOWN)
-LEFTOVER = (UNFINISHED, ASIDE, "probes", "compiled", "keys")  # what costs nobody more than seconds
+LEFTOVER = (UNFINISHED, ASIDE, "compiled", "keys")  # what costs nobody more than seconds
 DAY, RECENT, KEYS = 86400.0, 2 * 3600.0, 30 * 86400.0  # seconds; clocks may differ by an hour
 _IN_FOLDERS = ("features", "logs")  # kinds that are kept in a folder for each pretraining or stage
 _FACTS = ("manifest.json", "checkpoint.json", "bank.json", "checksums.json")

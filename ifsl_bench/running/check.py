@@ -62,7 +62,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     summary and the counts of its episodes; its task's definition, data and episodes, and the ones it was measured on;
     its name and label, and the method, options and seed in it; where it came from. The episodes of a task without a
     pinned digest, and some but not all of a task's, are drawn again where the data are prepared here; where the method
-    is installed, label, choice of options and probe are made again.
+    is installed, label and choice of options are made again, and its code is compared.
 
     Args:
         tasks: tasks of one's own, by name, beside the packaged ones.

@@ -9,7 +9,6 @@ from typing import Any
 
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import is_printable
-from ifsl_bench.protocol.task import MetaTraining, Schedule
 
 # What the parts of a result that have no type of their own may hold.
 PROVENANCE = (
@@ -21,6 +20,7 @@ PROVENANCE = (
     "libraries",
     "time",
     "method_source",
+    "revision",
     "distribution",
     "checkpoint",
 )
@@ -38,7 +38,6 @@ SOLVES = (
 )
 COST = ("parameters", "pretraining_seconds", "training_seconds", "evaluation_seconds", "episodes_per_second")
 STATISTIC = ("mean", "max", "total", "episodes", "not_finite")
-DECLARED = ("head", "transductive", "schedule")
 
 STEP = re.compile(r"[1-9][0-9]{0,17}")
 PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
@@ -73,12 +72,6 @@ def unknown_keys(result: Result) -> Iterator[str]:
     yield from _others("cost", result.cost, COST)
     for name, numbers in result.solver.items():
         yield from _others(f"solver.{name}", numbers, STATISTIC)
-    if result.probe:
-        yield from _others("probe.declared", result.probe.declared, DECLARED)
-        training = result.probe.declared.get("schedule")
-        yield from _others("probe.declared.schedule", training, MetaTraining.__struct_fields__)
-        rates = training.get("schedule") if isinstance(training, dict) else None
-        yield from _others("probe.declared.schedule.schedule", rates, Schedule.__struct_fields__)
 
 
 def _others(where: str, found: Any, known: Iterable[str] | re.Pattern[str]) -> Iterator[str]:

@@ -16,9 +16,8 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.wording import short
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.behaviour import bounded, comparable, differs
 from ifsl_bench.plugin.find_method import Chosen
-from ifsl_bench.plugin.options import defaults, resolve_options
+from ifsl_bench.plugin.options import resolve_options
 from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training
@@ -26,7 +25,6 @@ from ifsl_bench.running.check_search import odd_search
 from ifsl_bench.running.check_values import Unverified
 from ifsl_bench.running.job import Job
 
-WORK = 10  # times the default of an option
 METHOD = (
     r"(?:[A-Za-z0-9][A-Za-z0-9._-]*:)?[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
 )
@@ -152,41 +150,11 @@ def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
         raise Unverified(f"choice of options, since {other}")
 
 
-def _probe(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """What the method computes; another version of it may compute something else."""
-    if (job := _known_job(result, task)) is None:
-        return
-    whole = {name: value for name, value in job.options.items() if type(value) is int}
-    if large := [name for name, value in whole.items() if value > _most_work(job, name)]:
-        raise Unverified(
-            f"probe, since {large[0]}={whole[large[0]]:,} may take long; 'ifsl-bench reproduce' does it all"
-        )
-    try:
-        mine = job.probe(home)
-    except UserError as error:
-        raise Unverified(f"probe, since {error}") from error
-    if mine is None:
-        raise Unverified(f"probe, since method {result.method} cannot be probed")
-    if result.probe is None:
-        fault = f"null, and method {result.method} can be probed"
-    elif not comparable(result.probe, mine):
-        raise Unverified(f"probe, since it is of version {result.probe.version}, not {mine.version}")
-    else:
-        other = differs(bounded(result.probe, mine), mine)
-        fault = f"method {result.method} differs in {other}" if other else ""
-    if fault and (version := _other_version(result)):
-        raise Unverified(f"probe, since {version}, which differs")
-    if fault:
-        yield f"probe: {fault}"
-
-
-def _most_work(job: Job, name: str) -> int:
-    """The largest whole number for an option that a method is asked with, unless it is the user who wants that.
-
-    Such numbers are steps and units: of a billion, another's file would have this machine compute for years.
-    """
-    default = defaults(job.method, job.task)[name]
-    return WORK * max(default, 1) if type(default) is int else WORK
+def _code(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The method's code; that of another version of its package may be other code."""
+    job = _known_job(result, task)
+    if job and not job.has_made(result.provenance) and not _other_version(result):
+        yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
 
 
 def _unknown_method(result: Result, task: Task) -> Iterator[str]:
@@ -227,4 +195,4 @@ def _unknown_method(result: Result, task: Task) -> Iterator[str]:
         yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
 
 
-CHECKS = (_method, _package, _search, _probe)
+CHECKS = (_method, _package, _search, _code)

@@ -10,7 +10,6 @@ from typing import Any
 
 from ifsl_bench._version import __version__
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.plugin.behaviour import VERSION
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.limits import MOST_TRIALS
 
@@ -36,10 +35,6 @@ def odd_values(result: Result) -> Iterator[str]:
         yield f"setting: {result.setting!r}, where 'paper', 'every' or 'tuned-N' from 2 was expected"
     if result.trials > MOST_TRIALS:
         yield f"setting: {result.setting!r}, a run tries at most {MOST_TRIALS:,}"
-    if result.probe and not result.probe.numbers:
-        yield "probe: it has no numbers"
-    if result.probe and result.probe.version > VERSION:
-        yield f"probe.version: {result.probe.version} is newer than the one that checks, {VERSION}"
     values = {value for tried in result.tuned.values() for value in tried}
     if strange := [*(set(result.passed_over) - values), *(set(result.edge) - result.chosen)]:
         yield f"passed_over, edge: {strange[0]!r} is nothing that was tuned"
@@ -107,6 +102,8 @@ def _provenance(found: dict[str, Any]) -> Iterator[str]:
         yield from _hex("provenance.commit", commit, 40)
     if source := found.get("method_source"):
         yield from _hex("provenance.method_source", source, 16)
+    if type(found.get("revision", 0)) is not int:
+        yield f"provenance.revision: {reprlib.repr(found['revision'])} is no whole number"
     yield from _version(found.get("version"))
     yield from _time(found.get("time"))
 

@@ -118,15 +118,13 @@ class Evaluate(OfEvaluation):
             provenance={
                 **measured,
                 "device": " and ".join(dict.fromkeys(part.device for part in parts)),
-                "method_source": job.source,
-                "distribution": job.chosen.distribution,
+                **job.identity,
                 "checkpoint": ready.folder,
             },
             novel_fingerprint=prepared.dataset.novel_fingerprint,
             partial=prepared.dataset.partial,
             calibration=calibration_entry(calibrated, self.job.calibrated) if calibrated else None,
             transductive=job.method.transductive,
-            probe=self.job.probe(work.home),
             places={
                 "pretraining": backbone.info["device"],
                 **prepared.features_places(),

@@ -16,12 +16,10 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.wording import short, spelled
 from ifsl_bench.plugin import settings
-from ifsl_bench.plugin.behaviour import Probe, comparable, differs
 from ifsl_bench.plugin.find_method import Chosen, find_method
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.method_source import method_source
+from ifsl_bench.plugin.method_source import method_source, same_method
 from ifsl_bench.plugin.options import defaults, resolve_options, settled, trains
-from ifsl_bench.plugin.probe_cache import probe_of
 from ifsl_bench.plugin.search import Point
 from ifsl_bench.plugin.space import RATE
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_episodes
@@ -172,31 +170,17 @@ class Job:
         return self.method.schedule or self.task.meta_training
 
     @property
-    def source(self) -> str:
-        """Identity of the method's code, see :func:`ifsl_bench.plugin.method_source.method_source`."""
-        return method_source(self.method)
-
-    def probe(self, home: Home) -> Probe | None:
-        """What the method computes with the options given; what is searched has its default, so that seeds which
-        choose otherwise are of one method. A candidate has its own values."""
-        return probe_of(home.probes, self.name, self.method, self.options, self.task.shots)
-
-    def identity(self, home: Home) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """What tells the method from others; recorded with what is made."""
-        return {"method_source": self.source, "probe": msgspec.to_builtins(self.probe(home))}
+        return {
+            "method_source": method_source(self.method),
+            "revision": self.method.revision,
+            "distribution": self.chosen.distribution,
+        }
 
-    def other_method(self, home: Home, made_by: Mapping[str, Any]) -> str:
-        """In what the method that made something differs from the job's; "" in nothing that shows.
-
-        Args:
-            made_by: its :meth:`identity`. Without a probe of today's version, the code is compared.
-        """
-        probe = msgspec.convert(made_by.get("probe"), Probe | None)
-        mine = self.probe(home) if probe else None
-        if mine and probe and comparable(mine, probe):
-            return differs(probe, mine)
-        same = made_by.get("method_source") == self.source
-        return "" if same else "its code, which was recorded without what it computes"
+    def has_made(self, recorded: Mapping[str, Any]) -> bool:
+        """Whether something that records the :attr:`identity` of its method is of the job's method."""
+        return same_method(self.identity, recorded)
 
     def result_path(self, home: Home) -> Path:
         return home.results / self.task.name / file_name(self.label, self.seed)

@@ -9,7 +9,6 @@ measured anew, while a run that was stopped goes on with the ranges that are not
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from ifsl_bench._version import __version__
 from ifsl_bench.backbone.device import describe_device
 from ifsl_bench.backbone.placement import Place
 from ifsl_bench.common.building import remove
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
+from ifsl_bench.common.own_code import own_code
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.common.sealed import read_sealed, write_sealed
 from ifsl_bench.data.preparing.outline import Outline
@@ -36,7 +35,6 @@ from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.episodic.trained import Trained, load_trained
 from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.probe_cache import everything, own_code
 from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
 from ifsl_bench.running.job import TUNING_SEED, Job
@@ -162,8 +160,7 @@ class OfEvaluation(OfJob):
             if info is None or info.get("finished") is not True or info.get("pretraining_sha256") != weights:
                 return None
             trained = info["tensors"]["sha256"]
-        how = hashlib.sha256(b"".join(own_code("episodic"))).hexdigest()  # episodes are drawn and counted
-        code = [everything(job.method), how, __version__, torch.__version__]
+        code = [job.identity, own_code(), torch.__version__]
         return sha256_json([OfEvaluation.key(self, home), job.options, weights, trained, code])
 
 

@@ -21,7 +21,7 @@ from ifsl_bench.data.preparing.of_task import data_of
 from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin import registry
-from ifsl_bench.plugin.behaviour import comparable, differs
+from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import is_plain
@@ -147,15 +147,14 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     episodes = None if reasons else _other_counts(stored, found)
     if stored.earlier_search:
         reasons.append("options chosen by an earlier search")
-    if stored.probe and found.probe and comparable(stored.probe, found.probe):
-        reasons += [f"the method differs in {other}"] if (other := differs(stored.probe, found.probe)) else []
+    if not same_method(stored.provenance, found.provenance):
+        reasons.append("other code of the method")
     if stored.pretraining.get("key") != found.pretraining["key"]:
         reasons.append("a backbone of another recipe")
     elif stored.pretraining.get("sha256") != found.pretraining["sha256"]:
         reasons.append("other weights of the backbone")
-    for name in ("device", "libraries"):
-        if stored.provenance.get(name) != found.provenance.get(name):
-            reasons.append(f"other {name}")
+    changed = [key for key in ("device", "libraries") if stored.provenance.get(key) != found.provenance.get(key)]
+    reasons += [f"other {key}" for key in changed]
     points = found.summary["acc"]["mean"] - stored.summary["acc"]["mean"]
     why = unexplained(stored, found, _seeds(path, stored)) if episodes else ()
     return Reproduced(stored, found, episodes, points, tuple(reasons), *_other_settings(stored, found), why)

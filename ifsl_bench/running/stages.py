@@ -4,12 +4,11 @@ meta-training, and trials of options."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -31,7 +30,6 @@ from ifsl_bench.episodic.rough_times import episode_seconds, sizes_of, step_seco
 from ifsl_bench.episodic.trained import Model, folders, holds
 from ifsl_bench.plugin.method import Base, Method, NonFinite
 from ifsl_bench.plugin.options import defaults, make_method
-from ifsl_bench.plugin.probe_cache import everything
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import CheckEpisodes, Features, Pretrain, Stage
@@ -50,7 +48,7 @@ class OfJob(Stage):
         return Pretrain(self.job.task, self.job.method.head, self.job.seed)
 
     def key(self, home: Home) -> str:
-        """Different whenever the parameters could differ though `Job.other_method` sees nothing."""
+        """Different whenever the parameters could differ between jobs of one method."""
         job = self.job
         training = {k: v for k, v in job.training.changes().items() if k != "select"}  # every state holds both models
         plan, backbone = msgspec.to_builtins(job.schedule), self.backbone.key(home)
@@ -145,13 +143,13 @@ class MetaTrain(OfJob):
     def needs(self) -> Sequence[Stage]:
         return prepared_for(self.job, ("train", "val"))
 
-    def is_ours(self, home: Home, folder: Path) -> bool:
-        """Whether a folder is free, or what is in it was trained by what computes the same as the job's method."""
-        return holds(folder, lambda info: not self.job.other_method(home, info))
+    def is_ours(self, folder: Path) -> bool:
+        """Whether a folder is free, or has a model of the job's method."""
+        return holds(folder, self.job.has_made)
 
     def folder(self, home: Home) -> Path:
         """Where the model is, or will be."""
-        return next(folder for folder in folders(home.trained / self.key(home)) if self.is_ours(home, folder))
+        return next(folder for folder in folders(home.trained / self.key(home)) if self.is_ours(folder))
 
     def cached(self, home: Home) -> bool:
         return finished_info(self.folder(home), pretraining_sha256=self.backbone.weights(home)) is not None
@@ -178,8 +176,7 @@ class MetaTrain(OfJob):
             return Model(method.eval())
         facts = {
             "method": job.chosen.file or job.name,
-            **self.job.identity(work.home),
-            "distribution": job.chosen.distribution,
+            **job.identity,
             "options": job.options,
             "train": {key: value for key, value in job.training.changes().items() if key != "select"},
             "task": job.task.name,
@@ -192,7 +189,7 @@ class MetaTrain(OfJob):
         for folder in folders(work.home.trained / self.key(work.home)):
             done = finished(folder, pretraining_sha256=prepared.pretrained.sha256) is not None
             with nullcontext() if done else locked(folder, work.reporter.warn):  # a read-only folder grants no lock
-                if self.is_ours(work.home, folder):  # asked under the lock: another process may have made it
+                if self.is_ours(folder):  # asked under the lock: another process may have made it
                     if not done:
                         say_place(work, self, place)
                     how = job.schedule, job.training, job.seed, facts, work.reporter
@@ -226,14 +223,7 @@ class Trial(OfJob):
 
     def kept(self, home: Home, weights: str | None, reporter: Reporter | None = None) -> Tried | None:
         """The trial of the same method on the same backbone, if there is one."""
-        return read_trial(self.file(home), weights, lambda made_by: self.is_mine(home, made_by), reporter)
-
-    def identity(self, home: Home) -> dict[str, Any]:
-        """What tells the method from others: what it computes; all its code, where a trial is as fast as a probe."""
-        return self.job.identity(home) if self.job.trains else {"code": everything(self.job.method)}
-
-    def is_mine(self, home: Home, made_by: Mapping[str, Any]) -> bool:
-        return not self.job.other_method(home, made_by) if self.job.trains else made_by == self.identity(home)
+        return read_trial(self.file(home), weights, self.job.has_made, reporter)
 
     def place(self, work: Workspace) -> Place:
         return both(self.training(work), self.evaluation(work)) if self.job.trains else self.evaluation(work)
@@ -258,7 +248,7 @@ class Trial(OfJob):
                 tried = Tried(found.accuracy, len(episodes), found.unconverged, hits=hits_of(found))
             except (Diverged, NonFinite) as error:
                 tried = Tried(0.0, len(episodes), diverged=str(error))
-            write_trial(file, tried, prepared.pretrained.sha256, str(job), self.identity(work.home))
+            write_trial(file, tried, prepared.pretrained.sha256, str(job), job.identity)
             work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
         return tried
 

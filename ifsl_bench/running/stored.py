@@ -38,7 +38,7 @@ def kept_of(job: Job, home: Home) -> Kept:
     """The job's stored result, if it is what the job would make now, or why it is not.
 
     Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
-    backbone are in the cache to compare with, and so must be what the method computes.
+    backbone are in the cache to compare with, and so must be the method.
     """
     path, searched = job.result_path(home), job.searched
     if not os.path.exists(path):
@@ -74,9 +74,7 @@ def kept_of(job: Job, home: Home) -> Kept:
         ),
     }
     changed = [name for name, (stored, now) in wanted.items() if stored != now]
-    made_by = {"method_source": result.provenance.get("method_source"), "probe": result.probe}
-    if not changed and (other := job.other_method(home, made_by)):  # last, for it may take seconds
-        changed = [f"the method: {other}"]
+    changed += [] if job.has_made(result.provenance) else ["the method's code"]
     return Kept(None, f"changed: {', '.join(changed)}") if changed else Kept(result)
 
 
@@ -87,8 +85,6 @@ def stored_result(job: Job, work: Workspace) -> Result | None:
         work.reporter.warn(f"{kept.outdated}; it is made again")
     elif kept.outdated:
         work.reporter.say(f"{job.result_path(work.home).name} is out of date ({kept.outdated})")
-    elif kept.result and kept.result.provenance.get("method_source") != job.source:
-        work.reporter.say(f"{job}: the code of {job.name} has changed since, and computes the same")
     return kept.result
 
 

@@ -120,7 +120,7 @@ def files_of(home: Path) -> list[Path]:
 
 def kind_of(path: Path) -> str:
     """What a file is called in the report: its folder, and its name without what differs."""
-    name = path.name if path.parts[0] not in ("trials", "digests", "probes") else "*.json"
+    name = path.name if path.parts[0] not in ("trials", "digests") else "*.json"
     return f"{path.parts[0]}/{'.'.join(name.split('.')[1:]) if path.parts[0] == 'data' and 'npy' in name else name}"
 
 

@@ -42,7 +42,6 @@ from ifsl_bench.common import packed
 from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.plugin.probe import probe
 from ifsl_bench.protocol.metrics import COUNTS, summarise
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import parse as parse_tasks
@@ -83,7 +82,7 @@ STRANGE: tuple[Any, ...] = (
 NAMES = (
     "", "x", "mean", "steps", "rate", "learner", "gradient", "hidden", "normalise", "acc", "harmonic", "kept_step",
     "validation", "solves", "adjoint_indefinite", "adjoint_episodes", "name", "version", "time", "note", "classes",
-    "\ud800", "probe", "setting", "edge", "weight_decay", "train.rate", "a, b", "\x1b[2J", "pairs", "\u202e",
+    "\ud800", "revision", "setting", "edge", "weight_decay", "train.rate", "a, b", "\x1b[2J", "pairs", "\u202e",
     "9" * 5000, "x" * 3000,
 )  # fmt: skip
 WORDS = (
@@ -145,11 +144,6 @@ def whole(method: str, seed: int, **other: Any) -> dict[str, Any]:
     curve = {"bias": [0.0], "base_joint": sums[:1], "novel_joint": sums[1:]}
     halves = len(task().evaluation.halves[0])
     value["calibration"] = {"bias": 0.0, "validation_episodes": halves, "curve": curve, "applied": False}
-    value["probe"] = {
-        "version": 1,
-        "declared": {"head": "cosine", "transductive": False},
-        "numbers": {"logits": {"values": [0.5, 1.5, -2.0, 3.0], "within": [0.01, 0.02], "elsewhere": 0}},
-    }
     value["provenance"]["distribution"] = {"name": "theirs", "version": "1.0"}
     value["summary"] = summary_of(entry)
     return value | other
@@ -182,7 +176,6 @@ def results() -> Sequence[bytes]:
     }
     known = whole("lwof", 0, options={"normalise": True}, label="lwof.normalise=true", **trained, setting="paper")
     chosen = find_method("lwof")[0]
-    known["probe"] = msgspec.to_builtins(probe("lwof", chosen.method, {"normalise": True, "init": "ren"}, 1))
     known["provenance"]["distribution"] = chosen.distribution
     found = [
         whole("zzz", 1),

@@ -1,0 +1,184 @@
+"""What tells methods apart: the syntax of their own code, and `revision`; of our own methods that alone."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import msgspec
+import pytest
+import torch
+
+from ifsl_bench.board import result_file, result_folder
+from ifsl_bench.board.measured import rows_of
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Method, Prediction
+from ifsl_bench.plugin.method_source import method_source, same_method
+from ifsl_bench.protocol.task import MetaTraining
+
+
+class Means(Method):
+    """Class means by their inner products, with one parameter."""
+
+    def __init__(self, base, ways):
+        super().__init__(base, ways)
+        self.weight = torch.nn.Parameter(torch.full_like(base.weight[0], 0.5))
+
+    def forward(self, support, query):
+        novel = (query.features * self.weight) @ support.class_means(self.ways).mT
+        return Prediction(torch.cat([query.base_logits, novel], -1))
+
+
+# --- a stranger's package of two modules
+
+
+STRANGE = """
+import torch
+from ifsl_bench import Method, MetaTraining, Prediction
+{imports}
+
+class Strange(Method):
+    schedule = MetaTraining(steps=4, validate_every=2)
+
+    def __init__(self, base, ways):
+        super().__init__(base, ways)
+        self.weight = torch.nn.Parameter(torch.ones_like(base.weight[0]))
+
+    def forward(self, support, query):
+        {within}
+        novel = {scale} * (query.features * self.weight) @ support.class_means(self.ways).mT
+        return Prediction(torch.cat([query.base_logits, novel], -1))
+"""
+FORMS = {
+    "a package": ("strange/method.py", "strange/helper.py", "from .helper import SCALE", "pass", "SCALE"),
+    "imported late": ("strange/method.py", "strange/helper.py", "", "from strange import helper", "helper.SCALE"),
+    "two modules": ("method.py", "helper.py", "import helper", "pass", "helper.SCALE"),
+}
+
+
+@pytest.fixture(params=FORMS)
+def strange(request, tmp_path, monkeypatch):
+    """Writes the package with a scale and imports it anew."""
+    method, helper, imports, within, scale = FORMS[request.param]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for name in (method, helper):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+    if "/" in method:
+        (tmp_path / "strange" / "__init__.py").write_text("")
+
+    def load(text, rename=str):
+        """``rename`` changes the text of the method's module."""
+        (tmp_path / helper).write_text(text)
+        (tmp_path / method).write_text(rename(STRANGE.format(imports=imports, within=within, scale=scale)))
+        forget()
+        return importlib.import_module(method.removesuffix(".py").replace("/", ".")).Strange
+
+    def forget():
+        for name in [name for name in sys.modules if name.split(".")[0] in ("strange", "method", "helper")]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+
+    yield load
+    forget()
+
+
+COMMENTED = ("class Strange(Method):", 'class Strange(Method):  # a comment\n    """A docstring."""\n')
+
+
+def test_comments_docstrings_and_layout_are_no_other_method(strange):
+    first = method_source(strange("SCALE = 1.0\n"))
+    assert method_source(strange('"""Of two."""\nSCALE  =  (1.0)  # a comment\n')) == first
+    assert method_source(strange("SCALE = 1.0\n", lambda text: text.replace(*COMMENTED))) == first
+    assert method_source(strange("SCALE = 1.5\n")) != first
+    assert method_source(strange("SCALE = 1.0\n", lambda text: text.replace("@ support", "@ -support"))) != first
+    assert method_source(strange("SCALE = 1.0\n")) == first
+
+
+def test_a_second_module_that_changes_is_seen(strange, clusters, recorded):
+    work = api.workspace(clusters / "home", device="cpu", reporter=recorded)
+    task, trained = f"{clusters / 'clusters.toml'}:clusters-5shot", clusters / "home" / "trained"
+    first = api.run(strange("SCALE = 1.0\n"), task, work=work)
+    assert api.run(strange("SCALE = 1.0  # a comment\n"), task, work=work) == first
+    assert any("done already" in line for line in recorded.said)
+
+    recorded.said.clear()
+    found = api.run(strange("SCALE = 0.5\n"), task, work=work)
+    assert found.episodes != first.episodes
+    assert not any("done already" in line for line in recorded.said)
+    assert any("out of date (changed: the method's code)" in line for line in recorded.said)
+    folders = sorted(path.name for path in trained.iterdir() if path.is_dir())
+    assert folders[1] == f"{folders[0]}-2"
+    assert found.provenance["checkpoint"] == folders[1]
+
+    again = api.run(strange("SCALE = 1.0\n"), task, work=work)  # the first model is still there
+    assert again.provenance["checkpoint"] == folders[0]
+    assert again.episodes == first.episodes
+
+
+def test_new_code_on_an_old_checkpoint_is_said(strange, clusters, recorded):
+    work = api.workspace(clusters / "home", device="cpu", reporter=recorded)
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    api.run(strange("SCALE = 1.0\n"), task, work=work)
+    (folder,) = (path for path in (clusters / "home" / "trained").iterdir() if path.is_dir())
+    for scale in (1.0, 0.5):
+        (job,) = api.make_jobs([strange(f"SCALE = {scale}\n")], [task], {}, api.Training(), [0], None)
+        assert job.has_made(api.trained_facts(folder)) == (scale == 1.0)
+
+
+@pytest.fixture
+def recorded():
+    class Recorded(Reporter):
+        def __init__(self):
+            super().__init__()
+            self.said, self.warned = [], []
+
+        def say(self, text):
+            self.said.append(text)
+
+        def warn(self, text):
+            self.warned.append(text)
+
+    return Recorded()
+
+
+def test_a_raised_revision_trains_anew(clusters):
+    work = api.workspace(clusters / "home", device="cpu")
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    kind = type("Again", (Means,), {"schedule": MetaTraining(steps=2, validate_every=2)})
+    first = api.run(kind, task, work=work)
+    kind.revision = 1
+    assert api.run(kind, task, work=work, rerun=True).provenance["checkpoint"] != first.provenance["checkpoint"]
+
+
+# --- ours
+
+
+def test_our_methods_are_known_by_their_revision():
+    name, kind, _ = registry.resolve("lwof")
+    (job,) = api.make_jobs(["lwof"], ["glyphs-5shot"], {}, api.Training(), [0], None)
+    stored = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "lwof.seed-0.json").provenance
+    assert (name, kind.revision) == ("lwof", 0)
+    assert job.has_made(stored)
+    assert job.has_made(stored | {"method_source": "0" * 16})
+    assert not job.has_made(stored | {"revision": 1})
+    assert not job.has_made(stored | {"distribution": {}}), "a class of that name from elsewhere"
+
+
+# --- rows
+
+
+def test_seeds_of_another_method_are_left_out_of_a_row():
+    stored = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "imprint.seed-0.json")
+
+    def one(seed, **said):
+        provenance = {"distribution": {}, "revision": 0, "method_source": "s", "time": str(seed)} | said
+        return msgspec.structs.replace(stored, label="x", seed=seed, provenance=provenance)
+
+    for other in ({"method_source": "t"}, {"revision": 1}):
+        rows, remarks = rows_of([one(0, **other), one(1), one(2)], "yours")
+        assert [(row.label, row.seeds) for row in rows] == [("x", (1, 2))]
+        assert "the method's code differs" in remarks[0]
+    assert same_method(one(0).provenance, one(1).provenance)
