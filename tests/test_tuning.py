@@ -537,7 +537,7 @@ class Own(Method):
 
 @pytest.mark.parametrize("learned", ["pass", "self.offset = torch.nn.Parameter(torch.zeros(()))"])
 def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned):
-    """Code that computes something else at a trial's own values, or another backbone: the trial is made anew."""
+    """With other code, or another backbone, the trial is made anew."""
     file = tmp_path / "own.py"
 
     def trials(text):
@@ -550,12 +550,10 @@ def test_a_trial_is_of_one_method_and_one_backbone(task, work, tmp_path, learned
     assert all(trial.cached(work.home) for trial in made)
     assert made[1].kept(work.home, made[1].backbone.weights(work.home))
     assert not made[1].kept(work.home, "0" * 64)
-    other = f"scale = -scale if self.temperature == {made[1].job.options['temperature']} else scale"
-    _, changed = trials(OWN.replace("        return Prediction", f"        {other}\n        return Prediction"))
-    assert not changed[1].cached(work.home)
-    assert changed[0].cached(work.home) == (learned != "pass"), "what is trained is known by what it computes"
+    _, changed = trials(OWN.replace("return Prediction", "scale = -scale\n        return Prediction"))
+    assert not any(trial.cached(work.home) for trial in changed)
     _, commented = trials(OWN + "# a remark")
-    assert all(trial.cached(work.home) == (learned != "pass") for trial in commented)
+    assert all(trial.cached(work.home) for trial in commented)
 
 
 def test_seeds_of_a_tuned_row_share_their_choice(task, work):
