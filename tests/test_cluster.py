@@ -36,6 +36,7 @@ from ifsl_bench.campaigns.work import Outcome, Setting
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.running.job import make_jobs
 
@@ -121,12 +122,12 @@ def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path)
         "from ifsl_bench.methods.imprint import Imprint\n\nclass Own(Imprint):\n    pass\n"
     )
     (job,) = make_jobs([f"{tmp_path}/own.py:Own"], ["glyphs-5shot"], {}, Training(), [0], None)
-    here = ("Own", pickle.dumps(job.chosen), job.source)
+    here = ("Own", pickle.dumps(job.chosen), method_source(job.method))
     with worker_check.wanted(home, [here]) as needed:
         assert worker_check.unfit(needed) == ""
         (tmp_path / "own.py").unlink()
         assert "cannot load method Own" in worker_check.unfit(needed)
-    with worker_check.wanted(home, [("Own", b"cnowhere\nOwn\n.", job.source)]) as needed:
+    with worker_check.wanted(home, [("Own", b"cnowhere\nOwn\n.", method_source(job.method))]) as needed:
         assert "cannot load method Own (No module named 'nowhere')" in worker_check.unfit(needed)
     with worker_check.wanted(
         home,

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
 
 EXECUTED = "__executed__"  # a module made from a file says what was executed, whatever the file holds now
-OURS = (OWN, "methods")  # packages whose modules are one method's each, or no method's
 INSTALLED = ("site-packages", "dist-packages")  # folders where a module's neighbours are other distributions
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -58,8 +57,8 @@ def method_source(method: type[Method]) -> str:
 
 def _parts(kind: type, module: ModuleType | None) -> Iterator[str]:
     """The syntax of each module that a class may run of its own package, or beside its own file."""
-    package = sys.modules.get(kind.__module__.partition(".")[0])
-    folders = getattr(package, "__path__", ()) if kind.__module__.partition(".")[0] not in OURS else ()
+    package = sys.modules.get(top := kind.__module__.partition(".")[0])
+    folders = getattr(package, "__path__", ()) if top != OWN else ()  # whose modules have a method each, or none
     files = {path: path.read_bytes() for folder in folders for path in sorted(Path(folder).rglob("*.py"))}
     if not files:
         path, content = _executed(module)
