@@ -160,7 +160,7 @@ def test_methods_are_rows_of_one_line(call):
     assert "Ren et al. 2019" in lines["lr+a"]
     status, out, _ = call("methods", "lr+a")
     assert status == 0
-    for text in ("learner=lr", "gamma", "0.0001 to 1 (log)", "Incremental Few-Shot Learning", "ifsl-bench cite lr+a"):
+    for text in ("learner=lr", "gamma", "1e-05 to 10 (log)", "Incremental Few-Shot Learning", "ifsl-bench cite lr+a"):
         assert text in out, text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import msgspec
@@ -483,15 +482,6 @@ def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call
         assert ours.provenance["device"] == "a pretend accelerator"
         if ours.training:
             assert ours.places["meta-training"] == few
-
-
-def test_results_without_places_are_read_as_before(here, call):
-    assert call("run", "--method", "imprint", "--task", "clusters.toml:clusters-5shot", "--device", "cpu")[0] == 0
-    (path,) = (here / "home" / "results").rglob("*.json")
-    content = json.loads(path.read_text())
-    assert content.pop("places") == {"pretraining": content["pretraining"]["device"], "evaluation": "cpu: --device cpu"}
-    path.write_text(json.dumps(content))
-    assert result_file.read(path).places == {}
 
 
 # From images to features

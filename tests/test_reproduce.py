@@ -129,7 +129,11 @@ def test_another_choice_with_the_same_counts_is_said_with_status_1(call, cluster
             "train.rate is the default where 0.25",
             1,
         ),
-        ({"tuned": {names: fewer}}, "other settings are tried, 3 where 2 are stored", 0),
+        (
+            {"tuned": {names: fewer}, "rounds": [len(fewer)], "choice": None},
+            "other settings are tried, 3 where 2 are stored",
+            0,
+        ),
         ({"passed_over": ["weight_decay=0.5"]}, "passed_over is empty where weight_decay=0.5 is stored", 0),
         ({"edge": [] if result.edge else [names]}, "edge is ", 0),
     ):

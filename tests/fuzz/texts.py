@@ -7,6 +7,7 @@ from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
+from ifsl_bench.board.result_folder import CLAIMS
 from ifsl_bench.campaigns.campaign_file import Said, asked
 from ifsl_bench.campaigns.jobs import with_tasks
 from ifsl_bench.common.errors import UserError
@@ -121,7 +122,7 @@ episodes = 20
 calibrate = true
 queries = [2, 3]
 """
-    return [*(file.read_bytes() for file in found if file.name.endswith(".toml")), more]
+    return [*(file.read_bytes() for file in found if file.name.endswith(".toml") and file.name != CLAIMS), more]
 
 
 def read_campaign(path: Path) -> None:
