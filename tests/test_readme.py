@@ -103,15 +103,15 @@ def accuracies(label: str, task: str) -> np.ndarray:
 
 
 def test_numbers_follow_from_the_stored_counts():
-    lr, attractor = accuracies("lr", "glyphs-1shot"), accuracies("lr+a", "glyphs-1shot")
+    static, attractor = accuracies("lr+s", "glyphs-1shot"), accuracies("lr+a", "glyphs-1shot")
     mean, spread = attractor.mean(0), attractor.mean(1).std(ddof=1)
     accuracy = re.escape(f"{mean.mean():.2f} ± {1.96 * stats.sem(mean):.2f}")
     assert re.search(rf"^\| lr\+a +\| {accuracy} \|.*\| {len(attractor)} +\| {spread:.2f} +\| stored", RESULTS, re.M)
-    paired, seeds = attractor - lr, (attractor - lr).mean(1)
+    paired, seeds = attractor - static, (attractor - static).mean(1)
     over_episodes = re.escape(f"± {1.96 * stats.sem(paired.mean(0)):.2f}")
     each = re.escape(", ".join(f"{value:+.2f}" for value in seeds))
     overall = re.escape(f"{paired.mean():+.2f} ± ")
-    row = rf"glyphs-1shot: `lr\+a` minus `lr` \| {overall}\d\.\d\d \| {over_episodes} \| .* \| {each} \|"
+    row = rf"glyphs-1shot: `lr\+a` minus `lr\+s` \| {overall}\d\.\d\d \| {over_episodes} \| .* \| {each} \|"
     assert re.search(row, RESULTS)
 
 
