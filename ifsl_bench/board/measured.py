@@ -166,12 +166,12 @@ def variance(choices: np.ndarray) -> float:
 
 
 def holding_choices(rows: Sequence[Row]) -> list[str]:
-    """A remark on rows of older results, whose intervals are without the uncertainty of choices."""
+    """A remark on rows that do not record it, so that their intervals are without the uncertainty of choices."""
     if not (names := [row.label for row in rows if row.holds_choices]):
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
     return [
-        f"intervals hold what was chosen on validation episodes, a bias or options, fixed in {which} (older results)"
+        f"intervals hold what was chosen on validation episodes, a bias or options, fixed in {which}, measured before it was recorded"
     ]
 
 
