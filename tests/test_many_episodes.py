@@ -189,7 +189,7 @@ def test_what_was_found_by_another_method_is_not_used(task, work, in_ranges, mon
     run_unstored(job, work)
     kept = [one for one in (Calibrate(job), *ranges_of(job)) if one.cached(work.home)]
     assert len(kept) == 4
-    monkeypatch.setattr(ranges, "everything", lambda method: "other code")
+    monkeypatch.setattr(ranges, "own_code", lambda: "other code")
     assert not any(one.cached(work.home) for one in kept)
     monkeypatch.undo()
     monkeypatch.setattr(ranges, "RANGE", 16)
