@@ -273,7 +273,10 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
     assert before.summary()["calibrated_acc"].interval == pytest.approx(
         from_before(result("before")).summary["calibrated_acc"]["interval"], abs=1e-6
     )
-    said = "ntervals hold what was chosen on validation episodes, a bias or options, fixed in before, measured before it was recorded"
+    said = (
+        "ntervals hold what was chosen on validation episodes, a bias or options, fixed in before, measured before it "
+        "was recorded"
+    )
     assert f"I{said}." in task_table(found).notes
     assert f"i{said}" in compare(before, new).notes
     assert not [note for note in compare(new, new).notes if said in note]

@@ -171,7 +171,8 @@ def holding_choices(rows: Sequence[Row]) -> list[str]:
         return []
     which = ", ".join(names) if len(names) < 3 else f"{len(names)} of {len(rows)} measured rows"
     return [
-        f"intervals hold what was chosen on validation episodes, a bias or options, fixed in {which}, measured before it was recorded"
+        "intervals hold what was chosen on validation episodes, a bias or options, fixed in "
+        f"{which}, measured before it was recorded"
     ]
 
 

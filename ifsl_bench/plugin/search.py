@@ -29,7 +29,7 @@ def next_round(
     pairs = later_rounds(space, trials)
     first = trials - PAIR * pairs
     if not rounds:
-        return _each_once([{key: default[key] for key in space}, *spread(space, first - 1)])
+        return _each_once([{key: default[key] for key in space}, *spread(space, first)])[:first]  # which may hold it
     if len(rounds) > pairs:
         return []
     tried = [point for one in rounds for point, _ in one]
