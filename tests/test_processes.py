@@ -25,6 +25,9 @@ from ifsl_bench.protocol.task_files import find
 pytestmark = pytest.mark.skipif(
     os.name != "posix" or not torch.distributed.is_available(), reason="torchrun and signals of POSIX"
 )
+# Of a change of weights: 6e-8, which twenty steps in single precision amplify some thousand times where a ReLU changes
+# sides; how much, differs by processor. An image that counted twice among 64 would be a hundredth.
+ROUNDED = 1e-3
 WORKER = Path(__file__).parent / "pretraining_worker.py"
 STEPS = 20  # five an epoch
 TASK = """
@@ -129,7 +132,7 @@ def test_two_processes_train_what_one_does_also_when_killed_and_resumed_as_anoth
         assert err.count("linear head, seed 0: done") == 1
         assert state(dots, home).info["processes"] == [1 if home == "one" else 2]
     whole = changes(dots, "one")
-    assert furthest(changes(dots, "two"), whole) < 1e-5
+    assert furthest(changes(dots, "two"), whole) < ROUNDED
 
     killed = start(dots, "two-one", 2, KILL="1:7"), start(dots, "one-two", 1, KILL="0:12")
     for command in killed:
@@ -140,7 +143,7 @@ def test_two_processes_train_what_one_does_also_when_killed_and_resumed_as_anoth
         assert status == 0, err
         assert f"(resumed at {5 if processes == 1 else 10} of {STEPS})" in err
         assert state(dots, home).info["processes"] == [3 - processes, processes]
-        assert furthest(changes(dots, home), whole) < 1e-5
+        assert furthest(changes(dots, home), whole) < ROUNDED
 
 
 @pytest.mark.slow("five commands, most of them of two processes")
