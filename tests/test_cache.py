@@ -35,12 +35,10 @@ def days_pass(home: Path, days: float = 2) -> None:
 
 @pytest.fixture(scope="module")
 def made(made_once):
-    """A home after a tuned run of lwof, with models of two settings, a trial and features."""
+    """A home after a tuned run of lwof, with the models and trials of two settings, and features."""
 
     def fill(root: Path) -> None:
         run(root)
-        (model,) = (root / "home" / "trained").glob("[!.]*")
-        shutil.copytree(model, model.with_name(f"{model.name.rpartition('-')[0]}-0123456789ab"))
         days_pass(root / "home")
 
     return made_once("cached", fill)
