@@ -338,7 +338,7 @@ def test_a_long_list_is_never_in_memory(home, tmp_path, python2, monkeypatch, tr
     monkeypatch.setattr(decode_many, "cores", lambda: 2)
     with traced() as memory:
         dataset = prepare(home, "tiered-imagenet", folder, False, Reporter())
-    assert memory.peak < 32e6  # half of the list, and half of its decoded images: neither is ever in memory
+    assert memory.peak < 60e6  # less than the list alone, and than its decoded images: neither is ever in memory
     np.testing.assert_array_equal(dataset.pool("novel/val").images[2999], images[2999 % 50])
 
 
