@@ -34,16 +34,16 @@ MOST_SLOW = 90
 COMPILING = tuple(
     f"tests/{name}"
     for name in (
-        "benchmarks/test_solve", "learners/", "solve/", "test_attractors", "test_calibrate", "test_check.py",
-        "test_contract", "test_example_method", "test_kernels", "test_later_methods", "test_many_episodes",
-        "test_methods_", "test_one_episode", "test_pretend", "test_identity", "test_regular", "test_reproduce",
-        "test_stages", "test_tuning", "test_variants",
+        "benchmarks/test_solve", "kernels/", "learners/", "methods/", "plugin/test_contract", "plugin/test_identity",
+        "product/test_example_method", "product/test_pretend", "protocol/test_variants", "running/test_calibrate",
+        "running/test_check.py", "running/test_many_episodes", "running/test_reproduce", "running/test_stages",
+        "running/test_tuning", "solve/",
     )
 )  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cuda", action="store_true", help="let the tests see CUDA devices; for tests/test_cuda.py")
+    parser.addoption("--cuda", action="store_true", help="let tests see CUDA devices; for product/test_cuda.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:

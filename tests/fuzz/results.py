@@ -46,9 +46,9 @@ from ifsl_bench.protocol.metrics import COUNTS, summarise
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import parse as parse_tasks
 from ifsl_bench.running.check import check_file
+from tests.board.result_fields import PLAIN
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import MOST, spoiled, spoiled_text
-from tests.result_fields import PLAIN
 
 EPISODES, WAYS, QUERIES, BASE = 12, 3, 6, 5
 TASKS = f"""

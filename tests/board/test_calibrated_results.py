@@ -1,0 +1,295 @@
+"""Calibration in result files, in rows and in tables; and results where no validation episodes can be drawn."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from ifsl_bench.board import boards
+from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.episode_counts import counts_entry
+from ifsl_bench.board.latex import paper_tables
+from ifsl_bench.board.leaderboard import ranked_table, task_table
+from ifsl_bench.board.measured import Row
+from ifsl_bench.board.render import PROGRAMS, render
+from ifsl_bench.board.result_file import (
+    SCHEMA,
+    Choice,
+    Result,
+    calibration_entry,
+    keep_old,
+    read,
+    summary_entry,
+    write,
+)
+from ifsl_bench.board.show import facts_of, result_table
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.protocol.calibration import Margins, find_bias
+from ifsl_bench.protocol.metrics import BALANCE, Counts, summarise
+from ifsl_bench.protocol.task_files import find
+from tests.board.result_fields import PLAIN
+
+TASK = find("mini-5shot")[0]
+QUERIES = 25  # of base classes, and of novel ones, in an episode of the task
+
+
+def margins(seed: int, episodes: int, gap: float = 2.0, shift: float = 1.0) -> Margins:
+    """Base queries above novel ones by ``gap``, and all of them too high by ``shift``."""
+    generator = np.random.default_rng(seed)
+
+    def draw(mean: float) -> np.ndarray:
+        values = generator.normal(mean + shift, 1, (episodes, QUERIES)).astype(np.float32)
+        return np.where(generator.random(values.shape) < 0.1, np.nan, values)
+
+    return Margins(draw(gap / 2), draw(-gap / 2))
+
+
+def result(label: str = "m", seed: int = 0, n: int = 60, bare: bool = False, applied: bool = False, **of) -> Result:
+    """``bare``: without calibration, as where there are no validation episodes."""
+    validation, test = margins(seed + 50, len(TASK.evaluation.halves[0]), **of), margins(seed, n, **of)
+    found = find_bias(validation).applied(test)
+    base, novel = test.joint_hits(found.bias if applied else 0)
+    alone = np.isfinite(test.base).sum(1), np.isfinite(test.novel).sum(1)
+    more = {} if bare else {"calibrated_base": found.base_joint, "calibrated_novel": found.novel_joint}
+    counts = Counts(base, alone[0], novel, alone[1], QUERIES, QUERIES, test.pairs(), **more)
+    fields = {
+        "schema": SCHEMA, "method": label, "label": label, "task": TASK.name, "task_hash": TASK.hash, "digest": f"d{n}",
+        "fingerprint": "f", "seed": seed, "pretraining": {"key": f"k{seed}", "sha256": "s"},
+        "episodes": counts_entry(counts, np.tile(np.arange(5), (n, 1))),
+        "summary": summary_entry(summarise(counts.per_episode())),
+        "calibration": None if bare else calibration_entry(found, applied),
+    }  # fmt: skip
+    return Result(**{**PLAIN, **fields})
+
+
+def test_round_trip_of_a_row_with_calibration_and_of_one_without(tmp_path):
+    for one in (result(), result("with", applied=True), result("bare", bare=True)):
+        path = write(tmp_path, one)
+        assert read(path) == one
+    assert set(BALANCE) & read(path).counts().per_episode().keys() == {"harmonic", "ausuc"}
+
+
+def test_a_new_result_takes_the_place_of_one_with_the_same_hits_and_of_no_other(tmp_path):
+    write(tmp_path, result())
+    assert keep_old(tmp_path, result()) is None
+    assert keep_old(tmp_path, result(gap=2.1)) == tmp_path / TASK.name / "m.seed-0.json.old-0"
+
+
+def change(field: str, at: int, value: int):
+    def apply(stored: dict) -> None:
+        stored["episodes"][field][at] += value
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (change("pairs", 3, 1000), "episodes.pairs has an episode with less than 0, or more than its hits alone"),
+        (change("pairs", 3, -300), "episodes.pairs has fewer than the joint hits of an episode make"),
+        (change("calibrated_base", 0, -26), "episodes.calibrated_base has an episode with less than 0"),
+        (change("calibrated_novel", 0, 20), "episodes.calibrated_novel has an episode with less than 0, or more"),
+        (change("calibrated_novel", 0, -1), "summary.calibrated_acc.mean is"),
+        (change("pairs", 0, 1), "summary.ausuc.mean is"),
+        (lambda v: v["episodes"]["pairs"].pop(), "episodes.pairs has 59 entries, episodes.base_joint has 60"),
+        (lambda v: v["episodes"]["pairs"].__setitem__(0, 10**30), "beyond all bounds"),
+        (lambda v: v["episodes"].pop("calibrated_novel"), "calibrated_novel are not both there"),
+        (lambda v: v["episodes"].pop("pairs"), "episodes.pairs is missing"),
+        (lambda v: v["episodes"].update(classes=[]), "episodes.classes has 0 entries, not equally many for each"),
+        (lambda v: v.update(calibration=None), "calibration is not there, episodes.calibrated_base is"),
+        (lambda v: [v["episodes"].pop(f"calibrated_{side}") for side in ("base", "novel")],
+         "calibration is there, episodes.calibrated_base is not"),
+        (lambda v: v["calibration"].update(applied=True), "applied, and yet joint hits and calibrated ones differ"),
+        (lambda v: v["calibration"].update(bias=-5), "calibration has base hits that rise, or novel hits that fall"),
+        (lambda v: v["calibration"].update(validation_episodes=0), "says that it is from 0 validation episodes"),
+        (lambda v: v["calibration"].update(more=1), "unknown field `more`"),
+        (lambda v: v["calibration"]["curve"]["bias"].pop(), "a curve whose parts differ in length"),
+        (lambda v: v["calibration"]["curve"]["bias"].reverse(), "a curve whose biases do not ascend"),
+        (lambda v: v["calibration"]["curve"]["base_joint"].__setitem__(10, 0), "calibration has base hits that rise"),
+        (lambda v: v["calibration"]["curve"]["novel_joint"].__setitem__(40, 0), "or novel hits that fall"),
+        (lambda v: v["calibration"]["curve"]["base_joint"].__setitem__(0, 10**6), "more hits than there are alone"),
+        (lambda v: v["calibration"]["resampled_base"].pop(), "calibration has other than 100 resamples"),
+        (lambda v: v["calibration"]["resampled_base"].__setitem__(7, 10**6), "more hits than there are alone"),
+        (lambda v: v["calibration"]["resampled_novel"].__setitem__(7, 10**10), "a count is beyond all bounds"),
+        (lambda v: v["calibration"]["resampled_novel"].__setitem__(7, v["calibration"]["resampled_novel"][7] + 40),
+         "calibration has a resample with more base and more novel hits than a bias on the curve has"),
+        (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0], "hits": {}}),
+         "choice has other than 100 resamples"),
+        (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0] * 100, "hits": {}}),
+         "choice has a place that none of 0 settings has"),
+        (lambda v: v["summary"].pop("harmonic"), "summary.harmonic.mean is nan"),
+        (lambda v: v["summary"]["harmonic"].update(mean=1.0), "summary.harmonic.mean is 1.0, the counts give"),
+        (lambda v: v["episodes"].update(base_queries=0, base_joint=[0] * 60, base_alone=[0] * 60,
+                                        novel_joint=v["episodes"]["novel_alone"]),
+         "episodes.pairs is there though the episodes have no base classes"),
+    ],
+)  # fmt: skip
+def test_calibration_that_no_episodes_can_have_is_refused(tmp_path, fault, message):
+    path = write(tmp_path, result())
+    stored = json.loads(path.read_text())
+    fault(stored)
+    path.write_text(json.dumps(stored))
+    with pytest.raises(CorruptFile) as error:
+        read(path)
+    assert message in str(error.value)
+
+
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *results: Result):
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    for one in results:
+        write(tmp_path / "results", one)
+    return load_board(TASK, tmp_path / "results")
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full, ranked):
+    table_of = ranked_table if ranked else task_table
+    bare = board(tmp_path, monkeypatch, result("bare", bare=True))
+    headings = table_of(bare, full).headings()
+    assert "cal. Acc." not in headings
+    assert ("AUSUC" in headings) == ("harmonic" in headings) == full
+    both = table_of(board(tmp_path, monkeypatch, result("new")), full)
+    assert [note for note in both.notes if note.startswith("cal.: with one bias on all novel logits")]
+    assert not [note for note in table_of(bare, full).notes if note.startswith("cal.")]
+    shown = set(both.headings()) - set(headings)
+    assert shown == ({"cal. Acc.", "cal. Delta"} if full else {"cal. Acc."})
+    at = both.headings().index("cal. Acc.")
+    assert full or both.headings()[at - 1] == "Acc."
+    cells = {cells[both.headings().index("method")].text: cells[at].text for cells in both.cells()}
+    new, resampled = result("new"), result("new").calibration
+    hits = np.add(resampled.resampled_base, resampled.resampled_novel) / (60 * 2 * QUERIES)
+    per_episode = new.counts().per_episode()["calibrated_acc"]
+    wide = 1.96 * np.sqrt(per_episode.var(ddof=1) / 60 + (100 * hits).var(ddof=1))
+    assert wide > 1.005 * new.summary["calibrated_acc"]["interval"], "the stored one holds the bias fixed"
+    assert cells["new"] == f"{per_episode.mean():.2f} ± {wide:.2f}"
+    assert cells["bare"] == ""
+    for style in PROGRAMS:
+        load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
+        rows = {row["method"]: row for row in load(render([both], style)) if row["source"] == "yours"}
+        for name in BALANCE:
+            assert float(rows["new"][name]) == pytest.approx(result("new").summary[name]["mean"], abs=1e-4)
+            assert (rows["bare"][name] in (None, "")) == name.startswith("calibrated")
+
+
+def test_latex_in_the_layout_of_papers_has_it_in_full_tables(tmp_path, monkeypatch):
+    found = board(tmp_path, monkeypatch, result("bare", bare=True), *(result("new", seed) for seed in range(3)))
+    assert "cal." not in paper_tables([found])
+    full = paper_tables([found], full=True)
+    assert r"cal. Acc. $\uparrow$" in full
+    value = found.row("new").summary()["calibrated_acc"]
+    assert rf"\textbf{{{value.mean:.2f}}} $\pm$ {value.interval:.2f}" in full, "it is the only one in its column"
+    assert "cal." not in paper_tables([board(tmp_path / "b", monkeypatch, result("bare", bare=True))], full=True)
+
+
+def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():
+    results = tuple(result(seed=seed, gap=1 + seed) for seed in range(3))
+    row = Row("m", "yours", results)
+    found = row.summary()
+    for name in ("ausuc", "calibrated_acc", "calibrated_delta"):
+        assert found[name].mean == pytest.approx(np.mean([r.summary[name]["mean"] for r in results]), abs=1e-5)
+    b, n = found["base_joint"].mean, found["novel_joint"].mean
+    assert found["harmonic"].mean == pytest.approx(2 * b * n / (b + n))
+    mixed = Row("m", "yours", (*results[:2], result(seed=2, bare=True)))
+    assert set(BALANCE) & set(mixed.metrics) == {"harmonic", "ausuc"}
+
+
+def test_comparisons_have_what_both_rows_have():
+    a, b, c = (Row(label, "yours", tuple(result(label, s, bare=label == "c", gap=gap) for s in range(3)))
+               for label, gap in (("a", 2.0), ("b", 1.5), ("c", 1.0)))  # fmt: skip
+    found = compare(a, b, [a, b, c])
+    d = a.per_episode()["ausuc"] - b.per_episode()["ausuc"]
+    assert found.episodes["ausuc"].mean == pytest.approx(d.mean())
+    assert found.by_seed["ausuc"].mean() == pytest.approx(d.mean())
+    assert found.overall["ausuc"].mean == pytest.approx(d.mean())
+    assert set(BALANCE) & compare(a, c, [a, b, c]).overall.keys() == {"harmonic", "ausuc"}
+
+
+def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
+    """Two rows whose biases move together differ by what is left; the same hits in another order do not pair."""
+    rows = [Row(label, "yours", tuple(result(label, s, shift=shift) for s in range(3)))
+            for label, shift in (("a", 1.0), ("b", 3.0))]  # fmt: skip
+    one, other = (row.choices("calibrated_acc") for row in rows)
+    assert one == pytest.approx(other, abs=1e-6), "b is a with a constant on the novel logits, up to rounding"
+    assert one.std() > 0.05
+    found = compare(*rows, rows)
+    d = rows[0].per_episode()["calibrated_acc"] - rows[1].per_episode()["calibrated_acc"]
+    assert found.episodes["calibrated_acc"].interval == pytest.approx(1.96 * d.std(ddof=1) / np.sqrt(60), abs=0.01)
+    noisy = [msgspec.structs.replace(r, calibration=msgspec.structs.replace(
+        r.calibration, resampled_base=r.calibration.resampled_base[::-1],
+        resampled_novel=r.calibration.resampled_novel[::-1])) for r in rows[1].results]  # fmt: skip
+    spread = (one - other[::-1]).var(ddof=1)
+    apart = compare(rows[0], Row("b", "yours", tuple(noisy)), rows)
+    expected = np.sqrt(d.var(ddof=1) / 60 + spread)
+    assert apart.episodes["calibrated_acc"].interval == pytest.approx(1.96 * expected)
+    overall = [of.overall["calibrated_acc"].error ** 2 for of in (found, apart)]
+    assert overall[1] - overall[0] == pytest.approx(spread, rel=1e-6)
+    assert apart.overall["acc"] == found.overall["acc"], "no bias is in it"
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_the_interval_of_a_tuned_row_holds_how_far_resamples_of_validation_choose_otherwise(tmp_path, applied):
+    plain = result(applied=applied)
+    names = ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs", "calibrated_base", "calibrated_novel")
+    hits = {name: [6000 + 100 * place, 6300 + 40 * place, 6150] for place, name in enumerate(names)}
+    winners = np.random.default_rng(0).integers(0, 3, 100)
+    choice = {"validation_episodes": 300, "chosen": 1, "winners": winners.tolist(), "hits": hits}
+    one = msgspec.structs.replace(plain, tuned={"a": {f"a={i}": 1.0 for i in range(3)}}, choice=Choice(**choice))
+    assert read(write(tmp_path, one)) == one
+    summary, counts = Row("m", "yours", (one,)).summary(), one.counts().per_episode()
+
+    def more(name: str) -> np.ndarray:
+        return np.array([hits[name][winner] - hits[name][1] for winner in winners]) / 300  # of an episode
+
+    bias = [np.array(each) / 60 for each in (one.calibration.resampled_base, one.calibration.resampled_novel)]
+    calibrated = bias[0] + more("calibrated_base") + bias[1] + more("calibrated_novel")
+    joint = calibrated if applied else more("base_joint") + more("novel_joint")
+    expected = {
+        "acc": joint / (2 * QUERIES),
+        "calibrated_acc": calibrated / (2 * QUERIES),
+        "novel_alone": more("novel_alone") / QUERIES,
+        "ausuc": more("pairs") / (2 * QUERIES**2),
+    }
+    for name, values in expected.items():
+        wide = 1.96 * np.sqrt(counts[name].var(ddof=1) / 60 + (100 * values).var(ddof=1))
+        # Resampled counts are rounded to whole hits, of 1,500 in all base queries of 60 episodes.
+        assert summary[name].interval == pytest.approx(wide, rel=1e-3), name
+
+
+def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, monkeypatch):
+    def from_before(one: Result) -> Result:
+        calibration = msgspec.structs.replace(one.calibration, resampled_base=[], resampled_novel=[])
+        return msgspec.structs.replace(one, calibration=calibration)
+
+    found = board(tmp_path, monkeypatch, from_before(result("before")), result("new"))
+    before, new = (found.row(label) for label in ("before", "new"))
+    assert before.summary()["calibrated_acc"].interval == pytest.approx(
+        from_before(result("before")).summary["calibrated_acc"]["interval"], abs=1e-6
+    )
+    said = (
+        "ntervals hold what was chosen on validation episodes, a bias or options, fixed in before, measured before it "
+        "was recorded"
+    )
+    assert f"I{said}." in task_table(found).notes
+    assert f"i{said}" in compare(before, new).notes
+    assert not [note for note in compare(new, new).notes if said in note]
+
+
+def test_a_shown_result_says_its_bias(tmp_path):
+    one = result(applied=True)
+    assert [name for name in result_table(one).rows if name in BALANCE] == list(BALANCE)
+    hits = np.add(one.calibration.resampled_base, one.calibration.resampled_novel) / (60 * 2 * QUERIES)
+    said = f"bias {one.calibration.bias:g} on the novel logits, found on 300 validation episodes, others of which move"
+    moved = f"cal. Acc. by {100 * hits.std(ddof=1):.2f} (standard deviation); part of the row"
+    assert f"{said} {moved}" in facts_of([one])
+    bare = result(bare=True)
+    assert [name for name in result_table(bare).rows if name in BALANCE] == ["harmonic", "ausuc"]
+    assert "calibration" not in facts_of([bare])
+    assert facts_of([msgspec.structs.replace(one, calibration=None)]) != facts_of([one])

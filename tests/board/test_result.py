@@ -1,0 +1,434 @@
+"""Result files, rows of several seeds, comparisons and tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from scipy import stats
+
+from ifsl_bench.board import boards, result_folder
+from ifsl_bench.board.columns import HEADINGS
+from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.episode_counts import counts_entry
+from ifsl_bench.board.leaderboard import task_table
+from ifsl_bench.board.measured import Row, rows_of
+from ifsl_bench.board.notes import standing
+from ifsl_bench.board.over_classes import over_classes
+from ifsl_bench.board.published import published
+from ifsl_bench.board.render import FORMATS, PROGRAMS, render
+from ifsl_bench.board.result_file import SCHEMA, Result, read, summary_entry, write
+from ifsl_bench.board.result_folder import packaged_root, stored
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.protocol.metrics import METRICS, Counts, summarise
+from ifsl_bench.protocol.task_files import find, packaged
+from tests.board.result_fields import PLAIN
+
+
+def make(label="m", seed=0, task="toy", n=50, base=0.8, novel=0.6, noise=0, classes=None, **changes) -> Result:
+    generator = np.random.default_rng([seed, noise, 7])
+    alone = generator.binomial(25, base, n), generator.binomial(25, novel, n)
+    joint = [generator.binomial(a, 0.9) for a in alone]
+    counts = Counts(joint[0], alone[0], joint[1], alone[1], 25, 25, 2 * joint[0] * joint[1])
+    fields = {
+        "schema": SCHEMA, "method": label, "label": label, "task": task,
+        "task_hash": "h", "digest": "d", "fingerprint": "f", "seed": seed,
+        "episodes": counts_entry(counts, some_classes(n) if classes is None else classes),
+        "summary": summary_entry(summarise(counts.per_episode())),
+        "pretraining": {"key": f"k{seed}", "sha256": "s"},
+    }  # fmt: skip
+    return Result(**{**PLAIN, **fields, **changes})
+
+
+def test_round_trip(tmp_path):
+    result = make()
+    path = write(tmp_path, result)
+    assert path == tmp_path / "toy" / "m.seed-0.json"
+    assert read(path) == result
+    assert stored(tmp_path) == stored(tmp_path, ["toy"]) == ([result], [])
+    assert stored(tmp_path, ["other"]) == stored(tmp_path / "none") == ([], [])
+
+
+def test_bad_and_misplaced_files_are_left_out_with_a_remark(tmp_path):
+    """One bad file takes nobody down, and a result counts only in its own place."""
+    good = make()
+    path = write(tmp_path, good)
+    (tmp_path / "toy" / "cut.seed-0.json").write_text(path.read_text()[:-50])
+    (tmp_path / "toy" / "m.seed-77.json").write_text(path.read_text())
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "m.seed-0.json").write_text(path.read_text())
+    (tmp_path / "toy" / "deep.seed-0.json").write_text("[" * 100_000)
+    huge = json.loads(path.read_text())
+    huge["episodes"]["base_joint"][0] = 10**30
+    (tmp_path / "toy" / "huge.seed-0.json").write_text(json.dumps(huge))
+    found, remarks = stored(tmp_path)
+    assert found == [good]
+    assert len(remarks) == 5
+    for name in ("cut", "m.seed-77", "other", "deep", "huge"):
+        assert any(name in remark for remark in remarks), name
+
+
+def test_a_file_is_read_once_until_it_changes(tmp_path, monkeypatch):
+    path = write(tmp_path, make())
+    assert stored(tmp_path)[0][0] is not stored(tmp_path)[0][0], "it may be written again before its time differs"
+    monkeypatch.setattr(result_folder, "SETTLED", 0)
+    (first,), (again,) = (stored(tmp_path)[0] for _ in range(2))
+    assert first is again
+    before, text = path.stat(), path.read_text()
+    mean = str(first.summary["acc"]["mean"])
+    time.sleep(0.05)
+    path.write_text(text.replace(mean, mean[::-1], 1))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    found, (remark,) = stored(tmp_path)
+    assert found == []
+    assert "summary.acc.mean" in remark
+    write(tmp_path, make())
+    assert stored(tmp_path)[0] == [first]
+
+
+def test_labels_cannot_leave_their_folder(tmp_path):
+    path = write(tmp_path, make("x.name=../../y"))
+    assert path.parent == tmp_path / "toy"
+    assert stored(tmp_path)[0][0].label == "x.name=../../y"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: v["summary"]["acc"].update(mean=99.0), "summary.acc.mean is 99.0, the counts give"),
+        (lambda v: v["summary"].pop("delta"), "summary.delta.mean is nan"),
+        (lambda v: v["episodes"]["base_joint"].__setitem__(0, 26), "outside 0..25"),
+        (lambda v: v["episodes"]["base_joint"].pop(), "entries"),
+        (lambda v: v.update(extra=1), "unknown field `extra`"),
+    ],
+)
+def test_tampering_is_refused(tmp_path, change, message):
+    path = write(tmp_path, make())
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+    with pytest.raises(CorruptFile) as error:
+        read(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_rows_average_each_episode_over_seeds():
+    results = [make(seed=s) for s in (2, 0, 1)]
+    (row,), remarks = rows_of(results, "yours")
+    assert not remarks
+    assert row.seeds == (0, 1, 2)
+    values = np.mean([r.counts().per_episode()["acc"] for r in results], 0)
+    assert row.summary()["acc"].mean == pytest.approx(values.mean())
+    assert row.summary()["acc"].interval == pytest.approx(1.96 * stats.sem(values))
+    assert row.spread() == pytest.approx(np.std([r.summary["acc"]["mean"] for r in results], ddof=1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"digest": "x"}, "the episodes differ"),
+        ({"options": {"a": 1}}, "options or training differ"),
+        ({"train": {"steps": 1}}, "options or training differ"),
+        ({"provenance": {"method_source": "x", "time": "2020"}}, "the method's code differs"),
+    ],
+)
+def test_seeds_that_do_not_belong_together_do_not_mix(changes, reason):
+    newest = make(seed=0, provenance={"time": "2026"})
+    (row,), remarks = rows_of([make(seed=1, **changes), newest], "yours")
+    assert row.results == (newest,)
+    assert len(remarks) == 1
+    assert reason in remarks[0]
+
+
+def test_comparison_is_paired_over_episodes_and_over_seeds():
+    a = Row("a", "yours", tuple(make("a", s, noise=1) for s in range(3)))
+    b = Row("b", "yours", tuple(make("b", s, base=0.7, noise=2) for s in range(3)))
+    found = compare(a, b)
+    for name in METRICS:
+        left, right = a.per_episode()[name], b.per_episode()[name]
+        assert found.episodes[name].mean == pytest.approx((left - right).mean())
+        assert found.episodes[name].p == pytest.approx(stats.ttest_rel(left, right).pvalue, rel=1e-6, abs=1e-12)
+        means = [x.summary[name]["mean"] - y.summary[name]["mean"] for x, y in zip(a.results, b.results, strict=True)]
+        low, high = stats.t.interval(0.95, 2, np.mean(means), stats.sem(means))
+        assert found.by_seed_interval[name].mean == pytest.approx(np.mean(means), abs=1e-6)
+        assert found.by_seed_interval[name].interval == pytest.approx((high - low) / 2, abs=1e-5)
+    assert found.notes == ()
+
+
+def some_classes(n: int, count: int = 12, ways: int = 5) -> np.ndarray:
+    return np.random.default_rng(n).random((n, count)).argsort(1)[:, :ways]
+
+
+def test_comparison_over_classes():
+    drawn = some_classes(50)
+    a, b = (Row(name, "yours", tuple(make(name, s, noise=i) for s in range(3))) for i, name in enumerate("ab"))
+    found = compare(a, b)
+    d = np.stack([a.per_episode()[name] - b.per_episode()[name] for name in METRICS], 1)
+    expected = over_classes(d, drawn)
+    assert found.classes == 12
+    assert found.notes == ()
+    for i, name in enumerate(METRICS):
+        assert found.over_classes[name].mean == pytest.approx(found.episodes[name].mean)
+        assert found.over_classes[name].interval == pytest.approx(expected.intervals[i])
+        assert found.effects[name] == pytest.approx(expected.effects[i])
+
+
+def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
+    kinds = {"few": some_classes(50, 60), "new": some_classes(50)}
+    for kind, drawn in kinds.items():
+        paths = [str(write(tmp_path / kind, make(name, noise=i, classes=drawn))) for i, name in enumerate("ab")]
+        status, text, _ = call("compare", *paths)
+        assert not status
+        rows = json.loads(call("compare", *paths, "--format", "json")[1])
+        assert ("over classes" in text.split("\n\n")[1]) == (kind == "new")
+        assert ("interval_of_classes" in rows[0]) == (kind == "new")
+        assert text.count("no interval over classes") == (kind != "new")
+        if kind == "few":
+            assert re.search(r"50 episodes with \d+ novel classes do not tell the classes apart", text)
+    a, b = (read(path) for path in map(Path, paths))
+    d = a.counts().per_episode()["acc"] - b.counts().per_episode()["acc"]
+    found = over_classes(d[:, None], kinds["new"])
+    assert (rows[0]["classes"], rows[0]["sd_of_classes"]) == (12, pytest.approx(found.effects[0], abs=1e-6))
+    assert rows[0]["interval_of_classes"] == pytest.approx(found.intervals[0], abs=1e-6)
+    assert re.search(rf"(?m)^Acc\. .*± {found.intervals[0]:.2f}\s*$", text)
+    zero = [row["metric"] for row in rows if row["sd_of_classes"] == 0]
+    assert zero
+    told = re.search(r"estimated below 0, and counts as 0, for (.*)\.", text)[1].split(", ")
+    assert told == [HEADINGS[name].text for name in zero]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda c: c.pop(), "has 249 entries, not equally many for each of 50 episodes"),
+        (lambda c: c.__setitem__(7, -1), "has classes below 0"),
+        (lambda c: c.__setitem__(7, c[8]), "has an episode with a class twice"),
+        (lambda c: c.__setitem__(7, 10**30), "beyond all bounds"),
+        (lambda c: c.__setitem__(7, 1.5), "Expected `int`"),
+    ],
+)
+def test_classes_that_no_episode_can_have_are_refused(tmp_path, change, reason):
+    path = write(tmp_path, make(classes=some_classes(50)))
+    value = json.loads(path.read_text())
+    change(value["episodes"]["classes"])
+    path.write_text(json.dumps(value))
+    with pytest.raises(CorruptFile, match=reason):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"digest": "x"}, "the episodes differ"),
+        ({"fingerprint": "x"}, "the data differ"),
+        ({"task_hash": "x"}, "the task's definition differs"),
+        ({"task": "x"}, "the tasks differ"),
+    ],
+)
+def test_comparison_refuses_with_the_reason(changes, reason):
+    with pytest.raises(UserError, match=reason):
+        compare(Row("a", "yours", (make("a"),)), Row("b", "yours", (make("b", **changes),)))
+
+
+def test_comparison_notes_unequal_seeds_and_separate_backbones():
+    a = Row("a", "yours", tuple(make("a", s) for s in range(2)))
+    b = Row("b", "stored", (make("b", 1, noise=3, pretraining={"key": "k1", "sha256": "other"}),))
+    found = compare(a, b)
+    assert found.seeds == (1,)
+    assert found.episodes["acc"].mean == pytest.approx(found.by_seed["acc"][0], abs=1e-5)
+    assert any("only those in common" in note for note in found.notes)
+    assert any("trained separately" in note for note in found.notes)
+
+
+def board(tmp_path, monkeypatch, *results, task="mini-5shot"):
+    """The board of a packaged task with these results in the user's folder and none in the package."""
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    found = packaged()[task]
+    for result in results:
+        changes = {"task": task} | ({"task_hash": found.hash} if result.task_hash == "h" else {})
+        write(tmp_path / "r", msgspec.structs.replace(result, **changes))
+    return boards.load_board(found, tmp_path / "r")
+
+
+@pytest.mark.parametrize("style", list(FORMATS))
+def test_tables_hold_measured_and_published_rows(style, tmp_path, monkeypatch):
+    text = render([task_table(board(tmp_path, monkeypatch, make("mine")))], style)
+    assert "mine" in text
+    assert "published: ren2019" in text
+    assert "63.04" in text
+    minus = "$-$" if style == "latex" else "-"
+    assert f"{minus}8.77" in text
+    assert f"{minus}10.66" in text
+    if style in PROGRAMS:
+        table = list(csv.DictReader(io.StringIO(text))) if style == "csv" else json.loads(text)
+        accuracies = [float(r["acc"]) for r in table]
+        assert accuracies == sorted(accuracies, reverse=True)
+        assert {r["task"] for r in table} == {"mini-5shot"}
+    elif style == "latex":
+        assert "\\toprule" in text
+        assert "$\\pm$" in text
+        assert "±" not in text.split("\\bottomrule")[0]
+    else:
+        assert "related, not the same" in text
+        assert "printed -13.60, parts -13.39" in text
+
+
+def test_rows_on_other_episodes_stand_apart_and_older_definitions_are_left_out(tmp_path, monkeypatch):
+    """However good the odd ones are, the comparable rows are the ones that are ranked."""
+    made = board(
+        tmp_path, monkeypatch,
+        make("a", n=2000, digest="whole"),
+        make("few.episodes=50", base=0.99, novel=0.99, digest="first 50"),
+        make("old", base=0.99, novel=0.99, task_hash="older"),
+    )  # fmt: skip
+    assert [row.label for row in made.rows] == ["a"]
+    assert [row.label for row in made.others] == ["few.episodes=50"]
+    text = render([task_table(made)])
+    assert text.index("few.episodes=50") > text.index("protonet")
+    assert "few.episodes=50 (yours) is not comparable with the rows above: the episodes differ" in text
+    assert "old, seed 0 (yours) belongs to another definition of the task" in text
+    assert standing(made, "few.episodes=50") == ["few.episodes=50 is not comparable with the stored rows."]
+
+
+def test_unknown_format_and_empty_task(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="did you mean 'markdown'"):
+        render([], "markdwn")
+    with pytest.raises(UserError, match="no results of task 'glyphs-5shot' are stored"):
+        task_table(board(tmp_path, monkeypatch, task="glyphs-5shot"))
+
+
+def test_standing_ranks_and_compares(tmp_path, monkeypatch):
+    """Differences have an interval over what there is, and say what that is."""
+    bases = {"a": 0.9, "b": 0.3, "c": 0.6, "d": 0.65}
+    rows = [make(label, seed, base=base, noise=i, n=400) for i, (label, base) in enumerate(bases.items())
+            for seed in range(3)]  # fmt: skip
+    made = board(tmp_path, monkeypatch, *rows)
+    lines = standing(made, "c")
+    assert lines[0] == "c: rank 3 of 4"
+    assert len(lines) == 3
+    for line, label, title in zip(lines[1:], "ad", ("best other row", "nearest row"), strict=True):
+        mine, other = ([r.counts().per_episode()["acc"] for r in rows if r.label == name] for name in ("c", label))
+        d = np.subtract(mine, other)
+        gap = made.ranking.difference(made.row("c"), made.row(label))
+        assert gap.mean == pytest.approx(d.mean())
+        p = 2 * stats.t.sf(abs(d.mean()) / gap.error, gap.degrees)
+        shown = "< 1e-15" if p < 1e-15 else f"= {p:.2g}"
+        assert line == (
+            f"  against the {title}, {label} (yours): {d.mean():+.2f} ± {gap.interval:.2f} points, p {shown}, "
+            "over episodes and seeds (seeds 0, 1, 2)"
+        )
+    assert standing(made, "a")[1].startswith("  against the best other row, the nearest, d (yours): +")
+
+
+def test_standing_of_one_seed_says_that_models_are_held_fixed(tmp_path, monkeypatch):
+    rows = [make("a", seed, base=0.9, noise=1) for seed in range(3)]
+    made = board(tmp_path, monkeypatch, *rows, make("b", 1, base=0.2, noise=2), make("c", 7, base=0.5, noise=3))
+    lines = standing(made, "b")
+    assert lines[0] == "b: provisional (1 seed)"
+    d = np.subtract(*(found.counts().per_episode()["acc"] for found in (made.row("b").results[0], rows[1])))
+    half = stats.t.ppf(0.975, 49) * stats.sem(d)
+    assert f"a (yours): {d.mean():+.2f} ± {half:.2f} points" in lines[1]
+    assert lines[1].endswith("over episodes alone, of these trained models (seed 1)")
+    assert lines[2].endswith("over episodes alone, of these trained models (no seed in common)")
+    assert standing(made, "a")[0] == "a: rank 1 of 1"
+
+
+def test_alone_in_its_standing(tmp_path, monkeypatch):
+    found = standing(board(tmp_path, monkeypatch, make("a")), "a")
+    assert found == ["a is the only measured row on these episodes."]
+
+
+def test_published_rows_are_consistent_or_flagged():
+    """Delta is the mean of its parts wherever the paper prints all three, or a note says that it is not."""
+    flagged = 0
+    for task in ("mini-1shot", "mini-5shot", "tiered-1shot", "tiered-5shot"):
+        rows = published(task)
+        assert {"protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a", "xtarnet"} <= {
+            r.label for r in rows
+        }
+        for row in rows:
+            if "delta_a" in row.values:
+                gap = abs(row.values["delta"] - (row.values["delta_a"] + row.values["delta_b"]) / 2)
+                assert gap < 0.0101 or row.note, (task, row)
+                flagged += bool(row.note)
+    assert flagged == 4
+
+
+def test_every_stored_result_is_of_todays_task_and_adds_up():
+    """Task hash, digest, fingerprint and summary of every file that comes with the package."""
+    results, remarks = stored(packaged_root())  # reading recomputes the summary
+    assert not remarks
+    digests: dict[str, str] = {}
+    for result in results:
+        (task,) = find(result.task)
+        where = f"{result.task}/{result.label}.seed-{result.seed}"
+        assert result.task_hash == task.hash, where
+        assert result.fingerprint == task.dataset.fingerprint, where
+        if len(result.episodes.base_joint) == task.evaluation.episodes:
+            # Of a changed task no digest is pinned, but all rows have one.
+            assert result.digest == digests.setdefault(result.task, task.digest or result.digest), where
+        assert "+changes" not in result.provenance["commit"], where
+        assert result.provenance["commit"], where
+    have = {(r.task, r.label, r.seed) for r in results}
+    glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and not task.regular]
+    for name in ("protonet", "imprint", "lwof"):
+        assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have
+
+
+@pytest.mark.parametrize("style", list(FORMATS))
+def test_the_partial_mark_is_in_tables_facts_and_comparisons(style, tmp_path, monkeypatch, call):
+    a, b = (make(label, noise=n, partial=True) for n, label in enumerate("ab"))
+    for root, task in ((tmp_path / "whole", "mini-1shot"), (tmp_path / "part", "mini-5shot")):
+        changes = {"task": task, "task_hash": packaged()[task].hash, "partial": task == "mini-5shot"}
+        paths = [write(root, msgspec.structs.replace(result, **changes)) for result in (a, b)]
+        text = render([task_table(boards.load_board(packaged()[task], root))], style)
+        compared = call("compare", *map(str, paths), "--format", style)[1]
+        if style in PROGRAMS:
+            load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
+            mark = changes["partial"] if style == "json" else str(changes["partial"])
+            table = load(text)
+            assert [r["partial_data"] for r in table if r["method"] in ("a", "b")] == [mark, mark]
+            assert {r["partial_data"] for r in table if r["source"].startswith("published")} <= {None, ""}
+            assert {r["partial_data"] for r in load(compared)} == {mark}
+        else:
+            assert ("is marked partial" in text) == ("is marked partial" in compared) == changes["partial"]
+        if style == "text":
+            (data,) = re.findall(r"^data .*$", call("show", str(paths[0]))[1], re.M)
+            assert ("is marked partial" in data) == changes["partial"]
+
+
+def test_what_is_no_json_is_left_out(tmp_path):
+    """Python reads NaN and takes the last of two keys; nobody else has to."""
+    good = write(tmp_path, make())
+    text = good.read_text()
+    for label, odd in (
+        ("nan", '"cost": {"seconds": NaN}'),
+        ("twice", '"cost": {}, "cost": {}'),
+        ("huge", '"cost": {"s": 1e999}'),
+    ):
+        (tmp_path / "toy" / f"{label}.seed-0.json").write_text(
+            text.replace('"label": "m"', f'"label": "{label}"').replace('"cost": {}', odd)
+        )
+    (tmp_path / "toy" / "half.seed-0.json").write_text(text.replace('"label": "m"', '"label": "\\ud800"'))
+    found, remarks = stored(tmp_path)
+    assert [r.label for r in found] == ["m"]
+    assert [re.search(r"\((.*)\)|(label .*)$", remark)[0] for remark in remarks] == [
+        "label '\\ud800' is not printable text", "(1e999 is no finite number)", "(NaN is no finite number)",
+        "('cost' is there twice)",
+    ]  # fmt: skip
+
+
+def test_result_is_immutable_data():
+    with pytest.raises(AttributeError):
+        make().seed = 3
+    assert msgspec.structs.asdict(make())["task"] == "toy"

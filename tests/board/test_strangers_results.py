@@ -1,0 +1,382 @@
+"""Result files from people one does not know: what may stand in them, how large they may be, what a run does then."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ifsl_bench.board import fitting
+from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.leaderboard import ranked_tables
+from ifsl_bench.board.result_file import parse, read, write
+from ifsl_bench.board.result_folder import packaged_root, stored
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
+from ifsl_bench.common.json_text import depth_of
+from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
+from ifsl_bench.page.gather import boards_of
+from ifsl_bench.protocol.metrics import COUNTS
+from ifsl_bench.protocol.task_files import find, packaged
+from ifsl_bench.protocol.task_files import parse as parse_tasks
+from ifsl_bench.running import check
+from ifsl_bench.running.check import check_file
+from tests.board.test_hostile_results import cut
+
+NAME = "glyphs-5shot/lr.seed-1.json"  # it has options, what was tuned, a solver
+BAD = ("\x1b[2J", "a\nb", "\u202eabc", "\ud800", "\u2066x", "\x9b1m", "\u200bx", "\ufeff", "\x00")
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    path = tmp_path / NAME
+    path.parent.mkdir()
+    shutil.copy(packaged_root() / NAME, path)
+    return path
+
+
+def altered(path: Path, change) -> Path:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+    return path
+
+
+SECTIONS = ("provenance", "pretraining", "cost", "solver", "tuned", "training", "options", "train", "summary")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_name_that_cannot_be_printed_is_refused_in_every_section(file, section):
+    value: dict[str, Any] = {"solver": {"mean": 1.0}, "tuned": {"x": 1.0}, "summary": {"mean": 1.0}}
+    altered(file, lambda v: v[section].update({text: value.get(section, 1.0) for text in BAD}))
+    failures = check_file(file).failures
+    for text in BAD:
+        assert f"{section}: the name {text!r} cannot be printed as it is" in failures
+    assert all(is_printable(failure) for failure in failures)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (lambda v, text: v["provenance"].update(command=text), "provenance.command"),
+        (lambda v, text: v["provenance"]["libraries"].update(torch=text), "provenance.libraries.torch"),
+        (lambda v, text: v["pretraining"].update(device=text), "pretraining.device"),
+        (lambda v, text: v["training"].update(solves={"a": [[{"b": [1, text]}]]}), "training.solves.a.b"),
+        (lambda v, text: v["options"].update(weight_decay=text), "options.weight_decay"),
+        (lambda v, text: v["train"].update(rate=text), "train.rate"),
+        (lambda v, text: v.update(setting=text), "setting"),
+        (lambda v, text: v.update(edge=["x", text]), "edge"),
+        (lambda v, text: v.update(passed_over=[text]), "passed_over"),
+    ],
+)
+def test_a_value_that_cannot_be_printed_is_refused_at_any_depth(file, change, where):
+    for text in ("\x1b[2J", "\u202eabc", "\ud800"):
+        altered(file, lambda v, text=text: change(v, text))
+        failures = check_file(file).failures
+        assert f"{where}: {text!r} cannot be printed as it is" in failures
+        assert all(is_printable(failure) for failure in failures)
+
+
+def test_what_people_write_can_be_printed(file):
+    device = "Grüße 日本語 a\u3000b 👩\u200d🔬 ±"
+    assert check_file(altered(file, lambda v: v["pretraining"].update(device=device))).failures == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda v: v["provenance"].update(note="x"), "provenance: 'note'"),
+        (lambda v: v["provenance"]["libraries"].update({"a b": "1"}), "provenance.libraries: 'a b'"),
+        (lambda v: v["provenance"].update(distribution={"name": "x", "url": "y"}), "provenance.distribution: 'url'"),
+        (lambda v: v["pretraining"].update(note="x"), "pretraining: 'note'"),
+        (lambda v: v["pretraining"]["accuracy"].update({"novel/test": 1.0}), "pretraining.accuracy: 'novel/test'"),
+        (lambda v: v["cost"].update(dollars=1.0), "cost: 'dollars'"),
+        (lambda v: v["solver"]["solver_steps"].update(least=1.0), "solver.solver_steps: 'least'"),
+        (lambda v: v["training"].update(note="x"), "training: 'note'"),
+        (lambda v: v["training"].update(validation={"x": 1.0}), "training.validation: 'x'"),
+        (lambda v: v["training"].update(solves={"good": 1}), "training.solves: 'good'"),
+    ],
+)
+def test_a_name_that_no_run_writes_is_refused(file, change, told):
+    failures = check_file(altered(file, change)).failures
+    assert f"{told} is nothing that a run writes there" in failures, failures
+
+
+def test_a_file_with_a_thousand_faults_is_told_of_in_few_short_lines(file):
+    altered(file, lambda v: v["cost"].update({"x" * 10_000 + str(i): -1.0 for i in range(1000)}))
+    failures = check_file(file).failures
+    assert len(failures) == check.MOST_LINES + 1
+    assert failures[-1] == "and 1,950 more"
+    assert max(map(len, failures)) <= check.MOST_LETTERS + 3
+
+
+# -- one definition of what must match
+
+
+def test_check_and_tables_agree_on_which_episodes_fit(file):
+    whole = parse(file)
+    write(file.parents[1], cut(whole, 3))
+    (task,) = find("glyphs-5shot")
+    (reason,) = fitting.unfit(task, [parse(file)]).values()
+    assert reason == "it has 3 episodes, those of its digest 96eea890d608 are 2,000"
+    assert reason in check_file(file).failures
+
+
+def test_a_bias_from_other_validation_episodes_does_not_fit(file):
+    (task,) = find("glyphs-5shot")
+    altered(file, lambda v: v["calibration"].update(validation_episodes=3))
+    said = f"calibration.validation_episodes is 3, the task has {len(task.evaluation.halves[0])} for it"
+    assert list(fitting.unfit(task, [parse(file)]).values()) == [said]
+    assert said in check_file(file).failures
+
+
+def test_episodes_that_nobody_can_run_are_not_drawn_again(file, monkeypatch):
+    monkeypatch.setattr(check, "_sampler", lambda *_: pytest.fail("more than a million episodes would be drawn"))
+    altered(file, lambda v: v["episodes"].update({k: v["episodes"][k] * 500 + [0] for k in COUNTS}))
+    assert "it has 1,000,001 episodes; this task allows at most 1,000,000" in check_file(file).failures
+
+
+# -- size
+
+HOSTILE = {
+    "a million objects": (b'{"schema": [' + b"{}," * 1_000_000 + b"{}]}", "brackets and quotation marks, more than"),
+    "a million texts": (b'{"schema": [' + b'"ab",' * 600_000 + b'"ab"]}', "brackets and quotation marks, more than"),
+    "nested deep": (b'{"schema": ' + b"[" * 500 + b"]" * 500 + b"}", "is nested more than 20 deep"),
+    "nested too deep for the parser": (b'{"schema": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "is not valid JSON"),
+    "a number of 5,000 digits": (b'{"schema": ' + b"9" * 5000 + b"}", "is not valid JSON (Exceeds the limit"),
+    "not a number": (b'{"schema": NaN}', "is not valid JSON (NaN is no finite number)"),
+    "infinity": (b'{"schema": -Infinity}', "is not valid JSON (-Infinity is no finite number)"),
+    "a key twice": (b'{"schema": 1, "schema": 1}', "is not valid JSON ('schema' is there twice)"),
+    "a byte order mark": (b'\xef\xbb\xbf{"schema": 1}', "is not valid JSON ("),
+    "UTF-16": ('{"schema": 1}'.encode("utf-16"), "is not valid JSON ("),
+    "a list": (b"[1]", "holds list where a JSON object was expected"),
+    "no schema but 10 MB": (b'{"schema": "' + b"x" * 10_000_000 + b'"}', "is no result of schema 1 (it says 'xxx"),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_no_parser_should_see_is_one_line_for_check_and_for_tables(file, call, name):
+    content, told = HOSTILE[name]
+    file.write_bytes(content)
+    status, out, err = call("check", str(file))
+    assert (status, out, err.count("\n")) == (2, "", 2)
+    assert told in err
+    assert len(err) < 1000
+    status, out, err = call("table", "glyphs-5shot", "--results", str(file.parents[1]))
+    assert status == 0
+    (line,) = [line for line in (out + err).splitlines() if line.startswith("left out: ")]
+    assert told in line
+    assert len(line) < 1000
+
+
+def test_a_file_beyond_the_limit_is_not_read(file, call):
+    with open(file, "r+b") as opened:
+        opened.truncate(RESULT_FILE.most + 1)
+    os.truncate(file, 10**12)  # a hole: no disk has so much
+    assert check_file(file).failures == (
+        "it has more than 33,554,432 bytes; a result of 2,000 episodes has 100,000, is it the right file?",
+    )
+    with pytest.raises(CorruptFile, match="has more than 33,554,432 bytes"):
+        read(file)
+    _, remarks = stored(file.parents[1])
+    assert len(remarks) == 1
+
+
+def test_what_never_ends_is_no_file(file):
+    file.unlink()
+    os.mkfifo(file)
+    assert check_file(file).failures == ("it is not a file",)
+    assert check_file(Path("/dev/zero")).failures == ("it is not a file",)
+
+
+def test_each_stored_result_is_far_below_the_limits():
+    contents = [path.read_bytes() for path in packaged_root().glob("*/*.seed-*.json")]
+    assert max(map(len, contents)) < RESULT_FILE.most / 100
+    assert max(sum(map(c.count, (b"[", b"{", b'"'))) for c in contents) < RESULT_MARKS.most / 100
+    assert RESULT_DEPTH.most >= 20
+
+
+def test_a_text_of_escapes_takes_no_memory_of_its_own():
+    text = b'{"a": "' + b"\\n" * 500_000 + b'"}'
+    tracemalloc.start()
+    assert depth_of(text) == 1
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * len(text)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_depth_of_a_text_is_that_of_its_value(seed):
+    random = np.random.default_rng(seed)
+
+    def made(left: int) -> object:
+        kind = random.integers(4) if left else 3
+        if kind == 3:
+            return "".join(random.choice(list('[]{}"\\\n é,:'), random.integers(9)))
+        inner = [made(left - 1) for _ in range(random.integers(4))]
+        return inner if kind == 2 else {f"{made(0)}{number}": one for number, one in enumerate(inner)}
+
+    def depth(value: object) -> int:
+        inner = value.values() if isinstance(value, dict) else value
+        return 1 + max(map(depth, inner), default=0) if isinstance(value, (dict, list)) else 0
+
+    for value in ({"a": made(6)} for _ in range(50)):
+        for text in (json.dumps(value), json.dumps(value, ensure_ascii=False, indent=1)):
+            assert depth_of(text.encode()) == depth(value)
+
+
+def test_a_task_whose_results_could_not_be_read_is_refused(minimal_task):
+    text = minimal_task + "\n[episode]\nways = 1000\n[evaluation]\nepisodes = 100000\n"
+    with pytest.raises(UserError, match=r"evaluation\.episodes is 100,000; of 1,000 classes a result file"):
+        parse_tasks(text, "x.toml")
+    parse_tasks(text.replace("1000\n", "5\n"), "x.toml")
+
+
+# -- from the command to the row, with a damaged file among those that are stored
+
+DAMAGE = {
+    "cut episode lists": lambda path: write(path.parents[1], cut(parse(path), 3)),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:900]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a number for a list": lambda path: altered(path, lambda v: v["episodes"].update(base_joint=5)),
+    "a text for a number": lambda path: altered(path, lambda v: v.update(seed="1")),
+    "a list for an object": lambda path: altered(path, lambda v: v.update(training=[])),
+    "a text for counts of solves": lambda path: altered(path, lambda v: v["training"].update(solves="x")),
+    "beyond the limit": lambda path: os.truncate(path, RESULT_FILE.most + 1),
+    "nested deep": lambda path: altered(path, lambda v: v["training"].update(x=nested(200))),
+    "a pipe": lambda path: path.unlink() or os.mkfifo(path),
+    "a folder": lambda path: path.unlink() or path.mkdir(),
+}
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.fixture(scope="module")
+def measured(clusters_source, tmp_path_factory) -> Path:
+    """A home with results of two methods, three seeds each."""
+    root = tmp_path_factory.mktemp("strangers") / "clusters"
+    shutil.copytree(clusters_source, root)
+    work = api.workspace(root / "home", device="cpu")
+    for method in ("imprint", "protonet"):
+        for seed in range(3):
+            api.run(method, f"{root / 'clusters.toml'}:clusters-5shot", seed=seed, work=work)
+    return root
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_run_among_damaged_results_stores_its_own_and_leaves_them_out(measured, tmp_path, call, name):
+    root = tmp_path / "clusters"
+    shutil.copytree(measured, root)
+    home, task = root / "home", f"{root / 'clusters.toml'}:clusters-5shot"
+    damaged = home / "results" / "clusters-5shot" / "protonet.seed-1.json"
+    mine = home / "results" / "clusters-5shot" / "imprint.seed-2.json"
+    DAMAGE[name](damaged)
+    mine.unlink()
+    status, out, err = call("run", "--method", "imprint", "--seed", "2", "--task", task, "--home", str(home))
+    assert status == 0, err
+    assert read(mine).label == "imprint"
+    told = [line for line in out.splitlines() if line.startswith("left out: ")]
+    assert len(told) == 1, out
+    assert "protonet" in told[0]
+    for command in (("table", task), ("table", task, "--rank"), ("compare", "imprint", "protonet", "--task", task)):
+        status, out, err = call(*command, "--home", str(home))
+        assert status == 0, err
+        lines = [line for line in (out + err).splitlines() if line.startswith("left out: ")]
+        assert len(lines) == (command[0] == "table")
+        assert "Traceback" not in err
+    status, out, err = call("show", str(damaged))
+    assert (status, err.count("\n")) in ((0, 0), (2, 1)), "what is cut says nothing wrong of itself"
+    status, out, err = call("check", str(damaged), "--task", task, "--home", str(home))
+    assert status == 2
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", DAMAGE)
+def test_the_run_of_what_is_damaged_makes_it_again_and_keeps_what_was_there(measured, tmp_path, call, name):
+    root = tmp_path / "clusters"
+    shutil.copytree(measured, root)
+    home, task = root / "home", f"{root / 'clusters.toml'}:clusters-5shot"
+    damaged = home / "results" / "clusters-5shot" / "protonet.seed-1.json"
+    wanted = read(damaged)
+    DAMAGE[name](damaged)
+    status, _, err = call("run", "--method", "protonet", "--seed", "1", "--task", task, "--home", str(home))
+    assert status == 0, err
+    assert read(damaged).episodes == wanted.episodes
+    assert damaged.with_name(f"{damaged.name}.old-0").exists()
+
+
+def test_lists_of_all_tasks_name_what_is_left_out_of_tasks_with_no_other_row(file, call, tmp_path):
+    """Also of a task that has no measured row, and so no table."""
+    shutil.copytree(file.parent, tmp_path / "mini-1shot")
+    altered(file, lambda v: v["summary"]["acc"].update(mean=99.0))
+    paths = file, tmp_path / "mini-1shot" / file.name
+    for command in (("leaderboard",), ("table",), ("table", "--format", "csv")):
+        status, out, err = call(*command, "--results", str(tmp_path))
+        assert status == 0, err
+        for path in paths:
+            assert sum(f"left out: {path}" in line for line in (out + err).splitlines()) == 1, (command, path)
+    told = [said for board in boards_of(packaged().values(), tmp_path, named=False) for said in board.left_out]
+    assert [sum(str(path) in said for said in told) for path in paths] == [1, 1]
+
+
+def test_a_table_names_what_is_left_out_of_a_variant_with_no_other_row(file, call, tmp_path):
+    altered(file, lambda v: v["summary"]["acc"].update(mean=99.0))
+    variant = file.parent.rename(tmp_path / "glyphs-5shot+ways=10") / file.name
+    for command in (("table", "--rank"), ("leaderboard",)):
+        status, out, _ = call(*command, "glyphs-5shot", "--results", str(tmp_path))
+        assert status == 0
+        assert out.count(f"left out: {variant}") == 1
+    found = boards_of([packaged()["glyphs-5shot"]], tmp_path, named=True)
+    assert sum(str(variant) in said for board in found for said in board.left_out) == 1
+    status, _, err = call("plot", "seeds", "glyphs-5shot+ways=10", "--results", str(tmp_path), "--out", "x.svg")
+    assert status == 2
+    assert str(variant) in err
+
+
+def test_a_task_with_rows_of_variants_alone_names_what_is_left_out_of_it(file, tmp_path):
+    altered(file, lambda v: v["summary"]["acc"].update(mean=99.0))
+    board = load_board(packaged()["glyphs-5shot"], tmp_path)
+    bare = replace(board, rows=(), compared=(), others=(), papers=())
+    assert bare.empty
+    tables, _ = ranked_tables([bare], tmp_path)
+    assert len(tables) > 1
+    assert sum(str(file) in note for table in tables for note in table.notes) == 1
+
+
+UNDRAWABLE = {
+    "training.validation is not an object": {"validation": [50.0]},
+    "training.validation: 'x' is no number of a step": {"validation": {"x": 50.0}},
+    "training.validation.500 is 'x', no accuracy in percent": {"validation": {"500": "x"}},
+    "training.validation.500 is 1e+300, no accuracy in percent": {"validation": {"500": 1e300}},
+    "training.kept_step is 'x', no whole number": {"kept_step": "x"},
+    "training.kept_step is None, no whole number": {"kept_step": None},
+}
+
+
+def test_a_course_of_training_that_nobody_can_draw_is_left_out_everywhere(file, call, tmp_path):
+    for number, (told, change) in enumerate(UNDRAWABLE.items()):
+        path = file.with_name(file.name.replace("seed-1", f"seed-{number + 10}"))
+        shutil.copy(file, path)
+        altered(path, lambda v, change=change: v["training"].update(change))
+        assert told in check_file(path).failures
+    file.unlink()
+    for command in (("table",), ("plot", "validation", "--out", str(tmp_path / "f.png")),
+                    ("report", "--out", str(tmp_path / "p.html"))):  # fmt: skip
+        status, out, err = call(*command, file.parent.name, "--results", str(tmp_path))
+        assert [told for told in UNDRAWABLE if told not in out + err] == [], command
+        assert "Traceback" not in err
+        assert status in (0, 2), err

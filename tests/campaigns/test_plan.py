@@ -1,0 +1,325 @@
+"""What a campaign would do and how far it is: `plan` and `status`."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ifsl_bench.campaigns import api
+from ifsl_bench.campaigns import plan as planning
+from ifsl_bench.campaigns.campaign_file import Said, asked
+from ifsl_bench.campaigns.graph import graph_of
+from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
+from ifsl_bench.campaigns.logs import Event, log_path
+from ifsl_bench.campaigns.plan import Step, plan_of
+from ifsl_bench.campaigns.status import SILENT, read_log
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.owners import writer
+from ifsl_bench.kernels import store
+
+ROOT = Path(__file__).parents[2]
+CAMPAIGN = """
+[[run]]
+methods = ["protonet", "lwof"]
+tasks = "clusters.toml:clusters-?shot"
+seeds = 2
+train = { steps = 20 }
+"""
+
+
+@pytest.fixture(autouse=True)
+def untimed(monkeypatch):
+    """Everything takes half a second, without being tried."""
+    for module in ("backbone", "episodic"):
+        monkeypatch.setattr(f"ifsl_bench.{module}.rough_times.seconds_of", lambda *_: 0.5)
+        for name, one in vars(importlib.import_module(f"ifsl_bench.{module}.rough_times")).items():
+            if name.endswith("_seconds") and hasattr(one, "cache_clear"):
+                one.cache_clear()
+
+
+@pytest.fixture
+def campaign(here):
+    (here / "c.toml").write_text(CAMPAIGN)
+    return here
+
+
+def planned(call, *more):
+    status, out, err = call("plan", "c.toml", "--device", "cpu", "--format", "json", *more)
+    assert (status, err) == (0, "")
+    return json.loads(out)
+
+
+def test_a_plan_is_the_graph_with_what_is_cached_and_a_total(campaign, call):
+    before = sorted(campaign.rglob("*"))
+    found = planned(call)
+    assert sorted(campaign.rglob("*")) == before, "nothing is made"
+    assert len(found["jobs"]) == 2 * 2 * 2
+    nodes = {node["key"]: node for node in found["nodes"]}
+    assert len(nodes) == len(found["nodes"])
+    assert all(needed in nodes for node in nodes.values() for needed in node["needs"])
+    kinds = [node["kind"] for node in found["nodes"] if node["state"] == "to do"]
+    assert kinds.count("pretraining") == 2 * 2, "of each head and seed one, for both tasks"
+    assert kinds.count("meta-training") == 2 * 2
+    assert kinds.count("evaluation") == 8
+    assert [node["state"] for node in nodes.values() if node["kind"] == "data"] == ["cached"]
+    assert found["seconds"] == pytest.approx(sum(node["seconds"] or 0 for node in nodes.values()), abs=0.1)
+    status, out, _ = call("plan", "c.toml", "--device", "cpu")
+    assert status == 0
+    assert "8 jobs: 0 stored, 8 to do" in out
+    assert "total: about" in out
+    assert "meta-training lwof.train.steps=20 on clusters-5shot, seeds 0 to 1: 20 steps" in out
+    assert call("run", "c.toml", "--device", "cpu", "-q")[0] == 0
+    after = planned(call)
+    assert {job["state"] for job in after["jobs"]} == {"cached"}
+    assert (after["nodes"], after["seconds"]) == ([], 0)
+
+
+def test_a_plan_says_what_is_out_of_date_and_why(campaign, call):
+    assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
+    text = (campaign / "clusters.toml").read_text()
+    (campaign / "clusters.toml").write_text(text.replace("seed = 0", "").replace("episodes = 60", "episodes = 50"))
+    found = planned(call, "--method", "protonet", "--seeds", "1")
+    for job in found["jobs"]:
+        assert job["state"] == "to do"
+        assert "changed: task" in job["why"]
+    _, out, _ = call("plan", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu")
+    assert "and 1 more: out of date: changed: task" in out
+    _, out, _ = call("status", "c.toml", "--method", "protonet", "--seeds", "1")
+    assert "0 of 2 jobs done, 2 out of date" in out
+
+
+def test_each_distinct_thing_is_timed_once_and_nothing_that_is_not_compiled(campaign, call, monkeypatch):
+    calls = []
+    for module in ("backbone", "episodic"):
+        monkeypatch.setattr(f"ifsl_bench.{module}.rough_times.seconds_of", lambda call, *_: calls.append(call) or 0.5)
+    options = ("--method", "lwof,protonet", "--task", "clusters.toml:clusters-5shot", "--seeds", "5", "--device", "cpu")
+    status, out, _ = call("plan", *options)
+    assert status == 0
+    assert len(calls) <= 5, "steps of pretraining and of LwoF, features, and episodes of two methods"
+
+    def refuse(*_):
+        raise store.NotCompiledError
+
+    monkeypatch.setattr("ifsl_bench.episodic.rough_times.seconds_of", refuse)
+    status, out, _ = call("plan", "--method", "lr+s", *options[2:])
+    assert "10 stages have no time, because their solvers are not compiled" in out
+    assert "total: at least about" in out
+
+
+@pytest.mark.slow("compiles the solvers")
+def test_compile_gives_everything_a_time(campaign, tmp_path):
+    """In a process of its own, for whose home nothing is compiled."""
+    options = ["plan", "--method", "lr+s", "--task", "glyphs-5shot", "--device", "cpu", "--jobs", "2"]
+    command = [sys.executable, "-m", "ifsl_bench", *options, "--home", str(tmp_path / "new"), "--format", "json"]
+    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    here.pop("NUMBA_CACHE_DIR", None)
+
+    def nodes(*more: str) -> tuple[int, str]:
+        done = subprocess.run([*command, *more], capture_output=True, text=True, check=True, cwd=campaign, env=here)
+        return json.loads(done.stdout)["nodes_without_time"], done.stderr
+
+    assert nodes()[0] == 2, "meta-training and evaluating"
+    assert not list((tmp_path / "new").rglob("*.nbi"))
+    count, said = nodes("--compile")
+    assert count == 0
+    assert "compiling the solvers" in said
+    assert list((tmp_path / "new").rglob("*.nbi"))
+    assert nodes() == (0, ""), "they are kept"
+
+
+def test_a_long_plan_has_tasks_together(campaign, call):
+    options = (
+        "plan",
+        "--method",
+        "paper",
+        "--task",
+        "glyphs-?shot,glyphs-shared-?shot",
+        "--seeds",
+        "2",
+        "--device",
+        "cpu",
+    )
+    _, out, _ = call(*options)
+    _, full, _ = call(*options, "--full")
+    assert "trials of lr on 4 tasks" in out
+    assert "meta-training lr+a on 4 tasks" in out
+    assert "evaluating on 4 tasks" in out
+    assert "Tasks share lines here; --full has a line for each." in out
+    assert "--full has" not in full
+    assert "trials of lr on glyphs-shared-1shot" in full
+    assert len(out.splitlines()) < 50 < len(full.splitlines())
+
+    def counts(text: str) -> int:
+        return sum(int(n.replace(",", "")) for n in re.findall(r"  ([\d,]+) to do\b", text)) + text.count("  to do")
+
+    assert counts(out) == counts(full), "nothing is lost"
+    assert out.split("total:")[1] == full.split("total:")[1]
+
+
+def test_what_was_begun_takes_the_rest_of_the_time(campaign, call, monkeypatch):
+    """A meta-training that was stopped at a checkpoint."""
+    options = ("--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=4000", "--device", "cpu")
+
+    def seconds() -> float:
+        status, out, _ = call("plan", *options, "--format", "json")
+        assert status == 0
+        (found,) = (node["seconds"] for node in json.loads(out)["nodes"] if node["kind"] == "meta-training")
+        return found
+
+    whole = seconds()
+
+    asked_for = []
+
+    def stop(_, __, counter, ___):  # before the second checkpoint of meta-training is saved
+        asked_for.append(counter)
+        if asked_for.count("step") == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(CheckpointFolder, "further", stop)
+    assert call("run", *options, "-q")[0] == 130
+    (info,) = (json.loads(path.read_text()) for path in campaign.glob("home/trained/*/checkpoint.json"))
+    assert not info["finished"]
+    assert seconds() == pytest.approx(whole * (1 - info["step"] / 4000), rel=1e-3)
+    assert info["step"] > 0
+
+
+def test_data_that_are_missing_are_planned_by_their_published_numbers(call, tmp_path):
+    options = ("--method", "protonet", "--task", "mini-5shot", "--device", "cpu")
+    status, out, _ = call("plan", *options)
+    assert status == 0
+    assert "missing" in out
+    assert "It needs the five files" in out
+    assert "grows by about 2.3 GB" in out, "97,948 images of 84 x 84 x 3, and 512 features each"
+    (tmp_path / "five").mkdir()
+    made_from = ("--data", f"mini-imagenet={tmp_path / 'five'}")
+    for command in (("plan", *options), ("run", *options, "--dry-run")):
+        status, out, _ = call(*command, *made_from)
+        assert status == 0
+        assert f"data set mini-imagenet: made from {tmp_path / 'five'} first" in out
+    assert "unknown data set 'mini' of these tasks" in call("plan", *options, "--data", "mini=x")[2]
+    assert "there is no /nowhere" in call("plan", *options, "--data", "mini-imagenet=/nowhere")[2]
+    status, _, err = call("run", *options, "--dry-run")
+    assert status == 2, "a run would be refused"
+    assert "It needs the five files" in err
+
+
+def test_the_time_of_several_workers_is_that_of_the_best_they_can_do(monkeypatch):
+    def step(key, seconds, needs=(), threads=1):
+        return Step(key, key, "x", "to do", seconds=seconds, needs=needs, threads=threads)
+
+    chain = [step("a", 3.0, threads=2), step("b", 4.0, ("a",)), step("c", 5.0, ("a",)), step("d", 1.0, ("b", "c"))]
+    assert planning._makespan(chain, 2, 2) == 3 + 5 + 1
+    assert planning._makespan(chain, 1, 2) == 13
+    assert planning._makespan([step(str(i), 2.0) for i in range(10)], 4, 2) == 10, "two cores"
+
+
+def log(path, *events: tuple[str, dict]) -> None:
+    """Writes a log of events, a second apart; another machine's process wrote them, unless they say who."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noon = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
+    made = [Event(noon + datetime.timedelta(seconds=i), kind, **facts) for i, (kind, facts) in enumerate(events)]
+    path.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in made))
+
+
+def begun(host: str, by: str = "node7.01234567-1-1", title: str = "meta-training lwof") -> tuple[str, dict]:
+    return "begun", {"text": title, "host": host, "writer": by}
+
+
+def at(done: int, **figures: float) -> tuple[str, dict]:
+    return "advance", {"text": "meta-training lwof", "done": done, "total": 20, "figures": figures}
+
+
+def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(campaign, call):
+    work = api.workspace(device="cpu")
+    wanted, _ = with_tasks(asked("c.toml", Said()), work.home)
+    jobs = jobs_of(wanted, work.home, print, print).jobs
+    assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
+    graph = graph_of(jobs, work)
+    training = [node for node in graph.nodes.values() if node.stage.kind == "meta-training"]
+    paths = [log_path(work.home, node.key) for node in training]
+    machine = writer().rsplit("-", 2)[0]
+    log(paths[0], begun(platform.node(), writer()), at(7, loss=2.0))
+    log(paths[1], begun("elsewhere"), ("say", {"text": "the inner solve"}), ("failed", {"text": "it diverged"}))
+    log(paths[2], begun(platform.node(), f"{machine}-999999999-1"), at(3))
+    log(paths[3], begun("elsewhere"), ("failed", {"text": "x"}), begun("node7"))
+    status, out, err = call("status", "c.toml", "--format", "json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert found["summary"] == "2 of 8 jobs done, 2 running, 1 failed, 3 missing"
+    states = {(one["label"], one["task"], one["seed"]): one for one in found["jobs"]}
+    of = [
+        states[jobs[node.results[0]].label, jobs[node.results[0]].task.name, jobs[node.results[0]].seed]
+        for node in training
+    ]
+    assert [one["state"] for one in of] == ["running", "failed", "missing", "running"]
+    assert (of[0]["where"], of[0]["since"]) == (platform.node(), "2026-01-31T12:00:00Z")
+    assert of[0]["last"] == "meta-training lwof: 7/20  loss 2"
+    assert of[1]["why"] == "failed: it diverged"
+    assert "interrupted" in of[2]["why"], "no process of that number is here"
+    assert of[3]["where"] == "node7", "it failed there once, and runs again"
+    os.utime(paths[3], (time.time() - 10 * SILENT,) * 2)
+    _, out, _ = call("status", "c.toml")
+    assert "no word for 20 min: it may have been killed" in out
+    assert "2 of 8 jobs done, 2 running, 1 failed, 3 missing" in out
+    assert str(paths[1]) in out
+
+
+def test_a_stage_runs_while_the_process_that_wrote_its_log_does_not_while_its_number_is_in_use(tmp_path):
+    machine, number, began = writer().rsplit("-", 2)
+    for who, state in (
+        (writer(), "running"),
+        (f"{machine}-{number}-{int(began) - 60}", "interrupted"),  # the number was another process's then
+        (f"{machine}-999999999-{began}", "interrupted"),
+        (f"node7.01234567-{number}-{began}", "running"),  # on a machine that cannot be asked
+    ):
+        path = tmp_path / "who.log"
+        log(path, begun("here", who))
+        assert read_log(path).state == state, who
+
+
+def test_a_log_that_is_no_log_says_nothing(tmp_path):
+    path = tmp_path / "x.log"
+    for content in (b"", b"\xff\xfe\0", b'{"kind":"failed"}\n', b'{"time":"now","kind":"begun"}\n', b"[" * 100_000):
+        path.write_bytes(content)
+        assert read_log(path) is None
+    assert read_log(tmp_path / "none.log") is None
+    log(path, begun("h"), ("say", {"text": "\x1b[2J"}))
+    path.write_bytes(path.read_bytes() + b'{"time":"2026-01-31T12:00:0')  # whose process died in the middle of a line
+    assert read_log(path).last == "\\x1b[2J"
+
+
+def test_a_log_is_held_against_the_clock_of_its_file_system_whatever_the_machines_say(tmp_path, monkeypatch):
+    ahead = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)  # on the machine that writes
+    early = Event(ahead - datetime.timedelta(minutes=10), "begun", "x", host="node7", writer="node7.01234567-1-1")
+    late = Event(ahead, "advance", "x", 1, 2)
+    (tmp_path / "x.log").write_bytes(b"\n".join(map(msgspec.json.encode, (early, late))))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 3600)  # and on this one
+    found = read_log(tmp_path / "x.log")
+    assert found.silent < 60
+    since = datetime.datetime.strptime(f"{found.since[:-1]}+0000", "%Y-%m-%dT%H:%M:%S%z")
+    assert abs(since.timestamp() - (real() - 600)) < 30
+
+
+def test_what_lost_its_command_is_interrupted_and_has_not_failed(tmp_path):
+    log(tmp_path / "x.log", begun("h"), ("interrupted", {"text": "nobody listens"}))
+    assert read_log(tmp_path / "x.log").state == "interrupted"
+
+
+def test_a_plan_of_nothing_but_refusals_is_their_error(campaign):
+    work = replace(api.workspace(device="cpu"))
+    wanted, _ = with_tasks(asked(None, Said(methods=("lr",), tasks=("mini-5shot",))), work.home)
+    with pytest.raises(api.UserError, match="It needs the five files"):
+        plan_of(jobs_of(wanted, work.home, print, print).jobs, work)

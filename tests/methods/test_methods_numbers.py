@@ -1,0 +1,54 @@
+"""The numbers of our own methods, whose results are known by their `revision`: what moves them has to raise it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import masked_logits
+from ifsl_bench.plugin.options import make_method
+from tests.methods.test_methods_contract import E, K, N, Q, make_base, make_episodes
+
+PINNED = Path(__file__).with_name("pinned_numbers.json")
+ELSEWHERE = {"anil"}  # test_learn2learn.py holds its numbers against learn2learn's own code
+OURS = {name for name, point in registry.names(registry.METHODS).items() if registry.package_of(point) == registry.OWN}
+NAMES = sorted((OURS | registry.all_shorthands().keys()) - ELSEWHERE)
+# A search stops where its gradient has fallen far enough, a step sooner or later by rounding; logits move by less.
+WITHIN = 1e-4
+
+
+def numbers(name: str) -> dict[str, list[float]]:
+    """Revision, one query's logits in two episodes with hidden classes, and the norms of the parameters' gradients."""
+    _, kind, meant = registry.resolve(name)
+    torch.manual_seed(0)
+    method = make_method(kind, make_base(), N, meant).double().eval()
+    support, query = make_episodes(method.base, hide=True)
+    logits = masked_logits(method(support, query), support.hidden)
+    found = {"revision": [kind.revision], "logits": logits[:2, 0].flatten().nan_to_num(neginf=-10.0).tolist()}
+    if parameters := list(method.parameters()):
+        target = K + torch.arange(Q).expand(E, -1) % N
+        loss = F.cross_entropy(logits.flatten(0, 1), target.flatten())
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+        found["gradients"] = [float(gradient.norm()) for gradient in gradients]
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_moves_a_methods_numbers_raises_its_revision(name):
+    """Where it was raised, and for a new method, ``python -m tests.methods.test_methods_numbers`` writes them anew."""
+    if os.environ.get("IFSL_BENCH_KERNELS") == "0" and "lr" not in name:
+        pytest.skip("without compiled solvers the MLP, which is not convex, takes other steps to other minima")
+    pinned = json.loads(PINNED.read_text())[name]
+    for what, values in numbers(name).items():
+        close = pytest.approx(pinned[what], rel=WITHIN, abs=WITHIN * max(map(abs, pinned[what])))
+        assert values == close, f"{what}: raise the revision of {name}"
+
+
+if __name__ == "__main__":
+    PINNED.write_text(json.dumps({name: numbers(name) for name in NAMES}, indent=1) + "\n")

@@ -1,0 +1,351 @@
+"""The page of results in a real browser: headless Chromium, driven by Playwright, without a network."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ifsl_bench.board import boards
+from ifsl_bench.board.claims import judged
+from ifsl_bench.board.result_file import write
+from ifsl_bench.board.result_folder import packaged_root
+from ifsl_bench.page.gather import boards_of, gather
+from ifsl_bench.page.html import page_html
+from ifsl_bench.protocol.task_files import find, packaged
+from tests.page.test_page import HOSTILE, TASK, made, write_results
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OTHER = "mini-1shot"
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]  # for root, and for containers
+MOST_BYTES, MOST_SECONDS = 3_000_000, 2.0
+SIZES = {"desk": (1280, 900), "telephone": (400, 800)}
+
+pytestmark = pytest.mark.slow("a browser beside the tests")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
+    )
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def made_up(tmp_path_factory) -> Path:
+    """The page of two tasks with made-up results, a hostile name among them, and of one with published rows alone."""
+    root, out = tmp_path_factory.mktemp("results"), tmp_path_factory.mktemp("page") / "report.html"
+    write_results(root)
+    (other,) = find(OTHER)
+    for seed in range(3):
+        write(root, made("a", seed, task=OTHER, task_hash=other.hash))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boards, "packaged_root", lambda: root / "none")
+        tasks = [find(name)[0] for name in (TASK, OTHER, "tiered-5shot")]
+        out.write_text(page_html(gather(boards_of(tasks, root, named=True))), encoding="utf-8")
+    return out
+
+
+class Visit:
+    """A page that was opened, and all that the browser had to complain of."""
+
+    def __init__(self, browser: Any, path: Path, size: str = "desk", scheme: str = "light") -> None:
+        width, height = SIZES[size]
+        self.context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, offline=True
+        )
+        self.page, self.complaints = self.context.new_page(), []
+        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", self._requested)
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-drawn]", timeout=30_000)
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith(("file:", "data:", "blob:")):
+            self.complaints.append(f"asked the network for {request.url}")
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.context.close()
+
+    def start(self, task: str = TASK) -> Visit:
+        """The page as it is when it is opened; order and chips aside."""
+        self.page.evaluate("task => { location.hash = `#task=${task}&setting=paper&at=${Math.random()}` }", task)
+        self.settle()
+        return self
+
+    def names(self) -> list[str]:
+        """Of the rows that are shown."""
+        return [name.strip() for name in self.page.locator("article:visible tbody tr:visible .open").all_inner_texts()]
+
+    def seconds(self) -> float:
+        """Until everything was drawn."""
+        return int(self.page.evaluate("document.documentElement.dataset.drawn")) / 1000
+
+    def settle(self) -> None:
+        """Until what was typed has been taken in."""
+        self.page.wait_for_timeout(250)
+
+
+@pytest.fixture(scope="module", params=[("desk", "light"), ("telephone", "dark")], ids=lambda given: given[0])
+def opened(request, chromium, made_up) -> Iterator[Visit]:
+    with Visit(chromium, made_up, *request.param) as visit:
+        yield visit
+
+
+@pytest.fixture
+def visit(opened) -> Iterator[Visit]:
+    opened.complaints.clear()
+    yield opened.start()
+    assert not opened.complaints
+
+
+def fits(visit: Visit) -> None:
+    """Nothing is wider than the screen but what scrolls by itself."""
+    assert visit.page.evaluate("document.documentElement.scrollWidth") == visit.page.viewport_size["width"]
+
+
+def no_button_sends_a_plot_anywhere(visit: Visit) -> None:
+    bars = visit.page.evaluate(
+        "[...document.querySelectorAll('.modebar')].map(bar =>"
+        " [...bar.querySelectorAll('.modebar-btn')].map(button => button.dataset.title))"
+    )
+    assert len(bars) == 4
+    zoom = ["Zoom", "Pan"]
+    for bar in bars:
+        assert bar == ["Download plot as a PNG", *zoom, "Autoscale", "Reset axes"]
+
+
+def lines_of_equal_accuracy_are_named_wherever_one_looks(visit: Visit) -> None:
+    def named() -> list[str]:
+        return visit.page.evaluate(
+            "document.querySelector('#tradeoff .canvas').layout.annotations.map(a => [a.text, a.x, a.y].join())"
+        )
+
+    lines = visit.page.evaluate("document.querySelector('#tradeoff .canvas').data.map(line => line.hovertext)")
+    before = named()
+    assert before
+    visit.page.evaluate(
+        "Plotly.relayout(document.querySelector('#tradeoff .canvas'),"
+        " {'xaxis.range[0]': 20, 'xaxis.range[1]': 60, 'yaxis.range[0]': 40, 'yaxis.range[1]': 55})"
+    )
+    visit.settle()
+    assert named() != before
+    for text in named():
+        said, x, y = text.rsplit(",", 2)
+        assert re.fullmatch(r"(Acc\.|harm\.|harmonic) \d+", said)
+        assert 20 <= float(x) <= 60
+        assert 40 <= float(y) <= 55
+        kind, level = said.split()
+        assert {"Acc.": said}.get(kind, f"harmonic mean {level}") in lines, "a name without a line"
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("telephone", "light")])
+def test_it_is_drawn_at_once_by_day_and_by_night(chromium, made_up, size, scheme, patience):
+    with Visit(chromium, made_up, size, scheme) as visit:
+        assert visit.seconds() < patience(MOST_SECONDS)
+        fits(visit)
+        assert visit.page.locator("#plots figure:visible").count() == 5
+        assert visit.page.locator(".js-plotly-plot:visible").count() == 4
+        background = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        light = sum(int(part) for part in background[4:-1].split(",")) / 3 > 128
+        assert light == (scheme == "light")
+        no_button_sends_a_plot_anywhere(visit)
+        lines_of_equal_accuracy_are_named_wherever_one_looks(visit)
+        assert not visit.complaints
+
+
+def test_all_that_is_stored_is_small_and_drawn_soon(chromium, tmp_path, patience):
+    out = tmp_path / "report.html"
+    page = gather(boards_of(packaged().values(), packaged_root(), named=False), judged())
+    out.write_text(page_html(page), encoding="utf-8")
+    assert out.stat().st_size < MOST_BYTES
+    for size, scheme in (("desk", "light"), ("telephone", "dark")):
+        with Visit(chromium, out, size, scheme) as visit:
+            assert visit.seconds() < patience(MOST_SECONDS)
+            for name in visit.page.locator("[name=task] option").all_inner_texts():
+                visit.start(name)
+                assert visit.page.locator("article:visible").get_attribute("data-task") == name
+                fits(visit)
+            for line in visit.page.locator(".claim summary").all():
+                line.click()
+            fits(visit)
+            last = visit.page.locator(".claim [data-row]").last
+            last.click()
+            assert visit.page.locator("dialog h2").inner_text() == last.inner_text()
+            assert not visit.complaints
+
+
+def test_sorting_by_a_column_and_back(visit):
+    ranked = visit.names()
+    assert ranked[0] == "b"
+    by_name = visit.page.locator("article:visible th:has-text('method')")
+    by_name.locator("button").click()
+    assert by_name.get_attribute("aria-sort") == "ascending"
+    names = visit.names()
+    assert names == sorted(names, key=str.lower) != ranked
+    by_name.locator("button").click()
+    assert visit.names() == sorted(names, key=str.lower, reverse=True)
+    visit.page.locator("article:visible th:has-text('cal. Acc.') button").click()
+    cells = visit.page.locator("article:visible tbody tr:visible").all_inner_texts()
+    shown = [float(line.split("\t")[3].split()[0]) for line in cells if line.split("\t")[3].strip()]
+    assert shown == sorted(shown, reverse=True)
+    assert len(shown) == 5, "published rows have none, and come last"
+
+
+def test_filters_and_search(visit):
+    page = visit.page
+    assert len(visit.names()) == 5 + 11
+    for name, count in (("published", 5), ("options", 6), ("provisional", 4)):
+        page.locator(f"[name={name}]").click()
+        visit.settle()
+        assert len(visit.names()) == count
+    assert page.locator("#count").inner_text() == "4 of 17 rows"
+    page.fill("[name=search]", "IMG onerror")
+    visit.settle()
+    assert visit.names() == [HOSTILE]
+    page.fill("[name=search]", "no such row")
+    visit.settle()
+    assert visit.names() == []
+    page.locator("article:visible .reset").click()
+    assert len(visit.names()) == 17
+    page.select_option("[name=setting]", "tuned-12")
+    visit.settle()
+    assert {"a@tuned-12", "c"} < set(visit.names())
+    assert len(visit.names()) == 2 + 11
+    assert not page.locator("th:visible:has-text('AUSUC')").count()
+    page.locator("[name=more]").click()
+    visit.settle()
+    assert page.locator("th:visible:has-text('AUSUC')").count() == 1
+    page.select_option("[name=task]", "tiered-5shot")
+    visit.settle()
+    assert not page.locator("#plots").is_visible()
+    for task, setting in ((OTHER, "paper"), (TASK, "tuned-12")):
+        page.select_option("[name=task]", task)
+        visit.settle()
+        assert page.input_value("[name=setting]") == setting
+    page.select_option("[name=setting]", "paper")
+    visit.settle()
+
+
+def test_what_is_said_in_place_of_a_plot_goes_when_there_is_one_again(visit):
+    """After a search that finds nothing, and after a task with published rows alone."""
+    page = visit.page
+    assert not page.locator(".canvas > p").count()
+    page.fill("[name=search]", "no such row")
+    visit.settle()
+    page.fill("[name=search]", "")
+    visit.settle()
+    assert not page.locator(".canvas > p").count()
+    page.select_option("[name=task]", "tiered-5shot")
+    visit.settle()
+    page.select_option("[name=task]", TASK)
+    visit.settle()
+    assert not page.locator(".canvas > p").count()
+    assert page.locator(".canvas .main-svg").count()
+
+
+def test_a_number_is_one_click_from_where_it_comes_from_and_the_address_leads_back(visit):
+    page = visit.page
+    page.locator("article:visible tbody tr:has(.open span:text-is('b')) td:visible").nth(1).click()
+    said = page.locator("dialog").inner_text()
+    for fact in ("ifsl-bench run --method x --seed 2", "c0ffee", "a CPU", "d200", "mini-5shot/b.seed-1.json"):
+        assert fact in said
+    page.locator("dialog button:has-text('copy')").first.click()
+    page.locator("dialog button", has_text=re.compile("^(copied|selected; copy it)$")).wait_for()
+    box = page.locator("dialog").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= page.viewport_size["width"]
+    address = page.evaluate("location.hash.slice(1)")
+    page.keyboard.press("Escape")
+    assert not page.locator("dialog").is_visible()
+    page.wait_for_function("address => location.hash.slice(1) !== address", arg=address)  # closing is told later
+    page.evaluate("address => { history.replaceState(null, '', '#' + address) }", address)
+    page.reload()
+    page.wait_for_selector("html[data-drawn]")
+    assert page.locator("dialog h2").inner_text() == "b"
+    page.keyboard.press("Escape")
+
+
+def test_a_link_of_the_table_of_all_tasks_leads_to_that_task(visit):
+    visit.page.locator(".overview:visible thead a", has_text=OTHER).click()
+    visit.settle()
+    assert visit.page.locator("article:visible").get_attribute("data-task") == OTHER
+    assert visit.page.input_value("[name=task]") == OTHER
+
+
+def test_the_keyboard_reaches_a_row_every_pair_all_tasks_and_the_chips(visit):
+    page, first = visit.page, visit.names()[0]
+    page.locator("article:visible tbody tr:visible .open").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("dialog h2").inner_text() == first
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.className") == "open", "back to where one was"
+    assert page.locator("#pairs tbody button").count() == 4 * 4
+    assert page.locator("#pairs tbody button[tabindex='0']").count() == 1
+    page.locator("#pairs tbody button[tabindex='0']").focus()
+    labels = []
+    for way in ("ArrowRight", "ArrowLeft", "ArrowRight", "ArrowLeft"):
+        for key in (way, way, way, "ArrowDown"):
+            labels.append(page.evaluate("document.activeElement.ariaLabel"))
+            page.keyboard.press(key)
+    assert len(set(labels)) == 16
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert "ifsl-bench compare" in page.locator("dialog").inner_text()
+    page.keyboard.press("Escape")
+    number = page.locator(".overview:visible td button").first
+    number.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("dialog h2").inner_text() == page.locator(".overview:visible tbody th").first.inner_text()
+    page.keyboard.press("Escape")
+    page.locator("#chips button").focus()
+    for said in ("none", "all"):
+        assert page.evaluate("document.activeElement.textContent") == said
+        page.keyboard.press("Enter")
+        plots = page.locator(".canvas > p").all_inner_texts()
+        assert set(plots) == ({"No rows are switched on."} if said == "none" else set())
+
+
+def test_a_hostile_name_stays_text_in_tables_plots_and_dialogs(visit):
+    page = visit.page
+    assert HOSTILE in visit.names()
+    ticks = page.locator("#seeds .ytick text").all_text_contents()
+    ends = [(tick, *tick.partition("…")) for tick in ticks]
+    assert any(HOSTILE.startswith(head) and HOSTILE.endswith(tail) and len(tick) > 10 for tick, head, _, tail in ends)
+    number = page.evaluate("name => DATA.rows.findIndex(row => row.label === name)", HOSTILE)
+    for plot in ("tradeoff", "seeds", "validation", "cost"):
+        trace = page.evaluate(
+            "([id, n]) => document.querySelector(`#${id} .canvas`).data.findLastIndex(trace => trace.meta === n)",
+            [plot, number],
+        )
+        assert trace >= 0
+        page.locator(f"#{plot} .canvas").scroll_into_view_if_needed()
+        page.evaluate(
+            "([id, trace]) => Plotly.Fx.hover(document.querySelector(`#${id} .canvas`),"
+            " [{curveNumber: trace, pointNumber: 0}])",
+            [plot, trace],
+        )
+        visit.settle()
+        hover = page.locator(f"#{plot} .hovertext").first.text_content()
+        assert HOSTILE in hover, f"{plot} shows {hover!r}"
+    page.locator("#pairs tbody tr", has_text="<img").locator("button").first.click()
+    assert HOSTILE in page.locator("dialog h2").inner_text()
+    page.locator("dialog p button", has_text="<img").click()
+    assert f"run {HOSTILE}" in page.locator("dialog").inner_text()
+    assert page.evaluate("typeof hacked") == "undefined"
+    assert not page.locator("img").count()
+    assert not page.locator("a[href^=javascript]").count()

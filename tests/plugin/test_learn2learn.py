@@ -1,0 +1,441 @@
+"""learn2learn beside us: our episodes as its tasks, its MAML in a method of ours, and what is said where it is missing.
+
+Its data sets are imported in ``tests/data``.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import random
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ifsl_bench
+from ifsl_bench.campaigns import api
+from ifsl_bench.episodic.prepared import PreparedTask
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.learn2learn import INSTALL, load
+from ifsl_bench.plugin.method import Base, Query, Support
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running.check import check_file
+
+ROOT = Path(__file__).parents[2]
+REGULAR = '\n[variants.clusters-regular-5shot]\nof = "clusters-5shot"\nregular = true\n'
+SIDES = {"train": "train", "validation": "val", "test": "test"}
+
+
+@pytest.fixture
+def work(clusters):
+    """A workspace with small frozen features; their task file has a task of regular few-shot learning too."""
+    with open(clusters / "clusters.toml", "a") as file:
+        file.write(REGULAR)
+    return api.workspace(clusters / "home", device="cpu")
+
+
+def named(clusters, name: str) -> str:
+    return f"{clusters / 'clusters.toml'}:{name}"
+
+
+def split(X, y, shots: int):
+    """Support and query as learn2learn's examples separate them (``fast_adapt``)."""
+    support = np.zeros(X.size(0), dtype=bool)
+    support[np.arange(shots * 5) * 2] = True
+    support = torch.from_numpy(support)
+    return (X[support], y[support]), (X[~support], y[~support])
+
+
+# -- our episodes as learn2learn's tasks
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize(
+    "name", ["clusters-1shot", "clusters-5shot", "clusters-shared-5shot", "clusters-regular-5shot"]
+)
+def test_tasks_are_our_episodes(learn2learn, clusters, work, name, side):
+    """Held against what our methods are given of the same episodes."""
+    tasks = getattr(ifsl_bench.to_learn2learn(named(clusters, name), seed=3, work=work), side)
+    assert isinstance(tasks, learn2learn.data.Taskset)
+    task = find(named(clusters, name))[0]
+    wanted = PreparedTask(task, "linear", 3, work).loader(SIDES[side]).batch(0, 12)
+    K = wanted.support.hidden.shape[1]
+    for i in (11, 0, 5, 0):
+        X, y = tasks[i]
+        (x, support), (q, query) = split(X, y, task.shots)
+        assert torch.equal(x, wanted.support.features[i])
+        assert torch.equal(support, wanted.support.labels[i])
+        assert torch.equal(q, wanted.query.features[i])
+        novel = wanted.novel[i]
+        assert torch.equal(query[novel], wanted.labels[i][novel] - K)
+        assert torch.equal(query[~novel], wanted.labels[i][~novel] + 5)
+        assert y.dtype == torch.int64
+        assert torch.equal(tasks.hidden(i) - 5, wanted.support.hidden[i].nonzero().flatten())
+
+
+def test_tasks_come_in_order_or_at_random_and_end(learn2learn, clusters, work):
+    tasks = ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), num_tasks=7, work=work)
+    assert [len(part) for part in tasks] == [7, 20, 60]
+    inputs = [X for X, _ in tasks.train]
+    assert len(inputs) == 7
+    assert all(torch.equal(X, tasks.train[i][0]) for i, X in enumerate(inputs))
+    assert torch.equal(tasks.train[-1][0], inputs[6])
+    random.seed(0)
+    drawn = [tasks.train.sample()[0] for _ in range(40)]
+    assert {i for X in drawn for i, known in enumerate(inputs) if torch.equal(X, known)} == set(range(7))
+    with pytest.raises(IndexError):
+        tasks.train[7]
+    other = ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), seed=1, work=work)
+    assert not torch.equal(other.train[0][0], inputs[0])
+    assert torch.equal(other.test[0][0], tasks.test[0][0])
+    numpys = ifsl_bench.to_learn2learn(
+        named(clusters, "clusters-5shot"), seed=np.int64(1), num_tasks=np.int32(3), work=work
+    )
+    assert torch.equal(numpys.train[0][0], other.train[0][0])
+    assert len(numpys.train) == 3
+    assert [torch.equal(X, inputs[i]) for i, (X, _) in zip((5, 3), tasks.train[5:1:-2], strict=True)] == [True, True]
+    for ask in (tasks.test.sample_task_description, lambda: tasks.test.get_task(None)):
+        with pytest.raises(ifsl_bench.UserError, match=r"known by their numbers.*take tasks\[i\]"):
+            ask()
+
+
+def test_one_draw_serves_a_block_of_tasks_that_come_in_order(learn2learn, clusters, work, monkeypatch):
+    tasks = ifsl_bench.to_learn2learn(named(clusters, "clusters-shared-5shot"), num_tasks=130, work=work).train
+    drawn = []
+    sample = tasks.sampler.sample
+    monkeypatch.setattr(tasks.sampler, "sample", lambda start, count: drawn.append(start) or sample(start, count))
+    for i in range(130):
+        tasks[i]
+        tasks.hidden(i)
+    assert drawn == [0, 64, 128]
+
+
+@pytest.mark.parametrize("order", ["interleaved", "support-first"])
+@pytest.mark.parametrize("name", ["clusters-5shot", "clusters-regular-5shot"])
+def test_tasks_know_their_support(learn2learn, clusters, work, name, order):
+    tasks = ifsl_bench.to_learn2learn(named(clusters, name), order=order, work=work).test
+    wanted = PreparedTask(find(named(clusters, name))[0], "linear", 0, work).loader("test").batch(0, 3)
+    X, y = tasks[2]
+    x, support, q, query = tasks.split(X, y)
+    assert torch.equal(x, wanted.support.features[2])
+    assert torch.equal(support, wanted.support.labels[2])
+    assert torch.equal(q, wanted.query.features[2])
+    assert len(query) == len(q)
+    with pytest.raises(ifsl_bench.UserError, match=rf"a task has {len(y)} rows, X has 1 and y has 1"):
+        tasks.split(X[None], y[None])
+
+
+def test_tasks_go_to_spawned_workers_and_never_to_a_gpu(learn2learn, clusters, work):
+    name = named(clusters, "clusters-shared-5shot")
+    elsewhere = replace(work, device=torch.device("cuda"))  # whether there is one or not
+    tasks = ifsl_bench.to_learn2learn(name, num_tasks=4, work=elsewhere).train
+    assert tasks.sampler.device.type == "cpu"
+    assert tasks.dataset.dataset.pools[0].images.nbytes  # mapped here, opened again there
+    loader = torch.utils.data.DataLoader(tasks, batch_size=2, num_workers=1, multiprocessing_context="spawn")
+    found = [pair for X, y in loader for pair in zip(X, y, strict=True)]
+    assert len(found) == 4
+    for (X, y), (wanted, labels) in zip(found, tasks, strict=True):
+        assert torch.equal(X, wanted)
+        assert torch.equal(y, labels)
+
+
+def test_support_first_is_what_partition_task_finds(learn2learn, clusters, work):
+    name = named(clusters, "clusters-regular-5shot")
+    first = ifsl_bench.to_learn2learn(name, order="support-first", work=work).test
+    for i, (X, y) in enumerate(ifsl_bench.to_learn2learn(name, work=work).test):
+        (x, support), (q, query) = split(X, y, 5)
+        assert torch.equal(first[i][0], torch.cat([x, q]))
+        assert torch.equal(first[i][1], torch.cat([support, query]))
+        found = learn2learn.data.partition_task(*first[i], shots=5)
+        assert torch.equal(found[0][0], x)
+        assert torch.equal(found[0][1], support)
+        order = query.argsort(stable=True)
+        assert torch.equal(found[1][0], q[order])
+        assert torch.equal(found[1][1], query[order])
+
+
+def test_images_are_normalised_or_transformed_and_the_data_set_is_learn2learns(learn2learn, glyph_home):
+    work, name = api.workspace(glyph_home, device="cpu"), f"{glyph_home.parent / 'few.toml'}:few-1shot"
+    tasks = ifsl_bench.to_learn2learn(name, work=work).test
+    bench = PreparedTask(find(name)[0], "linear", 0, work)
+    novel, base = bench.dataset.pool("novel/test"), bench.dataset.pool("base/test")
+    drawn = bench.sampler("test").sample(4, 1)
+    (x, _), (q, _) = split(*tasks[4], 1)
+    expected = novel.images[drawn.support[0].numpy()].transpose(0, 3, 1, 2)
+    np.testing.assert_allclose(x.numpy(), (expected / 255 - 0.5) / 0.25, atol=1e-6)
+    pools = {True: novel, False: base}
+    queries = zip(drawn.query[0].tolist(), drawn.query_novel[0].tolist(), strict=True)
+    expected = np.stack([pools[is_novel].images[row] for row, is_novel in queries])
+    np.testing.assert_allclose(q.numpy(), (expected.transpose(0, 3, 1, 2) / 255 - 0.5) / 0.25, atol=1e-6)
+
+    raw = ifsl_bench.to_learn2learn(name, transform=lambda image: image[:, ::2].float(), work=work).test
+    np.testing.assert_array_equal(split(*raw[4], 1)[1][0].numpy(), expected.transpose(0, 3, 1, 2)[:, :, ::2])
+
+    whole = tasks.dataset
+    assert isinstance(whole, learn2learn.data.MetaDataset)
+    assert len(whole) == len(novel) + len(base)
+    assert len(whole.labels) == len(novel.classes) + len(base.classes)
+    for label in (0, len(novel.classes), len(whole.labels) - 1):
+        for row in (whole.labels_to_indices[label][0], whole.labels_to_indices[label][-1]):
+            assert whole[row][1] == whole.indices_to_labels[row] == label
+    # learn2learn's own tasks can be made of it as well.
+    transforms = learn2learn.data.transforms
+    steps = [transforms.FusedNWaysKShots(whole, n=5, k=2), transforms.LoadData(whole), transforms.RemapLabels(whole)]
+    X, y = learn2learn.data.Taskset(whole, steps, num_tasks=1).sample()
+    assert X.shape == (10, 1, 32, 32)
+    assert sorted(y.tolist()) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_learn2learns_example_learns_from_our_tasks(learn2learn, clusters, work):
+    """Its MAML on a linear layer, adapted and judged as its examples do, in regular few-shot learning."""
+    tasks = ifsl_bench.to_learn2learn(named(clusters, "clusters-regular-5shot"), work=work)
+    torch.manual_seed(0)
+    random.seed(0)
+    maml = learn2learn.algorithms.MAML(nn.Linear(16, 5), lr=0.02)
+    optimiser = torch.optim.Adam(maml.parameters(), lr=1e-2)
+
+    def query_loss(task):
+        (x, support), (q, query) = split(*task, 5)
+        learner = maml.clone()
+        for _ in range(5):
+            learner.adapt(F.cross_entropy(learner(x), support))
+        return F.cross_entropy(learner(q), query)
+
+    def mean() -> float:
+        return float(torch.stack([query_loss(task).detach() for task in tasks.validation]).mean())
+
+    before = mean()
+    for _ in range(150):
+        optimiser.zero_grad()
+        query_loss(tasks.train.sample()).backward()
+        optimiser.step()
+    assert mean() < 0.95 * before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"order": "sorted"}, "order is 'interleaved' or 'support-first', not 'sorted'"),
+        ({"num_tasks": 0}, "num_tasks must be a whole number from 1 to 2,147,483,647, not 0"),
+        ({"num_tasks": 2.5}, "num_tasks must be a whole number from 1 to .*, not 2.5"),
+        ({"num_tasks": True}, "num_tasks must be .*, not True"),
+        ({"num_tasks": 10**10}, "num_tasks must be .*, not 10000000000"),
+        ({"seed": "1"}, "seed must be a whole number from 0, not '1'"),
+        ({"seed": 1.0}, "seed must be a whole number from 0, not 1.0"),
+        ({"seed": True}, "seed must be a whole number from 0, not True"),
+        ({"seed": -1}, "seed must be a whole number from 0, not -1"),
+        ({"transform": 3}, "transform is a function of an image, not 3"),
+        ({"change": {"shots": 8, "queries": 1}}, "40 support images of .* cannot be interleaved with 10 query images"),
+    ],
+)
+def test_impossible_tasks_are_refused(learn2learn, clusters, work, arguments, message):
+    with pytest.raises(ifsl_bench.UserError, match=message):
+        ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), work=work, **arguments)
+    with pytest.raises(ifsl_bench.UserError, match="defines several tasks"):
+        ifsl_bench.to_learn2learn(str(clusters / "clusters.toml"), work=work)
+
+
+def test_the_document_shows_what_learns(learn2learn, glyph_home, monkeypatch):
+    document = (ROOT / "docs" / "learn2learn.md").read_text(encoding="utf-8")
+    (program,) = (text for text in re.findall(r"```python\n(.*?)```", document, re.S) if "to_learn2learn" in text)
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(glyph_home))
+    scope: dict = {}
+    assert "range(600)" in program
+    exec(program.replace("range(600)", "range(300)"), scope)
+    assert f"# {list(scope['X'].shape)} and {list(scope['y'].shape)}" in program
+    assert scope["accuracy"] > 0.3  # 0.36 measured; chance is 0.2, and before the first step it has 0.23
+
+
+# -- ANIL
+
+
+E, N, SHOTS, Q, D, K = 3, 4, 2, 6, 7, 5
+
+
+def make_episodes(hide: bool) -> tuple[Base, Support, Query]:
+    generator = torch.Generator().manual_seed(1)
+
+    def rand(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    base = Base(rand(K, D), rand(K), rand(K, D))
+    x, q = rand(E, N * SHOTS, D), rand(E, Q, D)
+    hidden = torch.zeros(E, K, dtype=torch.bool)
+    if hide:
+        hidden[torch.arange(E), torch.tensor([0, 3, 1])] = True
+    labels = torch.arange(N).repeat_interleave(SHOTS).expand(E, -1)
+    logits = [F.linear(rows, base.weight, base.bias) for rows in (x, q)]
+    return base, Support(x, labels, hidden, logits[0]), Query(q, logits[1])
+
+
+@pytest.mark.parametrize("hide", [False, True])
+@pytest.mark.parametrize("first_order", [False, True])
+def test_anil_makes_the_steps_of_a_loop_written_out(learn2learn, hide, first_order):
+    """One episode at a time over all K + N logits, in plain autograd; the meta-gradient by finite differences."""
+    base, support, query = make_episodes(hide)
+    torch.manual_seed(2)
+    options = {"inner_steps": 3, "inner_rate": 0.7, "first_order": first_order}
+    method = registry.method("anil")(base, N, **options).double()
+    target = torch.randint(0, K + N, (E, Q), generator=torch.Generator().manual_seed(5))
+    target[target == torch.tensor([0, 3, 1]).unsqueeze(1)] = K  # never a hidden class
+
+    def written_out(weight, bias, constant: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [E, Q, K + N] and their loss; ``constant`` takes what the steps add as a constant."""
+        rows = []
+        for e in range(E):
+            w, b = weight, bias
+            for _ in range(3):
+                old = support.base_logits[e].masked_fill(support.hidden[e], -torch.inf)
+                logits = torch.cat([old, support.features[e] @ w.T + b], -1)
+                loss = F.cross_entropy(logits, support.labels[e] + K)
+                grads = torch.autograd.grad(loss, (w, b), create_graph=not constant)
+                w, b = w - 0.7 * grads[0], b - 0.7 * grads[1]
+            rows.append(torch.cat([query.base_logits[e], query.features[e] @ w.T + b], -1))
+        logits = torch.stack(rows)
+        shown = torch.cat([logits[..., :K].masked_fill(support.hidden[:, None], -torch.inf), logits[..., K:]], -1)
+        return logits, F.cross_entropy(shown.flatten(0, 1), target.flatten())
+
+    parameters = dict(method.named_parameters())
+    assert len(parameters) == 2
+    weight, bias = (value for value in parameters.values())
+    assert (weight.shape, bias.shape) == ((1, N, D), (1, N))
+    prediction = method(support, query)
+    plain = [weight[0].detach().requires_grad_(), bias[0].detach().requires_grad_()]
+    logits, loss = written_out(*plain, first_order)
+    torch.testing.assert_close(prediction.logits, logits)
+    shown = prediction.logits.clone()
+    shown[..., :K] = shown[..., :K].masked_fill(support.hidden[:, None], -torch.inf)
+    F.cross_entropy(shown.flatten(0, 1), target.flatten()).backward()
+    wanted = torch.autograd.grad(loss, plain)
+    torch.testing.assert_close(weight.grad[0], wanted[0])
+    torch.testing.assert_close(bias.grad[0], wanted[1])
+
+    direction = torch.randn(N, D, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    step = 1e-5
+    ends = [(plain[0] + sign * step * direction).detach().requires_grad_() for sign in (1, -1)]
+    losses = [float(written_out(end, plain[1], True)[1].detach()) for end in ends]
+    slope = (losses[0] - losses[1]) / (2 * step)
+    exact = abs(float((weight.grad[0] * direction).sum()) - slope) < 1e-6 * max(1, abs(slope))
+    assert exact != first_order  # first order is not the gradient
+    method.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(method(support, query).logits, logits.detach())
+
+
+def test_anil_runs_learns_and_is_tuned(learn2learn, clusters, work):
+    name = named(clusters, "clusters-5shot")
+    result = api.run("anil", name, train={"episodes_per_step": 4}, work=work)
+    assert (result.label, result.setting, result.tuned) == ("anil.train.episodes_per_step=4", "paper", {})
+    tuned = api.run("anil", name, train={"steps": 5}, tune=3, work=work)
+    (tried,) = tuned.tuned.values()
+    assert list(tuned.tuned) == ["inner_rate, train.rate"]
+    assert len(tried) == 3
+    assert next(iter(tried)).startswith("inner_rate=0.3, ")
+    untrained = api.run("anil", name, train={"steps": 1}, options={"inner_rate": 0.001}, work=work)
+    assert result.summary["novel_alone"]["mean"] > untrained.summary["novel_alone"]["mean"] + 10
+    assert result.provenance["libraries"]["learn2learn"] == importlib.metadata.version("learn2learn")
+    again = api.run("anil", name, train={"episodes_per_step": 4}, rerun=True, work=work)
+    assert again.episodes == result.episodes
+
+
+@pytest.mark.parametrize("options", [{"inner_steps": 0}, {"inner_rate": 0.0}, {"inner_rate": "inf"}])
+def test_impossible_options_are_refused(learn2learn, clusters, work, options):
+    with pytest.raises(ifsl_bench.UserError, match=next(iter(options))):
+        api.run("anil", named(clusters, "clusters-5shot"), options=options, work=work)
+
+
+# -- without learn2learn
+
+
+def test_there_is_one_version_and_one_way_to_install_it():
+    name, option = re.fullmatch(r'pip install "(.*?)" (--config-settings ".*")', INSTALL).groups()
+    assert f"\n{name} {option}\n" in (ROOT / "docs" / "learn2learn-requirements.txt").read_text()
+    assert INSTALL in (ROOT / "docs" / "learn2learn.md").read_text()
+    assert f'learn2learn = ["{name}"]' in (ROOT / "pyproject.toml").read_text()
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """An environment that has no learn2learn, whatever this one has."""
+    monkeypatch.setitem(sys.modules, "learn2learn", None)
+
+
+def test_a_missing_learn2learn_is_one_line_that_says_how_to_install_it(without, clusters, work):
+    assert "--config-settings" in INSTALL
+    for call in (
+        load,
+        lambda: api.run("anil", named(clusters, "clusters-5shot"), work=work),
+        lambda: ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), work=work),
+    ):
+        with pytest.raises(ifsl_bench.UserError) as caught:
+            call()
+        assert INSTALL in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert registry.load(registry.METHODS, "anil").lacks == "learn2learn"
+    assert not registry.load(registry.METHODS, "imprint").problem
+
+
+@pytest.fixture
+def unloaded():
+    """As if nothing had imported learn2learn yet; what a test imports under its name is forgotten."""
+
+    def take() -> dict[str, ModuleType]:
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "learn2learn"}
+
+    loaded = take()
+    yield
+    take()
+    sys.modules.update(loaded)
+
+
+def test_a_broken_learn2learn_is_not_called_missing(unloaded, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for content, message in (
+        ("import a_package_that_nobody_has", "lacks a_package_that_nobody_has"),
+        ("raise AttributeError('np.bool8')", r"cannot be imported \(AttributeError: np.bool8\).*--force-reinstall"),
+        ("import learn2learn.data", r"cannot be imported \(ModuleNotFoundError: .*learn2learn.data.*--force-reinstall"),
+    ):
+        (tmp_path / "learn2learn.py").write_text(content)
+        with pytest.raises(ifsl_bench.UserError, match=message):
+            load()
+
+
+def test_a_folder_of_that_name_is_no_package(unloaded, monkeypatch, tmp_path):
+    (tmp_path / "learn2learn" / "data").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "meta_path", [importlib.machinery.PathFinder])
+    assert importlib.util.find_spec("learn2learn") is not None
+    with pytest.raises(ifsl_bench.UserError, match="this needs learn2learn, which is not installed"):
+        load()
+    assert not registry.is_installed("learn2learn")
+
+
+def test_gyms_notice_is_dropped_and_nothing_else(unloaded, monkeypatch, tmp_path, capsys):
+    notice = "Gym has been unmaintained since 2022\\nPlease upgrade"
+    lines = ["import sys", "print('before', file=sys.stderr)", f"print('{notice}', file=sys.stderr)",
+             "print('after', file=sys.stderr)"]  # fmt: skip
+    (tmp_path / "learn2learn.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    load()
+    assert capsys.readouterr().err == "before\nafter\n"
+
+
+def test_a_result_of_a_method_that_cannot_be_made_here_is_checked_as_far_as_it_can(clusters, work, monkeypatch):
+    api.run("imprint", named(clusters, "clusters-5shot"), work=work)
+    (path,) = work.home.results.glob("*/imprint.seed-0.json")
+    tasks = {task.name: task for task in find(str(clusters / "clusters.toml"))}
+    before = check_file(path, tasks, work.home)
+    assert not before.unverified
+    monkeypatch.setattr(registry.method("imprint"), "requires", {"a_package_that_nobody_has": "pip install it"})
+    found = check_file(path, tasks, work.home)
+    assert found.failures == before.failures
+    assert "a_package_that_nobody_has, which method imprint needs, is not installed" in found.unverified[0]

@@ -1,0 +1,241 @@
+"""Everything on a CUDA device: the numbers are the CPU's, and nothing waits that need not.
+
+pytest --cuda -n 0 -m "" tests/product/test_cuda.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from paper_shapes import Episodes
+
+from ifsl_bench.backbone.features import _forward, compute_features
+from ifsl_bench.backbone.pretrain import pretrain
+from ifsl_bench.board import result_file
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.subset import some_base_classes
+from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.learners import compiled
+from ifsl_bench.plugin.contract import Asked, differs
+from ifsl_bench.plugin.method import FEW, masked_logits
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running.stages import MetaTrain
+from tests.product import test_pretend as pretend
+from tests.product.test_pretend import CPU, _job, _other_home, _prepared, episodes, made, on, variants
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here, or hidden: see --cuda")
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(("name", "options"), variants())
+def test_every_method_gives_the_answers_and_gradients_of_the_cpu(name, options, monkeypatch):
+    base, support, query = episodes()
+    monkeypatch.setattr(F, "dropout", lambda x, *_, **__: x)  # each device draws its own
+    ours = made(name, options, base)
+    theirs = made(name, options, on(base, DEVICE)).to(DEVICE)
+    theirs.load_state_dict(ours.state_dict())
+    answers, gradients = [], []
+    with compiled.batched():  # the CPU by kernels may find another minimum
+        for method, device in ((ours, CPU), (theirs, DEVICE)):
+            with torch.no_grad():
+                prediction = method.eval()(on(support, device), on(query, device))
+            assert prediction.logits.device == device
+            answers.append(masked_logits(prediction, support.hidden.to(device)).cpu())
+            if parameters := [p for p in method.parameters() if p.requires_grad]:
+                logits = method.train()(on(support, device), on(query, device)).logits
+                F.cross_entropy(logits[:, 0], torch.full((pretend.E,), pretend.K, device=device)).backward()
+                gradients.append(torch.cat([p.grad.flatten().cpu() for p in parameters]))
+    searches = any(key.startswith("solver_") for key in prediction.statistics)
+    assert not differs(Asked(name, ours, support, query, support.hidden, searches), answers[1], answers[0])
+    if gradients:
+        close = F.cosine_similarity(*gradients, dim=0)
+        assert close > 0.98 if searches else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lwof", "imprint", "protonet", "lr+a", "mlp+a"])
+def test_a_device_waits_as_often_as_the_pretend_one_says(name, recwarn):
+    """PyTorch itself names the calls that wait, at the paper's shapes."""
+    drawn, label = Episodes(256, 5), {"lr+a": "attractor", "mlp+a": "attractor"}
+    options = {"learner": name[:-2]} if name.endswith("+a") else {}
+    method = made(label.get(name, name), options, on(drawn.base(), DEVICE)).to(DEVICE).eval()
+    support, query = on(drawn.support(), DEVICE), on(drawn.queries(), DEVICE)
+    with torch.no_grad():
+        method(support, query)  # with what is made on a first call alone
+        torch.cuda.synchronize()
+        recwarn.clear()
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            method(support, query)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [w for w in recwarn if "called a synchronizing" in str(w.message)]
+    most = pretend.EVALUATION[name][1]
+    assert len(waits) <= most, [f"{w.filename}:{w.lineno}" for w in waits]
+    if most:
+        assert waits, "each look at convergence is one"
+
+
+@pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
+    prepared = _prepared(here, task, "cuda")
+    ours, theirs = prepared.loader(side), prepared.loader(side, device=DEVICE)
+    theirs.batch(5, 9)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batch = theirs.batch(5, 9)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    same = ours.batch(5, 9)
+    for part in ("support", "query"):
+        for key, value in vars(getattr(same, part)).items():
+            torch.testing.assert_close(getattr(getattr(batch, part), key).cpu(), value)
+    assert torch.equal(batch.labels.cpu(), same.labels)
+
+
+@pytest.mark.parametrize("name", ["protonet", "imprint", "lwof"])
+def test_evaluation_counts_what_the_cpu_counts(here, name):
+    found = []
+    for device in (CPU, DEVICE):
+        prepared = _prepared(here, "clusters-5shot", "cpu")
+        method = made(name, {}, prepared.base.to(device)).to(device)
+        found.append(evaluate(method, name, prepared.loader("test", device=device), range(60)).counts)
+    for key in ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs"):
+        assert (getattr(found[0], key) == getattr(found[1], key)).all()
+
+
+def test_nan_is_found(here):
+    prepared = _prepared(here, "clusters-5shot", "cpu")
+    method = made("lwof", {}, prepared.base.to(DEVICE)).to(DEVICE)
+    with torch.no_grad():
+        method.phi_mean.fill_(torch.nan)
+    with pytest.raises(UserError, match="NaN or \\+inf logits in 60 of 60"):
+        evaluate(method, "lwof", prepared.loader("test", device=DEVICE), range(60))
+
+
+@pytest.mark.parametrize(("name", "given"), [("lwof", {}), ("lr+a", {}), ("lr+a", {"gradient": "implicit"})])
+def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
+    """Without dropout, which each device draws for itself.
+
+    Adam takes the sign of a gradient that is next to nothing, so single parameters may move the other way.
+    """
+    job, found = _job(here, name, {"steps": 3, "episodes_per_step": 8}), []
+    job = replace(job, given={**job.given, **given, **({"dropout": 0.0} if name == "lr+a" else {})})
+    _prepared(here, "clusters-5shot", "cpu").base  # noqa: B018 - both start from one pretraining
+    for device, home in (("cpu", "one"), ("cuda", "two")):
+        folder = _other_home(here, home)
+        (folder / "pretrained").symlink_to(here / "home" / "pretrained")
+        work = api.workspace(folder, device=device)
+        model, initial = MetaTrain(job).run(work), MetaTrain(job).fresh(work)
+        moved = [
+            p.detach().cpu() - q.detach().cpu()
+            for p, q in zip(model.method.parameters(), initial.parameters(), strict=True)
+        ]
+        found.append(torch.cat([x.flatten() for x in moved]))
+        assert model.trained.place.startswith(device)
+    assert F.cosine_similarity(*found, dim=0) > 0.99
+    assert 0.98 < found[0].norm() / found[1].norm() < 1.02
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_whole_run_says_where_it_was_made_and_counts_what_the_cpu_does(call, here, device):
+    command = ["run", "--method", "lwof,lr+a,imprint", "--task", "clusters.toml:clusters-5shot", "--train", "steps=8"]
+    _prepared(here, "clusters-5shot", "cpu").base  # noqa: B018
+    status, _, err = call(*command, "--device", device, "-v")
+    assert status == 0, err
+    folder = _other_home(here, "cpu-home")
+    (folder / "pretrained").symlink_to(here / "home" / "pretrained")
+    status, _, err = call(*command, "--device", "cpu", "--results", "other", "--home", str(folder))
+    assert status == 0, err
+    files = sorted((here / "home" / "results").rglob("*.seed-0.json"))
+    assert len(files) == 3
+    for path in files:
+        ours = result_file.read(path)
+        theirs = result_file.read(here / "other" / path.relative_to(here / "home" / "results"))
+        for key in ("base_joint", "base_alone", "novel_joint", "novel_alone"):
+            a, b = np.array(getattr(ours.episodes, key)), np.array(getattr(theirs.episodes, key))
+            assert (a != b).mean() <= 0.05, (path.name, key)
+        assert ours.places["evaluation"].startswith("cuda")
+        assert ours.provenance["device"] == torch.cuda.get_device_name(DEVICE)
+        if ours.training:
+            few = f"cpu: 1 episode a step, fewer than {FEW}"
+            assert ours.places["meta-training"] == (few if device == "auto" else "cuda: --device cuda")
+
+
+def test_pretraining_in_float32_and_features_are_those_of_the_cpu(glyph_home, monkeypatch):
+    from ifsl_bench.backbone import trainer
+    from ifsl_bench.backbone.device import Precision
+
+    monkeypatch.setattr(trainer, "choose_precision", lambda device: Precision(False, "the test wants it"))
+    home = Home.locate(glyph_home)
+    task = find(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
+    gentle = msgspec.structs.replace(task.pretraining.schedule, rate=1e-4)  # larger ones blow rounding up
+    spec = msgspec.structs.replace(task.pretraining, steps=4, schedule=gentle)
+    task = msgspec.structs.replace(task, pretraining=spec)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    dataset, found = some_base_classes(ensure(home, task.dataset, Reporter()), 8), []
+    for device in (CPU, DEVICE):
+        other = Home.locate(glyph_home.parent / device.type)
+        trained = pretrain(other, task, dataset, "linear", 0, device, Reporter())
+        found.append(
+            (trained, np.array(compute_features(other, task, dataset, trained, "base/val", device, Reporter())))
+        )
+    (ours, bank), (theirs, other_bank) = found
+    for a, b in zip(ours.network.state_dict().values(), theirs.network.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b.cpu(), rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(bank, other_bank, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.slow("torch.compile, and commands of their own")
+@pytest.mark.parametrize("how", ["plain", "--compile", "torchrun"])
+def test_the_command_pretrains(glyph_home, how):
+    command = [sys.executable, "-m", "ifsl_bench"]
+    if how == "torchrun":
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "1",
+            "-m",
+            "ifsl_bench",
+        ]
+    command += ["pretrain", "--task", f"{glyph_home.parent / 'few.toml'}:few-1shot", "--home", str(glyph_home)]
+    done = subprocess.run(
+        command + ["--compile"] * (how == "--compile"),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "IFSL_BENCH_HOME": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    (said,) = glyph_home.glob("pretrained/*/checkpoint.json")
+    info = json.loads(said.read_text())
+    assert "has bf16" in json.dumps(info)
+    assert torch.cuda.get_device_name(DEVICE) in json.dumps(info)
+
+
+def test_features_are_those_of_the_cpu_to_all_digits_of_float32(glyph_features_home):
+    """Where cuDNN rounds the convolutions' numbers to TF32, a thousandth is lost."""
+    home = Home.locate(glyph_features_home)
+    task = find(f"{glyph_features_home.parent / 'few.toml'}:few-1shot")[0]
+    dataset = ensure(home, task.dataset, Reporter())
+    trained = pretrain(home, task, dataset, "linear", 0, CPU, Reporter())
+    ours = np.array(compute_features(home, task, dataset, trained, "base/val", CPU, Reporter()))
+    there = pretrain(home, task, dataset, "linear", 0, DEVICE, Reporter())  # the same weights, from the cache
+    blocks = _forward(task, there, dataset.pool("base/val"), DEVICE, 1)
+    theirs = np.concatenate(list(blocks))
+    assert np.abs(ours - theirs).max() < 1e-5 * np.abs(ours).max()

@@ -1,0 +1,271 @@
+"""The manual builds without a warning, its links lead somewhere, it loads nothing, and it says what the code does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+import pytest
+
+from ifsl_bench._version import RELEASED, __version__
+from ifsl_bench.board import episode_counts, result_file
+from ifsl_bench.cli import main as cli
+from ifsl_bench.plugin.options import options_of, space_of
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [path for path in sorted(DOCS.glob("*.md")) if path.is_file()]
+LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "audio": "src", "video": "src"}
+
+
+def module(name: str) -> ModuleType:
+    """A file of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+class Links(HTMLParser):
+    """What a page links to, what a browser loads for it, and its anchors."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.anchors: set[str] = {""}
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attributes}
+        self.anchors |= {found.get("id", ""), found.get("name", "")}
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        elif tag == "link" and found.get("rel") in ("stylesheet", "icon", "shortcut icon", "preload", "prefetch"):
+            self.loaded.append(found["href"])
+        elif LOADED.get(tag, "") in found:
+            self.loaded.append(found[LOADED[tag]])
+        self.loaded += re.findall(r"url\(([^)]*)\)", found.get("style", ""))
+
+
+BUILT = pytest.mark.slow("the whole manual is built")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    for needed in ("sphinx", "myst_parser", "furo", "latex2mathml"):
+        pytest.importorskip(needed, reason='the manual is built with: pip install -e ".[docs]"')
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", str(DOCS), str(out)]
+    paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": paths})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return out
+
+
+@pytest.fixture(scope="module")
+def read(site) -> dict[Path, Links]:
+    return {path: Links(path) for path in sorted(site.glob("*.html"))}
+
+
+@BUILT
+def test_there_is_a_page_for_each_file(site, read):
+    assert {path.stem for path in read} >= {path.stem for path in PAGES} >= {"index", "tutorial", "methods", "faq"}
+
+
+@BUILT
+def test_every_link_within_the_site_leads_somewhere(site, read):
+    lost, seen = [], 0
+    for path, page in read.items():
+        for link in page.links + page.loaded:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            seen += 1
+            known = read[target].anchors if target in read else ()
+            # The leaderboard's page keeps what it shows in the fragment: #task=...&setting=...
+            anchored = parts.fragment in ("", *known) or target.name == "leaderboard.html"
+            if not target.is_file() or not anchored:
+                lost.append(f"{path.name}: {link}")
+    assert lost == []
+    assert seen > 1000
+
+
+@BUILT
+def test_a_browser_loads_nothing_from_elsewhere(site, read):
+    loaded = {f"{path.name}: {link}" for path, page in read.items() for link in page.loaded}
+    assert len(loaded) > len(read), "style sheets at least"
+    styles = [*site.rglob("*.css")]
+    assert styles
+    for style in styles:
+        text = style.read_text(encoding="utf-8")
+        loaded |= {f"{style.name}: {link}" for link in re.findall(r"(?:url\(|@import)\s*[\"']?([^\"')]*)", text)}
+    assert [link for link in sorted(loaded) if re.match(r"\S+: (https?:)?//", link)] == []
+
+
+@BUILT
+def test_formulas_are_drawn_without_a_script(site):
+    text = (site / "protocol.html").read_text(encoding="utf-8")
+    assert text.count("<math") > 20
+    assert "MathJax" not in text
+    assert "\\frac" not in re.sub(r"<annotation.*?</annotation>", "", text, flags=re.DOTALL)
+
+
+@BUILT
+def test_numbers_in_tables_stay_on_one_line_with_their_interval(site):
+    text = (site / "results.html").read_text(encoding="utf-8")
+    cells = re.findall(r"<td>(.*?)</td>", text, re.DOTALL)
+    assert sum("\u00a0±\u00a0" in cell for cell in cells) > 500
+    assert not any(re.search(r"\d ± \d", cell) for cell in cells)
+
+
+@BUILT
+def test_each_method_is_described_from_its_class(site):
+    text = re.sub(r"<[^>]+>", "", (site / "methods.html").read_text(encoding="utf-8"))
+    methods = module("method_pages").packaged()
+    assert len(methods) > 8
+    for name, kind in methods.items():
+        section = module("method_pages").section(name, kind)
+        words = [name, *kind.shorthands, *options_of(kind), *space_of(kind)]
+        assert [word for word in words if word not in section] == [], name
+        assert [word for word in words if word not in text] == [], name
+        last = (kind.__doc__ or "").split("Options:")[0].split()[-1]
+        assert last.strip(".`*") in section, "the docstring is there to its end"
+
+
+def test_what_a_docstring_says_of_options_is_found():
+    doc = "What it is.\n\nOptions:\n    one: of two\n        lines.\n    b_2: ``c``"
+    assert module("method_pages").meanings(doc) == {"one": "of two lines.", "b_2": "`c`"}
+
+
+def test_formulas_of_a_docstring_stay_as_they_are():
+    said = module("method_pages").prose("A *b* and ``c*d``:\n\n    x_1 * y\n\nmore |v|")
+    assert said == "A \\*b\\* and `c*d`:\n\n\n```text\nx_1 * y\n```\n\nmore \\|v\\|"
+
+
+def fields_of(heading: str) -> list[str]:
+    """The first column of the first table below a heading of the page on result files."""
+    _, _, section = (DOCS / "result-file.md").read_text(encoding="utf-8").partition(f"\n## {heading}\n")
+    assert section
+    return re.findall(r"^\| `(\w+)` \|", section.partition("\n## ")[0], re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("heading", "kind"),
+    [
+        ("Fields", result_file.Result),
+        ("Counts of episodes", episode_counts.EpisodeCounts),
+        ("Calibration", result_file.Calibration),
+    ],
+)
+def test_every_field_of_a_result_file_is_explained(heading, kind):
+    said = fields_of(heading)
+    assert len(said) == len(set(said))
+    assert set(said) == {field.encode_name for field in msgspec.structs.fields(kind)}
+
+
+def test_commands_that_pages_name_exist():
+    for page in PAGES:
+        named = set(re.findall(r"(?:^\$ |^    |`)ifsl-bench ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
+        assert named <= set(cli.cli.commands), page.name
+
+
+def test_links_of_pages_lead_somewhere_in_the_repository_too():
+    for page in PAGES:
+        for link in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
+            target = page.parent / link
+            assert target.exists(), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize(
+    "question",
+    ["leaderboard", "paper's table", "figure", "DataFrame", "own method", "own images", "cluster", "caches", "cite"],
+)
+def test_a_newcomer_finds_it_on_the_first_page(question):
+    table = re.findall(r"^\| (.*?) \| .* \| `.*` \|$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sum(question in row for row in table) == 1
+
+
+def test_a_transcript_has_what_commands_print_now(tmp_path):
+    transcripts = module("transcripts")
+    python = "```python\n# said.py\nprint('two')\n```\n"
+    page = python + "```console\n$ echo one\nold\n$ python said.py\n$ echo $PWD\n```\n"
+    new = python + "```console\n$ echo one\none\n$ python said.py\ntwo\n$ echo $PWD\n~\n```\n"
+    assert transcripts.transcribed(page, tmp_path) == new
+    with pytest.raises(transcripts.Failed, match="nosuch"):
+        transcripts.transcribed("```console\n$ ifsl-bench nosuch | head -1\n```\n", tmp_path)
+
+
+@pytest.mark.slow("runs the tutorial's commands in an empty home, a minute or two")
+def test_the_tutorial_runs():
+    assert module("transcripts").main(["--check", str(DOCS / "tutorial.md")]) == 0
+
+
+def test_the_citation_is_of_this_version():
+    yaml = pytest.importorskip("yaml", reason="PyYAML, which comes with the extra docs, reads it")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["cff-version"] == "1.2.0"
+    assert str(cited["version"]) == __version__
+    assert str(cited["date-released"]) == RELEASED
+    assert f"## {__version__} ({RELEASED})\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert cited["license"] == "MIT"
+    (paper,) = cited["references"]
+    assert [author["family-names"] for author in paper["authors"]] == ["Ren", "Liao", "Fetaya", "Zemel"]
+
+
+def test_workflows_run_what_there_is():
+    yaml = pytest.importorskip("yaml", reason="PyYAML, which comes with the extra docs, reads it")
+    files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    assert [file.name for file in files] == ["manual.yml", "results.yml"]
+    for file in files:
+        told = yaml.safe_load(file.read_text(encoding="utf-8"))
+        assert told[True], "what starts it; YAML reads `on` as a truth value"
+        assert told["permissions"] == {"contents": "read"}
+        commands = [step["run"] for job in told["jobs"].values() for step in job["steps"] if "run" in step]
+        named = [name for command in commands for name in re.findall(r"ifsl-bench (\w+)", command)]
+        assert set(named) <= set(cli.cli.commands)
+        for command in commands:
+            subprocess.run(["bash", "-n", "-c", command], check=True)
+
+
+def test_the_workflow_checks_contributed_files_alone(tmp_path):
+    """The workflow's own script, on a repository where a result is added, one removed and a published row changed."""
+    yaml = pytest.importorskip("yaml", reason="PyYAML, which comes with the extra docs, reads it")
+    told = yaml.safe_load((ROOT / ".github" / "workflows" / "results.yml").read_text(encoding="utf-8"))
+    (script,) = (s["run"] for s in told["jobs"]["check"]["steps"] if "ifsl-bench check" in s.get("run", ""))
+
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        done = subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    git("init", "-q")
+    for name in ("published/p", "t/gone", "t/kept"):
+        (tmp_path / "results" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"results/{name}.json").write_text("1")
+    git("add", "-A")
+    git("commit", "-qm", "before")
+    before = git("rev-parse", "HEAD")
+    (tmp_path / "results/t/gone.json").unlink()
+    (tmp_path / "results/published/p.json").write_text("2")
+    (tmp_path / "results/t/a row.json").write_text("1")
+    git("add", "-A")
+    git("commit", "-qm", "after")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ifsl-bench").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "bin" / "ifsl-bench").chmod(0o755)
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    env = {**os.environ, "PATH": path, "BASE": before, "RUNNER_TEMP": str(tmp_path)}
+    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+    assert done.stdout == "check\n--\nresults/t/a row.json\n"

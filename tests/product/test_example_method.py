@@ -1,0 +1,267 @@
+"""The example of a method in a package of its own, and its document: installed, run, and held against SciPy."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import optimize, special
+
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Base, Query, Support
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "docs" / "example-method"
+DOCUMENT = (ROOT / "docs" / "writing-a-method.md").read_text(encoding="utf-8")
+E, N, SHOTS, Q, D, K = 2, 5, 3, 6, 8, 7
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", DOCUMENT, re.S | re.M)
+
+
+def commands() -> list[list[str]]:
+    """Every command line of the document."""
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    assert all(line.startswith("$ ") for line in lines)
+    return [shlex.split(line[2:]) for line in lines]
+
+
+def child(arguments: Sequence[str], site: Path, folder: Path) -> str:
+    """Runs Python in a process of its own that has the installed example; its standard output."""
+    environment = {**os.environ, "PYTHONPATH": str(site), "IFSL_BENCH_HOME": str(folder / "home")}
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A folder that pip has installed the example to, from a copy, since a build writes beside its sources."""
+    assert commands()[0] == ["pip", "install", "-e", "docs/example-method"]
+    root = tmp_path_factory.mktemp("example")
+    shutil.copytree(EXAMPLE, root / "source", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    offline = ["--no-build-isolation", "--no-deps", "--no-index", "-q", "--target", str(root / "site")]
+    command = [sys.executable, "-m", "pip", "install", *offline, str(root / "source")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return root / "site"
+
+
+@pytest.fixture
+def example(site, monkeypatch):
+    """The installed class, found as every method is."""
+    monkeypatch.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    sys.modules.pop("proto_imaml", None)
+    yield registry.method("proto-imaml")
+    sys.modules.pop("proto_imaml", None)
+
+
+LOOP = """
+import json, sys
+from ifsl_bench.cli import main as cli
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["ifsl-bench", *arguments]
+    try:
+        cli.main()
+    except SystemExit as stop:
+        if stop.code:
+            sys.exit(f"{arguments}: status {stop.code}")
+    print("<end>")
+"""
+
+
+@pytest.mark.slow("four commands")
+def test_its_commands_run_on_a_small_task(site, clusters):
+    """Those of the document, in their order, with a task of seconds in place of the glyphs and fewer steps."""
+    given = [command[1:] for command in commands() if command[0] == "ifsl-bench"]
+    assert [words[0] for words in given] == ["methods", "run", "run", "compare", "run", "compare"]
+    lines = [["run", "--method", "imprint", "--task", "glyphs-5shot", "-q"], *given]
+    for words in lines:
+        words[:] = ["clusters.toml:clusters-5shot" if word == "glyphs-5shot" else word for word in words]
+        if words[0] == "run":
+            words += ["--device", "cpu"] + ([] if "imprint" in words else ["--train", "steps=20"])
+        if words[0] == "compare":
+            words[:] = [f"{word}.train.steps=20" if word.startswith("proto-imaml") else word for word in words]
+    _, listed, _, ran, compared, *_ = child(["-c", LOOP, json.dumps(lines)], site, clusters).split("<end>\n")
+    rows = {line.split()[0]: line.split() for line in listed.splitlines() if line.startswith("proto-")}
+    assert rows.keys() >= {"proto-imaml", "proto-rbp"}
+    assert {"cosine", "yes"} <= set(rows["proto-imaml"]), "its head, and that it is meta-trained"
+    assert "proto-imaml.train.steps=20: provisional (1 seed)" in ran
+    assert "A = proto-imaml.train.steps=20, B = imprint" in compared
+
+    folder = clusters / "home" / "results" / "clusters-5shot"
+    names = {p.name.removesuffix(".seed-0.json") for p in folder.iterdir()}
+    plain = "proto-imaml.train.steps=20"
+    assert names == {
+        "imprint",
+        plain,
+        "proto-imaml.precision=1000000.train.steps=20",
+        "proto-rbp.precision=0.01.train.steps=20",
+    }
+    results = {name: json.loads((folder / f"{name}.seed-0.json").read_text()) for name in names - {"imprint"}}
+    for name, result in results.items():
+        assert result["method"] == "proto-imaml"
+        assert result["cost"]["parameters"] == 3
+        assert set(result["solver"]) == {"solver_steps", "solver_unconverged", "gradient_norm"}
+        assert result["solver"]["solver_steps"]["mean"] >= 1
+        unconverged = result["solver"]["solver_unconverged"]
+        assert (unconverged["total"], unconverged["episodes"]) == (0, 60), name
+        solves = result["training"]["solves"]
+        assert solves["episodes"] == solves["adjoint_episodes"] == 20, "the backward pass is reported too"
+        assert result["summary"]["novel_alone"]["mean"] > 50
+    assert results["proto-rbp.precision=0.01.train.steps=20"]["options"] == {"gradient": "rbp", "precision": 0.01}
+
+
+@pytest.mark.slow("runs the shared tests of methods in a process of its own")
+def test_it_passes_what_every_method_must(site):
+    (command,) = [command for command in commands() if command[0] == "pytest"]
+    told = child(["-m", *command, "-n", "0", "-q", "-p", "no:cacheprovider"], site, ROOT)
+    passed = re.search(r"^(\d+) passed, \d+ deselected", told, re.M)
+    assert passed, told
+    assert int(passed[1]) >= 10, "the name selects the tests"
+
+
+def test_the_document_shows_the_files(site):
+    assert blocks("python")[0] == (EXAMPLE / "proto_imaml.py").read_text()
+    assert blocks("toml") == [(EXAMPLE / "pyproject.toml").read_text()]
+    assert (site / "proto_imaml.py").read_text() == (EXAMPLE / "proto_imaml.py").read_text()
+
+
+@pytest.mark.slow("runs programs that meta-train")
+def test_the_documents_programs_print_what_it_says(site, tmp_path):
+    printed = [text for text in blocks("text") if not text.startswith("method ")]
+    assert len(printed) == 3
+    (tmp_path / "programs.py").write_text("\n".join(blocks("python")[1:]))
+    assert child([str(tmp_path / "programs.py")], site, tmp_path) == "".join(printed)
+
+
+def test_stored_rows_are_the_ones_the_command_prints(call):
+    (table,) = [text for text in blocks("text") if text.startswith("method ")]
+    printed = [line.split() for line in call("table", "glyphs-5shot")[1].splitlines()]
+    stored = [line.split() for line in table.splitlines() if line.endswith("stored")]
+    assert len(stored) >= 3
+    for row in stored:
+        assert row in printed
+
+
+def test_it_is_as_short_as_promised():
+    text = (EXAMPLE / "proto_imaml.py").read_text()
+    documented = [n for n in ast.walk(ast.parse(text)) if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    docs = [node.body[0] for node in documented if ast.get_docstring(node)]
+    strings = {n for node in docs for n in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    lines = [line for n, line in enumerate(text.splitlines(), 1) if line.strip() and n not in strings]
+    assert len(lines) <= 40
+    assert max(map(len, text.splitlines())) <= 120
+    assert "NeurIPS" in text, "the paper is cited"
+
+
+def episodes() -> tuple[Base, Support, Query]:
+    """A cosine classifier as the harness gives it, and episodes with base class 2 hidden in the first."""
+    generator = torch.Generator().manual_seed(7)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    base = Base(draw(K, D), torch.zeros(K, dtype=torch.float64), draw(K, D), 6.0)
+    x, q = draw(E, N * SHOTS, D), draw(E, Q, D)
+    hidden = torch.zeros(E, K, dtype=torch.bool)
+    hidden[0, 2] = True
+    labels = torch.arange(N).repeat_interleave(SHOTS).expand(E, -1)
+    return base, Support(x, labels, hidden, F.linear(x, base.weight)), Query(q, F.linear(q, base.weight))
+
+
+PARAMETERS = {"log_precision": -4.0, "log_length": 1.5, "margin": 0.7}
+
+
+def reference(parameters: dict[str, float], base: Base, support: Support, query: Query, episode: int) -> np.ndarray:
+    """Joint logits [Q, K + N] from the docstring's formula: all base classes in the softmax, SciPy's BFGS."""
+
+    def unit(x):
+        x = np.asarray(x)
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    x, q, w = unit(support.features[episode]), unit(query.features[episode]), unit(base.weight)
+    shown = ~np.asarray(support.hidden[episode])
+    labels = np.asarray(support.labels[episode])
+    means = unit(np.stack([np.asarray(support.features[episode])[labels == k].mean(0) for k in range(N)]))
+    precision, centres = np.exp(parameters["log_precision"]), np.exp(parameters["log_length"]) * means
+    fixed = base.scale * x @ w[shown].T - parameters["margin"]
+    at = shown.sum() + labels
+
+    def loss(flat):
+        v = flat.reshape(N, D)
+        log = special.log_softmax(np.concatenate([fixed, x @ v.T], 1), 1)
+        residual = np.exp(log)
+        residual[np.arange(len(at)), at] -= 1
+        slope = residual[:, -N:].T @ x / len(x) + precision * (v - centres)
+        return -log[np.arange(len(at)), at].mean() + precision / 2 * ((v - centres) ** 2).sum(), slope.ravel()
+
+    found = optimize.minimize(loss, centres.ravel(), jac=True, method="BFGS", options={"gtol": 1e-7})
+    flat = optimize.root(lambda flat: loss(flat)[1], found.x, tol=1e-14).x
+    assert np.abs(loss(flat)[1]).max() < 1e-12
+    v = flat.reshape(N, D)
+    return np.concatenate([base.scale * q @ w.T - parameters["margin"], q @ v.T], 1)
+
+
+def made(example, base: Base, **options):
+    method = example(base, N, **options)
+    with torch.no_grad():
+        for name, value in PARAMETERS.items():
+            getattr(method, name).fill_(value)
+    return method
+
+
+def test_logits_are_those_of_the_minimum(example):
+    base, support, query = episodes()
+    for gradient in ("implicit", "rbp"):
+        prediction = made(example, base, gradient=gradient)(support, query)
+        assert not prediction.statistics["solver_unconverged"].any()
+        for episode in range(E):
+            expected = torch.from_numpy(reference(PARAMETERS, base, support, query, episode))
+            torch.testing.assert_close(prediction.logits[episode].detach(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_implicit_gradients_are_finite_differences(example):
+    """Differences of SciPy's minima, so that neither our solver nor our adjoint is its own witness."""
+    base, support, query = episodes()
+    weights = torch.randn(E, Q, K + N, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+
+    def loss(parameters: dict[str, float]) -> float:
+        logits = [reference(parameters, base, support, query, episode) for episode in range(E)]
+        return float((torch.from_numpy(np.stack(logits)) * weights).sum())
+
+    found = {}
+    for gradient in ("implicit", "rbp"):
+        method = made(example, base, gradient=gradient)
+        prediction = method(support, query)
+        (prediction.logits * weights).sum().backward()
+        assert prediction.adjoint.episodes == E
+        assert prediction.adjoint.failed == prediction.adjoint.diverged == 0
+        found[gradient] = {name: float(parameter.grad) for name, parameter in method.named_parameters()}
+    for name, value in PARAMETERS.items():
+        ends = [loss({**PARAMETERS, name: value + step}) for step in (-1e-3, 1e-3)]
+        assert found["implicit"][name] == pytest.approx((ends[1] - ends[0]) / 2e-3, rel=1e-4), name
+    assert found["rbp"]["log_length"] != pytest.approx(found["implicit"]["log_length"], rel=1e-2), "truncated, damped"
+
+
+def test_mistaken_options_are_told(example):
+    from ifsl_bench.common.errors import UserError
+
+    base, _, _ = episodes()
+    with pytest.raises(UserError, match="precision must be positive and finite, not 0"):
+        example(base, N, precision=0)

@@ -1,0 +1,200 @@
+"""kill -9, Ctrl-C, two runs at once and a full disk, for real: in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
+COMMAND = ["--method", "lwof", "--device", "cpu", "--train", "steps=40", "-v"]
+
+
+def start(home: Path, task: str, *more: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ifsl_bench", "run", *COMMAND, "--task", task, "--home", str(home), *more],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # Whoever runs the tests in the background may have had Ctrl-C ignored, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> str:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    return out + err
+
+
+def counts(home: Path) -> dict:
+    (path,) = (home / "results").glob("*/lwof*.json")
+    value = json.loads(path.read_text())
+    return {"episodes": value["episodes"], "training": value["training"], "sha": value["pretraining"]["sha256"]}
+
+
+def wait_for(process: subprocess.Popen, home: Path, pattern: str, timeout: float = 240) -> bool:
+    """Until a file like ``pattern`` appears; False if the process ended first."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if any(home.glob(pattern)):
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.002)
+    raise AssertionError(f"{pattern} never appeared")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(glyphs_source, made_once):
+    """The numbers of a run that nobody disturbs, from rendering to the result."""
+
+    def fill(root: Path) -> None:
+        text = (glyphs_source / "few.toml").read_text().replace("steps = 6", "steps = 170")  # one epoch and a bit
+        text = text.replace("\nepisodes = 40", "\nepisodes = 2000")  # long enough to be hit
+        (root / "few.toml").write_text(text)
+        finish(start(root / "home", f"{root / 'few.toml'}:few-1shot"))
+
+    return made_once("undisturbed", fill)
+
+
+STAGES = {
+    "rendering": "data/.partial-glyphs@*/*.npy",
+    "pretraining": "pretrained/*/checkpoint.json",
+    "features": "features/*/.partial-*/features.npy",
+    "meta-training": "trained/*/checkpoint.json",
+    "evaluation": "trained/*/checkpoint.json",
+}
+
+
+@pytest.mark.slow("seven runs from rendering to the result")
+def test_killed_in_every_stage_ends_with_the_same_numbers(undisturbed, tmp_path):
+    """One home, killed with SIGKILL as soon as each stage has begun, then run to the end."""
+    home, task = tmp_path / "home", f"{undisturbed / 'few.toml'}:few-1shot"
+    for stage, pattern in STAGES.items():
+        process = start(home, task)
+        if stage == "evaluation":
+            seen = any(line.startswith("evaluating") for line in process.stderr)
+        else:
+            seen = wait_for(process, home, pattern)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert seen, f"the run was over before {stage} could be interrupted"
+        assert not list((home / "results").glob("*/*.json")), stage
+    log = finish(start(home, task))
+    assert counts(home) == counts(undisturbed / "home")
+    assert "pretraining resnet-small" not in log
+    assert "meta-training" not in log
+    assert "evaluating lwof" in log
+    assert not [*home.rglob(".partial-*"), *home.rglob(".removed-*")]
+
+
+@pytest.mark.slow("two more runs on images")
+def test_ctrl_c_says_how_to_go_on(undisturbed, tmp_path):
+    home, task = tmp_path / "home", f"{undisturbed / 'few.toml'}:few-1shot"
+    shutil.copytree(undisturbed / "home" / "data", home / "data")
+    process = start(home, task)
+    assert wait_for(process, home, "pretrained/*/checkpoint.json")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from where it stopped" in err
+    assert "Traceback" not in err
+    assert "(resumed at" in finish(start(home, task))
+    assert counts(home) == counts(undisturbed / "home")
+
+
+@pytest.mark.slow("two more runs on images, at once")
+def test_two_runs_at_once_both_end_right(undisturbed, tmp_path):
+    home, task = tmp_path / "home", f"{undisturbed / 'few.toml'}:few-1shot"
+    both = [start(home, task), start(home, task)]
+    logs = [finish(process) for process in both]
+    assert any("another process is working on" in log for log in logs)
+    assert sum("pretraining resnet-small, cosine head, seed 0: done" in log for log in logs) == 1
+    assert counts(home) == counts(undisturbed / "home")
+
+
+def limited(megabytes: int, arguments: list[str]) -> subprocess.CompletedProcess:
+    """Runs with a limit on the size of files, which refuses writes as a full disk does."""
+    import resource
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (megabytes << 20, megabytes << 20))
+
+    return subprocess.run([sys.executable, "-m", "ifsl_bench", *arguments], capture_output=True, text=True,
+                          preexec_fn=limit, timeout=120)  # fmt: skip
+
+
+def test_refused_writes_leave_nothing_half_written(tmp_path):
+    done = limited(4, ["data", "prepare", "glyphs", "--home", str(tmp_path / "home"), "-q"])
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "cannot write" in done.stderr
+    assert not [p for p in (tmp_path / "home").rglob("*") if not p.name.endswith(".lock") and p.is_file()]
+
+
+def test_full_disk_is_said_plainly(tmp_path):
+    """On a file system of 8 MB, where the tests may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = shutil.which("mount")
+    if mount is None or subprocess.run([mount, "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)], check=False,
+                                       capture_output=True).returncode:  # fmt: skip
+        pytest.skip("mounting a small file system is not permitted here")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "ifsl_bench", "data", "prepare", "glyphs", "--home", str(disk / "h"), "-q"],
+            capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 2, done.stderr
+        assert "the disk is full" in done.stderr
+        assert done.stderr.count("\n") == 1
+        assert not list(disk.rglob("*.npy"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
+
+
+@pytest.mark.parametrize("target", ["a file in the way", "/sys"])
+def test_unwritable_homes_are_said_plainly(tmp_path, target):
+    if target == "/sys":
+        home = Path("/sys/ifsl")
+        if not Path("/sys").is_dir():
+            pytest.skip("no /sys here")
+    else:
+        (tmp_path / "x").write_text("")
+        home = tmp_path / "x" / "home"
+    done = subprocess.run([sys.executable, "-m", "ifsl_bench", "data", "prepare", "glyphs", "--home", str(home), "-q"],
+                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "cannot write" in done.stderr
+
+
+@pytest.mark.slow("a run on images after an undisturbed one")
+def test_augmented_views_from_the_command_line(undisturbed, tmp_path):
+    """``--train views=2`` meta-trains on augmented features, from the same pretraining."""
+    home = tmp_path / "home"
+    shutil.copytree(undisturbed / "home", home)
+    done = finish(start(home, f"{undisturbed / 'few.toml'}:few-shared-5shot", "--train", "views=2"))
+    assert "features of base/train, 2 views: done" in done
+    assert "pretraining resnet-small" not in done
+    (path,) = (home / "results" / "few-shared-5shot").glob("*.json")
+    assert path.name == "lwof.train.views=2.train.steps=40.seed-0.json"
+    assert (home / "features").exists()
+
+
+@pytest.mark.slow("a dozen runs, most of them disturbed")
+def test_signals_at_random_moments_change_no_count():
+    """A few cases of ``python -m tests.fuzz --only kills``: at any time, at any write, and when a result is written."""
+    done = subprocess.run([sys.executable, "-m", "tests.fuzz", "--only", "kills", "--cases", "8", "--seed", "14"],
+                          text=True, capture_output=True, timeout=300, cwd=Path(__file__).parents[2],
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "8 cases: 8 good" in done.stdout
+    assert "hit at a result" in done.stdout

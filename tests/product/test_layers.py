@@ -1,0 +1,261 @@
+"""Who may import whom; docs/architecture.md draws it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ifsl_bench
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "ifsl_bench"
+LIBRARY = sorted(PACKAGE.rglob("*.py"))
+PLUGINS = sorted((ROOT / "methods").glob("*.py"))
+STANDARD = sys.stdlib_module_names
+OPTIONAL = PACKAGE / "plugin" / "learn2learn.py"  # the one place that imports the package of that name
+
+# From the ground up: a room imports from itself and from rooms above it in this list, that is, from lower floors.
+FLOORS = [
+    "common",
+    "kernels",
+    "solve",
+    "protocol",
+    "plugin",
+    "learners",
+    "data/read",
+    "data",
+    "data/sets",
+    "data/preparing",
+    "backbone",
+    "episodic",
+    "board",
+    "page",
+    "running",
+    "figures",
+    "campaigns",
+    "cli",
+]
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(path): path for path in LIBRARY}
+
+
+@functools.cache
+def imports(path: Path) -> set[str]:
+    """Names of all modules that a file imports, at any depth, for types alone too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = path.relative_to(ROOT).parent.parts
+            parts = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*parts, *([node.module] if node.module else [])])
+            named = {f"{module}.{alias.name}" for alias in node.names}
+            found |= named if named <= MODULES.keys() else {module} | named  # modules, not what holds them
+    return found
+
+
+@functools.cache
+def arrows() -> dict[str, set[str]]:
+    return {name: (imports(path) & MODULES.keys()) - {name} for name, path in MODULES.items()}
+
+
+def room(path: Path) -> str:
+    """The longest entry of FLOORS that the file lies in; "" for the three files at the root."""
+    folder = path.relative_to(PACKAGE).parent.as_posix()
+    return max((floor for floor in FLOORS if f"{folder}/".startswith(f"{floor}/")), key=len, default="")
+
+
+def test_every_room_has_a_floor_and_every_floor_a_room():
+    assert {room(path) for path in LIBRARY} == {"", *FLOORS}
+    assert {path.name for path in LIBRARY if not room(path)} == {"__init__.py", "__main__.py", "_version.py"}
+    at_root = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
+    assert len(at_root) <= 19, sorted(at_root)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_no_arrow_runs_upwards(name):
+    mine = room(MODULES[name])
+    if not mine:
+        return  # the package itself hands out what others hold, and __main__ is the command
+    for other in arrows()[name]:
+        theirs = room(MODULES[other])
+        if theirs:
+            assert FLOORS.index(theirs) <= FLOORS.index(mine), f"{name} imports {other}, of a higher floor"
+
+
+def test_no_module_imports_itself_through_others():
+    # A package's __init__ is no stop on the way: whoever imports ifsl_bench.a.b runs it, but takes nothing from it.
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, f"a circle of imports: {' -> '.join([*way[way.index(name) :], name])}"
+        if name not in done:
+            for other in sorted(arrows()[name]):
+                visit(other, (*way, name))
+            done.add(name)
+
+    for name in sorted(MODULES.keys() - {"ifsl_bench"}):
+        visit(name, ())
+
+
+def test_the_architecture_page_maps_the_rooms_in_their_order_and_names_files_that_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    listed = re.findall(r"^\| `([a-z/]+)/` \|", text, re.M)
+    assert listed == FLOORS
+    for room_name, modules in re.findall(r"^\| `([a-z/]+)/` \|(.*)\|$", text, re.M):
+        for name in re.findall(r"`([a-z_0-9]+)`", modules):
+            assert (PACKAGE / room_name / f"{name}.py").exists(), f"{room_name}/{name}"
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "BENCHMARKS.md", *sorted((ROOT / "docs").glob("*.md"))],
+                         ids=lambda p: p.name)  # fmt: skip
+def test_no_document_names_a_module_that_is_not_there(path):
+    text = path.read_text()
+    for name in re.findall(r"`(?:ifsl_bench/)?((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)`", text):
+        assert any((folder / name).exists() for folder in (ROOT, PACKAGE)), name
+    for name in set(re.findall(r"\bifsl_bench((?:\.[a-z_0-9]+)+)", text)) - {".methods", ".datasets", ".backbones"}:
+        parts = name.strip(".").split(".")
+        inside = [PACKAGE.joinpath(*parts[:n]) for n in range(len(parts), 0, -1)]
+        assert parts[0] in ifsl_bench.__all__ or any(p.is_dir() or p.with_suffix(".py").exists() for p in inside[:2]), (
+            name
+        )
+
+
+@pytest.mark.slow("imports every module in a process of its own")
+def test_no_room_takes_the_name_of_a_public_function():
+    """Importing ifsl_bench.run, were it a folder, would put it in the place of the function for good."""
+    code = "\n".join(
+        [
+            "import importlib, sys, ifsl_bench",
+            *(
+                f"importlib.import_module({name!r})"
+                for name in MODULES
+                if importlib.util.find_spec(name) and usable(name)
+            ),
+            "for name in ifsl_bench.__all__[1:]:",
+            "    value = getattr(ifsl_bench, name)",
+            "    space = name in ('plot',)",  # a module that is public as a whole: ifsl_bench.plot.tradeoff
+            "    public = [getattr(value, n) for n in value.__all__] if space else [value]",
+            "    for value in public:",
+            "        assert callable(value), name",
+            "        assert value.__module__.startswith('ifsl_bench.'), name",
+            "import pathlib",
+            "calls = [(ifsl_bench.run, 'no-method'), (ifsl_bench.evaluate_checkpoint, pathlib.Path('nowhere'))]",
+            "for call, what in calls:",
+            "    try: call(what, 'glyphs-5shot')",
+            "    except ifsl_bench.UserError: continue",
+            "    raise AssertionError(call)",
+        ]
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    planned = {"run", "table", "leaderboard", "compare", "load", "load_all", "methods", "tasks", "plot", "report"}
+    rooms = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
+    assert not rooms & (planned | set(importlib.import_module("ifsl_bench").__all__) - {"__version__"})
+
+
+def usable(name: str) -> bool:
+    """Whether a module can be imported without an extra."""
+    return name not in ("ifsl_bench.__main__", "ifsl_bench.running.tasksets")
+
+
+def top(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names} - STANDARD
+
+
+@pytest.mark.parametrize("path", PLUGINS, ids=lambda p: p.name)
+def test_methods_know_the_contract_and_the_solvers_only(path):
+    names = imports(path)
+    assert top(names) <= {"ifsl_bench", "torch"}
+    allowed = ("ifsl_bench.plugin", "ifsl_bench.solve", "ifsl_bench.learners", "ifsl_bench.protocol.task",
+               "ifsl_bench.backbone.networks", "ifsl_bench.common.cosine", "ifsl_bench.common.errors")  # fmt: skip
+    for name in names:
+        if name.startswith("ifsl_bench"):
+            assert name.startswith(allowed), f"{path.name} imports {name}"
+            assert not name.startswith("ifsl_bench.methods"), f"{path.name} imports another plugin"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "solve").glob("*.py")), ids=lambda p: p.name)
+def test_solvers_import_torch_and_numpy_only(path):
+    names = imports(path)
+    assert top(names) <= {"torch", "numpy", "ifsl_bench"}
+    assert all(n.startswith("ifsl_bench.solve") for n in names if n.startswith("ifsl_bench"))
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "learners").glob("*.py")), ids=lambda p: p.name)
+def test_learners_import_the_solvers_torch_and_numpy_only(path):
+    names = imports(path)
+    assert top(names) <= {"torch", "numpy", "ifsl_bench"}
+    allowed = (
+        "ifsl_bench.kernels",
+        "ifsl_bench.solve",
+        "ifsl_bench.learners",
+        "ifsl_bench.plugin",
+        "ifsl_bench.protocol",
+        "ifsl_bench.common",
+    )
+    assert all(n.startswith(allowed) for n in names if n.startswith("ifsl_bench"))
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_library_names_no_method_and_no_task(path):
+    names = imports(path)
+    assert not any(n.startswith(("ifsl_bench.methods.", "methods", "tasks")) for n in names)
+    assert ("learn2learn" in top(names)) == (path == OPTIONAL)
+    tree = ast.parse(path.read_text())
+    docs = {ast.get_docstring(n, clean=False) for n in ast.walk(tree)
+            if isinstance(n, (ast.Module, ast.ClassDef, ast.FunctionDef))}  # fmt: skip
+    texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str)} - docs
+    words = {p.stem for p in PLUGINS} - {"__init__"}
+    for text in texts - {"ridge"}:  # the penalty's name too
+        if "ifsl-bench " not in text:  # an example of a command
+            assert not words & set(text.replace("-", " ").split()), f"{path.name} names a method: {text!r}"
+
+
+def test_optional_packages_are_imported_when_they_are_used_and_not_before():
+    """Listing the methods imports every one of them; an optional package takes seconds, and says things."""
+    lines = [
+        "import sys, ifsl_bench.cli.main, ifsl_bench.plugin.learn2learn, ifsl_bench.running.interop",
+        "sys.argv = ['ifsl-bench', 'methods']",
+        "try: ifsl_bench.cli.main.main()",
+        "except SystemExit as end: assert not end.code",
+        "assert 'learn2learn' not in sys.modules",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=60)
+    assert not done.stderr
+
+
+def test_files_are_of_a_readable_length():
+    long = {p.name: n for p in (*LIBRARY, *PLUGINS) if (n := len(p.read_text().splitlines())) > 420}
+    assert not long
+
+
+@pytest.mark.parametrize(
+    "arguments", [None, ["--help"], ["tasks"], ["table", "mini-5shot"], ["table", "--rank", "mini-5shot"]]
+)
+def test_quick_commands_do_without_torch(arguments):
+    lines = ["import sys, ifsl_bench, ifsl_bench.cli.main"]
+    if arguments is not None:
+        lines += [
+            f"sys.argv = {['ifsl-bench', *arguments]}",
+            "try: ifsl_bench.cli.main.main()",
+            "except SystemExit: pass",
+        ]
+    lines += [
+        "heavy = {'torch', 'matplotlib', 'torchvision', 'fontTools', 'scipy.stats'} & set(sys.modules)",
+        "assert not heavy, heavy",
+    ]
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, capture_output=True, timeout=60)

@@ -1,0 +1,34 @@
+"""docs/notebook.ipynb runs, and what it shows of stored results is current."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
+
+
+@pytest.mark.slow("starts a kernel, renders the letters and runs two methods")
+def test_the_notebook_runs_and_its_outputs_are_current(tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat", reason="the packages of notebooks are not installed")
+    nbclient = pytest.importorskip("nbclient", reason="the packages of notebooks are not installed")
+    pytest.importorskip("ipykernel", reason="the packages of notebooks are not installed")
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(NOTEBOOK.parents[1]), os.environ.get("PYTHONPATH", "")]))
+    kept = nbformat.read(NOTEBOOK, 4)
+    again = nbformat.read(NOTEBOOK, 4)
+    nbclient.NotebookClient(again, timeout=300, kernel_name="python3").execute()
+    compared = 0
+    for old, new in zip(kept.cells, again.cells, strict=True):
+        if old.cell_type != "code":
+            continue
+        shown, made = ([o.data["text/plain"] for o in cell.outputs if "data" in o and "text/html" in o.data]
+                       for cell in (old, new))  # fmt: skip
+        assert len(shown) == len(made)
+        if "mine" not in old.source:  # what is run here is another machine's
+            assert shown == made, old.source
+            compared += len(shown)
+    assert compared >= 4
+    assert NOTEBOOK.stat().st_size < 300_000

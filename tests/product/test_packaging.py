@@ -1,0 +1,133 @@
+"""What a wheel holds, and that an installed copy works away from the repository."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+BESIDE = SETUPTOOLS["package-dir"]  # packages whose folder lies elsewhere
+
+
+def folder_of(package: str) -> Path:
+    return ROOT / BESIDE.get(package, package.replace(".", "/"))
+
+
+def test_the_package_list_names_every_package_and_nothing_else():
+    inside = {".".join(p.parent.relative_to(ROOT).parts) for p in (ROOT / "ifsl_bench").rglob("__init__.py")}
+    listed = SETUPTOOLS["packages"]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == inside | {"ifsl_bench.methods", "ifsl_bench.tasks", "ifsl_bench.results"}
+    assert all((folder_of(package) / "__init__.py").is_file() for package in listed)
+    modules = [*(ROOT / "ifsl_bench").rglob("*.py"), *(ROOT / "methods").rglob("*.py")]
+    assert {path.parent for path in modules} <= {folder_of(package) for package in listed}, "a folder lacks __init__.py"
+
+
+def test_package_data_patterns_match_files_and_every_data_file_is_matched():
+    patterns = SETUPTOOLS["package-data"]
+    matched = {
+        (package, pattern): set(folder_of(package).glob(pattern))
+        for package, listed in patterns.items()
+        for pattern in listed
+    }
+    assert patterns.keys() <= set(SETUPTOOLS["packages"])
+    assert not [key for key, files in matched.items() if not files]
+    data = {p for package in ("ifsl_bench", *BESIDE) for p in folder_of(package).rglob("*")
+            if p.is_file() and p.suffix not in (".py", ".pyc")}  # fmt: skip
+    assert data == set().union(*matched.values())
+
+
+def test_the_page_of_licences_names_every_file_of_data_and_no_other():
+    named = re.findall(r"^\| `([^`]+)` \|", (ROOT / "DATA_LICENSES.md").read_text(), re.M)
+    matched = {pattern: set(ROOT.glob(pattern)) for pattern in named}
+    shipped = {
+        path
+        for package, patterns in SETUPTOOLS["package-data"].items()
+        for pattern in patterns
+        for path in folder_of(package).glob(pattern)
+        if path.suffix not in (".typed", ".toml")
+    }
+    shipped |= set((ROOT / "tests").rglob("*.npz"))
+    assert not shipped - set().union(*matched.values())
+    of_weights = {re.split("-resnet|-included|[.]", path.name)[0] for path in shipped if path.suffix == ".safetensors"}
+    assert all(any(f"/{name}" in pattern for pattern in named) for name in of_weights)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """A wheel built from the files that git would ship."""
+    out = tmp_path_factory.mktemp("wheel")
+    source = out / "source"
+    names = ["README.md", "LICENSE", "DATA_LICENSES.md", "pyproject.toml", "ifsl_bench", "methods", "tasks", "results"]
+    source.mkdir()
+    subprocess.run(["cp", "-r", *(str(ROOT / n) for n in names), str(source)], check=True)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", "-w", str(out), str(source)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return next(out.glob("*.whl"))
+
+
+@pytest.mark.slow("builds a wheel")
+def test_wheel_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"ifsl_bench"}
+    for needed in ("ifsl_bench/py.typed", "ifsl_bench/methods/imprint.py", "ifsl_bench/tasks/mini.toml",
+                   "ifsl_bench/results/published/ren2019.json", "ifsl_bench/data/sets/glyphs/letters.tsv"):  # fmt: skip
+        assert needed in names
+    for package in ("ifsl_bench", "methods"):
+        for path in (ROOT / package).rglob("*.py"):
+            relative = path.relative_to(ROOT)
+            inside = relative if package == "ifsl_bench" else Path("ifsl_bench") / relative
+            assert str(inside) in names, f"{relative} is not packaged"
+    for path in (ROOT / "ifsl_bench").rglob("*.safetensors"):
+        assert str(path.relative_to(ROOT)) in names
+    assert not [n for n in names if "__pycache__" in n or n.endswith(".npz")]
+    assert sum(n.endswith(".seed-0.json") for n in names) == len(list((ROOT / "results").glob("*/*.seed-0.json")))
+
+
+@pytest.mark.slow("builds a wheel and installs it")
+def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
+    site = tmp_path / "site"
+    subprocess.run([sys.executable, "-m", "pip", "install", "--no-deps", "-q", "--target", str(site), str(wheel)],
+                   check=True, capture_output=True, timeout=300)  # fmt: skip
+    assert sorted(p.name for p in site.iterdir() if p.suffix != ".dist-info" and p.name != "bin") == ["ifsl_bench"]
+    code = (
+        "import pathlib, sys; sys.path.insert(0, sys.argv[1]); import ifsl_bench; "
+        "from ifsl_bench.board.boards import load_board; from ifsl_bench.board.leaderboard import task_table; "
+        "from ifsl_bench.board.render import render; "
+        "from ifsl_bench.protocol.task_files import packaged; "
+        "print(render([task_table(load_board(packaged()['mini-5shot'], pathlib.Path('none')))])); "
+        # An editable installation beside it would lend what the wheel lacks.
+        "files = [module.__file__ for name, module in sys.modules.items() if name.startswith('ifsl_bench')]; "
+        "assert all(file.startswith(sys.argv[1]) for file in files), files"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(site)], check=True, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "published: ren2019" in done.stdout
+
+
+@pytest.mark.slow("builds an archive of everything")
+def test_a_source_archive_holds_every_file_of_the_repository(tmp_path):
+    """With the tests and the documents; so whoever has it can run all tests."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+    names = {name for name in listed.decode().split("\0") if name and (ROOT / name).exists()} - {".gitignore"}
+    for name in names:
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / "source" / name)
+    code = f"import setuptools.build_meta as build; build.build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "source", check=True, capture_output=True, timeout=300)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert not names - held

@@ -1,0 +1,528 @@
+"""Everything on a pretend accelerator: the numbers are the CPU's, nothing strays, and waits keep to a budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from launches import pretraining
+from paper_shapes import Episodes
+from pretend import DEVICE, Refused, accelerator
+from torch import nn
+
+from ifsl_bench.backbone.device import Precision, choose_device, to_host
+from ifsl_bench.backbone.features import compute_features
+from ifsl_bench.backbone.pretrain import pretrain
+from ifsl_bench.board import result_file
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.data.subset import some_base_classes
+from ifsl_bench.episodic.evaluation import batch_size, evaluate
+from ifsl_bench.learners import compiled
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.contract import Asked, differs
+from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
+from ifsl_bench.plugin.options import options_of
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.training import Training
+from ifsl_bench.running.evaluating import Evaluate, stages_of
+from ifsl_bench.running.job import make_jobs
+from ifsl_bench.running.stages import MetaTrain
+
+CPU = torch.device("cpu")
+E, N, SHOTS, Q, D, K = 8, 5, 3, 8, 24, 9
+
+# Launches and waits of a method, at most, at the shapes of the attractor paper (D 512, K 200, 5 x 5 shots, 25 + 25
+# queries): of evaluating 256 episodes at once, and of a step of meta-training on 64 (`implicit`: exact gradients).
+# What `python tests/benchmarks/launches.py` counts, and a tenth more for other rounding.
+EVALUATION = {
+    "protonet": (25, 0),
+    "imprint": (30, 0),
+    "lwof": (40, 0),
+    "lr": (1600, 12),
+    "lr+a": (1500, 12),
+    "mlp+a": (10_000, 40),
+}
+TRAINING = {
+    "lwof": (150, 0),
+    "lr+a": (1500, 12),
+    "lr+a implicit": (1500, 12),
+    "mlp+a": (10_000, 40),
+    "mlp+a implicit": (8400, 40),  # of a search of as many steps as its processor's rounding makes it, within a tenth
+}
+# Of a step of pretraining the small network: copies to the device, waits and launches.
+PRETRAINING = (2, 1.2, 200)
+SLOW = {name: pytest.mark.slow("tens of thousands of calls, each looked at") for name in ("mlp+a implicit",)}
+
+
+def variants() -> list[tuple[str, dict]]:
+    """Every registered method as it is by default, and with the options of each of its shorthands."""
+    found: list[tuple[str, dict]] = []
+    for name in sorted(registry.names(registry.METHODS)):
+        plugin = registry.load(registry.METHODS, name)
+        found.append((name, {}))
+        if plugin.value is not None:
+            usual = {key: option.default for key, option in options_of(plugin.value).items()}
+            meant = [dict(options) for options in plugin.value.shorthands.values()]
+            found += [(name, options) for options in meant if usual | options != usual]
+    return found
+
+
+def made(name: str, options: dict, base: Base) -> Method:
+    plugin = registry.load(registry.METHODS, name)
+    if plugin.lacks:
+        pytest.skip(plugin.problem)
+    torch.manual_seed(0)
+    return plugin.value(base, N, **options)
+
+
+def on(x, device):
+    """A base classifier, support or query on a device."""
+    return type(x)(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in vars(x).items()})
+
+
+def episodes() -> tuple[Base, Support, Query]:
+    """Three of nine base classes are hidden in each."""
+    g = torch.Generator().manual_seed(1)
+    weight, prototypes = torch.randn(2, K, D, generator=g)
+    within = torch.randn(3 * D, D, generator=torch.Generator().manual_seed(2))
+    known = torch.full((K,), 100.0), within.T @ within / len(within)
+    base = Base(weight, 0.1 * torch.randn(K, generator=g), prototypes, 9.0, *known)
+    x, q = torch.randn(E, N * SHOTS, D, generator=g), torch.randn(E, Q, D, generator=g)
+    hidden = torch.zeros(E, K, dtype=torch.bool).scatter_(1, torch.rand(E, K, generator=g).argsort(1)[:, :3], True)
+    labels = torch.arange(N).repeat_interleave(SHOTS).expand(E, -1)
+    support = Support(x, labels, hidden, F.linear(x, base.weight, base.bias))
+    return base, support, Query(q, F.linear(q, base.weight, base.bias))
+
+
+# The device itself
+
+
+def test_refuses_what_an_accelerator_refuses():
+    with accelerator():
+        x, stray = torch.ones(3, 4).to(DEVICE), torch.ones(3, 4)
+        with pytest.raises(Refused, match=r"aten.add.Tensor: a CPU tensor of shape \[3, 4\]"):
+            x + stray
+        with pytest.raises(Refused, match=r"aten\.cat"):
+            torch.cat([x, stray])
+        with pytest.raises(Refused, match=r"aten\.index\.Tensor"):
+            x[torch.tensor([0, 1])]
+        with pytest.raises(Refused, match=r"aten\.add_"):
+            stray.add_(x)
+        with pytest.raises(TypeError, match="numpy"):
+            x.numpy()
+        with pytest.raises(TypeError, match="asarray"):
+            np.asarray(x)
+        assert (x + torch.tensor(1.0)).tolist() == [[2.0] * 4] * 3, "a number from the CPU is let through"
+        assert torch.rand(3, device=DEVICE, generator=torch.Generator(DEVICE)).device == DEVICE
+    with pytest.raises(Refused, match="within accelerator"):
+        x + 1
+
+
+def test_counts_launches_waits_and_bytes():
+    with accelerator() as counts:
+        x = torch.arange(12.0).view(3, 4).to(DEVICE, non_blocking=True)
+        assert (counts.total, counts.bytes_up) == ((0, 0), 48)
+        y = x.T[1:].unsqueeze(0).expand(2, -1, -1)
+        assert counts.total == (0, 0), "views"
+        z = (y * 2).relu_()
+        assert counts.total == (2, 0)
+        waiting = {
+            "item": z.sum().item,
+            "bool": lambda: bool((z > 0).any()),
+            "int": lambda: int(z.amax()),
+            "nonzero": z.nonzero,
+            "where": lambda: torch.where(z > 1),
+            "mask": lambda: z[z > 1],
+            "put": lambda: z.index_put_((z > 1,), z[0, 0, 0]),
+            "masked_select": lambda: z.masked_select(z > 1),
+            "unique": z.unique,
+            "equal": lambda: torch.equal(z, z),
+            "tolist": z.tolist,
+            "cpu": z.cpu,
+            "copy": lambda: torch.empty(2, 3, 3).copy_(z),
+            "upload": lambda: torch.tensor([1.0, 2.0], device=DEVICE),
+        }
+        for name, call in waiting.items():
+            counts.clear()
+            call()
+            assert counts.waits.total() == 1, name
+            assert all(" at tests/product/test_pretend.py:" in place for place in counts.waits)
+        free = {
+            "where": lambda: torch.where(z > 1, z, 0.0),
+            "masked_fill": lambda: z.masked_fill(z > 1, 0.0),
+            "put": lambda: z.__setitem__(z > 1, 0.0),
+            "index": lambda: z[:, torch.arange(2, device=DEVICE)],
+            "zeros": lambda: z.new_zeros(3) + torch.full((3,), 2.0, device=DEVICE),
+            "copy": lambda: torch.empty_like(z).copy_(z),
+        }
+        for name, call in free.items():
+            counts.clear()
+            call()
+            assert counts.waits.total() == 0, name
+            assert 0 < counts.launches.total() < 4, name
+        counts.clear()
+        z.cpu()
+        assert counts.bytes_down == 2 * 3 * 3 * 4
+        counts.clear()
+        x @ x.T
+        assert counts.flops == 2 * 3 * 4 * 3
+        assert counts.traffic == 4 * (12 + 12 + 9)
+
+
+def test_numbers_gradients_and_updates_are_those_of_the_cpu():
+    def run(device):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
+        net = net.to(device).to(memory_format=torch.channels_last)
+        images, labels = torch.randn(4, 3, 8, 8).to(device), torch.arange(4).to(device)
+        found = []
+        for kind, options in ((torch.optim.Adam, {"fused": True}), (torch.optim.SGD, {"momentum": 0.9, "fused": True})):
+            optimiser = kind(net.parameters(), lr=0.1, **options)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(1)
+                loss = F.cross_entropy(F.dropout(net(images)), labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            found += [
+                loss.detach(),
+                *(p.grad for p in net.parameters()),
+                *(p.detach() for p in net.state_dict().values()),
+            ]
+        assert net[0].weight.is_contiguous(memory_format=torch.channels_last)
+        return [x.cpu() for x in found]
+
+    with accelerator():
+        ours = run(DEVICE)
+    for a, b in zip(ours, run(CPU), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        assert ctx.saved_tensors[0].device == g.device
+        return 3 * g * ctx.saved_tensors[0] ** 2
+
+
+def test_functions_of_ones_own_and_second_derivatives_work():
+    with accelerator():
+        x = torch.tensor([1.0, 2.0], device=DEVICE, requires_grad=True)
+        (first,) = torch.autograd.grad(Cube.apply(x).sum(), x)
+        assert first.tolist() == [3.0, 12.0]
+        (slope,) = torch.autograd.grad((x**4).sum(), x, create_graph=True)
+        assert torch.autograd.grad(slope.sum(), x)[0].tolist() == [12.0, 48.0]
+        out = torch.empty(2, device=DEVICE)
+        assert torch.add(x.detach(), 1, out=out) is out
+        assert out.tolist() == [2.0, 3.0]
+
+
+def test_the_device_option_knows_it_while_it_is_there():
+    with accelerator():
+        assert choose_device("auto") == choose_device("meta") == DEVICE
+        with pytest.raises(UserError, match="only 1 such"):
+            choose_device("meta:1")
+    assert choose_device("auto") == CPU or torch.cuda.is_available()
+    with pytest.raises(UserError, match="not supported"):
+        choose_device("meta")
+
+
+def test_many_tensors_come_to_the_host_in_one_wait():
+    tensors = [torch.rand(3, 5), torch.arange(4), torch.rand(3, 2) > 0.5, torch.rand(7).double(), torch.rand(0, 3)]
+    with accelerator() as counts:
+        moved = [x.to(DEVICE) for x in tensors]
+        counts.clear()
+        found = to_host(moved)
+        assert counts.waits.total() == 1
+    for a, b in zip(tensors, found, strict=True):
+        assert (a.numpy() == b).all()
+        assert (a.numpy().dtype, a.shape) == (b.dtype, b.shape)
+
+
+# Methods
+
+
+@pytest.mark.parametrize(("name", "options"), variants())
+def test_every_method_gives_the_same_answers_and_gradients(name, options):
+    base, support, query = episodes()
+    ours = made(name, options, base)
+    with accelerator() as counts, compiled.batched():  # the CPU by kernels may find another minimum
+        theirs = made(name, options, on(base, DEVICE)).to(DEVICE)
+        theirs.load_state_dict(ours.state_dict())
+        answers, gradients = [], []
+        for method, device in ((ours, CPU), (theirs, DEVICE)):
+            with torch.no_grad():
+                prediction = method.eval()(on(support, device), on(query, device))
+            answers.append(masked_logits(prediction, support.hidden.to(device)).cpu())
+            assert prediction.logits.device == device
+            if parameters := [p for p in method.parameters() if p.requires_grad]:
+                torch.manual_seed(0)  # of dropout
+                logits = method.train()(on(support, device), on(query, device)).logits
+                F.cross_entropy(logits[:, 0], torch.full((E,), K, device=device)).backward()
+                gradients.append(torch.cat([p.grad.flatten().cpu() for p in parameters]))
+        searches = any(key.startswith("solver_") for key in prediction.statistics)
+        assert counts.launches
+    asked = Asked(name, ours, support, query, support.hidden, searches)
+    assert not differs(asked, answers[1], answers[0])
+    if gradients:
+        close = F.cosine_similarity(*gradients, dim=0)  # of a minimum that is not convex, found by another rounding
+        assert close > 0.98 if searches else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
+
+
+def _paper(name: str, count: int) -> tuple[Method, Episodes]:
+    drawn, spelled = Episodes(count, 5), {"lr+a": "attractor", "mlp+a": "attractor", "lr": "ridge"}
+    label, *more = name.split()
+    options = {"learner": label[:-2]} if label.endswith("+a") else {}
+    options |= {"gradient": more[0]} if more else {}
+    return made(spelled.get(label, label), options, on(drawn.base(), DEVICE)).to(DEVICE), drawn
+
+
+def _with_slow(names):
+    return [pytest.param(name, marks=SLOW.get(name, ())) for name in names]
+
+
+@pytest.mark.parametrize("name", _with_slow(EVALUATION))
+def test_an_evaluation_keeps_to_its_budget(name):
+    with accelerator() as counts, torch.no_grad():
+        method, drawn = _paper(name, 256)
+        support, query = on(drawn.support(), DEVICE), on(drawn.queries(), DEVICE)
+        counts.clear()
+        method.eval()(support, query)
+        launches, waits = EVALUATION[name]
+        assert counts.launches.total() <= launches
+        assert counts.waits.total() <= waits, counts.waits
+
+
+@pytest.mark.parametrize("name", _with_slow(TRAINING))
+def test_a_step_of_meta_training_keeps_to_its_budget(name):
+    with accelerator() as counts:
+        method, drawn = _paper(name, 64)
+        support, query, target = on(drawn.support(), DEVICE), on(drawn.queries(), DEVICE), drawn.target.to(DEVICE)
+        optimiser = torch.optim.Adam(method.parameters(), 1e-3, fused=True)
+        counts.clear()
+        F.cross_entropy(method.train()(support, query).logits.flatten(0, 1), target.flatten()).backward()
+        optimiser.step()
+        launches, waits = TRAINING[name]
+        assert counts.launches.total() <= launches
+        assert counts.waits.total() <= waits, counts.waits
+
+
+# From features to a result
+
+
+def _prepared(here, task, device="meta"):
+    work = api.workspace(here / "home", device=device)
+    return work.prepared(find(f"{here / 'clusters.toml'}:{task}")[0], "linear", 0)
+
+
+@pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
+@pytest.mark.parametrize("side", ["train", "test"])
+def test_the_loader_gives_the_same_batches_and_never_waits(here, task, side):
+    with accelerator() as counts:
+        prepared = _prepared(here, task)
+        ours, theirs = prepared.loader(side), prepared.loader(side, device=DEVICE)
+        counts.clear()
+        batch = theirs.batch(5, 9)
+        assert 0 < counts.launches.total() <= 350
+        assert not counts.waits
+        same = ours.batch(5, 9)
+        for part in ("support", "query"):
+            for key, value in vars(getattr(same, part)).items():
+                torch.testing.assert_close(getattr(getattr(batch, part), key).cpu(), value)
+        assert torch.equal(batch.labels.cpu(), same.labels)
+        assert torch.equal(batch.novel.cpu(), same.novel)
+
+
+@pytest.mark.parametrize("name", ["protonet", "imprint", "lwof"])
+def test_evaluation_waits_once_a_batch_and_counts_the_same_in_batches_of_any_size(here, name):
+    found = []
+    for memory in (1 << 19, 1 << 30):
+        with accelerator(memory) as counts:
+            prepared = _prepared(here, "clusters-5shot")
+            loader = prepared.loader("test", device=DEVICE)
+            method = made(name, {}, prepared.base.to(DEVICE)).to(DEVICE)
+            counts.clear()
+            found.append(evaluate(method, name, loader, range(60)).counts)
+            size = batch_size(loader, 50)
+            assert 1 <= size < 8 if memory == 1 << 19 else size > 60
+            assert counts.waits.total() == -(-60 // size)
+    loader = prepared.loader("test")
+    found.append(evaluate(made(name, {}, prepared.base), name, loader, range(60)).counts)
+    for one in found[1:]:
+        for key in ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs"):
+            assert (getattr(one, key) == getattr(found[0], key)).all()
+
+
+def test_nan_is_found_on_the_device_too(here):
+    with accelerator():
+        prepared = _prepared(here, "clusters-5shot")
+        method = made("lwof", {}, prepared.base.to(DEVICE)).to(DEVICE)
+        with torch.no_grad():
+            method.phi_mean.fill_(torch.nan)
+        with pytest.raises(UserError, match="NaN or \\+inf logits in 60 of 60"):
+            evaluate(method, "lwof", prepared.loader("test", device=DEVICE), range(60))
+
+
+def _other_home(here, name):
+    """A home with the same data and nothing else."""
+    (here / name).mkdir()
+    (here / name / "data").symlink_to(here / "home" / "data")
+    return here / name
+
+
+def _job(here, name, train=None, task="clusters-5shot"):
+    home = Home.locate(here / "home")
+    (job,) = make_jobs(
+        [name], [f"{here / 'clusters.toml'}:{task}"], {}, Training.parse(train or {}), [0], None, home=home
+    )
+    return job
+
+
+@pytest.mark.parametrize("name", ["lwof", "lr+a"])
+def test_meta_training_gives_the_same_parameters(here, name):
+    found, job = [], _job(here, name, {"steps": 10 if name == "lwof" else 3, "episodes_per_step": 8})
+    for device, home in (("cpu", "one"), ("meta", "two")):
+        with accelerator() as counts:
+            work = api.workspace(_other_home(here, home), device=device)
+            _ = work.prepared(job.task, job.method.head, 0).base
+            counts.clear()
+            model = MetaTrain(job).run(work)
+            assert bool(counts.launches) == (device == "meta")
+            found.append({k: v.detach().cpu() for k, v in model.method.named_parameters()})
+            assert model.trained.place == f"{device}: --device {device}"
+            if name == "lwof" and device == "meta":
+                steps = {k: v for k, v in counts.waits.items() if "meta_training.py" in k or "loader" in k}
+                assert sum(steps.values()) <= 2 * 2 + 6, steps
+    for key, value in found[0].items():
+        torch.testing.assert_close(found[1][key], value, rtol=1e-3, atol=1e-5)
+
+
+def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it(here):
+    name, train = "lwof", {"steps": 4}
+    with accelerator() as counts:
+        work = api.workspace(here / "home")
+        assert (work.device, work.forced) == (DEVICE, False)
+        job = _job(here, name, train)
+        _ = work.prepared(job.task, job.method.head, 0).base  # pretraining is on the accelerator
+        counts.clear()
+        model = MetaTrain(job).run(work)
+        assert counts.total == (0, 0), counts
+        assert model.trained.place == f"cpu: 1 episode a step, fewer than {FEW}"
+        evaluated = Evaluate(job).run(work)
+        assert counts.launches
+        assert evaluated.places["evaluation"] == "meta: many episodes at once"
+        many = _job(here, name, {**train, "episodes_per_step": FEW})
+        counts.clear()
+        assert MetaTrain(many).run(work).trained.place == f"meta: {FEW} episodes a step, at least {FEW}"
+        assert counts.launches
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "few"),
+    [("lr+a", {}, FEW), ("mlp+a", {}, 2 * FEW), ("mlp+a", {"gradient": "implicit"}, None), ("lwof", {}, FEW)],
+)
+def test_from_how_many_episodes_a_step_is_an_accelerators_goes_by_the_method(here, name, given, few):
+    with accelerator():
+        work = api.workspace(here / "home")
+        for episodes in (1, FEW, 2 * FEW, 4096):
+            job = _job(here, name, {"steps": 4, "episodes_per_step": episodes})
+            place = MetaTrain(replace(job, given={**job.given, **given})).training(work)
+            assert place.device == (CPU if few is None or episodes < few else DEVICE)
+            assert (
+                f"fewer than {few}" if episodes < (few or 0) else "this method's" if few is None else "at least"
+            ) in place.why
+
+
+@pytest.mark.parametrize(
+    ("device", "methods"),
+    [
+        pytest.param("auto", "lwof,lr+a", marks=pytest.mark.slow("a method whose kernels are compiled")),
+        ("meta", "lwof,imprint"),
+    ],
+)
+def test_a_whole_run_gives_the_counts_of_the_cpu_and_says_where_it_was_made(call, here, device, methods):
+    command = ["run", "--method", methods, "--task", "clusters.toml:clusters-5shot", "--train", "steps=8"]
+    with accelerator() as counts:
+        status, plan, err = call(*command, "--dry-run", "--device", device)
+        assert status == 0, err
+        counts.clear()
+        status, _, err = call(*command, "--device", device, "-v")
+        assert status == 0, err
+        assert counts.launches
+    few = f"cpu: 1 episode a step, fewer than {FEW}" if device == "auto" else "meta: --device meta"
+    assert f"meta-training lwof.train.steps=8 on clusters-5shot, seed 0: 8 steps, on {few}" in err
+    line = next(line for line in plan.splitlines() if line.startswith("meta-training lwof"))
+    assert line.endswith(few)
+    _other_home(here, "cpu-home")
+    status, _, err = call(*command, "--device", "cpu", "--results", "other", "--home", str(here / "cpu-home"))
+    assert status == 0, err
+    files = sorted((here / "home" / "results").rglob("*.seed-0.json"))
+    assert len(files) == 2
+    for path in files:
+        ours = result_file.read(path)
+        theirs = result_file.read(here / "other" / path.relative_to(here / "home" / "results"))
+        for key in ("base_joint", "base_alone", "novel_joint", "novel_alone"):
+            a, b = np.array(getattr(ours.episodes, key)), np.array(getattr(theirs.episodes, key))
+            assert (a != b).mean() <= 0.05, (path.name, key)
+        assert ours.places["evaluation"].startswith("meta: ")
+        assert ours.provenance["device"] == "a pretend accelerator"
+        if ours.training:
+            assert ours.places["meta-training"] == few
+
+
+# From images to features
+
+
+def test_pretraining_and_features_are_those_of_the_cpu(glyph_home, monkeypatch):
+    """In single precision on both: a processor may have bf16, which rounds otherwise."""
+    monkeypatch.setattr("ifsl_bench.backbone.trainer.choose_precision", lambda device: Precision(False, "float32"))
+    home = Home.locate(glyph_home)
+    task = find(f"{glyph_home.parent / 'few.toml'}:few-1shot")[0]
+    task = msgspec.structs.replace(task, pretraining=msgspec.structs.replace(task.pretraining, steps=4))
+    dataset, found = some_base_classes(ensure(home, task.dataset, Reporter()), 8), []
+    with accelerator() as counts:
+        for device in (CPU, DEVICE):
+            other = Home.locate(glyph_home.parent / str(device))
+            trained = pretrain(other, task, dataset, "linear", 0, device, Reporter())
+            bank = compute_features(other, task, dataset, trained, "base/val", device, Reporter())
+            weights = [value.cpu() for value in trained.network.state_dict().values()]
+            found.append((weights, np.array(bank)))
+            assert bool(counts.launches) == (device == DEVICE)
+    (ours, bank), (theirs, other_bank) = found
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(bank, other_bank, rtol=1e-3, atol=1e-3)
+
+
+def test_a_step_of_pretraining_keeps_to_its_budget():
+    found = []
+    for steps in (4, 24):
+        with accelerator() as counts:
+            once = pretraining("resnet-small", 4, steps, DEVICE)
+            counts.clear()
+            once()
+            found.append((counts.uploads.total(), counts.waits.total(), counts.launches.total()))
+    for few, many, most in zip(*found, PRETRAINING, strict=True):
+        assert (many - few) / 20 <= most
+
+
+def test_every_stage_has_a_place(here):
+    job = _job(here, "lwof")
+    with accelerator():
+        for device, kinds in (("auto", {"cpu", "meta"}), ("meta", {"cpu", "meta"}), ("cpu", {"cpu"})):
+            work = api.workspace(here / "home", device=device)
+            assert {stage.place(work).device.type for stage in stages_of(job)} == kinds

@@ -1,0 +1,120 @@
+"""The examples of README and docs run, and the tables of results are the ones that the commands print."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ifsl_bench.campaigns import api
+from ifsl_bench.cli import main as cli
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data.preparing.prepare import prepare
+
+ROOT = Path(__file__).parents[2]
+README, DATA, CHANGED, RESULTS = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "docs/data.md", "docs/changed-tasks.md", "docs/results.md")
+)
+
+
+def block(language: str, containing: str, page: str = README) -> str:
+    found = [b for b in re.findall(rf"```{language}\n(.*?)```", page, re.S) if containing in b]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_own_method_and_own_data(features_folder, tmp_path, monkeypatch):
+    site = tmp_path / "site"
+    info = site / "my_package-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (group,) = re.findall(r"an entry point `(.*)`", README)
+    (info / "entry_points.txt").write_text(f"[{group}]\nnearest-mean = my_package:NearestMean\n")
+    (site / "my_package.py").write_text(block("python", "class NearestMean"))
+    monkeypatch.syspath_prepend(str(site))
+
+    text = block("toml", "[tasks.mine-5shot]", DATA) + "\n[evaluation]\nepisodes = 40\nvalidation_episodes = 10\n"
+    (tmp_path / "mine.toml").write_text(text.replace("steps = 2000", "steps = 50"))
+    work = api.workspace(tmp_path / "home", device="cpu")
+    prepare(Home.locate(tmp_path / "home"), "mine", features_folder, False, Reporter())
+    result = api.run("nearest-mean", str(tmp_path / "mine.toml"), options={"bias": "-0.1"}, work=work)
+    assert result.label == "nearest-mean.bias=-0.1"
+    assert result.summary["novel_alone"]["mean"] > 50
+    sys.modules.pop("my_package", None)
+
+
+def tables(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs docs/tables.py."""
+    command = [sys.executable, str(ROOT / "docs" / "tables.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=500)
+
+
+@pytest.mark.slow("makes all tables anew, from all results")
+def test_the_tables_of_all_pages_are_current():
+    done = tables("--check")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.slow("makes tables of results three times")
+def test_a_wrong_number_is_found_and_written_anew(tmp_path):
+    page = tmp_path / "page.md"
+    blocks = re.findall(r"<!-- (?:tables|differences): .*?<!-- end -->\n", RESULTS, re.S)
+    of_kind = ([block for block in blocks if f"<!-- {kind}:" in block] for kind in ("tables", "differences"))
+    text = "\n".join(min(found, key=len) for found in of_kind)
+    accuracy, difference = re.search(r"\| \d\d\.\d\d ± ", text)[0], re.search(r"\| [+-]\d\.\d\d ± ", text)[0]
+    for right in (accuracy, difference):
+        page.write_text(text.replace(right, right.replace(".", ".9", 1), 1))
+        assert page.read_text() != text
+        assert tables("--check", page).returncode == 1
+        assert page.read_text() != text, "looked at alone"
+    assert tables(page).returncode == 0
+    assert page.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("<!-- tables: ifsl-bench table glyphs-1shot --format markdown -->\n\n# More\n", "a start and no end"),
+        ("<!-- tables: ifsl-bench table glyphs-9shot -->\n<!-- end -->\n", "unknown task 'glyphs-9shot'"),
+    ],
+)
+def test_a_page_whose_tables_cannot_be_made_stays_as_it_is(text, reason, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    done = tables(page)
+    assert done.returncode == 2
+    assert reason in done.stderr
+    assert page.read_text() == text
+
+
+def accuracies(label: str, task: str) -> np.ndarray:
+    """Percent of right queries by seed and episode, [3, 2000], from the stored counts."""
+    files = [ROOT / "results" / task / f"{label}.seed-{seed}.json" for seed in range(5)]
+    episodes = [json.loads(file.read_text())["episodes"] for file in files]
+    return np.array([np.add(e["base_joint"], e["novel_joint"]) for e in episodes]) * 2.0  # of 50 queries
+
+
+def test_numbers_follow_from_the_stored_counts():
+    static, attractor = accuracies("lr+s", "glyphs-1shot"), accuracies("lr+a", "glyphs-1shot")
+    mean, spread = attractor.mean(0), attractor.mean(1).std(ddof=1)
+    accuracy = re.escape(f"{mean.mean():.2f} ± {1.96 * stats.sem(mean):.2f}")
+    assert re.search(rf"^\| lr\+a +\| {accuracy} \|.*\| {len(attractor)} +\| {spread:.2f} +\| stored", RESULTS, re.M)
+    paired, seeds = attractor - static, (attractor - static).mean(1)
+    over_episodes = re.escape(f"± {1.96 * stats.sem(paired.mean(0)):.2f}")
+    each = re.escape(", ".join(f"{value:+.2f}" for value in seeds))
+    overall = re.escape(f"{paired.mean():+.2f} ± ")
+    row = rf"glyphs-1shot: `lr\+a` minus `lr\+s` \| {overall}\d\.\d\d \| {over_episodes} \| .* \| {each} \|"
+    assert re.search(row, RESULTS)
+
+
+def test_every_command_named_exists():
+    for name in set(re.findall(r"ifsl-bench ([a-z]+)", README)):
+        assert name in cli.cli.commands, name

@@ -1,0 +1,159 @@
+"""The reference of task files, and the files that are written with a comment on every key."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ifsl_bench.backbone.registered import BACKBONES
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocol.reference import MEANING, TABLES, keys, task_text, toml
+from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Schedule
+from ifsl_bench.protocol.task_files import find, packaged, parse
+from ifsl_bench.protocol.variants import Variant
+
+PAGE = Path(__file__).parents[2] / "docs" / "task-file.md"
+
+
+def test_the_page_is_what_the_code_gives(call):
+    pytest.importorskip("timm", reason="the page describes its backbones too")
+    status, out, err = call("tasks", "reference")
+    assert status == 0, err
+    assert PAGE.read_text(encoding="utf-8") == out, "write it anew: ifsl-bench tasks reference > docs/task-file.md"
+
+
+def test_every_key_of_the_structures_has_a_meaning_and_a_row():
+    assert MEANING.keys() == {key.path for key in keys()}
+    assert TABLES.keys() == {key.table for key in keys()}
+    structures = {"dataset": DataSpec, "pretraining": Pretraining, "pretraining.schedule": Schedule,
+                  "episode": EpisodeSpec, "meta_training": MetaTraining, "meta_training.schedule": Schedule,
+                  "evaluation": Evaluation, "variants.[name]": Variant}  # fmt: skip
+    text = PAGE.read_text(encoding="utf-8")
+    for table, structure in structures.items():
+        section = text.split(f"## [{table}]\n")[1].split("\n## ")[0]
+        named = set(re.findall(r"^\| `(\w+)` \|", section, re.M))
+        assert named == set(structure.__struct_fields__) - {"schedule"}
+
+
+def test_the_page_lists_each_backbone():
+    section = PAGE.read_text(encoding="utf-8").split("## Backbones")[1]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", section, re.M)) - {"backbone"} == {*registry.names(BACKBONES), "none"}
+
+
+MINIMAL = {"dataset": {"name": "d"}, "pretraining": {"backbone": "none", "steps": 1, "schedule": {"rate": 0.1}},
+           "episode": {}, "meta_training": {"schedule": {"rate": 1e-3}}, "evaluation": {},
+           "tasks": {"d-1shot": {"shots": 1}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in keys() if not key.table.startswith("variants")], ids=lambda key: key.path
+)
+def test_a_range_ends_where_it_says(key):
+    """The value at each end is taken, and the one beyond it is refused by the name of the key."""
+    found = re.fullmatch(r"([\d,]+) to ([\d,]+)|(\d+) or more", key.range)
+    if not found:
+        return
+    least, most = (int(end.replace(",", "")) if end else None for end in (found[1] or found[3], found[2]))
+    for value, right in ((least, True), (least - 1, False), (most, True), (most and most + 1, False)):
+        if value is None:
+            continue
+        content = msgspec.json.decode(msgspec.json.encode(MINIMAL))
+        if key.path == "evaluation.episodes" and right:
+            content["episode"] = {"ways": 1, "novel_queries": 1, "base_queries": 1}  # of more a file could hold fewer
+        place = content["tasks"]["d-1shot"] if key.table == "tasks.[name]" else content
+        for part in key.table.split(".") if place is content else ():
+            place = place.setdefault(part, {})
+        place[key.name] = value
+        if right:
+            (task,) = parse(task_text(content), "x.toml")
+            assert task
+        else:
+            with pytest.raises(UserError, match=key.name):
+                parse(task_text(content), "x.toml")
+
+
+@pytest.mark.parametrize("name", ["glyphs-shared-5shot", "mini-1shot", "tiny-pack-5shot"])
+def test_a_written_file_says_what_it_was_given(name):
+    task = packaged()[name]
+    said = msgspec.to_builtins(task)
+    tables = {table: said[table] for table in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}
+    entry = {key: said[key] for key in ("shots", "protocol", "title", "digest", "variant_of")}
+    (again,) = parse(task_text({**tables, "tasks": {name: entry}}), "x.toml")
+    assert again == task
+
+
+def test_a_comment_is_the_default_of_its_key():
+    """With '#' removed from every line that is at its default, the file says the same."""
+    text = task_text(MINIMAL)
+    named = re.sub(r"^# (\w+ = (?!\.\.\.))", r"\1", text, flags=re.M)
+    assert named.count("\n") == text.count("\n")
+    assert named != text
+    assert parse(named, "x.toml") == parse(text, "x.toml")
+
+
+def test_values_are_written_as_toml_reads_them():
+    import tomllib
+
+    for value in ('a "b" \\ é', True, 3, 1e-05, [0.5, 2.0], [], -1):
+        assert tomllib.loads(f"x = {toml(value)}")["x"] == value
+
+
+def test_new_writes_a_file_that_runs_as_the_data_need_it(here, call):
+    status, out, err = call("tasks", "new", "mine", "--data", "clusters")
+    assert status == 0, err
+    assert "--task mine-5shot" in out
+    assert find("mine-5shot")[0].name == "mine-5shot", "found by its name"
+    (one, five) = find("home/tasks/mine.toml")
+    assert (one.name, five.name, five.shots, five.protocol) == ("mine-1shot", "mine-5shot", 5, "separate")
+    assert five.pretraining.backbone == "none"
+    assert five.dataset.fingerprint
+    for arguments, message in (
+        (("mine", "--data", "clusters"), "tasks/mine.toml is there already"),
+        (("clusters", "--data", "clusters"), "clusters.toml is there already"),
+        (("clusters", "--data", "clusters", "--out", "x.toml"), "there is a task 'clusters-1shot' already"),
+        (("glyphs", "--data", "clusters"), "there is a task 'glyphs-1shot' already"),
+        (("A b", "--data", "clusters"), "is no name for tasks"),
+        (("more", "--data", "custers"), "did you mean 'clusters'"),
+        (("more", "--data", "tiny"), "data prepare tiny"),
+    ):
+        status, _, err = call("tasks", "new", *arguments)
+        assert status == 2
+        assert message in err
+    assert not Path("more.toml").exists()
+
+
+def test_a_forgotten_file_is_named(here, minimal_task):
+    home = Home.locate()
+    with pytest.raises(UserError, match="unknown task 'd-1shot'; did you mean"):
+        find("d-1shot", home=home)
+    (home.results / "d-1shot+ways=4").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"unknown task 'd-1shot': results of it are in .*, as in FILE\.toml:d-1shot"):
+        find("d-1shot", home=home)
+    Path("pyproject.toml").write_text("[project]\nname = 'x'\n")
+    Path("broken.toml").write_text("[")
+    os.mkfifo("pipe.toml")
+    Path("mine.toml").write_text(minimal_task)
+    with pytest.raises(
+        UserError, match=r"unknown task 'd-1shot': it is one of the file mine\.toml; say mine\.toml:d-1shot"
+    ):
+        find("d-1shot", home=home)
+
+
+def test_data_without_tasks_are_named(here):
+    home = Home.locate()
+    with pytest.raises(UserError, match="did you mean 'clusters-5shot' or 'clusters-1shot'"):
+        find("clusters-2shot", home=home)
+    for path in [Path("clusters.toml"), *home.tasks.glob("*.toml")]:
+        path.unlink()
+    with pytest.raises(UserError, match=r"data set 'clusters' is prepared and has no tasks here; .*tasks new clusters"):
+        find("clusters-5shot", home=home)
+    shutil.rmtree(home.data / "clusters")
+    with pytest.raises(UserError, match="unknown task 'clusters-5shot'; did you mean"):
+        find("clusters-5shot", home=home)

@@ -1,0 +1,347 @@
+"""Tasks made from other tasks: names, identity, what changes, and what must not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from ifsl_bench.backbone.pretrain import pretraining_key
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.subset import chosen_classes, some_base_classes
+from ifsl_bench.episodic.prepared import PreparedTask
+from ifsl_bench.protocol.task_files import find, packaged, parse
+from ifsl_bench.protocol.variants import Change, changed, make_change, merged, split
+
+# Stored results name these; a field that a task gains later must not change them.
+HASHES = {
+    "glyphs-1shot": "b0ef99585ff90394", "glyphs-5shot": "04e2e90890b5334d",
+    "glyphs-shared-1shot": "f42c5bd9e4c82cca", "glyphs-shared-5shot": "8274d79da4d0fd15",
+}  # fmt: skip
+
+
+def test_hashes_of_tasks_with_stored_results_stay():
+    assert {name: packaged()[name].hash for name in HASHES} == HASHES
+
+
+def test_names_and_changes():
+    assert split("glyphs-5shot") == ("glyphs-5shot", Change())
+    assert split("glyphs-5shot+shots=3+ways=10") == ("glyphs-5shot", Change(ways=10, shots=3))
+    assert split("a+b/my.toml:x+queries=7+base-classes=9") == ("a+b/my.toml:x", Change(queries=7, base_classes=9))
+    assert split("a+b/my.toml") == ("a+b/my.toml", Change())
+    assert merged("x+ways=10", make_change({"shots": 2})) == ("x", Change(ways=10, shots=2))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("glyphs-5shot+way=10", "unknown change of a task 'way' in 'glyphs-5shot\\+way=10'; did you mean 'ways'"),
+        ("glyphs-5shot+ways", "ways takes a whole number from 1"),
+        ("glyphs-5shot+ways=ten", "ways takes a whole number from 1, as in \\+ways=10, not 'ten'"),
+        ("glyphs-5shot+ways=-2", "not '-2'"),
+        ("glyphs-5shot+shots=0", "shots must be a whole number from 1, not 0"),
+        ("glyphs-5shot+ways=99999999999999999999", "ways must be 1,000,000 at most"),
+        (f"glyphs-5shot+ways={'9' * 5000}", "ways must be 1,000,000 at most"),
+        ("glyphs-5shot+ways=2+ways=3", "ways is there twice"),
+        ("glyphs-5shot+base-classes=1", "base_classes must be at least 2"),
+        ("glyphs-5sht+ways=2", "did you mean 'glyphs-5shot'"),
+    ],
+)
+def test_mistakes_in_names(name, message):
+    with pytest.raises(UserError, match=message):
+        find(name)
+
+
+def test_two_sources_of_one_change_are_refused():
+    with pytest.raises(UserError, match="says ways=10 already"):
+        find("glyphs-5shot+ways=10", Change(ways=10))
+    with pytest.raises(UserError, match="did you mean 'ways'"):
+        make_change({"way": 3})
+    with pytest.raises(UserError, match="not True"):
+        make_change({"ways": True})
+
+
+def test_a_change_is_in_the_name_the_hash_and_the_episodes():
+    (plain,) = find("glyphs-5shot")
+    (wide,) = find("glyphs-5shot+shots=3+ways=10")
+    assert wide.name == "glyphs-5shot+ways=10+shots=3", "one order, whatever was typed"
+    assert find("glyphs-5shot", Change(ways=10, shots=3)) == [wide]
+    assert (wide.shots, wide.episode.ways, wide.variant_of) == (3, 10, "glyphs-5shot")
+    assert (wide.episode.novel_queries, wide.episode.base_queries) == (5, 50), "as many base queries as novel ones"
+    assert plain.digest is not None
+    assert wide.digest is None, "the pinned digest is of other episodes"
+    assert "ways=10, shots=3" in wide.title
+    names = [f"glyphs-5shot{rest}" for rest in ("", "+ways=6", "+shots=6", "+queries=6", "+base-classes=6")]
+    assert len({find(name)[0].hash for name in names}) == len(names)
+    assert msgspec.structs.replace(wide, title="", variant_of="").hash == wide.hash
+
+
+def test_what_changes_nothing_is_not_in_the_name():
+    assert find("glyphs-5shot+ways=5+shots=5+queries=5") == find("glyphs-5shot")
+    assert find("glyphs-5shot+ways=5+shots=2")[0].name == "glyphs-5shot+shots=2"
+
+
+def test_shares_of_base_and_novel_queries_stay():
+    (task,) = find("glyphs-5shot")
+    uneven = msgspec.structs.replace(task, episode=msgspec.structs.replace(task.episode, base_queries=10))
+    made = changed(uneven, Change(ways=2, queries=3))  # 6 novel queries in place of 25
+    assert made.episode.base_queries == round(10 * 6 / 25)
+    assert changed(uneven, Change(ways=1, queries=1)).episode.base_queries == 1, "never none: that is another protocol"
+    regular = packaged()["glyphs-regular-5shot"]
+    assert changed(regular, Change(ways=10)).episode.base_queries == 0
+    assert changed(regular, Change(ways=10)).name == "glyphs-regular-5shot+ways=10"
+
+
+def test_task_files_derive_tasks(minimal_task):
+    text = minimal_task + 'digest = "x"\n[variants.d-regular]\nof = "d-1shot"\nregular = true\n'
+    text += '[variants.d-wide]\nof = "d-1shot"\nways = 9\n'
+    plain, regular, wide = parse(text, "x.toml")
+    assert (regular.name, regular.regular, regular.digest) == ("d-regular", True, None)
+    assert plain.episode.base_queries == 25
+    assert not plain.regular
+    assert (wide.name, wide.episode.ways, wide.episode.base_queries) == ("d-wide", 9, 45)
+    assert len({plain.hash, regular.hash, wide.hash}) == 3
+    (mini,) = parse('[variants.mine]\nof = "mini-5shot"\nshots = 2\n', "y.toml")
+    assert (mini.shots, mini.pretraining) == (2, packaged()["mini-5shot"].pretraining)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[variants.a]\nof = "d-2shot"\n', "unknown task 'd-2shot' that 'a' of x.toml is a variant of"),
+        ('[variants.d-1shot]\nof = "d-1shot"\n', "task 'd-1shot' is defined twice"),
+        ('[variants.a]\nof = "d-1shot"\nways = 0\n', "task 'a': ways must be a whole number from 1, not 0"),
+        ('[variants.a]\nof = "d-1shot"\nregulr = true\n', "did you mean 'regular'"),
+        ('[variants."a+ways=3"]\nof = "d-1shot"\n', "a name is lower-case"),
+        ('[tasks."d-1shot+ways=3"]\nshots = 1\n', "a name is lower-case"),
+    ],
+)
+def test_mistakes_in_derived_tasks(minimal_task, text, message):
+    with pytest.raises(UserError, match=r"x\.toml") as error:
+        parse(minimal_task + text, "x.toml")
+    assert message in str(error.value)
+
+
+def test_regular_tasks_are_like_their_originals_but_for_the_base_classes():
+    for name in ("glyphs", "mini", "tiered"):
+        for shots in (1, 5):
+            regular, plain = packaged()[f"{name}-regular-{shots}shot"], packaged()[f"{name}-{shots}shot"]
+            assert regular.regular
+            assert (regular.shots, regular.episode.ways, regular.protocol) == (shots, 5, plain.protocol)
+            assert (regular.dataset, regular.pretraining) == (plain.dataset, plain.pretraining)
+            assert regular.pools("test") == ("novel/test",)
+            assert plain.pools("test") == ("novel/test", "base/test")
+    assert packaged()["mini-regular-5shot"].pools("train") == ("base/train",)
+
+
+def test_the_variant_in_the_docs_is_read():
+    docs = Path(__file__).parents[2] / "docs"
+    pages = "".join((docs / name).read_text(encoding="utf-8") for name in ("data.md", "changed-tasks.md"))
+    blocks = re.findall(r"```toml\n(.*?)```", pages, re.S)
+    (own,) = (block for block in blocks if "[tasks.mine-5shot]" in block)
+    (more,) = (block for block in blocks if "[variants." in block)
+    assert [(t.name, t.regular) for t in parse(own + more, "mine.toml")] == [
+        ("mine-5shot", False), ("mine-regular-5shot", True),
+    ]  # fmt: skip
+
+
+def test_chosen_classes_are_nested_and_not_the_first():
+    small, large = chosen_classes(50, 200), chosen_classes(150, 200)
+    assert set(small) < set(large)
+    assert len(set(small)) == 50
+    assert small.tolist() == sorted(small)
+    assert small.tolist() != list(range(50))
+    assert chosen_classes(5, 100).tolist() == [7, 10, 31, 44, 51], "never changes: results rest on it"
+
+
+def dataset_of(folder: Path):
+    return open_dataset(folder / "home" / "data" / "clusters")
+
+
+def test_fewer_base_classes_are_a_view_of_the_data(clusters):
+    whole = dataset_of(clusters)
+    kept = chosen_classes(5, 8)
+    view = some_base_classes(whole, 5)
+    assert (view.fingerprint, view.shape) == (whole.fingerprint, whole.shape)
+    for name in ("base/train", "base/val", "base/test"):
+        pool, cut = whole.pool(name), view.pool(name)
+        chosen = np.isin(pool.labels, kept)
+        assert np.array_equal(cut.images, pool.images[chosen])
+        assert cut.classes == tuple(pool.classes[k] for k in kept)
+        assert [cut.classes[label] for label in cut.labels] == [pool.classes[label] for label in pool.labels[chosen]]
+        assert np.array_equal(cut.starts, np.searchsorted(cut.labels, np.arange(6)))
+        assert view.manifest["pools"][name]["shape"][0] == len(cut)
+        assert view.manifest["pools"][name]["classes"] == list(cut.classes)
+    assert np.array_equal(view.pool("novel/test").images, whole.pool("novel/test").images)
+
+
+def test_images_of_a_view_stay_on_the_disk(glyph_home):
+    whole = open_dataset(glyph_home / "data" / "glyphs")
+    pool, cut = whole.pool("base/test"), some_base_classes(whole, 7).pool("base/test")
+    rows = np.flatnonzero(np.isin(pool.labels, chosen_classes(7, 100)))
+    assert not isinstance(cut.images, np.ndarray)
+    assert (len(cut.images), cut.images.ndim) == (len(rows), 4)
+    at = np.array([3, 0, len(rows) - 1])
+    assert np.array_equal(cut.images[at], pool.images[rows[at]])
+    assert np.array_equal(cut.images[5:9], pool.images[rows[5:9]])
+
+
+@pytest.mark.parametrize(
+    ("count", "message"), [(8, "that is the task without"), (9, "has 8 base classes: a task of 9")]
+)
+def test_too_many_base_classes(clusters, count, message):
+    with pytest.raises(UserError, match=message):
+        some_base_classes(dataset_of(clusters), count)
+
+
+@pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
+def test_a_run_with_fewer_base_classes(clusters, task):
+    """Another pretraining, another base classifier, and queries of the chosen classes alone."""
+    name = f"{clusters / 'clusters.toml'}:{task}"
+    work = api.workspace(clusters / "home", device="cpu")
+    result = api.run("lwof", name, train={"steps": 10}, change={"base-classes": 6, "ways": 4}, work=work)
+    assert result.task == f"{task}+base-classes=6+ways=4"
+    assert (work.home.results / result.task / "lwof.train.steps=10.seed-0.json").exists()
+    assert result.fingerprint == dataset_of(clusters).fingerprint
+    whole, cut = find(name)[0], find(f"{name}+base-classes=6+ways=4")[0]
+    keys = [pretraining_key(t, result.fingerprint, "cosine", 0) for t in (whole, cut)]
+    assert len(set(keys)) == 2
+    assert result.pretraining["key"] == keys[1]
+    bench = PreparedTask(cut, "cosine", 0, work)
+    assert bench.base.weight.shape[0] == bench.base.prototypes.shape[0] == 6
+    batch = bench.loader("test").batch(0, 20)
+    assert batch.labels.max() == 9
+    assert batch.support.hidden.shape == (20, 6)
+    rows = bench.sampler("test").sample(0, 20)
+    queries = rows.query[~rows.query_novel]
+    pool, kept = dataset_of(clusters).pool("base/test"), chosen_classes(6, 8)
+    names = {pool.classes[k] for k in kept}
+    cut_pool = bench.dataset.pool("base/test")
+    assert {cut_pool.classes[cut_pool.labels[q]] for q in queries.tolist()} <= names
+    features = bench.pool("base/test").features[queries]
+    assert np.array_equal(features.numpy(), pool.images[np.isin(pool.labels, kept)][queries.numpy()])
+
+
+def test_changed_ways_shots_and_queries_reach_the_episodes(clusters):
+    name = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    work = api.workspace(clusters / "home", device="cpu")
+    result = api.run("protonet", f"{name}+ways=3", change={"shots": 2, "queries": 4}, work=work)
+    assert result.task == "clusters-5shot+ways=3+shots=2+queries=4"
+    assert (result.episodes.base_queries, result.episodes.novel_queries) == (12, 12)
+    batch = PreparedTask(find(f"{name}+ways=3+shots=2+queries=4")[0], "linear", 0, work).loader("test").batch(0, 5)
+    assert batch.support.features.shape[:2] == (5, 6)
+    assert batch.labels.shape == (5, 24)
+    assert [(batch.labels[0] == label).sum().item() for label in (8, 9, 10)] == [4, 4, 4]
+    plain = api.run("protonet", name, work=work)
+    assert plain.digest != result.digest
+    folder = work.home.results
+    assert {p.name for p in folder.iterdir() if p.is_dir()} == {"clusters-5shot", result.task}
+    assert json.loads((folder / result.task / "protonet.seed-0.json").read_text())["task_hash"] == result.task_hash
+
+
+def test_the_command_line(here, call):
+    """Options and names say the same, and every command takes the name."""
+    task, name = "clusters.toml:clusters-5shot", "clusters-5shot+base-classes=6+ways=3+shots=2+queries=4"
+    options = ["--ways", "3", "--shots", "2", "--queries", "4", "--base-classes", "6", "--device", "cpu"]
+    status, out, err = call("run", "--method", "protonet,imprint", "--task", task, *options, "--dry-run")
+    assert status == 0, err
+    assert f"evaluating protonet on {name}, seed 0" in out
+    status, out, err = call("run", "--method", "protonet,imprint", "--task", task, *options)
+    assert status == 0, err
+    assert f"\n{name}\n" in out
+    assert len(list((here / "home" / "results" / name).glob("*.json"))) == 2
+    whole = task.replace("clusters-5shot", name)
+    status, _, err = call("run", "--method", "protonet", "--task", whole, "--device", "cpu")
+    assert "done already" in err
+    for command in (["table", whole], ["table", "--rank", whole], ["compare", "protonet", "imprint", "--task", whole]):
+        status, out, err = call(*command)
+        assert status == 0, err
+        assert name in out
+    status, out, _ = call("table", "--rank", task)
+    assert f"{name}, a variant of clusters-5shot" in out
+    for arguments, message in (
+        (["--ways", "0"], "ways must be a whole number from 1, not 0"),
+        (["--ways", "ten"], "not a valid integer"),
+        (["--ways", "100"], "need 100 novel classes, novel/test has 7"),
+        (["--shots", "12"], "need 17 images of a novel class (12 shots + 5 queries)"),
+        (["--base-classes", "8"], "that is the task without base-classes"),
+    ):
+        status, out, err = call("run", "--method", "protonet", "--task", task, *arguments, "-q")
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert message in err
+
+
+def test_episodes_that_cannot_be_drawn_cost_no_pretraining(here, call):
+    """With all base classes hidden in training nothing is left for base queries: said before anything is trained."""
+    shared = ("--task", "clusters.toml:clusters-shared-5shot", "--base-classes", "5", "--queries", "1")
+    for options in (("--dry-run",), ()):
+        status, out, err = call("run", "--method", "lwof", *shared, "--device", "cpu", "-q", *options)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert "need 5 base queries, " in err
+    assert not (here / "home" / "pretrained").exists()
+    assert call("run", "--method", "protonet", *shared, "--device", "cpu", "-q")[0] == 0, "draws no such episodes"
+    # Where the data are not made yet, their published counts tell.
+    options = ("--task", "glyphs-shared-5shot", "--base-classes", "5", "--queries", "1", "--dry-run")
+    status, _, err = call("run", "--method", "lwof", *options)
+    assert status == 2
+    assert "need 5 base queries, base/train has 0 images for them" in err
+    assert call("run", "--method", "protonet", *options)[0] == 0
+
+
+def test_a_plan_refuses_what_cannot_be_drawn(call):
+    """Nothing is prepared: what is known is how many classes and images the data set will have."""
+    for arguments, message in (
+        (["--ways", "99999999999999999999"], "ways must be 1,000,000 at most"),
+        (["--ways", "1000"], "need 1,000 novel classes, novel/test has"),
+        (
+            ["--queries", "1000"],
+            "need 1,005 images of a novel class (5 shots + 1,000 queries), class number 0 of novel/test has 60",
+        ),
+        (["--base-classes", "1000"], "a task of 1000 cannot be made of it"),
+    ):
+        status, out, err = call("run", "--method", "imprint", "--task", "glyphs-5shot", "--dry-run", *arguments)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert message in err
+
+
+def test_classes_of_unequal_size_keep_their_images(tmp_path):
+    """Each row of a view is an image of the class that it is labelled with."""
+    sizes, folder = [5, 9, 7, 12, 6], tmp_path / "uneven"
+    folder.mkdir()
+    for pool in ("base-train", "base-val", "base-test", "novel-train", "novel-val", "novel-test"):
+        labels = np.repeat(np.arange(5) if pool.startswith("base") else np.arange(5) + 10 * len(pool), sizes)
+        features = np.c_[labels, np.arange(len(labels))].astype(np.float32)  # says which class and image it is
+        np.savez(folder / f"{pool}.npz", features=features, labels=labels)
+    whole = prepare(Home.locate(tmp_path / "home"), "uneven", folder, False, Reporter(), allow_partial=True)
+    kept = chosen_classes(3, 5)
+    pool = some_base_classes(whole, 3).pool("base/test")
+    assert [pool.images[a, 0] for a in pool.starts[:-1]] == kept.tolist()
+    assert np.array_equal(pool.images[:, 0], kept[pool.labels])
+    assert np.diff(pool.starts).tolist() == [sizes[k] for k in kept]
+    assert len(np.unique(pool.images[:, 1])) == len(pool) == sum(sizes[k] for k in kept)
+
+
+def test_the_backbone_is_trained_on_the_chosen_classes_alone(glyph_home):
+    """From images: the view goes through pretraining and features like a data set of its own."""
+    (task,) = find(f"{glyph_home.parent / 'few.toml'}:few-1shot+base-classes=10")
+    bench = PreparedTask(task, "linear", 0, api.workspace(glyph_home, device="cpu"))
+    assert bench.pretrained.head.weight.shape[0] == 10
+    assert "+base-classes=10" in bench.pretrained.key
+    features = bench.pool("base/test").features
+    whole = open_dataset(glyph_home / "data" / "glyphs").pool("base/test")
+    images = np.array(whole.images[np.isin(whole.labels, chosen_classes(10, 100))])
+    assert len(features) == len(images)
+    rows = slice(len(images) - 40, None)
+    with torch.inference_mode():
+        by_hand = bench.pretrained.network(bench.pretrained.normalise(torch.from_numpy(images[rows])))
+    torch.testing.assert_close(features[rows], by_hand, rtol=1e-3, atol=1e-3)
