@@ -182,7 +182,7 @@ def test_commands_that_pages_name_exist():
 
 
 def test_links_of_pages_lead_somewhere_in_the_repository_too():
-    for page in PAGES:
+    for page in [*PAGES, *ROOT.glob("*.md")]:
         for link in re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
             target = page.parent / link
             assert target.exists(), f"{page.name}: {link}"
@@ -227,7 +227,7 @@ def test_the_citation_is_of_this_version():
 def test_workflows_run_what_there_is():
     yaml = pytest.importorskip("yaml", reason="PyYAML, which comes with the extra docs, reads it")
     files = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-    assert [file.name for file in files] == ["manual.yml", "results.yml"]
+    assert [file.name for file in files] == ["manual.yml", "results.yml", "tests.yml"]
     for file in files:
         told = yaml.safe_load(file.read_text(encoding="utf-8"))
         assert told[True], "what starts it; YAML reads `on` as a truth value"

@@ -121,7 +121,7 @@ def test_the_architecture_page_maps_the_rooms_in_their_order_and_names_files_tha
             assert (PACKAGE / room_name / f"{name}.py").exists(), f"{room_name}/{name}"
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "BENCHMARKS.md", *sorted((ROOT / "docs").glob("*.md"))],
+@pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))],
                          ids=lambda p: p.name)  # fmt: skip
 def test_no_document_names_a_module_that_is_not_there(path):
     text = path.read_text()
