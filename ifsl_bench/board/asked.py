@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_board, telling
 from ifsl_bench.board.looks import method_of
-from ifsl_bench.board.measured import EVERY, PAPER, Row
+from ifsl_bench.board.measured import EVERY, FILE, PAPER, Row
 from ifsl_bench.board.result_file import read
 from ifsl_bench.board.result_folder import LEFT_OUT
 from ifsl_bench.common.errors import UserError, unknown
@@ -107,5 +107,5 @@ def pair_of(a: str, b: str, task: str | None, folders: Home) -> tuple[Row, Row, 
         if not os.path.exists(name):
             raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
     results = [read(Path(name)) for name in (a, b)]
-    first, second = (Row(f"{one.label}.seed-{one.seed}", "file", (one,)) for one in results)
+    first, second = (Row(f"{one.label}.seed-{one.seed}", FILE, (one,)) for one in results)
     return first, second, ()

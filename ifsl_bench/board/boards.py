@@ -87,28 +87,29 @@ class Board:
 
     def usual(self, labels: Collection[str]) -> Board:
         """Without the stored rows that differ from these labels' in how options were chosen, tuned ones beside those as
-        published; and without those whose options somebody has changed. The rows of these labels stay."""
+        published; and without those whose options somebody has changed. The rows of these labels stay. Where no stored
+        row was tuned as they were, those as published stay too."""
         mine = {row.setting for row in self.rows if row.label in labels} - {EVERY} or {PAPER}
+        plain = [row for row in self.rows if row.origin == STORED and not row.has_options]
+        alike = any(row.setting in mine for row in plain)
+        shown = {*mine, EVERY, *(() if alike else (PAPER,))}
 
         def stays(row: Row) -> bool:
-            usual = not row.has_options and row.setting in {*mine, EVERY}
-            return row.origin != STORED or row.label in labels or usual
+            return row.origin != STORED or row.label in labels or (not row.has_options and row.setting in shown)
 
-        rows = [row for row in self.rows if stays(row)]
-        if not (others := len(self.rows) - len(rows)):
-            return self
-        out = [row for row in self.rows if not stays(row)]
-        kinds = Counter("with other options" if row.has_options else "as published" if row.setting == PAPER else "tuned"
-                        for row in out)  # fmt: skip
-        rest = "1 more stored row" if others == 1 else f"{others} more stored rows"
-        known = [kind for kind in ("as published", "tuned", "with other options") if kinds[kind]]
-        said = ", ".join(f"{kinds[kind]} {kind}" for kind in known)
-        remarks = [f"`ifsl-bench table {self.name}` has {rest} ({said})"]
-        if PAPER not in mine and not any(row.origin == STORED and row.setting in mine for row in rows):
-            like = sorted({row.setting for row in out if not row.has_options} - {EVERY}, key=lambda one: one != PAPER)
-            said = " or ".join("as published" if one == PAPER else one for one in like)
-            remarks.append(f"no stored row was tuned as yours was ({', '.join(sorted(mine))}); stored rows are {said}")
-        return replace(self, rows=tuple(rows), remarks=(*self.remarks, *remarks))
+        remarks = []
+        if not alike and PAPER in {row.setting for row in plain}:
+            remarks.append(f"No stored row was tuned as yours was ({', '.join(sorted(mine))}): those as published are "
+                           "shown beside it, and ranked apart")  # fmt: skip
+        if out := [row for row in self.rows if not stays(row)]:
+            kinds = Counter("with other options" if row.has_options else "as published" if row.setting == PAPER
+                            else "tuned" for row in out)  # fmt: skip
+            known = [kind for kind in ("as published", "tuned", "with other options") if kinds[kind]]
+            rest = "1 more stored row" if len(out) == 1 else f"{len(out)} more stored rows"
+            said = ", ".join(f"{kinds[kind]} {kind}" for kind in known)
+            remarks.append(f"`ifsl-bench table {self.name}` has {rest} ({said})")
+        rows = tuple(row for row in self.rows if stays(row))
+        return replace(self, rows=rows, remarks=(*self.remarks, *remarks))
 
     def row(self, label: str) -> Row | None:
         """The row of that label: yours if there is one, else the stored one; "lr (stored)" is the stored one."""

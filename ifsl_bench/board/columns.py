@@ -182,7 +182,7 @@ def _to_best_fields(entry: Entry) -> dict[str, float | None]:
 
 
 def _printed(entry: Entry) -> dict[str, float | str | None]:
-    return {"plus_minus_as_printed": entry.printed, "note": entry.note or None} if entry.kind == "published" else {}
+    return {"plus_minus_as_printed": entry.printed, "note": entry.note or None}
 
 
 TASK: Column[Entry] = Column(fields=lambda entry: {"task": entry.task.name})

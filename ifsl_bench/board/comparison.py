@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.board.measured import PARTIAL, Row, having, holding_choices, mismatch, variance
+from ifsl_bench.board.measured import FILE, PARTIAL, Row, having, holding_choices, mismatch, variance
 from ifsl_bench.board.over_classes import OverClasses, over_classes
 from ifsl_bench.board.rank_intervals import LEVEL, Difference
 from ifsl_bench.board.ranking import Ranking, setting_of
@@ -23,6 +23,7 @@ class Comparison:
     """A - B on the same episodes.
 
     Attributes:
+        a, b: the labels and whose rows they are, as in "lr (stored)".
         episodes: metric -> paired difference over episodes, holding the trained models fixed.
         seeds: the seeds both have.
         by_seed: metric -> mean difference of each common seed, [len(seeds)].
@@ -57,12 +58,12 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
     """Paired comparison over episodes, and over the seeds that both rows have.
 
     Args:
-        among: all comparable rows of the task, which say how much rows vary over seeds, and whether a label is enough.
+        among: all comparable rows of the task, which say how much rows vary over seeds.
 
     Raises:
         UserError: the two were not measured on the same episodes; says why.
     """
-    first, second = (_called(row, (a, b, *among)) for row in (a, b))
+    first, second = _called(a), _called(b)
     if reason := mismatch(a.results[0], b.results[0]):
         raise UserError(f"{first!r} and {second!r} cannot be compared: {reason}")
     common = tuple(s for s in a.seeds if s in b.seeds)
@@ -100,7 +101,7 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         effects = dict(zip(ours, by_class.effects.tolist(), strict=True))
     notes += [f"{note[0].lower()}{note[1:-1]}" for note in solve_notes({first: a.solves, second: b.solves})]
     notes += [
-        f"there is also {_called(other, among)!r}, with {seeds_in_words(other.seeds)}"
+        f"there is also {_called(other)!r}, with {seeds_in_words(other.seeds)}"
         for other in among
         if other.label in (a.label, b.label) and all(other is not one for one in (a, b))
     ]
@@ -128,10 +129,9 @@ def overall(a: Row, b: Row, among: Sequence[Row], metric: str) -> Difference:
     return Ranking(having(among, metric), metric, setting_of(a, b)).of(a, b).difference(a, b, common)
 
 
-def _called(row: Row, among: Sequence[Row]) -> str:
-    """A row's label, and its origin where another one has the same label."""
-    shared = any(other.label == row.label and other is not row for other in among)
-    return f"{row.label} ({row.origin})" if shared else row.label
+def _called(row: Row) -> str:
+    """A row's label and whose it is, as commands take both; of a file the label alone, which names it."""
+    return row.label if row.origin == FILE else f"{row.label} ({row.origin})"
 
 
 def _over_classes(a: Row, differences: np.ndarray, choices: np.ndarray) -> OverClasses | str:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ifsl_bench.common.errors import Lacking, one_line
-from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
+from ifsl_bench.protocol.metrics import BALANCE, COUNTS, METRICS, MORE_COUNTS
 
 if TYPE_CHECKING:
     import pandas
 
+EPISODE = ("task", "method", "seed", "episode", "base_queries", "novel_queries", *COUNTS, *MORE_COUNTS, "acc")  # columns
 INSTALL = 'pip install "ifsl_bench[pandas]"'
 NULLABLE = {bool: "boolean", int: "Int64"}  # pandas's usual types would turn these into objects and floats
 
 
-def data_frame(records: Sequence[dict[str, Any]]) -> pandas.DataFrame:
-    """A column for each name that a record has, in the order of their first appearance.
+def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> pandas.DataFrame:
+    """A column for each of ``names`` and for each name that a record has, in the order of their first appearance.
 
-    Where a record lacks a whole number or a truth value, its column has one of pandas's nullable types.
+    Where a record lacks a whole number or a truth value, its column has one of pandas's nullable types; what all
+    records lack is NaN.
 
     Raises:
         Lacking: pandas is not installed, or does not fit the NumPy that is.
@@ -37,11 +39,13 @@ def data_frame(records: Sequence[dict[str, Any]]) -> pandas.DataFrame:
             f"to_pandas(): pandas is installed but cannot be imported ({type(error).__name__}: {error}); "
             f"to install it again: {INSTALL} --force-reinstall"
         ) from error
-    names = dict.fromkeys(name for one in records for name in one)
+    names = dict.fromkeys([*names, *(name for one in records for name in one)])
     columns = {name: [one.get(name) for one in records] for name in names}
     frame = pandas.DataFrame(columns)
     for name, values in columns.items():
         kinds = set(map(type, values)) - {type(None)}
+        if not kinds:
+            frame[name] = np.full(len(values), np.nan)
         if None in values and len(kinds) == 1 and (kind := NULLABLE.get(kinds.pop())):
             with suppress(OverflowError):  # a number from a stranger's file
                 frame[name] = pandas.array(values, dtype=kind)
@@ -56,39 +60,50 @@ def line(result: Any) -> str:
 
 
 def facts(result: Any) -> dict[str, Any]:
-    """A result as a row: what it is of, each metric and its interval in percent, seconds, and where it was made."""
-    summary: dict[str, float] = {}
-    for name, value in result.summary.items():
-        summary |= {name: value["mean"], f"{name}_interval": value["interval"]}
-    return {
-        "task": result.task,
-        "method": result.label,
-        "seed": result.seed,
-        "setting": result.setting,
-        "episodes": len(result.episodes),
-        **summary,
-        "training_seconds": result.cost.get("training_seconds"),
-        "evaluation_seconds": result.cost.get("evaluation_seconds"),
-        "digest": result.digest,
-        "backbone": result.pretraining.get("key"),
-        "device": result.provenance.get("device"),
-        "version": result.provenance.get("version"),
-        "commit": result.provenance.get("commit"),
-        "time": result.provenance.get("time"),
-    }
+    """A result as a row: what it is of, each metric and its interval in percent, seconds, and where it was made.
+
+    Every result has all of :data:`FACTS`; a metric that it lacks is None.
+    """
+    return {name: value(result) for name, value in FACTS.items()}
+
+
+def _metric(name: str, part: str) -> Callable[[Any], float | None]:
+    return lambda result: result.summary.get(name, {}).get(part)
+
+
+FACTS: dict[str, Callable[[Any], Any]] = {
+    "task": lambda result: result.task,
+    "method": lambda result: result.label,
+    "seed": lambda result: result.seed,
+    "setting": lambda result: result.setting,
+    "episodes": lambda result: len(result.episodes),
+    **{
+        f"{name}{end}": _metric(name, part)
+        for name in (*METRICS, *BALANCE)
+        for part, end in (("mean", ""), ("interval", "_interval"))
+    },
+    "training_seconds": lambda result: result.cost.get("training_seconds"),
+    "evaluation_seconds": lambda result: result.cost.get("evaluation_seconds"),
+    "digest": lambda result: result.digest,
+    "backbone": lambda result: result.pretraining.get("key"),
+    "device": lambda result: result.provenance.get("device"),
+    "version": lambda result: result.provenance.get("version"),
+    "commit": lambda result: result.provenance.get("commit"),
+    "time": lambda result: result.provenance.get("time"),
+}
 
 
 def episodes(result: Any) -> pandas.DataFrame:
     """A row for each episode: its number, counts of right queries, and ``acc``, percent of all queries.
 
     ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the classes
-    of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation.
+    of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation. What the result lacks is NaN.
     """
     counts = result.counts()
-    columns = {n: getattr(counts, n) for n in (*COUNTS, *MORE_COUNTS) if getattr(counts, n, None) is not None}
     count = len(counts)
     fixed = {"task": result.task, "method": result.label, "seed": result.seed, "episode": np.arange(count)}
     queries = {"base_queries": counts.base_queries, "novel_queries": counts.novel_queries}
+    columns = {n: np.nan if getattr(counts, n) is None else getattr(counts, n) for n in (*COUNTS, *MORE_COUNTS)}
     acc = counts.per_episode()["acc"]
     frame = data_frame([{"episode": 0}])  # says what is missing where pandas is
     whole = {k: np.broadcast_to(v, count) for k, v in {**fixed, **queries, **columns, "acc": acc}.items()}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
-from ifsl_bench.board.data_frames import data_frame, episodes, facts, line
+from ifsl_bench.board.data_frames import EPISODE, FACTS, data_frame, episodes, facts, line
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.table import Table
@@ -107,14 +107,14 @@ class Results(Sequence["Result"]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """A row for each result, see :func:`facts`; raises an error without pandas."""
-        return data_frame([facts(result) for result in self])
+        return data_frame([facts(result) for result in self], FACTS)
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
         """A row for each episode of each result: ``task``, ``method``, ``seed``, ``episode`` and the counts of right
         queries, see :func:`episodes`; raises an error without pandas."""
         frames = [episodes(result) for result in self]
         if not frames:
-            return data_frame([])
+            return data_frame([], EPISODE)
         import pandas
 
         return pandas.concat(frames, ignore_index=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
 
 OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", "seeds", "source")  # headings
+SHARED = "Rows of other seeds stand where their difference to the best row, on the seeds that both have, puts them."
 RULE = (
     "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
     "rows that are significantly better, to the number of rows minus those that are significantly worse. Differences "
@@ -33,6 +35,9 @@ RULE = (
 def task_table(board: Board, full: bool = False) -> Table[Entry]:
     """The table of one task: measured and published rows by accuracy, then rows that are not comparable.
 
+    Measured rows are placed as :meth:`ifsl_bench.board.ranking.Ranking.level` has it, by what they differ in on the
+    seeds that they share.
+
     Args:
         full: also the joint and alone accuracies of base and novel classes.
 
@@ -44,11 +49,15 @@ def task_table(board: Board, full: bool = False) -> Table[Entry]:
 
     def order(entry: Entry) -> tuple[int, float]:
         apart = entry.kind == "measured" and not entry.comparable
-        return (1, 0.0) if apart else (0, -entry.values["acc"].mean)
+        mean = entry.values["acc"].mean
+        return (1, 0.0) if apart else (0, -(board.ranking.level(entry.measured) if entry.measured else mean))
 
     entries = sorted(entries_of(board), key=order)
     known = _known(entries)
     notes = _notes(board, known)
+    means = [entry.values["acc"].mean for entry in entries if entry.comparable]
+    if any(above < below for above, below in itertools.pairwise(means)):
+        notes.append(SHARED)
     return Table(task_columns(board.task, full, False, known), entries, board.name, notes, mine=_mine, whole=full)
 
 

@@ -19,7 +19,7 @@ from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, estimate, harmonic
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
-STORED = "stored"  # the origin of rows that come with the package
+STORED, FILE = "stored", "file"  # origins: rows that come with the package, and a result file by itself
 PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
 
 
@@ -28,7 +28,8 @@ class Row:
     """One method on one task, over its seeds.
 
     Attributes:
-        origin: "stored" for the leaderboard that comes with the package, "yours" for the results folder.
+        origin: "stored" for the leaderboard that comes with the package, "yours" for the results folder, "file" for a
+            result file that was named.
         results: by seed, ascending.
     """
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.comparison import p_value
-from ifsl_bench.board.measured import PARTIAL, Row, holding_choices
+from ifsl_bench.board.measured import PAPER, PARTIAL, Row, holding_choices
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.solves import solve_notes
@@ -152,10 +152,11 @@ def standing(board: Board, label: str) -> list[str]:
     best = next((other.row for other in others if not other.provisional), others[0].row)
     away = [other.row for other in others if other.row.label != label]
     nearest = min(away, key=lambda row: abs(ranking.of(mine, row).difference(mine, row).mean), default=best)
+    kin = "" if board.setting == PAPER else f" of those ranked with it ({board.setting})"
     found = (
-        [("best other row, the nearest", best)]
+        [(f"best other row{kin}, the nearest", best)]
         if nearest is best
-        else [("best other row", best), ("nearest row", nearest)]
+        else [(f"best other row{kin}", best), (f"nearest row{kin}", nearest)]
     )
     said = [f"{label}: {rank}", *(f"  against the {what}, {_difference(ranking, mine, row)}" for what, row in found)]
     said += [_again(ranking, mine, other.row) for other in others if other.row.label == label and other.row is not best]
@@ -177,11 +178,16 @@ def _paired(ranking: Ranking, mine: Row, other: Row) -> tuple[Difference, tuple[
 
 
 def _difference(ranking: Ranking, mine: Row, other: Row) -> str:
-    """Of a row to another, with its interval and what that is over."""
+    """Of a row to another, with both numbers on the seeds that this is over where they are not those of a table."""
     gap, common = _paired(ranking, mine, other)
-    seeds = seeds_in_words(common) if common else "no seed in common"
+    ours, theirs = ranking.of(mine, other).means(mine, other)
+    level = f"{theirs:.2f} on {seeds_in_words(common or other.seeds)}"
+    if common and set(common) != set(mine.seeds):
+        level += f", where {mine.label} has {ours:.2f}"
     over = "over episodes alone, of these trained models" if gap.models_fixed else "over episodes and seeds"
+    if not common:
+        over += "; the two have no seed in common"
     return (
-        f"{other.label} ({other.origin}): {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value(gap.p)}, "
-        f"{over} ({seeds})"
+        f"{other.label} ({other.origin}) with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, "
+        f"p {p_value(gap.p)}, {over}"
     )

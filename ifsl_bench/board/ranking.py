@@ -102,11 +102,29 @@ class Ranking:
                 each row averaged over its own seeds.
         """
         over = self.common(a, b) if seeds is None else seeds
-        x, y = (row.by_seed(self.metric, over) for row in (a, b))
-        if not len(x) or not len(y):
-            x, y = (row.by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
+        x, y = self._pair(a, b, over)
         choices = variance(a.choices(self.metric, over or None) - b.choices(self.metric, over or None))
         return difference(x, y, self._prior(a, b), int(not a.fixed) + int(not b.fixed), choices)
+
+    def level(self, row: Row) -> float:
+        """The best row's mean plus the difference to it: what rows are placed by."""
+        ranking = self.of(row)
+        best = float(ranking.best.by_seed(self.metric).mean())
+        mine, theirs = ranking.means(row, ranking.best)
+        return best if row is ranking.best else best + mine - theirs
+
+    def means(self, a: Row, b: Row) -> tuple[float, float]:
+        """What two rows have on the seeds that they are compared on; each on its own, where none are common."""
+        x, y = self._pair(a, b, self.common(a, b))
+        return float(x.mean()), float(y.mean())
+
+    def _pair(self, a: Row, b: Row, over: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The metric of both by seed and episode, [seeds, n]; of the mean of each over its own seeds without any."""
+        x, y = (row.by_seed(self.metric, over) for row in (a, b))
+        if len(x) and len(y):
+            return x, y
+        x, y = (row.by_seed(self.metric).mean(0, keepdims=True) for row in (a, b))
+        return x, y
 
     def of(self, *rows: Row) -> Ranking:
         """The ranking that these rows are in: this one, or the one apart where all of them are there."""
@@ -150,11 +168,11 @@ class Ranking:
         elif self._is_guest(row):
             *_, ranks = self._intervals([*self.family, row], self.common(row, row))
             among = len(self.family) + 1
-        level, reason = float(self.best.by_seed(self.metric).mean()), self._reason(row)
+        level, reason = self.level(row), self._reason(row)
         if row is self.best:
             return Ranked(row, ranks, among, reason, None, len(self.seeds) or len(row.seeds), level)
         gap = self.difference(row, self.best)
-        return Ranked(row, ranks, among, reason, gap, len(self.common(row, self.best)), level + gap.mean)
+        return Ranked(row, ranks, among, reason, gap, len(self.common(row, self.best)), level)
 
     def _is_guest(self, row: Row) -> bool:
         """Whether a row is ranked with the family without being of it: a user's where the family is of stored rows."""

@@ -21,6 +21,7 @@ from ifsl_bench.common.wording import seeds_in_words, spelled
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.metrics import Estimate, Paired
 
+NO_ESTIMATE = Estimate(math.nan, math.nan)
 TRIED = "tried, best first"
 PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
 PERCENT = "In percent; intervals are over episodes, trained models held fixed."
@@ -162,18 +163,17 @@ def comparison_table(found: Comparison) -> Table[str]:
 
     def record(name: str) -> dict[str, Any]:
         over, seeds, both = found.episodes[name], found.by_seed_interval[name], found.overall[name]
-        said: dict[str, Any] = {
+        classes = found.over_classes.get(name, NO_ESTIMATE).interval
+        return {
             "difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6), "p": over.p,
             "difference_of_seeds": rounded(seeds.mean, 6), "interval_of_seeds": rounded(seeds.interval, 6),
+            "interval_overall": rounded(both.interval, 6) if several else None,
+            "p_overall": both.p if several else None,
+            "interval_of_classes": rounded(classes, 6), "sd_of_classes": rounded(found.effects.get(name, math.nan), 6),
+            "classes": found.classes or None,
+            "each_seed": [round(float(value), 6) for value in found.by_seed[name]], "seeds": list(found.seeds),
+            "partial_data": found.partial, "a": found.a, "b": found.b,
         }  # fmt: skip
-        if several:
-            said |= {"interval_overall": rounded(both.interval, 6), "p_overall": both.p}
-        if found.classes:
-            of_classes, effect = found.over_classes[name].interval, found.effects[name]
-            said |= {"interval_of_classes": rounded(of_classes, 6), "sd_of_classes": rounded(effect, 6)}
-            said["classes"] = found.classes
-        each = [round(float(value), 6) for value in found.by_seed[name]]
-        return said | {"each_seed": each, "seeds": list(found.seeds), "partial_data": found.partial}
 
     def main(name: str) -> Difference | Paired:
         return found.overall[name] if several else found.episodes[name]

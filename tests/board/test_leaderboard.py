@@ -22,8 +22,9 @@ from ifsl_bench.board.boards import load_board, load_variants
 from ifsl_bench.board.comparison import compare, p_value, verdict
 from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.latex import escaped, paper_tables
-from ifsl_bench.board.leaderboard import leaderboard, overview
+from ifsl_bench.board.leaderboard import SHARED, leaderboard, overview, task_table
 from ifsl_bench.board.measured import Row
+from ifsl_bench.board.notes import standing
 from ifsl_bench.board.published import published
 from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.board.ranking import Ranking, _most_common
@@ -80,13 +81,13 @@ def test_a_comparison_says_what_its_interval_says():
             a, b = row("a", [15, 15.4, 14.9][:seeds], noise=noise), row("b", [14.9, 15, 14.5][:seeds], noise=20 + noise)
             found = compare(a, b)
             gap = found.overall["acc"] if seeds == 3 else found.episodes["acc"]
-            ahead, behind = ("a", "b") if gap.mean > 0 else ("b", "a")
+            ahead, behind = ("a (yours)", "b (yours)") if gap.mean > 0 else ("b (yours)", "a (yours)")
             said = (f"{ahead} has a significantly higher Acc. than {behind}" if abs(gap.mean) > gap.interval
-                    else "Acc. does not tell a and b apart")  # fmt: skip
+                    else "Acc. does not tell a (yours) and b (yours) apart")  # fmt: skip
             assert verdict(found).startswith(f"{said} (p {p_value(gap.p)}")
             assert verdict(found).endswith("over episodes and 3 seeds)." if seeds == 3 else
                                            "a claim about methods needs --seeds 3 or more.")  # fmt: skip
-    assert verdict(compare(a, a)) == "a and a have the same accuracy in every episode."
+    assert verdict(compare(a, a)) == "a (yours) and a (yours) have the same accuracy in every episode."
 
 
 def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch):
@@ -100,11 +101,11 @@ def test_a_row_asked_for_by_its_file_is_told_by_its_label(tmp_path, monkeypatch)
         row_of(board, "my.py:Other")
 
 
-def test_a_comparison_says_whose_row_it_is_where_two_have_its_label():
+def test_a_comparison_says_whose_rows_it_is_of():
     other = row("b", [14.0] * 3, noise=2)
     stored, mine = replace(row("a", [15.0] * 3, noise=1), origin="stored"), row("a", [15.0], noise=1)
     found = compare(mine, other, [stored, mine, other])
-    assert (found.a, found.b) == ("a (yours)", "b")
+    assert (found.a, found.b) == ("a (yours)", "b (yours)")
     assert "there is also 'a (stored)', with seeds 0, 1, 2" in found.notes
     assert "a (yours)" in verdict(found)
     both = compare(mine, stored, [stored, mine, other])
@@ -115,7 +116,7 @@ def test_a_comparison_says_whose_row_it_is_where_two_have_its_label():
         "there is also 'a (stored)', with seeds 0, 1, 2"
     ], "once"
     assert any(note.startswith("a (yours) has seed 0, a (stored) has seeds 0, 1, 2") for note in both.notes)
-    assert compare(stored, other, [stored, other]).a == "a"
+    assert compare(stored, other, [stored, other]).a == "a (stored)"
 
 
 def test_overall_is_over_episodes_and_seeds_together():
@@ -559,7 +560,7 @@ def test_a_row_whose_training_met_saddles_says_so(stored_rows):
     for text in texts:
         assert text.count(said) == 1
         assert text.count("at a saddle") == 1
-    assert any("a in 3 of 16,000" in note for note in compare(*board.rows[:2]).notes)
+    assert any("a (yours) in 3 of 16,000" in note for note in compare(*board.rows[:2]).notes)
     assert "a in 3 of 16,000" in row_table(board.row("a")).notes[-1]
 
 
@@ -730,11 +731,37 @@ def test_a_run_shows_the_stored_rows_without_options_and_its_own(tmp_path):
     assert board.usual([]).labels == whole.labels - varied
     tuned = {row.label for row in whole.usual(["lr@tuned-12"]).rows}
     assert tuned == {label for label in varied if "@" in label} | {"imprint", "protonet"}  # nothing to tune in these
-    mine = replace(whole, rows=(*whole.rows, row("x@tuned-4", [15.0], setting="tuned-4")))
-    *_, counts, none_alike = mine.usual(["x@tuned-4"]).remarks
-    published = sum(one.setting == "paper" and not one.has_options for one in whole.rows)
-    assert f"({published} as published, {tuned_ones} tuned, " in counts
-    assert none_alike == "no stored row was tuned as yours was (tuned-4); stored rows are as published or tuned-12"
+    tuned_4 = row("x@tuned-4", [15.0], n=2000, setting="tuned-4")
+    mine = replace(whole, rows=(*whole.rows, tuned_4), compared=(*whole.rows, tuned_4))
+    beside = mine.usual(["x@tuned-4"])
+    *_, none_alike, counts = beside.remarks
+    assert beside.labels == whole.labels - varied | {"x@tuned-4"}, "those as published are its context"
+    assert f"has {len(varied)} more stored rows ({tuned_ones} tuned, " in counts
+    assert none_alike == (
+        "No stored row was tuned as yours was (tuned-4): those as published are shown beside it, and ranked apart"
+    )
+    said = standing(mine.in_setting("tuned-4"), "x@tuned-4")
+    assert said[1].startswith("  against the best other row of those ranked with it (tuned-4), ")
+
+
+def test_a_row_of_one_seed_stands_where_its_differences_on_that_seed_put_it(tmp_path, monkeypatch):
+    """Seeds move all rows: mine beats what it is compared with on its seed, and has less than that row over all."""
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    best, other = (replace(row(label, means, noise=9), origin="stored")
+                   for label, means in (("best", [18, 20, 22]), ("other", [12, 14, 16])))  # fmt: skip
+    mine = row("mine", [13], noise=9)
+    made = replace(load_board(packaged()["mini-5shot"], tmp_path), rows=(best, other, mine),
+                   compared=(best, other, mine), papers=())  # fmt: skip
+    table = task_table(made)
+    assert [entry.label for entry in table.rows] == ["best", "mine", "other"]
+    assert SHARED in table.notes
+    assert accuracies(mine).mean() < accuracies(other).mean()
+    here, there = accuracies(mine, 1).mean(), accuracies(other, 1).mean()
+    assert f"other (stored) with {there:.2f} on seed 0: {here - there:+.2f} ± " in standing(made, "mine")[2]
+    said = " ".join(standing(made, "other"))
+    assert f"mine (yours) with {here:.2f} on seed 0, where other has {there:.2f}: {there - here:+.2f} ± " in said
+    alike = replace(made, rows=(best, other), compared=(best, other))
+    assert SHARED not in task_table(alike).notes
 
 
 def test_tuned_rows_are_compared_with_what_tuned_rows_say_of_seeds(stored_rows, call):

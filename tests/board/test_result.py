@@ -191,7 +191,7 @@ def test_compare_shows_what_it_knows_of_classes(tmp_path, call):
         assert not status
         rows = json.loads(call("compare", *paths, "--format", "json")[1])
         assert ("over classes" in text.split("\n\n")[1]) == (kind == "new")
-        assert ("interval_of_classes" in rows[0]) == (kind == "new")
+        assert (rows[0]["interval_of_classes"] is not None) == (kind == "new")
         assert text.count("no interval over classes") == (kind != "new")
         if kind == "few":
             assert re.search(r"50 episodes with \d+ novel classes do not tell the classes apart", text)
@@ -324,10 +324,10 @@ def test_standing_ranks_and_compares(tmp_path, monkeypatch):
         p = 2 * stats.t.sf(abs(d.mean()) / gap.error, gap.degrees)
         shown = "< 1e-15" if p < 1e-15 else f"= {p:.2g}"
         assert line == (
-            f"  against the {title}, {label} (yours): {d.mean():+.2f} ± {gap.interval:.2f} points, p {shown}, "
-            "over episodes and seeds (seeds 0, 1, 2)"
+            f"  against the {title}, {label} (yours) with {np.mean(other):.2f} on seeds 0, 1, 2: {d.mean():+.2f} ± "
+            f"{gap.interval:.2f} points, p {shown}, over episodes and seeds"
         )
-    assert standing(made, "a")[1].startswith("  against the best other row, the nearest, d (yours): +")
+    assert standing(made, "a")[1].startswith("  against the best other row, the nearest, d (yours) with ")
 
 
 def test_standing_of_one_seed_says_that_models_are_held_fixed(tmp_path, monkeypatch):
@@ -337,9 +337,10 @@ def test_standing_of_one_seed_says_that_models_are_held_fixed(tmp_path, monkeypa
     assert lines[0] == "b: provisional (1 seed)"
     d = np.subtract(*(found.counts().per_episode()["acc"] for found in (made.row("b").results[0], rows[1])))
     half = stats.t.ppf(0.975, 49) * stats.sem(d)
-    assert f"a (yours): {d.mean():+.2f} ± {half:.2f} points" in lines[1]
-    assert lines[1].endswith("over episodes alone, of these trained models (seed 1)")
-    assert lines[2].endswith("over episodes alone, of these trained models (no seed in common)")
+    level = rows[1].summary["acc"]["mean"]
+    assert f"a (yours) with {level:.2f} on seed 1: {d.mean():+.2f} ± {half:.2f} points" in lines[1]
+    assert lines[1].endswith("over episodes alone, of these trained models")
+    assert lines[2].endswith("over episodes alone, of these trained models; the two have no seed in common")
     assert standing(made, "a")[0] == "a: rank 1 of 1"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -16,6 +17,7 @@ from ifsl_bench import UserError
 from ifsl_bench.board.data_frames import data_frame
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.errors import Lacking
+from ifsl_bench.common.files import Home
 
 TASK = "glyphs-5shot"
 HOSTILE = "<script>alert(1)</script>"
@@ -76,6 +78,49 @@ def test_rows_and_episodes_are_those_of_the_files(pandas):
         one = ifsl_bench.load(path)
         assert one.to_pandas().iloc[0]["acc"] == summary["acc"]
         assert len(one.episodes_to_pandas()) == 2000
+
+
+@pytest.fixture
+def one_seed_of_mine(empty_home):
+    """The user's own lr, as the tutorial's command stores it: one seed, beside the five stored ones."""
+    folder = Home.locate().results / TASK
+    folder.mkdir(parents=True)
+    shutil.copy(packaged_root() / TASK / "lr.seed-0.json", folder)
+
+
+def test_a_comparison_says_whose_rows_it_took_and_has_the_same_columns_with_one_seed(one_seed_of_mine, call, pandas):
+    stored, mine = (ifsl_bench.compare("lr+a", b, TASK) for b in ("lr (stored)", "lr"))
+    assert repr(stored).startswith("A = lr+a (stored), B = lr (stored), task")
+    assert repr(mine).startswith("A = lr+a (stored), B = lr (yours), task")
+    assert call("compare", "lr+a", "lr", "--task", TASK)[1].startswith("A = lr+a (stored), B = lr (yours), task")
+    five, one = stored.to_pandas(), mine.to_pandas()
+    assert list(one.columns) == list(five.columns)
+    assert set(one["b"]) == {"lr (yours)"}
+    for name in ("interval_overall", "p_overall"):
+        assert one[name].isna().all(), "one seed says nothing of other trainings"
+        assert five[name].notna().all()
+        assert one[name].dtype == five[name].dtype == float
+
+
+def test_columns_of_frames_do_not_depend_on_what_the_results_have(pandas, tmp_path):
+    printed_only = "tiered-5shot"
+    for frame in (ifsl_bench.table, ifsl_bench.leaderboard):
+        assert set(frame(TASK).to_pandas()) == set(frame(printed_only, TASK).to_pandas())
+    raw = json.loads((packaged_root() / TASK / "lr.seed-0.json").read_text())
+    raw["calibration"] = None
+    for part, names in (("summary", ("acc", "delta")), ("episodes", ("base", "novel"))):
+        for name in names:
+            del raw[part][f"calibrated_{name}"]
+    (tmp_path / "lr.seed-0.json").write_text(json.dumps(raw))  # as from a task without validation episodes
+    whole, plain = ifsl_bench.load("lr", TASK), ifsl_bench.load(tmp_path / "lr.seed-0.json")
+    none = whole[:0]
+    for name, *frames in (
+        ("calibrated_acc", whole.to_pandas(), plain.to_pandas(), none.to_pandas()),
+        ("calibrated_base", whole.episodes_to_pandas(), plain.episodes_to_pandas(), none.episodes_to_pandas()),
+    ):
+        assert all(list(frame.columns) == list(frames[0].columns) for frame in frames)
+        assert frames[0][name].notna().all()
+        assert frames[1][name].isna().all()
 
 
 def test_what_a_row_lacks_changes_no_type(pandas):

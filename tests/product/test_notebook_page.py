@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
+
+from ifsl_bench.board.result_folder import packaged_root
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
 
@@ -32,3 +35,17 @@ def test_the_notebook_runs_and_its_outputs_are_current(tmp_path, monkeypatch):
             compared += len(shown)
     assert compared >= 4
     assert NOTEBOOK.stat().st_size < 300_000
+    _store_what_the_tutorial_runs(tmp_path / "home" / "results" / "glyphs-5shot")
+    nbclient.NotebookClient(again, timeout=300, kernel_name="python3").execute()
+    for old, new in zip(kept.cells, again.cells, strict=True):
+        if old.cell_type == "code" and "(stored)" in old.source:
+            assert [o.get("data", {}).get("text/plain") for o in old.outputs] == [
+                o.get("data", {}).get("text/plain") for o in new.outputs
+            ], "rows that are named stored are those, whatever the user has measured"
+
+
+def _store_what_the_tutorial_runs(folder):
+    """The results of docs/tutorial.md's commands: those of the package are of the same methods, task and seeds."""
+    for label, seeds in (("imprint", 3), ("protonet", 3), ("lr", 1)):
+        for seed in range(seeds):
+            shutil.copy(packaged_root() / folder.name / f"{label}.seed-{seed}.json", folder)
