@@ -14,7 +14,8 @@ from ifsl_bench.protocol.metrics import BALANCE, COUNTS, METRICS, MORE_COUNTS
 if TYPE_CHECKING:
     import pandas
 
-EPISODE = ("task", "method", "seed", "episode", "base_queries", "novel_queries", *COUNTS, *MORE_COUNTS, "acc")  # columns
+# The columns of a row for each episode.
+EPISODE = ("task", "method", "seed", "episode", "base_queries", "novel_queries", *COUNTS, *MORE_COUNTS, "acc")
 INSTALL = 'pip install "ifsl_bench[pandas]"'
 NULLABLE = {bool: "boolean", int: "Int64"}  # pandas's usual types would turn these into objects and floats
 
@@ -97,7 +98,8 @@ def episodes(result: Any) -> pandas.DataFrame:
     """A row for each episode: its number, counts of right queries, and ``acc``, percent of all queries.
 
     ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the classes
-    of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation. What the result lacks is NaN.
+    of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation. What the
+    result lacks is NaN.
     """
     counts = result.counts()
     count = len(counts)
