@@ -98,8 +98,8 @@ def episodes(result: Any) -> pandas.DataFrame:
     """A row for each episode: its number, counts of right queries, and ``acc``, percent of all queries.
 
     ``base_joint`` and ``novel_joint`` are right among all classes, ``base_alone`` and ``novel_alone`` among the classes
-    of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation. What the
-    result lacks is NaN.
+    of their kind, of ``base_queries`` and ``novel_queries``; ``calibrated_*`` with the bias found on validation. What
+    the result lacks is NaN.
     """
     counts = result.counts()
     count = len(counts)

@@ -20,7 +20,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import show_tables
+from ifsl_bench.cli.output import show_tables, warn
 from ifsl_bench.common.errors import UserError
 
 
@@ -101,6 +101,12 @@ def data_prepare(
     mark = " (partial)" if dataset.partial else ""
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
     show_tables([plain_table(pools_listing(dataset), fold={"first classes": 16})])
+    if dataset.partial:
+        from ifsl_bench.data.preparing.reach import out_of_reach
+        from ifsl_bench.protocol.task_files import packaged
+
+        tasks = [task for task in packaged().values() if task.dataset.name == name and task.novel_from is None]
+        warn(out_of_reach(dataset, tasks))
 
 
 @data.command("verify", epilog=examples("ifsl-bench data verify", "ifsl-bench data verify glyphs"))

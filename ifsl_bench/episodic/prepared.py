@@ -160,7 +160,10 @@ class PreparedTask:
 
     def sampler(self, side: Side, device: torch.device = HOST) -> Sampler:
         """The episodes of a side; raises :class:`UserError` where they cannot be drawn."""
-        return task_sampler(self.task, side, self.seed, lambda pool: self.dataset.pool(pool).starts, device)
+        pool = self.dataset.pool
+        return task_sampler(
+            self.task, side, self.seed, lambda name: pool(name).starts, device, lambda name: pool(name).classes
+        )
 
     def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> EpisodeLoader:
         """Batches of a side's episodes on a device, of the plain images or of ``views`` augmented ones of each."""

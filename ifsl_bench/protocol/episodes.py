@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +65,11 @@ class Episodes:
         return len(self.index)
 
 
+def _remedy(option: str, value: int) -> str:
+    """Names the option that these data would do with, where any value of it would."""
+    return f"; --{option} {value:,} would do here" if value > 0 else ""
+
+
 class Sampler:
     """Draws the episodes of one stream.
 
@@ -77,6 +82,7 @@ class Sampler:
         parity: base queries take only images of even or odd index within their class.
         device: where the indices are made.
         pools: what errors call the pools of novel classes and of base queries.
+        classes: what errors call the novel classes; their numbers where there is nothing.
 
     Raises:
         UserError: too few classes, or too few images in a class.
@@ -93,17 +99,21 @@ class Sampler:
         parity: str | None = None,
         device: torch.device | str = "cpu",
         pools: tuple[str, str] = ("the pool", "the pool"),
+        classes: Sequence[str] = (),
     ) -> None:
         self.shape, self.shots, self.hide, self.device = shape, shots, hide, torch.device(device)
         self.key = seed_of("episodes", *stream) - (1 << 62)
         counts = np.diff(novel)
         need = shots + shape.novel_queries
         if len(counts) < shape.ways:
-            raise UserError(f"episodes of {stream[0]} need {shape.ways:,} novel classes, {pools[0]} has {len(counts)}")
-        if counts.min() < need:
+            raise UserError(f"episodes of {stream[0]} need {shape.ways:,} novel classes, {pools[0]} has {len(counts)}"
+                            f"{_remedy('ways', len(counts))}")  # fmt: skip
+        if (least := int(counts.min())) < need:
+            label = int(counts.argmin())
             raise UserError(
                 f"episodes of {stream[0]} need {need:,} images of a novel class ({shots:,} shots + "
-                f"{shape.novel_queries:,} queries), class number {counts.argmin()} of {pools[0]} has {counts.min()}"
+                f"{shape.novel_queries:,} queries), class {repr(classes[label]) if classes else f'number {label}'} of "
+                f"{pools[0]} has {least}{_remedy('queries', least - shots) or _remedy('shots', least - 1)}"
             )
         if hide and len(novel) != len(base):
             raise UserError("classes can be hidden only where novel and base classes are the same")
@@ -115,7 +125,8 @@ class Sampler:
         worst = np.sort(np.diff(allowed))[: len(rows) - (shape.ways if hide else 0)].sum()
         if worst < shape.base_queries:
             lack = f"{shape.base_queries:,} base queries, {pools[1]} has {worst} images for them"
-            raise UserError(f"episodes of {stream[0]} need {lack}")
+            enough = int(worst * shape.novel_queries // shape.base_queries)  # both kinds change in proportion
+            raise UserError(f"episodes of {stream[0]} need {lack}{_remedy('queries', enough)}")
 
         def table(values: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
@@ -232,12 +243,18 @@ class Sampler:
 
 
 def task_sampler(
-    task: Task, side: Side, seed: int, starts: Callable[[str], np.ndarray], device: torch.device | str = "cpu"
+    task: Task,
+    side: Side,
+    seed: int,
+    starts: Callable[[str], np.ndarray],
+    device: torch.device | str = "cpu",
+    classes: Callable[[str], Sequence[str]] = lambda pool: (),
 ) -> Sampler:
     """The episodes of a task's side: training episodes follow the training seed, the others are the task's own.
 
     Args:
         starts: of a pool by name, int64 [C + 1]: images of class c are ``starts[c]:starts[c + 1]``.
+        classes: of a pool by name, what errors call its classes.
 
     Raises:
         UserError: the pools have too few classes or images.
@@ -254,4 +271,5 @@ def task_sampler(
         parity=task.base_parity(side),
         device=device,
         pools=(f"{novel} of {task.novel_from}" if task.novel_from and side != "train" else novel, base),
+        classes=classes(novel),
     )

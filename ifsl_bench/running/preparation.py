@@ -100,7 +100,7 @@ class PrepareData(Stage):
     def check(self, data: Outline) -> None:
         """Raises :class:`UserError` where episodes cannot be drawn, as far as that is known."""
         for side in self.sides if data.starts else ():
-            task_sampler(self.task, side, 0, data.starts.__getitem__)
+            task_sampler(self.task, side, 0, data.starts.__getitem__, classes=lambda pool: data.classes.get(pool, ()))
 
     def place(self, work: Workspace) -> Place:
         return work.place("data")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import io
 import pickle
+import re
 import struct
 import tarfile
 import zipfile
@@ -164,6 +165,25 @@ def test_counts_are_shown_side_by_side_and_partial_data_marked(home, tmp_path, p
     check_release(dataset)
     assert dataset.partial
     assert any("206,209" in line for line in messages.warned)
+
+
+def test_partial_data_say_at_once_which_tasks_are_out_of_reach_and_what_would_do(home, tmp_path, python2, call):
+    folder = write_release(tmp_path / "files", python2)
+    here = ("--home", str(home.cache))
+    status, _, err = call("data", "prepare", "tiered-imagenet", "--from", str(folder), "--allow-partial", *here)
+    assert status == 0, err
+    tasks = [task.name for task in packaged().values() if task.dataset.name == "tiered-imagenet" and not task.novel_from]
+    run = ("run", "--method", "imprint", "--dry-run", *here, "--task")
+    for name in tasks:
+        (line,) = (line for line in err.splitlines() if f" {name} is out of reach: " in line)
+        options = re.search(r"within reach with ((?:--(?:ways|queries) \d+ ?)+)$", line)[1].split()
+        assert call(*run, name, *options)[0] == 0, line
+    status, _, refused = call(*run, "tiered-5shot", "--ways", "2", "--queries", "4")
+    assert status == 2
+    assert re.search(rf"class '{VAL[0]}|{VAL[1]}' of novel/val has 6; --queries 1 would do here", refused) or re.search(
+        rf"class '({'|'.join(TEST)})' of novel/test has 6; --queries 1 would do here", refused
+    )
+    assert "--ways 2 would do here" in call(*run, "tiered-5shot")[2]
 
 
 def relabel(content: dict, prefix: str, **changes) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +31,14 @@ class Outline:
         starts: pool -> int64 [C + 1], images of class c are ``starts[c]:starts[c + 1]``. Of a data set that is not
             prepared, as if all classes of a pool had equally many; empty where nobody knows.
         prepared: whether it is there.
+        classes: pool -> the names of its classes; empty of a data set that is not prepared.
     """
 
     fingerprint: str | None
     shape: tuple[int, ...]
     starts: Mapping[str, np.ndarray]
     prepared: bool
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def images(self, pool: str) -> int:
         return int(self.starts[pool][-1]) if pool in self.starts else 0
@@ -98,7 +100,8 @@ def outline_of(task: Task, home: Home, lacking: bool = False) -> Outline:
             return Outline(mine.fingerprint, mine.shape, {}, False)
         check_crossing(task.dataset.name, mine.shape, str(task.novel_from), other.shape, other.starts)
         starts = {**mine.starts, **{pool: other.starts[pool] for pool in NOVEL}}
-        return Outline(mine.fingerprint, mine.shape, starts, mine.prepared and other.prepared)
+        classes = {**mine.classes, **{pool: other.classes[pool] for pool in NOVEL if pool in other.classes}}
+        return Outline(mine.fingerprint, mine.shape, starts, mine.prepared and other.prepared, classes)
     return mine
 
 
@@ -108,7 +111,8 @@ def _outline(spec: DataSpec, base_classes: int | None, home: Home, lacking: bool
         if base_classes is not None:
             dataset = some_base_classes(dataset, base_classes)
         starts = {pool: dataset.pool(pool).starts for pool in dataset.manifest["pools"]}
-        return Outline(dataset.fingerprint, dataset.shape, starts, True)
+        classes = {pool: entry["classes"] for pool, entry in dataset.manifest["pools"].items()}
+        return Outline(dataset.fingerprint, dataset.shape, starts, True, classes)
     source = registered.dataset_source(name) if name in registry.names(registry.DATASETS) else None
     if source is None or (source.needs_source and not (lacking and source.outline())):
         raise UserError(not_prepared(home, spec))

@@ -1,0 +1,44 @@
+"""Which tasks of a data set its images do not suffice for, and what change of a task they would suffice for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.protocol.task import Side, Task
+from ifsl_bench.protocol.variants import Change, changed
+
+SIDES: tuple[Side, ...] = ("train", "val", "test")
+
+
+def out_of_reach(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
+    """A line for each task whose episodes cannot be drawn: why, and the options of ``run`` with which they can."""
+    return [f"{task.name} is out of reach: {reason}{_within(dataset, task)}"
+            for task in tasks if (reason := _reason(dataset, task))]  # fmt: skip
+
+
+def _reason(dataset: Dataset, task: Task) -> str:
+    """Why a task's episodes cannot be drawn from a data set; "" where they can."""
+    from ifsl_bench.protocol.episodes import task_sampler  # with torch
+
+    try:
+        for side in SIDES:
+            task_sampler(task, side, 0, lambda pool: dataset.pool(pool).starts,
+                         classes=lambda pool: dataset.pool(pool).classes)  # fmt: skip
+    except UserError as error:
+        return str(error).partition("; --")[0]  # the remedy of one side, which others may not do with
+    return ""
+
+
+def _within(dataset: Dataset, task: Task) -> str:
+    """The nearest task within reach: with as many ways as can be, and then as many queries."""
+    shape = task.episode
+    for ways, queries in itertools.product(range(shape.ways, 1, -1), range(shape.novel_queries, 0, -1)):
+        if not _reason(dataset, changed(task, Change(ways=ways, queries=queries))):
+            said = [f"--ways {ways}"] * (ways != shape.ways) + [f"--queries {queries}"] * (
+                queries != shape.novel_queries
+            )
+            return f"; within reach with {' '.join(said)}"
+    return "; no number of --ways or --queries would do"
