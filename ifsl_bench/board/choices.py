@@ -1,8 +1,9 @@
 """How far a result rests on the draw of validation episodes, on which a bias and options are chosen. Imports no torch.
 
 Each bootstrap resample of the validation episodes would have chosen a bias of its own, and perhaps other options. The
-test hits with each such bias are counted. Those with other options are not known; in their place stand the hits of the
-chosen options on the test episodes, plus what the others have more on the validation episodes.
+test hits with each such bias are counted. Options that more than one resample would have chosen are tried on test
+episodes, and what they have more there than the chosen ones is added to the hits of these. For the rest, it is what
+they have more on the validation episodes.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.board.result_file import Result
-from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
+from ifsl_bench.board.result_file import Choice, Result
+from ifsl_bench.protocol.metrics import Counts
 
 
 def holds_choices(result: Result) -> bool:
@@ -35,14 +36,23 @@ def resampled_sums(result: Result, counts: Counts) -> Counts | None:
     if not any(resampled.values()) and not choice:
         return None
     sums: dict[str, Any] = {}
-    for name in (name for name in (*COUNTS, *MORE_COUNTS) if getattr(counts, name) is not None):
-        sums[name] = np.asarray(resampled.get(name) or [getattr(counts, name).sum(dtype=np.int64)], dtype=np.float64)
+    for name, values in counts.columns().items():
+        sums[name] = np.asarray(resampled.get(name) or [values.sum(dtype=np.int64)], dtype=np.float64)
         if choice and name in choice.hits:
-            hits = np.array(choice.hits[name])
-            sums[name] = sums[name] + n / choice.validation_episodes * (hits[choice.winners] - hits[choice.chosen])
+            sums[name] = sums[name] + n * _gains(choice, name)[choice.winners]
     if result.calibrated:
         sums |= {"base_joint": sums["calibrated_base"], "novel_joint": sums["calibrated_novel"]}
     if "pairs" in sums:
         sums["pairs"] = n * sums["pairs"]
     whole = {name: np.round(values) for name, values in zip(sums, np.broadcast_arrays(*sums.values()), strict=True)}
     return Counts(**whole, base_queries=n * counts.base_queries, novel_queries=n * counts.novel_queries)
+
+
+def _gains(choice: Choice, count: str) -> np.ndarray:
+    """Hits that each setting has more than the chosen one, a mean over episodes: on the test where it was tried."""
+    hits = np.array(choice.hits[count])
+    gains = (hits - hits[choice.chosen]) / choice.validation_episodes
+    if choice.rivals and count in choice.test_hits:
+        chosen, *tested = choice.test_hits[count]
+        gains[choice.rivals] = (np.array(tested) - chosen) / choice.test_episodes
+    return gains

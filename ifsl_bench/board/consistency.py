@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
 
 
@@ -89,20 +88,3 @@ def odd_calibration(counts: Counts, bias: float, curve: np.ndarray, resampled: n
     if (np.diff(hits[:, 0]) > 0).any():
         return "has a resample with more base and more novel hits than a bias on the curve has"
     return ""
-
-
-def odd_choice(episodes: int, chosen: int, winners: list[int], hits: dict[str, list[int]], settings: int) -> str:
-    """Why this is not how one of so many settings was chosen; "" where it may be.
-
-    Args:
-        episodes, chosen, winners, hits: what a result says of its choice.
-    """
-    if len(winners) != RESAMPLES:
-        return f"has other than {RESAMPLES} resamples"
-    if any(not 0 <= place < settings for place in (chosen, *winners)):
-        return f"has a place that none of {settings} settings has"
-    if episodes < 1:
-        return f"says that it is from {episodes} validation episodes"
-    if hits.keys() - {*COUNTS, *MORE_COUNTS} or any(len(each) != settings for each in hits.values()):
-        return f"has hits of something else, or of other than {settings} settings"
-    return "has hits beyond all bounds" if any(not 0 <= n < 1 << 31 for each in hits.values() for n in each) else ""

@@ -66,8 +66,7 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def counts_entry(counts: Counts, classes: np.ndarray) -> EpisodeCounts:
     """Counts, and the novel classes [n, N] of each episode, as a file has them: packed beyond ``READABLE`` numbers."""
-    columns = {name: getattr(counts, name) for name in (*COUNTS, *MORE_COUNTS) if getattr(counts, name) is not None}
-    columns["classes"] = classes.reshape(-1)
+    columns = counts.columns() | {"classes": classes.reshape(-1)}
     short = sum(map(len, columns.values())) <= READABLE
     return EpisodeCounts(
         base_queries=counts.base_queries,

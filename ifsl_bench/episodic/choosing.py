@@ -18,7 +18,9 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED, Evaluated
 from ifsl_bench.protocol.calibration import best_bias, resamples
-from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS
+
+LEAST_WINS, MOST_RIVALS = 2, 6  # resamples that choose a setting which is tried on test episodes; settings, at most
+RIVAL_EPISODES = 1000  # test episodes, at most: a difference between settings spreads far less than a number
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Tried:
         diverged: what was said of a training that diverged.
         hits: a count of :class:`ifsl_bench.protocol.metrics.Counts` -> its value in each episode; empty where training
             diverged.
+        bias: on the novel logits, best on these episodes; None where there is none.
     """
 
     accuracy: Annotated[float, Meta(ge=0, le=100)]
@@ -38,6 +41,7 @@ class Tried:
     unconverged: Annotated[int, Meta(ge=0)] = 0
     diverged: str = ""
     hits: dict[str, list[int]] = field(default_factory=dict)
+    bias: float | None = None
 
     @property
     def failed(self) -> str:
@@ -67,30 +71,35 @@ def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
     return best
 
 
-def hits_of(found: Evaluated) -> dict[str, list[int]]:
-    """The counts of each validation episode, calibrated ones with the bias that is best on all of them."""
-    counts = found.counts
-    if found.margins is not None:
-        base, novel = found.margins.joint_hits(best_bias(found.margins))
+def tried_with(evaluated: Evaluated) -> Tried:
+    """The trial of a setting whose validation episodes were evaluated; calibrated counts are those with its bias."""
+    counts, bias = evaluated.counts, None
+    if evaluated.margins is not None:
+        bias = best_bias(evaluated.margins)
+        base, novel = evaluated.margins.joint_hits(bias)
         counts = replace(counts, calibrated_base=base, calibrated_novel=novel)
-    columns = {name: getattr(counts, name) for name in (*COUNTS, *MORE_COUNTS)}
-    return {name: values.tolist() for name, values in columns.items() if values is not None}
+    hits = {name: values.tolist() for name, values in counts.columns().items()}
+    return Tried(evaluated.accuracy, len(counts), evaluated.unconverged, hits=hits, bias=bias)
 
 
 def firmness(tried: Mapping[str, Tried], best: str) -> dict[str, Any]:
-    """What each bootstrap resample of the validation episodes would have chosen, and how the settings do on all.
+    """The setting that each bootstrap resample of the validation episodes would have chosen, and the hits of all.
 
     Returns:
-        The fields of a result's ``choice``; docs/statistics.md has what becomes of them.
+        The fields of a result's ``choice``; docs/statistics.md has what becomes of them. Its ``rivals`` are those that
+        at least ``LEAST_WINS`` resamples would have chosen, the most frequent first, at most ``MOST_RIVALS``.
     """
     hits = {name: [sum(one.hits.get(name, [])) for one in tried.values()] for name in tried[best].hits}
     right = [one.hits if not one.failed else {} for one in tried.values()]
     nothing = [-1] * tried[best].episodes  # what cannot be chosen is worse than no hits at all
     joint = np.array([np.add(one["base_joint"], one["novel_joint"]) if one else nothing for one in right])
     winners = (resamples(tried[best].episodes) @ joint.T).argmax(1)
+    chosen, wins = list(tried).index(best), np.bincount(winners, minlength=len(tried))
+    rivals = [place for place in np.argsort(-wins, kind="stable").tolist() if place != chosen]
     return {
         "validation_episodes": tried[best].episodes,
-        "chosen": list(tried).index(best),
+        "chosen": chosen,
+        "rivals": [place for place in rivals if wins[place] >= LEAST_WINS][:MOST_RIVALS],
         "winners": winners.tolist(),
         "hits": hits,
     }

@@ -10,16 +10,15 @@ import numpy as np
 from ifsl_bench.common import packed
 from ifsl_bench.episodic.evaluation import Evaluated
 from ifsl_bench.protocol.calibration import Bias, Calibrated
-from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
+from ifsl_bench.protocol.metrics import Counts
 
 
 def record_of(found: Evaluated) -> dict[str, Any]:
     """What JSON holds of it, bit by bit: counts, statistics, and the hits on the base-novel curve."""
-    arrays = {name: getattr(found.counts, name) for name in (*COUNTS, *MORE_COUNTS)}
     return {
         "base_queries": found.counts.base_queries,
         "novel_queries": found.counts.novel_queries,
-        "counts": {name: packed.pack(values) for name, values in arrays.items() if values is not None},
+        "counts": {name: packed.pack(values) for name, values in found.counts.columns().items()},
         "statistics": {name: packed.pack(values) for name, values in found.statistics.items()},
         "curve": found.calibrated.curve[:, 1:].astype(int).tolist() if found.calibrated else [],
         "resampled": found.calibrated.resampled.tolist() if found.calibrated else [],

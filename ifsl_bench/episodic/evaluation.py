@@ -23,7 +23,7 @@ from ifsl_bench.episodic.loader import Batch, EpisodeLoader, Room
 from ifsl_bench.plugin.method import Method, Prediction, ask, check_form, check_prediction
 from ifsl_bench.protocol import calibration
 from ifsl_bench.protocol.calibration import Bias, Calibrated, Margins
-from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, estimate
+from ifsl_bench.protocol.metrics import Counts, estimate
 from ifsl_bench.protocol.task import EpisodeSpec
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
@@ -75,8 +75,8 @@ class Evaluated:
 def joined(parts: Sequence[Evaluated]) -> Evaluated:
     """Of ranges that follow one another, what one pass over all of them finds; none has margins, or all have."""
     first = parts[0]
-    known = [name for name in (*COUNTS, *MORE_COUNTS) if getattr(first.counts, name) is not None]
-    counts: dict[str, Any] = {name: np.concatenate([getattr(part.counts, name) for part in parts]) for name in known}
+    columns = [part.counts.columns() for part in parts]
+    counts: dict[str, Any] = {name: np.concatenate([column[name] for column in columns]) for name in columns[0]}
     statistics: dict[str, list[np.ndarray]] = {}
     for name, values in (item for part in parts for item in part.statistics.items()):
         statistics.setdefault(name, []).append(values)

@@ -99,11 +99,14 @@ class Counts:
     def _hits(self, name: str) -> np.ndarray:
         return np.asarray(getattr(self, name), dtype=np.int64)
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """Name of a count -> its value in each episode, [n], for all that there are."""
+        return {name: values for name in (*COUNTS, *MORE_COUNTS) if (values := getattr(self, name)) is not None}
+
     def compact(self) -> Counts:
         """The same in as few bytes as the counts need, for many results at once."""
-        arrays = {name: values for name in (*COUNTS, *MORE_COUNTS) if (values := getattr(self, name)) is not None}
         small: dict[str, Any] = {
-            name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in arrays.items()
+            name: values.astype(np.min_scalar_type(values.max(initial=0))) for name, values in self.columns().items()
         }
         return replace(self, **small)
 

@@ -16,12 +16,12 @@ from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.evaluation import joined
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.plugin.contract import check_answers, check_repeated
-from ifsl_bench.protocol.calibration import Bias
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import CheckEpisodes, PrepareData, Stage
 from ifsl_bench.running.provenance import provenance
 from ifsl_bench.running.ranges import Calibrate, OfEvaluation, Part, Ready, ranges_of
+from ifsl_bench.running.searching import counted_on_test
 from ifsl_bench.running.stages import Trial, say_place
 
 DRAWN = 1e-5  # seconds, roughly, in which an episode is drawn for the digest
@@ -63,29 +63,30 @@ class Evaluate(OfEvaluation):
     def run(self, work: Workspace) -> Result:
         ready = self.ready(work, work.reporter)
         say_place(work, self, ready.place)
-        bias, why, parts = self._in_ranges(work) if self.many else self._at_once(ready, work)
+        why, parts = self._in_ranges(work) if self.many else self._at_once(ready, work)
         if why:
             work.reporter.warn(f"{self.job}: {why}")
-        return self._result(ready, bias, parts, work)
+        return self._result(ready, parts, work)
 
-    def _at_once(self, ready: Ready, work: Workspace) -> tuple[Bias | None, str, list[Part]]:
+    def _at_once(self, ready: Ready, work: Workspace) -> tuple[str, list[Part]]:
         asked = ready.asked()
         answers = check_answers(asked)
         bias, why = ready.bias(work.reporter)
         part = ready.part(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}")
         check_repeated(asked, answers)  # all that lies between must have left no trace
-        return bias, why, [part]
+        return why, [part]
 
-    def _in_ranges(self, work: Workspace) -> tuple[Bias | None, str, list[Part]]:
-        bias, why = Calibrate(self.job, self.model).run(work)
-        return bias, why, [one.run(work) for one in ranges_of(self.job, self.model)]
+    def _in_ranges(self, work: Workspace) -> tuple[str, list[Part]]:
+        _, why = Calibrate(self.job, self.model).run(work)
+        return why, [one.run(work) for one in ranges_of(self.job, self.model)]
 
-    def _result(self, ready: Ready, bias: Bias | None, parts: Sequence[Part], work: Workspace) -> Result:
+    def _result(self, ready: Ready, parts: Sequence[Part], work: Workspace) -> Result:
         job, prepared, trained = ready.job, ready.prepared, ready.trained
         found, seconds = joined([part.found for part in parts]), sum(part.seconds for part in parts)
         for remark in (*found.remarks(), *(trained.remarks() if trained else ())):
             work.reporter.warn(f"{self.job}: {remark}")
         counts, calibrated = found.counts, found.calibrated
+        choice = counted_on_test(self.job, ready.choice, counts, work)
         if calibrated and self.job.calibrated:
             counts = replace(counts, base_joint=calibrated.base_joint, novel_joint=calibrated.novel_joint)
         sampler, backbone = prepared.sampler("test", ready.place.device), prepared.pretrained
@@ -95,7 +96,7 @@ class Evaluate(OfEvaluation):
             schema=SCHEMA,
             method=job.name,
             label=self.job.label,
-            **ready.choice,
+            **choice,
             setting=self.job.setting,
             train=job.training.changes(),
             task=job.task.name,

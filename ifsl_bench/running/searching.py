@@ -8,18 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from ifsl_bench.backbone.placement import Place
 from ifsl_bench.board.result_file import Choice
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.data.preparing.outline import Outline
-from ifsl_bench.episodic.choosing import Tried, best_of, firmness
+from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, best_of, firmness
 from ifsl_bench.episodic.meta_training import training_threads
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.trained import Model
 from ifsl_bench.plugin import settings
 from ifsl_bench.plugin.search import PAIR
 from ifsl_bench.plugin.space import RATE
+from ifsl_bench.protocol.metrics import Counts
 from ifsl_bench.running.job import TUNING_SEED, Candidate, Job
 from ifsl_bench.running.preparation import Stage
 from ifsl_bench.running.stages import MetaTrain, OfJob, Trial, prepared_for
@@ -161,6 +164,25 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
         "passed_over": [setting for setting, trial in tried.items() if trial.failed],
         "edge": settings.at_edge(job.method, best.options, point, offered),
     }
+
+
+def counted_on_test(job: Job, choice: dict[str, Any], counts: Counts, work: Workspace) -> dict[str, Any]:
+    """Counts the hits of a choice's rivals on the first test episodes, as docs/statistics.md needs them.
+
+    Args:
+        choice: what a result says of it, as :func:`chosen` has it.
+        counts: those of the chosen setting on all test episodes.
+    """
+    if "choice" not in choice or not choice["choice"].rivals:
+        return choice
+    firmness, episodes = choice["choice"], range(min(RIVAL_EPISODES, len(counts)))
+    jobs = [candidate.job for candidate in itertools.chain.from_iterable(job.rounds(kept_accuracies(work.home)))]
+    columns = [counts.columns()]
+    for i, place in enumerate(firmness.rivals):
+        title = f"rival {i + 1} of {len(firmness.rivals)} of {job}: {len(episodes):,} test episodes"
+        columns.append(Trial(jobs[place]).on_test(work, episodes, title).columns())
+    hits = {name: [int(column[name][: len(episodes)].sum()) for column in columns] for name in columns[-1]}
+    return choice | {"choice": msgspec.structs.replace(firmness, test_episodes=len(episodes), test_hits=hits)}
 
 
 def kept_choice(job: Job, home: Home) -> Job | None:

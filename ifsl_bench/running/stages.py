@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
+import numpy as np
 import torch
 
 from ifsl_bench.backbone.placement import HOST, Place
@@ -22,7 +23,7 @@ from ifsl_bench.common.processor import share, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.data.preparing.outline import Outline, novel_fingerprint
-from ifsl_bench.episodic.choosing import Tried, hits_of, read_trial, write_trial
+from ifsl_bench.episodic.choosing import Tried, read_trial, tried_with, write_trial
 from ifsl_bench.episodic.evaluation import block_bytes, evaluate
 from ifsl_bench.episodic.meta_training import Diverged, meta_train, training_threads
 from ifsl_bench.episodic.prepared import Workspace
@@ -30,6 +31,8 @@ from ifsl_bench.episodic.rough_times import episode_seconds, sizes_of, step_seco
 from ifsl_bench.episodic.trained import Model, folders, holds
 from ifsl_bench.plugin.method import Base, Method, NonFinite
 from ifsl_bench.plugin.options import defaults, make_method
+from ifsl_bench.protocol.calibration import Bias
+from ifsl_bench.protocol.metrics import Counts
 from ifsl_bench.protocol.task import NO_BACKBONE, Side
 from ifsl_bench.running.job import Job
 from ifsl_bench.running.preparation import CheckEpisodes, Features, Pretrain, Stage
@@ -244,13 +247,20 @@ class Trial(OfJob):
             try:
                 method = self.to_evaluate(work, MetaTrain(job).run(work).method)
                 loader = prepared.loader("val", device=self.evaluation(work).device)
-                found = evaluate(method, job.name, loader, episodes, work.reporter, str(self))
-                tried = Tried(found.accuracy, len(episodes), found.unconverged, hits=hits_of(found))
+                tried = tried_with(evaluate(method, job.name, loader, episodes, work.reporter, str(self)))
             except (Diverged, NonFinite) as error:
                 tried = Tried(0.0, len(episodes), diverged=str(error))
             write_trial(file, tried, prepared.pretrained.sha256, str(job), job.identity)
             work.reporter.say(f"{job}: {tried.accuracy:.2f}% on {tried.episodes} validation episodes")
         return tried
+
+    def on_test(self, work: Workspace, episodes: range, title: str) -> Counts:
+        """Counts the hits of what was tried on test episodes, calibrated by its own bias."""
+        job, bias = self.job, self.run(work).bias
+        method = self.to_evaluate(work, MetaTrain(job).run(work).method)
+        loader = self.backbone.prepared(work).loader("test", device=self.evaluation(work).device)
+        alone = None if bias is None else Bias(bias, len(job.task.evaluation.halves[0]), np.empty(0), np.empty(0))
+        return evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
 
 
 def both(first: Place, second: Place) -> Place:
