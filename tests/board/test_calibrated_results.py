@@ -89,6 +89,12 @@ def change(field: str, at: int, value: int):
     return apply
 
 
+def rival(**fields):
+    """A choice between two settings, of which the second was tried on test episodes."""
+    choice = {"validation_episodes": 3, "chosen": 0, "winners": [0] * 100, "hits": {}, "rivals": [1]}
+    return choice | {"test_episodes": 20, "test_hits": {}} | fields
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -124,6 +130,14 @@ def change(field: str, at: int, value: int):
          "choice has other than 100 resamples"),
         (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0] * 100, "hits": {}}),
          "choice has a place that none of 0 settings has"),
+        (lambda v: v.update(tuned={"a": {"a=1": 1.0, "a=2": 1.0}}, choice=rival(test_episodes=61)),
+         "choice has 61 test episodes, the result 60"),
+        (lambda v: v.update(tuned={"a": {"a=1": 1.0, "a=2": 1.0}}, choice=rival(test_hits={"novel_alone": [7, 7]})),
+         "choice has 7 test hits novel_alone of the chosen setting, its counts give"),
+        (lambda v: v.update(tuned={"a": {"a=1": 1.0, "a=2": 1.0}}, choice=rival(rivals=[2])),
+         "choice has a place that none of 2 settings has"),
+        (lambda v: v.update(tuned={"a": {"a=1": 1.0, "a=2": 1.0}}, choice=rival(test_hits={"novel_alone": [7]})),
+         "choice has hits of something else, or of other than 2 settings"),
         (lambda v: v["summary"].pop("harmonic"), "summary.harmonic.mean is nan"),
         (lambda v: v["summary"]["harmonic"].update(mean=1.0), "summary.harmonic.mean is 1.0, the counts give"),
         (lambda v: v["episodes"].update(base_queries=0, base_joint=[0] * 60, base_alone=[0] * 60,
@@ -234,19 +248,24 @@ def test_what_two_rows_choose_alike_is_no_part_of_their_difference():
     assert apart.overall["acc"] == found.overall["acc"], "no bias is in it"
 
 
+@pytest.mark.parametrize("tried_on_test", [False, True])
 @pytest.mark.parametrize("applied", [False, True])
-def test_the_interval_of_a_tuned_row_holds_how_far_resamples_of_validation_choose_otherwise(tmp_path, applied):
+def test_the_interval_of_a_tuned_row_holds_how_far_resamples_choose_otherwise(tmp_path, applied, tried_on_test):
     plain = result(applied=applied)
     names = ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs", "calibrated_base", "calibrated_novel")
     hits = {name: [6000 + 100 * place, 6300 + 40 * place, 6150] for place, name in enumerate(names)}
     winners = np.random.default_rng(0).integers(0, 3, 100)
     choice = {"validation_episodes": 300, "chosen": 1, "winners": winners.tolist(), "hits": hits}
+    if tried_on_test:  # the last setting is a rival, so that its hits on test episodes count, and not its others
+        first = {name: int(values[:40].sum()) for name, values in plain.counts().columns().items()}
+        choice |= {"rivals": [2], "test_episodes": 40, "test_hits": {name: [n, n - 30] for name, n in first.items()}}
     one = msgspec.structs.replace(plain, tuned={"a": {f"a={i}": 1.0 for i in range(3)}}, choice=Choice(**choice))
     assert read(write(tmp_path, one)) == one
     summary, counts = Row("m", "yours", (one,)).summary(), one.counts().per_episode()
 
     def more(name: str) -> np.ndarray:
-        return np.array([hits[name][winner] - hits[name][1] for winner in winners]) / 300  # of an episode
+        gains = [(hits[name][place] - hits[name][1]) / 300 for place in range(3)]  # of an episode
+        return np.array([*gains[:2], -30 / 40] if tried_on_test else gains)[winners]
 
     bias = [np.array(each) / 60 for each in (one.calibration.resampled_base, one.calibration.resampled_novel)]
     calibrated = bias[0] + more("calibrated_base") + bias[1] + more("calibrated_novel")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import csv
 import json
@@ -233,7 +234,31 @@ def _holds_against_a_plain_loop(result, job, work):
     hits = result.choice.hits
     assert np.add(hits["base_joint"], hits["novel_joint"]).tolist() == [each.sum() for each in of_setting]
     assert np.add(hits["calibrated_base"], hits["calibrated_novel"]).tolist() == calibrated
+    _rivals_hold_against_a_plain_loop(result, job, work)
     assert read(path_of(work.home.results, result)) == result
+
+
+def _rivals_hold_against_a_plain_loop(result, job, work):
+    """What the settings that other draws would choose make of test episodes, each with the bias of its own."""
+    choice, jobs = result.choice, [one for _, one in all_of(job, work.home)]
+    wins = collections.Counter(choice.winners)
+    rivals = [place for place in range(len(jobs)) if place != choice.chosen and wins[place] >= 2]
+    assert choice.rivals == sorted(rivals, key=lambda place: -wins[place])[:6]
+    for i, place in enumerate(choice.rivals, 1):
+        backbone = stages.MetaTrain(jobs[place])
+        method = backbone.run(work).method.eval()
+        loaders = (backbone.backbone.prepared(work).loader(side) for side in ("val", "test"))
+        val, test = (
+            evaluate(method, "", loader, range(n))
+            for loader, n in zip(loaders, (10, len(result.counts())), strict=True)
+        )
+        bias = best_bias(val.margins)
+        assert choice.test_hits["base_joint"][i] == test.counts.base_joint.sum()
+        assert choice.test_hits["calibrated_base"][i] == (test.margins.base >= bias).sum()
+        assert choice.test_hits["calibrated_novel"][i] == (test.margins.novel < bias).sum()
+    if choice.rivals:
+        assert choice.test_episodes == len(result.counts())
+        assert choice.test_hits["novel_alone"][0] == result.counts().novel_alone.sum()
 
 
 def test_resamples_choose_among_sound_settings_alone():
