@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.board.result_file import Choice, Result
+from ifsl_bench.board.firmness import Choice
+from ifsl_bench.board.result_file import Result
 from ifsl_bench.protocol.metrics import Counts
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
 from ifsl_bench.board.data_frames import data_frame, episodes, facts, line
 from ifsl_bench.board.episode_counts import COLUMNS, EpisodeCounts
+from ifsl_bench.board.firmness import Choice, odd_choice, odd_rivals
 from ifsl_bench.board.solves import odd_solves
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
@@ -66,30 +67,6 @@ class Calibration(_Part, frozen=True):
     applied: bool
     resampled_base: list[int] = []
     resampled_novel: list[int] = []
-
-
-class Choice(_Part, frozen=True):
-    """How firmly validation episodes choose options; see :mod:`ifsl_bench.board.choices`.
-
-    Attributes:
-        validation_episodes: how many the settings were tried on.
-        chosen: the place, in the order of ``tuned``, of the setting that was chosen.
-        winners: the place of the one that each bootstrap resample of the validation episodes would have chosen.
-        hits: a count of :class:`ifsl_bench.protocol.metrics.Counts` -> its sum over these episodes with each setting;
-            in ``calibrated_base`` and ``calibrated_novel`` with the bias that is best for the setting.
-        rivals: places of the settings that were tried on test episodes too: those of :func:`rivals_of`.
-        test_episodes: the first so many.
-        test_hits: a count -> its sum over these episodes with the chosen setting, then with each rival; empty where
-            there is no rival.
-    """
-
-    validation_episodes: int
-    chosen: int
-    winners: list[int]
-    hits: dict[str, list[int]]
-    rivals: list[int] = []
-    test_episodes: int = 0
-    test_hits: dict[str, list[int]] = {}
 
 
 class Result(_Part, frozen=True):
@@ -372,9 +349,9 @@ def inconsistency(result: Result) -> str:
     if reason := _odd_calibration(result.calibration, counts):
         return f"calibration {reason}"
     settings, choice = sum(map(len, result.tuned.values())), result.choice
-    if choice and (reason := _odd_choice(choice, settings)):
+    if choice and (reason := odd_choice(choice, settings)):
         return f"choice {reason}"
-    if choice and (reason := _odd_rivals(choice, counts, result.calibrated)):
+    if choice and (reason := odd_rivals(choice, counts, result.calibrated)):
         return f"choice {reason}"
     expected = summary_entry(summarise(counts.per_episode()))
     if others := sorted(result.summary.keys() - expected.keys()):
@@ -418,32 +395,3 @@ def _odd_calibration(found: Calibration | None, counts: Counts) -> str:
         return f"has other than {RESAMPLES} resamples"
     resampled = np.array([found.resampled_base, found.resampled_novel]).T.reshape(-1, 2)
     return odd_calibration(counts, found.bias, points, resampled, found.applied)
-
-
-def _odd_choice(choice: Choice, settings: int) -> str:
-    """Why this is not how one of so many settings was chosen; "" where it may be."""
-    if len(choice.winners) != RESAMPLES:
-        return f"has other than {RESAMPLES} resamples"
-    if any(not 0 <= place < settings for place in (choice.chosen, *choice.winners, *choice.rivals)):
-        return f"has a place that none of {settings} settings has"
-    if choice.validation_episodes < 1:
-        return f"says that it is from {choice.validation_episodes} validation episodes"
-    if choice.rivals and choice.test_episodes < 1:
-        return f"says that rivals were tried on {choice.test_episodes} test episodes"
-    for hits, count in ((choice.hits, settings), (choice.test_hits, 1 + len(choice.rivals))):
-        if hits.keys() - {*COUNTS, *MORE_COUNTS} or any(len(each) != count for each in hits.values()):
-            return f"has hits of something else, or of other than {count} settings"
-        if any(not 0 <= n < 1 << 31 for each in hits.values() for n in each):
-            return "has hits beyond all bounds"
-    return ""
-
-
-def _odd_rivals(choice: Choice, counts: Counts, calibrated: bool) -> str:
-    """Why the chosen setting cannot have these hits on the first test episodes; "" where it has them."""
-    if choice.test_episodes > len(counts):
-        return f"has {choice.test_episodes:,} test episodes, the result {len(counts):,}"
-    for name in choice.test_hits.keys() - ({"base_joint", "novel_joint"} if calibrated else set()):
-        hits = counts.columns().get(name, np.zeros(0, int))[: choice.test_episodes].sum()
-        if choice.test_hits[name][0] != hits:
-            return f"has {choice.test_hits[name][0]:,} test hits {name} of the chosen setting, its counts give {hits:,}"
-    return ""

@@ -247,11 +247,11 @@ def _rivals_hold_against_a_plain_loop(result, job, work):
     for i, place in enumerate(choice.rivals, 1):
         backbone = stages.MetaTrain(jobs[place])
         method = backbone.run(work).method.eval()
-        loaders = (backbone.backbone.prepared(work).loader(side) for side in ("val", "test"))
-        val, test = (
-            evaluate(method, "", loader, range(n))
-            for loader, n in zip(loaders, (10, len(result.counts())), strict=True)
+        loader, episodes = (
+            backbone.backbone.prepared(work).loader,
+            {"val": range(10), "test": range(len(result.counts()))},
         )
+        val, test = (evaluate(method, "", loader(side), stream) for side, stream in episodes.items())
         bias = best_bias(val.margins)
         assert choice.test_hits["base_joint"][i] == test.counts.base_joint.sum()
         assert choice.test_hits["calibrated_base"][i] == (test.margins.base >= bias).sum()
