@@ -57,7 +57,7 @@ class Reproduced:
     @property
     def explained(self) -> bool:
         """Whether another processor, or other libraries, explain all that differs."""
-        same = self.episodes is not None and not self.chosen and not self.search
+        same = self.episodes is not None and not self.search
         return same and all(one.startswith("other ") for one in self.reasons) and not self.unexplained
 
     @property
@@ -156,8 +156,9 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     changed = [key for key in ("device", "libraries") if stored.provenance.get(key) != found.provenance.get(key)]
     reasons += [f"other {key}" for key in changed]
     points = found.summary["acc"]["mean"] - stored.summary["acc"]["mean"]
-    why = unexplained(stored, found, _seeds(path, stored)) if episodes else ()
-    return Reproduced(stored, found, episodes, points, tuple(reasons), *_other_settings(stored, found), why)
+    chosen, search = _other_settings(stored, found)
+    why = unexplained(stored, found, _seeds(path, stored)) if episodes or chosen else ()
+    return Reproduced(stored, found, episodes, points, tuple(reasons), chosen, search, why)
 
 
 def _seeds(path: Path, stored: Result) -> list[Result]:

@@ -95,7 +95,7 @@ def test_what_another_processor_explains_is_said_count_by_count_with_status_0(ca
     hits = result.episodes.column("novel_alone").tolist()
     hits[hits.index(min(hits))] += 1
     counts = msgspec.structs.replace(result.episodes, novel_alone=hits)
-    changed = msgspec.structs.replace(result, episodes=counts, provenance=result.provenance | ELSEWHERE)
+    changed = msgspec.structs.replace(result, episodes=counts, provenance=result.provenance | ELSEWHERE, choice=None)
     summary = result_file.summary_entry(result_file.summarise(changed.counts().per_episode()))
     path = result_file.write(work.home.results, msgspec.structs.replace(changed, summary=summary))
     arguments = "reproduce", str(path), "--task", str(task), "--device", "cpu", "--home", str(home)
