@@ -8,11 +8,12 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.common import packed
+from ifsl_bench.protocol.class_draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocol.limits import EPISODES
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
 
 COLUMNS = (*COUNTS, "classes", *MORE_COUNTS)
-READABLE = 250_000  # numbers of a file that stay numbers; more are packed, so that 2,000 episodes can be read by eye
+READABLE = 5_000  # numbers of a file that stay numbers; more are packed
 MOST_CLASSES = 1 << 23  # of all episodes: more do not fit into a file
 
 
@@ -21,8 +22,8 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
 
-    Each is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.common.packed`. :meth:`column`
-    reads both. What there is none of, in regular few-shot learning or without validation episodes, is an empty list.
+    Each is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.common.packed`; for ``classes`` also
+    one of :class:`ifsl_bench.protocol.class_draws.ClassDraws`. :meth:`column` reads all. What there is none of, in regular few-shot learning or without validation episodes, is an empty list.
     """
 
     base_queries: int
@@ -42,7 +43,9 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def length(self, name: str) -> int:
         """How many numbers a column has."""
         column = getattr(self, name)
-        return packed.length(column) if isinstance(column, str) else len(column)
+        if isinstance(column, str):
+            return len(ClassDraws.parse(column)) if _is_drawn(name, column) else packed.length(column)
+        return len(column)
 
     def column(self, name: str) -> np.ndarray:
         """The numbers of a column, int64.
@@ -53,6 +56,8 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """
         column = getattr(self, name)
         if isinstance(column, str):
+            if _is_drawn(name, column):
+                return ClassDraws.parse(column).array().reshape(-1)
             return packed.unpack(column, MOST_CLASSES if name == "classes" else EPISODES, packed.COUNTS)
         return np.asarray(column, dtype=np.int64)
 
@@ -64,12 +69,16 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
 
-def counts_entry(counts: Counts, classes: np.ndarray) -> EpisodeCounts:
-    """Counts, and the novel classes [n, N] of each episode, as a file has them: packed beyond ``READABLE`` numbers."""
-    columns = counts.columns() | {"classes": classes.reshape(-1)}
-    short = sum(map(len, columns.values())) <= READABLE
-    return EpisodeCounts(
-        base_queries=counts.base_queries,
-        novel_queries=counts.novel_queries,
-        **{name: values.tolist() if short else packed.pack(values) for name, values in columns.items()},
-    )
+def _is_drawn(name: str, column: str) -> bool:
+    return name == "classes" and column.startswith("drawn")
+
+
+def counts_entry(counts: Counts, classes: ClassDraws | np.ndarray) -> EpisodeCounts:
+    """Counts, and the novel classes [n, N] of each episode, as a file has them: short beyond ``READABLE`` numbers."""
+    drawn = classes.array() if isinstance(classes, ClassDraws) else classes
+    columns = counts.columns() | {"classes": drawn.reshape(-1)}
+    many = sum(map(len, columns.values())) > READABLE
+    entries = {name: packed.pack(values) if many else values.tolist() for name, values in columns.items()}
+    if many and isinstance(classes, ClassDraws) and classes.steps <= MOST_STEPS:
+        entries["classes"] = str(classes)
+    return EpisodeCounts(base_queries=counts.base_queries, novel_queries=counts.novel_queries, **entries)

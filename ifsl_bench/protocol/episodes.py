@@ -17,13 +17,10 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.seeds import seed_of
+from ifsl_bench.protocol.class_draws import GOLDEN, MIX1, MIX2, OF_CLASSES, ClassDraws, stream_key
 from ifsl_bench.protocol.task import EpisodeSpec, Side, Task
 
-# Finaliser constants of splitmix64 (Steele, Lea and Flood 2014), as signed 64-bit integers: products wrap.
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_MIX1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX2 = 0x94D049BB133111EB - (1 << 64)
+_GOLDEN, _MIX1, _MIX2 = (constant - (1 << 64) for constant in (GOLDEN, MIX1, MIX2))  # as signed integers
 _PAIRS = 1 << 24  # of draws that are compared at once
 
 
@@ -102,7 +99,7 @@ class Sampler:
         classes: Sequence[str] = (),
     ) -> None:
         self.shape, self.shots, self.hide, self.device = shape, shots, hide, torch.device(device)
-        self.key = seed_of("episodes", *stream) - (1 << 62)
+        self.key = stream_key(*stream)
         counts = np.diff(novel)
         need = shots + shape.novel_queries
         if len(counts) < shape.ways:
@@ -211,11 +208,15 @@ class Sampler:
     def _classes(self, index: Tensor) -> Tensor:
         """[E, N] novel classes of the episodes ``index`` [E]."""
         everything = torch.full((len(index),), len(self.novel_counts), device=self.device)
-        return self._distinct(self._random(index, 1, self.shape.ways), everything, self.shape.ways)
+        return self._distinct(self._random(index, OF_CLASSES, self.shape.ways), everything, self.shape.ways)
+
+    def class_draws(self, count: int) -> ClassDraws:
+        """How the novel classes of the first ``count`` episodes are drawn."""
+        return ClassDraws(count, self.shape.ways, len(self.novel_counts), self.key)
 
     def classes(self, count: int) -> np.ndarray:
         """The novel classes of the first ``count`` episodes, int64 [count, N], as labels of the novel pool."""
-        return self._classes(torch.arange(count, device=self.device)).cpu().numpy()
+        return self.class_draws(count).array()
 
     def _base_places(self, index: Tensor, classes: Tensor) -> Tensor:
         """[E, B] places in the list of admissible base images, for episodes ``index`` [E] of ``classes`` [E, N]."""

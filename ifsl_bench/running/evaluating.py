@@ -104,7 +104,7 @@ class Evaluate(OfEvaluation):
             digest=sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=counts_entry(counts, sampler.classes(job.episodes)),
+            episodes=counts_entry(counts, sampler.class_draws(job.episodes)),
             summary=summary_entry(summarise(counts.per_episode())),
             solver=found.described(),
             pretraining=backbone.entry(),

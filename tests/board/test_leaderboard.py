@@ -70,7 +70,7 @@ def row(label: str, means: list[float], n: int = 400, noise: int = 0, spread: fl
 
 def accuracies(one: Row, seeds: int | None = None) -> np.ndarray:
     """Percent of right queries, [seeds, n], counted anew."""
-    hits = [np.add(r.episodes.base_joint, r.episodes.novel_joint) for r in one.results[:seeds]]
+    hits = [r.episodes.column("base_joint") + r.episodes.column("novel_joint") for r in one.results[:seeds]]
     return np.array(hits) * 2.0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -98,8 +97,8 @@ def test_a_page_whose_tables_cannot_be_made_stays_as_it_is(text, reason, tmp_pat
 def accuracies(label: str, task: str) -> np.ndarray:
     """Percent of right queries by seed and episode, [3, 2000], from the stored counts."""
     files = [ROOT / "results" / task / f"{label}.seed-{seed}.json" for seed in range(5)]
-    episodes = [json.loads(file.read_text())["episodes"] for file in files]
-    return np.array([np.add(e["base_joint"], e["novel_joint"]) for e in episodes]) * 2.0  # of 50 queries
+    episodes = [read(file).episodes for file in files]
+    return np.array([e.column("base_joint") + e.column("novel_joint") for e in episodes]) * 2.0  # of 50 queries
 
 
 def test_numbers_follow_from_the_stored_counts():
