@@ -22,8 +22,9 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
 
-    Each is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.common.packed`; for ``classes`` also
-    one of :class:`ifsl_bench.protocol.class_draws.ClassDraws`. :meth:`column` reads all. What there is none of, in regular few-shot learning or without validation episodes, is an empty list.
+    Each is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.common.packed`; ``classes`` then
+    says how they are drawn (:class:`ifsl_bench.protocol.class_draws.ClassDraws`). :meth:`column` reads all of these.
+    What there is none of, in regular few-shot learning or without validation episodes, is an empty list.
     """
 
     base_queries: int

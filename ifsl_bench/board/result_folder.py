@@ -16,7 +16,7 @@ from ifsl_bench.common.errors import UserError
 CLAIMS = "claims.toml"  # in the folder of the package: what README and docs say of its rows
 LEFT_OUT = "left out: "  # how remarks on such files and rows begin
 SETTLED = 2_000_000_000  # nanoseconds after which a file that is written again has another time, on usual file systems
-MOST_KNOWN = 2048  # results that a process keeps, of 0.3 MB each
+MOST_KNOWN = 2048  # results that a process keeps, of 20 KB each
 
 _known: dict[Path, tuple[tuple[int, ...], Result]] = {}  # as they were when they were read
 

@@ -118,7 +118,7 @@ TOML_LINE = Limit(
 )
 RESULT_FILE = Limit(
     1 << 25,
-    "has more than {most} bytes; a result of 2,000 episodes has 100,000, is it the right file?",
+    "has more than {most} bytes; a result of 2,000 episodes has 20,000, is it the right file?",
     "It is parsed whole. Whole numbers of 2 bytes make objects of 40: read up to here, a file of them takes 0.5 GB.",
 )
 RESULT_MARKS = Limit(

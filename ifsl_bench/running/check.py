@@ -110,7 +110,8 @@ def rewrite(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | No
     raw = read_raw(path)
     result = parse(path, raw)
     task, classes = _task(result.task, tasks or {}, home or Home.locate()), result.classes()
-    draws = ClassDraws(*classes.shape, int(classes.max()) + 1, stream_key(task.name, "test", task.evaluation.seed))
+    (count, ways), of = classes.shape, int(classes.max()) + 1
+    draws = ClassDraws(count, ways, of, stream_key(task.name, "test", task.evaluation.seed))
     entry = counts_entry(result.counts(), draws if np.array_equal(draws.array(), classes) else classes)
     if not entry.same(result.episodes, COLUMNS):
         raise ValueError(f"{path}: its counts would not stay the same")

@@ -26,6 +26,7 @@ from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import CorruptFile, one_line
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, summarise
 from ifsl_bench.protocol.task_files import find
+from tests.board.result_fields import listed
 
 STEERING = "\x1b]0;owned\x07\x1b[2J\x9b1m\r\u202eabc\u2066\u2028\ud800\x7f\U000e0041"
 FORBIDDEN = re.compile(
@@ -36,7 +37,7 @@ LEFT_OUT = "left out: lwof, seed 1 (yours): it has 3 episodes, those of its dige
 
 def cut(result: Result, n: int) -> Result:
     """The result with its first n episodes alone, its summary made anew and its digest kept."""
-    entry = result.episodes
+    entry = listed(result).episodes
     ways = len(entry.classes) // len(entry.base_joint)
     parts = {name: getattr(entry, name)[:n] for name in (*COUNTS, *MORE_COUNTS)}
     parts |= {"calibrated_base": [], "calibrated_novel": [], "classes": entry.classes[: n * ways]}

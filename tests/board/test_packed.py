@@ -23,11 +23,13 @@ from ifsl_bench.common import packed
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.limits import RESULT_FILE
+from ifsl_bench.protocol.class_draws import ClassDraws
 from ifsl_bench.protocol.limits import EPISODES, OTHERS, most_episodes
 from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
 from ifsl_bench.protocol.task import EpisodeSpec
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.running.check import check_file
+from tests.board.result_fields import listed
 
 STORED = packaged_root() / "glyphs-5shot" / "protonet.seed-0.json"
 
@@ -138,14 +140,9 @@ def as_packed(result: Result) -> Result:
 
 
 @pytest.fixture
-def newer(tmp_path) -> Result:
-    """A stored result with classes, as those of today have."""
-    old = read(STORED)
-    shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
-    _, classes = drawn(2000, shape)
-    entry = counts_entry(old.counts(), classes)
-    assert isinstance(entry.classes, list), "2,000 episodes can be read"
-    return msgspec.structs.replace(old, episodes=entry)
+def newer() -> Result:
+    """A stored result with its counts as numbers."""
+    return listed(read(STORED))
 
 
 def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
@@ -179,6 +176,11 @@ def test_a_packed_result_is_the_same_in_all_that_reads_it(newer, tmp_path):
         ("base_joint", text("u1", 2000, b"\0" * 10**8), "episodes.base_joint: it does not hold the 2,000 numbers"),
         ("pairs", "u1 2000 ?", "episodes.pairs: it is no packed array"),
         ("classes", text("u1", 2**23 + 1, b""), "episodes.classes: it has 8,388,609 numbers, more than 8,388,608"),
+        ("classes", "drawn 2000 x 5 of 4, key 1", "episodes.classes: it draws 5 different classes of 4"),
+        ("classes", "drawn 99999999 x 5 of 108, key 1", "episodes.classes: it draws 5 classes in 99,999,999 episodes"),
+        ("classes", "drawn 1 x 99999999 of 99999999, key 1", "episodes.classes: it draws 99999999 classes in 1"),
+        ("classes", "drawn", "episodes.classes: it does not say how classes are drawn"),
+        ("pairs", "drawn 2000 x 1 of 4, key 1", "episodes.pairs: it is no packed array"),
         ("novel_alone", text("u1", 1_000_001, b""), "episodes.novel_alone: it has 1,000,001 numbers, more than"),
         ("novel_alone", text("f4", 2000, b"\0" * 8000), "episodes.novel_alone: it holds numbers of kind f4"),
     ],
@@ -212,6 +214,10 @@ def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):
     entry = counts_entry(counts, classes)
     assert all(isinstance(getattr(entry, name), str) for name in COLUMNS)
     assert EpisodeCounts.__len__(entry) == 50
+    draws = ClassDraws(50, 5, 200, key=7)
+    entry = counts_entry(counts, draws)
+    assert (entry.classes, entry.length("classes")) == (str(draws), 250)
+    assert entry.same(counts_entry(counts, draws.array()), ["classes"])
 
 
 def test_tables_of_many_episodes_keep_little_in_memory():

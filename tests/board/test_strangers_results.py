@@ -28,6 +28,7 @@ from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_files import parse as parse_tasks
 from ifsl_bench.running import check
 from ifsl_bench.running.check import check_file
+from tests.board.result_fields import listed
 from tests.board.test_hostile_results import cut
 
 NAME = "glyphs-5shot/lr.seed-1.json"  # it has options, what was tuned, a solver
@@ -38,7 +39,7 @@ BAD = ("\x1b[2J", "a\nb", "\u202eabc", "\ud800", "\u2066x", "\x9b1m", "\u200bx",
 def file(tmp_path) -> Path:
     path = tmp_path / NAME
     path.parent.mkdir()
-    shutil.copy(packaged_root() / NAME, path)
+    write(tmp_path, listed(parse(packaged_root() / NAME)))
     return path
 
 
@@ -182,7 +183,7 @@ def test_a_file_beyond_the_limit_is_not_read(file, call):
         opened.truncate(RESULT_FILE.most + 1)
     os.truncate(file, 10**12)  # a hole: no disk has so much
     assert check_file(file).failures == (
-        "it has more than 33,554,432 bytes; a result of 2,000 episodes has 100,000, is it the right file?",
+        "it has more than 33,554,432 bytes; a result of 2,000 episodes has 20,000, is it the right file?",
     )
     with pytest.raises(CorruptFile, match="has more than 33,554,432 bytes"):
         read(file)

@@ -76,6 +76,12 @@ def wheel(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow("builds a wheel")
+def test_an_index_takes_the_wheel(wheel):
+    """PyPI takes files of 100 MB; beside these there is room for weights of backbones to come."""
+    assert wheel.stat().st_size < 66_000_000
+
+
+@pytest.mark.slow("builds a wheel")
 def test_wheel_holds_the_package_and_nothing_called_methods_or_tasks(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()

@@ -11,6 +11,7 @@ from scipy import stats
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.seeds import seed_of
+from ifsl_bench.protocol.class_draws import ClassDraws, stream_key
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.task import EpisodeSpec
 
@@ -177,3 +178,15 @@ def test_impossible_episodes_are_refused(change, message):
     arguments = {"novel": SIZES_NOVEL, "base": SIZES_BASE, **change}
     with pytest.raises(UserError, match=message):
         Sampler(("t", "test", 0), EpisodeSpec(), 5, **arguments)
+
+
+@pytest.mark.parametrize(("ways", "classes"), [(1, 1), (5, 5), (5, 108), (20, 45), (200, 300)])
+def test_classes_follow_from_a_line_of_text(ways, classes):
+    stream = ("some-task", "test", ways)
+    draws = ClassDraws.parse(str(ClassDraws(100, ways, classes, stream_key(*stream))))
+    key = seed_of("episodes", *stream) - (1 << 62)
+    assert draws.array().tolist() == [shuffle_head(words(key, i, 1, ways), classes) for i in range(100)]
+    spec, rows = EpisodeSpec(ways=ways, novel_queries=1, base_queries=5), np.arange(classes + 1) * 2
+    sampler = Sampler(stream, spec, 1, rows, SIZES_BASE)
+    assert sampler.class_draws(100) == draws
+    assert np.array_equal(sampler.sample(0, 100).classes.numpy(), draws.array())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ifsl_bench.board.result_file import file_name, parse, summary_entry
+from ifsl_bench.board.result_file import file_name, parse, read, summary_entry, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.campaigns import api
 from ifsl_bench.cli import main as cli
@@ -19,7 +19,9 @@ from ifsl_bench.common.errors import is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.running import check
 from ifsl_bench.running.check import check_file
+from tests.board.result_fields import listed
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 STORED = sorted(packaged_root().glob("*/*.seed-*.json"))
@@ -30,7 +32,7 @@ def file(tmp_path) -> Path:
     """A good file in its folder."""
     path = tmp_path / "glyphs-5shot" / "lwof.seed-1.json"
     path.parent.mkdir()
-    shutil.copy(packaged_root() / "glyphs-5shot" / path.name, path)
+    write(tmp_path, listed(parse(packaged_root() / "glyphs-5shot" / path.name)))
     return path
 
 
@@ -54,6 +56,33 @@ def test_a_good_file_in_one_line(file):
     assert found.line.startswith(said)
     # An environment without the data cannot draw their classes again; one of another version cannot speak for that.
     assert {text.partition(",")[0] for text in found.unverified} <= {"classes", "distribution"}
+
+
+def test_a_good_file_is_written_anew_with_every_value_in_a_fifth_of_the_bytes(file, call):
+    altered(file, lambda v: v.update(probe={"library": "torch"}))  # as files of earlier versions have
+    before, others, size = read(file), json.loads(file.read_text()), file.stat().st_size
+    assert call("check", "--rewrite", str(file))[0] == 0
+    after, raw = read(file), json.loads(file.read_text())
+    assert listed(after) == before
+    assert raw.pop("episodes")["classes"].startswith("drawn 2000 x 5 of 108")
+    del others["episodes"]
+    assert raw == others
+    assert file.stat().st_size < size / 5
+    assert after.episodes == read(packaged_root() / "glyphs-5shot" / file.name).episodes
+
+
+def test_classes_of_other_episodes_are_packed_as_they_are(file):
+    altered(file, lambda v: v["episodes"]["classes"].reverse())
+    before = read(file)
+    check.rewrite(file)
+    assert listed(read(file)) == before
+
+
+def test_a_bad_file_is_not_written_anew(file, call):
+    altered(file, lambda v: v.update(fingerprint="0" * 64))
+    before = file.read_bytes()
+    assert call("check", "--rewrite", str(file))[0] == 2
+    assert file.read_bytes() == before
 
 
 TUNED = {"c": {"3": 1.0}}
