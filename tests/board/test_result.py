@@ -375,7 +375,7 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
         where = f"{result.task}/{result.label}.seed-{result.seed}"
         assert result.task_hash == task.hash, where
         assert result.fingerprint == task.dataset.fingerprint, where
-        if len(result.episodes.base_joint) == task.evaluation.episodes:
+        if len(result.episodes) == task.evaluation.episodes:
             # Of a changed task no digest is pinned, but all rows have one.
             assert result.digest == digests.setdefault(result.task, task.digest or result.digest), where
         assert "+changes" not in result.provenance["commit"], where

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from ifsl_bench.board.result_file import read
 from ifsl_bench.campaigns import api
 from ifsl_bench.cli import main as cli
 from ifsl_bench.common.files import Home
