@@ -13,10 +13,14 @@ import argparse
 import numpy as np
 from scipy.special import ndtr
 
-from ifsl_bench.protocol.calibration import Margins, find_bias, resamples
+from ifsl_bench.board.choices import gains
+from ifsl_bench.board.firmness import Choice
+from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, firmness
+from ifsl_bench.protocol.calibration import Margins, find_bias
 from ifsl_bench.protocol.metrics import estimate
 
 VALIDATION, TEST, QUERIES = 300, 2000, 25  # episodes; base queries of an episode, and novel ones
+HITS = 100  # in a point
 OF_EPISODE, RIGHT, APART = 0.5, 0.9, 1.0  # sd of an episode's margins; right among their own classes; base from novel
 
 
@@ -68,13 +72,25 @@ def tuned(curvature: float, shift: float, cases: int) -> tuple[float, float, flo
             level + 7 * rng.normal(size=(n, 1)) + 3 * rng.normal(size=(n, len(settings)))
             for level, n in zip(levels, (VALIDATION, TEST), strict=True)
         )
-        means = validation.mean(0)
-        winners = (resamples(VALIDATION) @ validation).argmax(1)
-        values = test[:, means.argmax()]
-        with_choice = estimate(values, float(means[winners].var(ddof=1)))
-        truth = float(levels[1][means.argmax()])
+        best = int(validation.mean(0).argmax())
+        values, choice = test[:, best], choice_of(validation, test, best)
+        more = gains(choice, "base_joint")[choice.winners] / HITS
+        with_choice = estimate(values, float(more.var(ddof=1)))
+        truth = float(levels[1][best])
         found.append((with_choice.mean, estimate(values).interval, with_choice.interval, truth))
     return coverage(np.array(found))
+
+
+def choice_of(validation: np.ndarray, test: np.ndarray, best: int) -> Choice:
+    """What a result says of the choice, from accuracies [episodes, settings]; hits are in hundredths of a point."""
+    hits = np.rint(HITS * validation).astype(int)
+    none = [0] * len(hits)
+    tried = {str(i): Tried(0.0, len(hits), hits={"base_joint": column.tolist(), "novel_joint": none})
+             for i, column in enumerate(hits.T)}  # fmt: skip
+    fields = firmness(tried, str(best))
+    sums = np.rint(HITS * test[:RIVAL_EPISODES]).sum(0).astype(int)
+    on_test = {"base_joint": sums[[best, *fields["rivals"]]].tolist()}
+    return Choice(**fields, test_episodes=RIVAL_EPISODES, test_hits=on_test)
 
 
 def coverage(found: np.ndarray) -> tuple[float, float, float]:

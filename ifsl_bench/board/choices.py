@@ -40,7 +40,7 @@ def resampled_sums(result: Result, counts: Counts) -> Counts | None:
     for name, values in counts.columns().items():
         sums[name] = np.asarray(resampled.get(name) or [values.sum(dtype=np.int64)], dtype=np.float64)
         if choice and name in choice.hits:
-            sums[name] = sums[name] + n * _gains(choice, name)[choice.winners]
+            sums[name] = sums[name] + n * gains(choice, name)[choice.winners]
     if result.calibrated:
         sums |= {"base_joint": sums["calibrated_base"], "novel_joint": sums["calibrated_novel"]}
     if "pairs" in sums:
@@ -49,7 +49,7 @@ def resampled_sums(result: Result, counts: Counts) -> Counts | None:
     return Counts(**whole, base_queries=n * counts.base_queries, novel_queries=n * counts.novel_queries)
 
 
-def _gains(choice: Choice, count: str) -> np.ndarray:
+def gains(choice: Choice, count: str) -> np.ndarray:
     """Hits that each setting has more than the chosen one, a mean over episodes: on the test where it was tried."""
     hits = np.array(choice.hits[count])
     gains = (hits - hits[choice.chosen]) / choice.validation_episodes
