@@ -24,8 +24,7 @@ from ifsl_bench.protocol.limits import check_task, most_episodes
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
 from ifsl_bench.protocol.variants import changed, split
-from ifsl_bench.running.check_keys import unknown_keys, unprintable
-from ifsl_bench.running.check_values import Unverified, odd_values
+from ifsl_bench.running.check_form import Unverified, odd_values, unprintable
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.episodes import Sampler
@@ -80,7 +79,7 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
     except UserError as error:
         said = str(error).replace(one_line(f"{path} "), "it ", 1).removeprefix(one_line(f"{path}: "))
         return Checked(None, _lines([said.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)]))
-    failures = [*unprintable(raw), *unknown_keys(result)]
+    failures = [*unprintable(raw)]
     failures += [reason] if (reason := inconsistency(result)) else []
     failures += _place(path, result, tasks, home)
     failures += odd_values(result)

@@ -21,8 +21,8 @@ from ifsl_bench.plugin.options import resolve_options
 from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training
+from ifsl_bench.running.check_form import Unverified
 from ifsl_bench.running.check_search import odd_search
-from ifsl_bench.running.check_values import Unverified
 from ifsl_bench.running.job import Job
 
 METHOD = (

@@ -93,28 +93,34 @@ def test_what_people_write_can_be_printed(file):
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (lambda v: v["provenance"].update(note="x"), "provenance: 'note'"),
-        (lambda v: v["provenance"]["libraries"].update({"a b": "1"}), "provenance.libraries: 'a b'"),
-        (lambda v: v["provenance"].update(distribution={"name": "x", "url": "y"}), "provenance.distribution: 'url'"),
-        (lambda v: v["pretraining"].update(note="x"), "pretraining: 'note'"),
-        (lambda v: v["pretraining"]["accuracy"].update({"novel/test": 1.0}), "pretraining.accuracy: 'novel/test'"),
-        (lambda v: v["cost"].update(dollars=1.0), "cost: 'dollars'"),
-        (lambda v: v["solver"]["solver_steps"].update(least=1.0), "solver.solver_steps: 'least'"),
-        (lambda v: v["training"].update(note="x"), "training: 'note'"),
-        (lambda v: v["training"].update(validation={"x": 1.0}), "training.validation: 'x'"),
-        (lambda v: v["training"].update(solves={"good": 1}), "training.solves: 'good'"),
+        (lambda v: v["provenance"].update(note="x"), "provenance: Object contains unknown field `note`"),
+        (lambda v: v["provenance"]["libraries"].update({"a b": "1"}), "provenance.libraries: Expected `str` matching"),
+        (
+            lambda v: v["provenance"].update(distribution={"name": "x", "url": "y"}),
+            "provenance.distribution: Object contains unknown field `url`",
+        ),
+        (lambda v: v["pretraining"].update(note="x"), "pretraining: Object contains unknown field `note`"),
+        (
+            lambda v: v["pretraining"]["accuracy"].update({"novel/test": 1.0}),
+            "pretraining.accuracy: Invalid enum value 'novel/test'",
+        ),
+        (lambda v: v["cost"].update(dollars=1.0), "cost: Invalid enum value 'dollars'"),
+        (lambda v: v["solver"]["solver_steps"].update(least=1.0), "solver[...]: Invalid enum value 'least'"),
+        (lambda v: v["training"].update(note="x"), "training: Object contains unknown field `note`"),
+        (lambda v: v["training"].update(validation={"x": 1.0}), "training.validation: Expected `str` matching"),
+        (lambda v: v["training"].update(solves={"good": 1}), "training.solves: Invalid enum value 'good'"),
     ],
 )
 def test_a_name_that_no_run_writes_is_refused(file, change, told):
     failures = check_file(altered(file, change)).failures
-    assert f"{told} is nothing that a run writes there" in failures, failures
+    assert any(failure.startswith(told) for failure in failures), failures
 
 
 def test_a_file_with_a_thousand_faults_is_told_of_in_few_short_lines(file):
-    altered(file, lambda v: v["cost"].update({"x" * 10_000 + str(i): -1.0 for i in range(1000)}))
+    altered(file, lambda v: v["cost"].update({"\n" * 10_000 + str(i): 1.0 for i in range(1000)}))
     failures = check_file(file).failures
     assert len(failures) == check.MOST_LINES + 1
-    assert failures[-1] == "and 1,950 more"
+    assert failures[-1] == "and 951 more"
     assert max(map(len, failures)) <= check.MOST_LETTERS + 3
 
 
