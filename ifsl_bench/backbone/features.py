@@ -209,24 +209,35 @@ def base_classifier(pretrained: Pretrained, moments: Moments) -> Base:
     """The frozen classifier and what is known of the base classes' features, on the CPU, in single precision.
 
     Args:
-        moments: of base/train.
+        moments: of base/train, as the network has its features.
     """
     head = pretrained.head
     weight = head.weight.detach().float().cpu()
     bias = head.bias.detach().float().cpu() if head.scale is None else torch.zeros(len(weight))
     scale = 1.0 if head.scale is None else float(head.scale)
-    known = (moments.means, moments.counts, moments.covariance)
+    known = (centred(moments.means, pretrained.mean), moments.counts, moments.covariance)
     means, counts, covariance = (torch.from_numpy(x).float() for x in known)
     return Base(weight, bias, means, scale, counts, covariance)
 
 
-def feature_pool(features: np.ndarray, pool: Pool, base: Base, device: torch.device) -> FeaturePool:
-    """A pool's features with the base logits of all its rows; stays a memory map on the CPU."""
+def centred(features: np.ndarray, mean: np.ndarray | None) -> np.ndarray:
+    """Features [n, D] less the mean [D] of base/train, where that is subtracted; of the same type."""
+    return features if mean is None else features - mean.astype(features.dtype)
+
+
+def feature_pool(
+    features: np.ndarray, pool: Pool, base: Base, device: torch.device, mean: np.ndarray | None = None
+) -> FeaturePool:
+    """A pool's features with the base logits of all its rows; a memory map on the CPU where no mean is subtracted.
+
+    Args:
+        mean: as of :func:`centred`.
+    """
     import warnings
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the map is read-only, and so is our use of it
-        rows = torch.from_numpy(features).to(device)
+        rows = torch.from_numpy(centred(features, mean)).to(device)
     weight, bias = base.weight.to(device), base.bias.to(device)
     logits = torch.cat([F.linear(block, weight, bias) for block in rows.split(1 << 16)])
     return FeaturePool(pool.name, rows, logits, pool.starts, len(features) // len(pool))

@@ -16,7 +16,7 @@ from ifsl_bench.backbone.base_head import fit_head
 from ifsl_bench.backbone.chance import at_chance
 from ifsl_bench.backbone.contract import Card, Frozen
 from ifsl_bench.backbone.device import choose_precision, describe_device
-from ifsl_bench.backbone.features import compute_features
+from ifsl_bench.backbone.features import centred, compute_features
 from ifsl_bench.backbone.given_weights import as_tensor, read_weights, weights_file
 from ifsl_bench.backbone.networks import CosineHead, FrozenNetwork, LinearHead, channels_last, make_head
 from ifsl_bench.backbone.preprocess import Preprocess, enlarged
@@ -29,7 +29,10 @@ from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.protocol.contamination import seen
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task import CENTRED, Task
+
+MEAN = "features.mean"  # the tensor's name
+CLASSIFIER = 2  # tensors of one: weight and bias
 
 
 def pretrain_frozen(
@@ -53,7 +56,12 @@ def pretrain_frozen(
         raise UserError(f"{spec.backbone} is for images of one or three channels, not for data {dataset.shape}")
     file = weights_file(home, spec, plugin, model, card, reporter)
     digest = sha256_file(file)
-    network = _filled(plugin, model, file, device)
+    try:
+        network = _filled(plugin, model, file, device, reporter)
+    except UserError:
+        if spec.weights is not None:  # a copy, which nothing can be made with
+            file.unlink(missing_ok=True)
+        raise
     key = pretraining_key(task, dataset.fingerprint, head, 0)
     corpora = corpora_of(spec) or ()
     facts = {
@@ -62,37 +70,44 @@ def pretrain_frozen(
         "pretrained_on": list(corpora),
         "seen": seen(corpora, task.novel_data),
         "features": features_key(task, dataset.fingerprint, head, 0),
+        "centre": spec.centre or CENTRED,
     }
 
-    def made(classifier: LinearHead | CosineHead, info: Mapping[str, Any]) -> Pretrained:
+    def made(classifier: LinearHead | CosineHead, info: Mapping[str, Any], mean: Tensor | None = None) -> Pretrained:
         classifier.requires_grad_(False)
-        return Pretrained(key, network, classifier.to(device), Preprocess(card, device), {**info, **facts})
+        of_base = None if mean is None else mean.numpy()
+        return Pretrained(key, network, classifier.to(device), Preprocess(card, device), {**info, **facts}, of_base)
 
-    def finished(classifier: LinearHead | CosineHead, info: Mapping[str, Any]) -> Pretrained:
+    def finished(classifier: LinearHead | CosineHead, info: Mapping[str, Any], mean: Tensor | None) -> Pretrained:
         if told := at_chance(info["accuracy"], dataset, f"whether {spec.backbone} is for such images"):
             reporter.warn(told)
-        return made(classifier, info)
+        return made(classifier, info, mean)
+
+    def loaded(state: State) -> Pretrained:
+        return finished(_classifier(state, head, network.features, classes), state.info, state.tensors.get(MEAN))
 
     folder, classes = home.pretrained / key, len(dataset.manifest["pools"]["base/train"]["classes"])
     with suppress(CorruptFile):  # before the lock, which a read-only folder does not grant
         if (state := _finished(folder, digest)) is not None:
-            return finished(_classifier(state, head, network.features, classes), state.info)
+            return loaded(state)
     with locked(folder, reporter.warn):
         try:
             if (state := _finished(folder, digest)) is not None:
-                return finished(_classifier(state, head, network.features, classes), state.info)
+                return loaded(state)
         except CorruptFile as error:
             reporter.warn(f"{error}; it is trained again, the damaged files are in {set_aside(folder)}")
         _announce(card, dataset, spec.backbone, reporter)
         bare = made(make_head(head, network.features, classes), {"tensors": {"sha256": digest}})
-        trained, info = _trained(home, task, dataset, bare, head, device, reporter, place)
+        trained, mean, info = _trained(home, task, dataset, bare, head, device, reporter, place)
         tensors = {f"head.{k}": v.cpu() for k, v in trained.state_dict().items()}
+        if mean is not None:
+            tensors[MEAN] = mean
         # The checksum of the backbone is one of the tensors: theirs then says which backbone they are for.
         kept = CheckpointFolder(folder).save({**tensors, "backbone.sha256": as_tensor(digest)}, {**info, **facts})
-        return finished(trained, kept)
+        return finished(trained, kept, mean)
 
 
-def _filled(plugin: Frozen, model: str, file: Path, device: torch.device) -> FrozenNetwork:
+def _filled(plugin: Frozen, model: str, file: Path, device: torch.device, reporter: Reporter) -> FrozenNetwork:
     """The network with the weights of a file."""
     weights = read_weights(file)
     with torch.random.fork_rng(devices=[]):
@@ -101,10 +116,42 @@ def _filled(plugin: Frozen, model: str, file: Path, device: torch.device) -> Fro
             plugin.fill(model, body, weights)
         except Exception as error:  # a library's own, of many kinds
             why = one_line(str(error)).strip()[:200]
-            raise UserError(f"{file} holds the weights of another network than {model}: {why}") from error
+            named = in_order(weights, body.state_dict())
+            if named is None:
+                raise UserError(
+                    f"{file.name} holds the weights of another network than {model}: {why}; the network begins with "
+                    f"{_first(body.state_dict())}, the file with {_first(weights)}"
+                ) from error
+            plugin.fill(model, body, named)
+            reporter.warn(
+                f"the tensors of {file.name} have other names than those of {model}, and fit in their order, from "
+                f"{_first(weights)} as {_first(named)} on: the base classifier's accuracy shows whether they belong"
+            )
     network = channels_last(FrozenNetwork(body, width), device)
     assert isinstance(network, FrozenNetwork)
     return network
+
+
+def _first(tensors: Mapping[str, Tensor]) -> str:
+    name = next(iter(tensors))
+    return f"{name} {list(tensors[name].shape)}"
+
+
+def in_order(weights: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The tensors of a file under the names that a network has for them, where they come in the same order.
+
+    Args:
+        wanted: the network's, without a classifier, whose tensors come last in the file.
+
+    Returns:
+        None where their kinds (the last part of their names) or their shapes differ somewhere, or names are shared.
+    """
+    pairs = list(zip(weights, wanted, strict=False))
+    alike = all(a.rpartition(".")[2] == b.rpartition(".")[2] and weights[a].shape == wanted[b].shape for a, b in pairs)
+    whole = 0 <= len(weights) - len(wanted) <= CLASSIFIER
+    if not alike or not whole or weights.keys() & wanted.keys():
+        return None
+    return {b: weights[a] for a, b in pairs}
 
 
 def _announce(card: Card, dataset: Dataset, name: str, reporter: Reporter) -> None:
@@ -139,8 +186,8 @@ def _classifier(state: State, kind: HeadKind, width: int, classes: int) -> Linea
 def _trained(
     home: Home, task: Task, dataset: Dataset, bare: Pretrained, kind: HeadKind, device: torch.device,
     reporter: Reporter, place: str,
-) -> tuple[LinearHead | CosineHead, dict[str, Any]]:  # fmt: skip
-    """The base classifier on the features of base/train, and what is recorded."""
+) -> tuple[LinearHead | CosineHead, Tensor | None, dict[str, Any]]:  # fmt: skip
+    """The base classifier on the features of base/train, their mean where it is subtracted, and what is recorded."""
     start, spec = time.perf_counter(), task.pretraining
 
     def features(pool: str) -> np.ndarray:
@@ -149,6 +196,8 @@ def _trained(
     pool = dataset.pool("base/train")
     classes = len(pool.starts) - 1
     rows, labels = features("base/train"), pool.labels.astype(np.int64)
+    mean = None if spec.centre == "none" else rows.mean(0, dtype=np.float64).astype(np.float32)
+    rows = centred(rows, mean)
     head, solve = fit_head(kind, rows, labels, classes, spec.weight_decay, device)
     title = f"base classifier on {spec.backbone}, {kind} head"
     if not solve["converged"]:
@@ -157,25 +206,29 @@ def _trained(
     for name in ("base/val", "base/test"):
         if dataset.has(name):
             with torch.inference_mode():
-                logits = head.cpu()(_tensor(features(name)))
+                logits = head.cpu()(_tensor(centred(features(name), mean)))
             accuracy[name] = float((logits.argmax(1).numpy() == dataset.pool(name).labels).mean())
     shown = ", ".join(f"{name} {100 * value:.2f}%" for name, value in accuracy.items())
     reporter.say(f"{title}: {solve['steps']} steps of L-BFGS, {shown}")
     precision = choose_precision(device) if device.type != "cpu" else None
     bf16 = precision is not None and precision.bf16
-    return head, {
-        "key": bare.key,
-        "finished": True,
-        "epoch": 0,
-        "seconds": time.perf_counter() - start,
-        "seed": 0,
-        "bf16": bf16,
-        "precision": f"{'bf16 autocast' if bf16 else 'float32'}; classifier in float32, by L-BFGS",
-        "device": describe_device(device),
-        "processes": [1],
-        "accuracy": accuracy,
-        "solve": solve,
-    }
+    return (
+        head,
+        None if mean is None else torch.from_numpy(mean),
+        {
+            "key": bare.key,
+            "finished": True,
+            "epoch": 0,
+            "seconds": time.perf_counter() - start,
+            "seed": 0,
+            "bf16": bf16,
+            "precision": f"{'bf16 autocast' if bf16 else 'float32'}; classifier in float32, by L-BFGS",
+            "device": describe_device(device),
+            "processes": [1],
+            "accuracy": accuracy,
+            "solve": solve,
+        },
+    )
 
 
 def _tensor(rows: np.ndarray) -> Tensor:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +23,10 @@ from ifsl_bench.common.files import Home, set_aside, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.protocol.task import INCLUDED, Task
+from ifsl_bench.protocol.task import CENTRED, INCLUDED, Task
 
 HeadKind = Literal["linear", "cosine"]
-FROM_ELSEWHERE = ("backbone", "weights", "features", "pretrained_on", "seen")  # said of such backbones alone
+FROM_ELSEWHERE = ("backbone", "weights", "features", "pretrained_on", "seen", "centre")  # said of such backbones alone
 RECIPE = 2  # raised when the code below starts to give other weights from equal settings
 
 
@@ -38,6 +39,7 @@ class Pretrained:
         network: images [B, C, H, W] -> features [B, D], in evaluation mode.
         head: the base classifier.
         normalise: images of a pool, uint8 [B, H, W, C], -> what the network takes.
+        mean: of the features of base/train, float32 [D], which is subtracted from all features; None where nothing is.
         info: what was recorded: accuracy on base/val and base/test, precision, device, seconds, what the weights were
             rounded to, and how many processes it was, one number after the other where a resumed one had others.
     """
@@ -47,6 +49,7 @@ class Pretrained:
     head: LinearHead | CosineHead
     normalise: Callable[[Tensor], Tensor]
     info: dict[str, Any]
+    mean: np.ndarray | None = None
 
     @property
     def sha256(self) -> str:
@@ -96,6 +99,8 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
         "head": head,
         "seed": 0 if frozen_backbone(task.pretraining.backbone) else task.pretraining_seed(seed),
     }
+    if frozen_backbone(task.pretraining.backbone):
+        made_of["centre"] = task.pretraining.centre or CENTRED
     if task.base_classes is not None:
         made_of["base_classes"] = task.base_classes
     return made_of

@@ -57,12 +57,14 @@ def check_backbone(spec: Pretraining) -> Card | None:
     """What a frozen backbone says of itself, None for another one.
 
     Raises:
-        UserError: no such backbone, or weights for one that is pretrained here.
+        UserError: no such backbone, or weights or centring for one that is pretrained here.
     """
     found = frozen_backbone(spec.backbone)
     if found is None:
         if spec.weights is not None:
             raise UserError(f"backbone {spec.backbone!r} is pretrained here and takes no weights; leave them out")
+        if spec.centre is not None:
+            raise UserError(f"centre is for frozen backbones, and {spec.backbone!r} is pretrained here; leave it out")
         return None
     plugin, model = found
     return plugin.card(model, spec.weights is not None)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -79,7 +81,8 @@ class Timm(Frozen):
         found = []
         for seed in (0, 1):
             torch.manual_seed(seed)
-            made = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=dict(given))
+            with _silent():
+                made = timm.create_model(model, pretrained=True, num_classes=0, pretrained_cfg_overlay=dict(given))
             found.append(made.state_dict())
         lacking = [name for name, value in found[0].items() if not torch.equal(value, found[1][name])]
         if lacking:
@@ -101,6 +104,18 @@ class Timm(Frozen):
             # Asked once and at once: the library tries for 23 s before it says that there is no network.
             with urlopen(Request(_address(found), method="HEAD"), timeout=10):
                 return Path(hf_hub_download(**what))
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Inside, timm does not list every tensor that it has no place for: what is lacking is said in one line."""
+    logger = logging.getLogger("timm")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def corpora(model: str) -> tuple[str, ...]:

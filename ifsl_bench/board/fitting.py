@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.protocol.limits import most_episodes
-from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task import CENTRED, Task
 
 
 def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
@@ -19,7 +19,7 @@ def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
     Args:
         results: of this very definition of the task, the most trustworthy first.
     """
-    reasons = {id(result): reason for result in results if (reason := _odd_episodes(task, result))}
+    reasons = {id(r): reason for r in results if (reason := _odd_episodes(task, r) or _odd_features(task, r))}
     counts: dict[str, list[int]] = {}
     for result in results:
         if id(result) not in reasons:
@@ -32,6 +32,14 @@ def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
                 f"{expected[result.digest]:,}"
             )
     return reasons
+
+
+def _odd_features(task: Task, result: Result) -> str:
+    """Why the features of a backbone from elsewhere are not those of the task: version 0.2.0 centred none."""
+    asked, made = task.pretraining.centre or CENTRED, result.pretraining.get("centre", "none")
+    if "weights" in result.pretraining and made != asked:
+        return f"its features were made with centre {made}, the task has {asked}"
+    return ""
 
 
 def _count(result: Result) -> int:

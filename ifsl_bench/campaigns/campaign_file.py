@@ -57,6 +57,7 @@ class _Run(_Table, frozen=True):
     novel_from: str | list[str] | None = None
     backbone: str | list[str] | None = None
     weights: str | list[str] | None = None
+    centre: str | list[str] | None = None
 
 
 class _File(_Table, frozen=True):

@@ -93,7 +93,8 @@ def change_options(command: Any) -> Any:
     def with_change(**given: Any) -> Any:
         from ifsl_bench.protocol.variants import make_change
 
-        file, said = given.pop("weights"), {key: given.pop(key.replace("-", "_")) for key in (*helps, "backbone")}
+        file, keys = given.pop("weights"), (*helps, "backbone", "centre")
+        said = {key: given.pop(key.replace("-", "_")) for key in keys}
         if file is not None:
             from ifsl_bench.backbone.given_weights import take_weights
 
@@ -101,6 +102,8 @@ def change_options(command: Any) -> Any:
         change = make_change(said)
         return command(change=change, **given)
 
+    with_change = click.option("--centre", metavar="mean|none", help="Subtract the mean of base/train from "
+                               "the features of such a backbone, or nothing [mean].")(with_change)  # fmt: skip
     with_change = click.option("--weights", metavar="FILE", help="Weights of a backbone that is not pretrained here; a "
                                "copy stays in the home.")(with_change)  # fmt: skip
     with_change = click.option("--backbone", metavar="NAME", help="Another backbone, such as timm:MODEL.TAG.")(

@@ -119,7 +119,7 @@ class PreparedTask:
             return pretrain(work.home, self.task, self.dataset, self.head, self.seed, device, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
-        """Of a pool, float32 [views * n, D]; verified when first opened."""
+        """Of a pool, float32 [views * n, D], as the network has them; verified when first opened."""
         if (pool, views) not in self._features:
             made_of, place = (self.task, self.dataset, self.pretrained, pool), self.work.place("features")
             how = (place.device, self.work.reporter, views, str(place))
@@ -155,7 +155,7 @@ class PreparedTask:
         if (name, views, device) not in self._pools:
             features, pool = self.features(name, views), self.dataset.pool(name)
             with evaluating():
-                self._pools[name, views, device] = feature_pool(features, pool, self.base, device)
+                self._pools[name, views, device] = feature_pool(features, pool, self.base, device, self.pretrained.mean)
         return self._pools[name, views, device]
 
     def sampler(self, side: Side, device: torch.device = HOST) -> Sampler:

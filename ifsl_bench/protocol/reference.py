@@ -38,6 +38,8 @@ MEANING = {
     "as of letters",
     "pretraining.norm_momentum": "of batch norms' running averages: the weight of the new batch",
     "pretraining.weights": "of a backbone that is not pretrained here: the checksum of the user's own file of weights",
+    "pretraining.centre": "of a backbone that is not pretrained here: whether the mean of the features of base/train "
+    "is subtracted from all; where absent, it is",
     "pretraining.seed": "one pretraining for all seeds of meta-training; where absent, each has its own",
     "tasks.[name].shots": "support images of each novel class",
     "tasks.[name].protocol": "meta-training samples classes of novel/train, or (shared) hides base classes in turn",

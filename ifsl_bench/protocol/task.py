@@ -15,6 +15,7 @@ from ifsl_bench.common.files import sha256_json
 Side = Literal["train", "val", "test"]
 WEIGHTS_DIGITS = 16  # of the checksum of weights that a user gives, in the names of tasks and files
 NO_BACKBONE = "none"  # the backbone of data that are features already
+CENTRED = "mean"  # what becomes of a frozen backbone's features where nothing is said
 INCLUDED = "included"  # the backbone of embedded features, which come with their base classifiers
 
 
@@ -62,7 +63,8 @@ class Pretraining(Strict, frozen=True):
     base classifier, and the augmentation of views concern it, and it is the same for every seed.
 
     ``seed`` is that of the one pretraining that every training seed starts from; None: each has its own. ``weights``
-    begins the checksum of a file of weights that the user gave for the backbone.
+    begins the checksum of a file of weights that the user gave for the backbone. ``centre`` is "none" where the
+    features of such a backbone are left as they are; else the mean of those of base/train is subtracted.
     """
 
     backbone: str
@@ -76,6 +78,7 @@ class Pretraining(Strict, frozen=True):
     norm_momentum: float = 0.1  # PyTorch's convention: the weight of the new batch
     seed: int | None = None
     weights: str | None = None
+    centre: Literal["mean", "none"] | None = None
 
     def definition(self) -> dict[str, Any]:
         """Everything that changes the weights, beside the seed."""
@@ -83,6 +86,8 @@ class Pretraining(Strict, frozen=True):
         del value["seed"]
         if self.weights is None:  # younger than the first pretrainings
             del value["weights"]
+        if self.centre is None:
+            del value["centre"]
         return value
 
     def epoch(self, images: int) -> tuple[int, int]:
@@ -180,6 +185,8 @@ class Task(Strict, frozen=True):
             del value["pretraining"]["seed"]
         if self.pretraining.weights is None:
             del value["pretraining"]["weights"]
+        if self.pretraining.centre in (None, CENTRED):  # what backbones from elsewhere do, and no others can
+            del value["pretraining"]["centre"]
         return value
 
     @property

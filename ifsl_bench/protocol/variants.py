@@ -15,7 +15,7 @@ import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.protocol.limits import BACKBONE, NAME, RULE, WEIGHTS, WEIGHTS_RULE
-from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE, Pretraining, Task
+from ifsl_bench.protocol.task import CENTRED, INCLUDED, NO_BACKBONE, Pretraining, Task
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="kebab"):
@@ -33,6 +33,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             :mod:`ifsl_bench.data.crossed`; all training stays on the task's own.
         backbone: the name of another one.
         weights: the first digits of the checksum of weights that the user gives it.
+        centre: of a backbone with weights from elsewhere: "mean" subtracts the mean of the features of base/train from
+            all, "none" leaves them as they are.
     """
 
     base_classes: int | None = None
@@ -43,6 +45,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     novel_from: str | None = None
     backbone: str | None = None
     weights: str | None = None
+    centre: str | None = None
 
     def said(self) -> dict[str, int | str]:
         """What is not None, as it is spelled in names: ``{"base-classes": 50}``."""
@@ -63,6 +66,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     novel_from: str | None = None
     backbone: str | None = None
     weights: str | None = None
+    centre: str | None = None
     digest: str | None = None
     title: str = ""
 
@@ -74,6 +78,7 @@ TEXTS = {
     "novel-from": (NAME, "the name of a data set", RULE),
     "backbone": (BACKBONE, "the name of a backbone", "NAME or NAME:MODEL"),
     "weights": (WEIGHTS, "part of a checksum", WEIGHTS_RULE),
+    "centre": ("mean|none", "mean or none", "the mean of base/train is subtracted from features, or nothing"),
 }
 
 
@@ -172,7 +177,7 @@ def changed(task: Task, change: Change) -> Task:
     def said(of: Task) -> tuple[int | str | None, ...]:
         shape, spec = of.episode, of.pretraining
         changes = of.base_classes, shape.ways, of.shots, shape.novel_queries, spec.steps
-        return *changes, of.novel_from, spec.backbone, spec.weights
+        return *changes, of.novel_from, spec.backbone, spec.weights, spec.centre or CENTRED
 
     differs = [f"{key}={new}" for key, new, was in zip(KEYS, said(made), said(task), strict=True) if new != was]
     if not differs:
@@ -194,6 +199,7 @@ def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
     """
     if change.backbone not in (None, spec.backbone) and spec.backbone in (NO_BACKBONE, INCLUDED):
         raise UserError(f"backbone {change.backbone!r} is for images, and the data are features: leave it out")
+    spec = msgspec.structs.replace(spec, centre=change.centre or spec.centre)
     if change.backbone in (None, spec.backbone):
         return msgspec.structs.replace(spec, weights=change.weights or spec.weights)
     return msgspec.structs.replace(spec, backbone=change.backbone, weights=change.weights)

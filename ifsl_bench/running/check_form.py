@@ -74,6 +74,7 @@ class Pretraining(_Part):
     features: Any = None
     pretrained_on: list[str] = []
     seen: Literal[tuple(SEEN)] = "no"  # type: ignore[valid-type]
+    centre: Literal["mean", "none"] = "none"
 
 
 class Training(_Part):

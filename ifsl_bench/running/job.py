@@ -234,7 +234,8 @@ def make_jobs(
         most = most_episodes(task.episode)
         if type(count) is not int or not 2 <= count <= most:
             raise UserError(f"--episodes must be 2 to {most:,} for task {task.name}, not {count}")
-        check_backbone(spec)
+        # A task that says no more than what it does anyway is the same task, and would not be refused.
+        check_backbone(msgspec.structs.replace(spec, centre=change.centre) if change and change.centre else spec)
         if calibrate and task.regular:
             raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
         for seed, (chosen, meant, name) in itertools.product(seeds, found):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import pickle
 from types import SimpleNamespace
 
@@ -13,19 +15,25 @@ from PIL import Image
 
 from ifsl_bench.backbone.base_head import fit_head
 from ifsl_bench.backbone.contract import Card, Frozen
+from ifsl_bench.backbone.features import base_classifier, feature_pool
 from ifsl_bench.backbone.frozen import pretrain_frozen
 from ifsl_bench.backbone.given_weights import read_weights, take_weights
+from ifsl_bench.backbone.moments import Moments
 from ifsl_bench.backbone.preprocess import Preprocess
 from ifsl_bench.backbone.pretrain import features_key, pretraining_key
 from ifsl_bench.backbone.registered import backbone_plugin, check_backbone, corpora_of
 from ifsl_bench.backbone.torchvision_zoo import Torchvision
+from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.plugin.registry import is_installed
 from ifsl_bench.protocol.contamination import facts, seen
 from ifsl_bench.protocol.task_files import find, parse
-from ifsl_bench.protocol.variants import Change, changed
+from ifsl_bench.protocol.training import Training
+from ifsl_bench.protocol.variants import Change, changed, make_change
+from ifsl_bench.running.job import make_jobs
 
 CPU = torch.device("cpu")
 HERE = is_installed("timm")
@@ -138,8 +146,82 @@ def test_other_weights_at_the_same_place_are_other_features(home, small, tmp_pat
 def test_the_weights_of_another_network_are_refused(home, tmp_path):
     torch.save({"a": torch.zeros(3)}, tmp_path / "a.pth")
     task = glyphs("timm:test_resnet", take_weights(home, tmp_path / "a.pth"))
-    with pytest.raises(UserError, match="holds the weights of another network"):
+    with pytest.raises(UserError, match=r"holds the weights of another network .* the file with a \[3\]"):
         pretrain_frozen(home, task, Images(), "linear", CPU, Heard())
+    assert not list(home.weights.iterdir()), "no copy of what nothing can be made with"
+
+
+@with_timm
+def test_tensors_of_other_names_are_taken_in_order_where_all_fit_and_nothing_is_listed(home, small, tmp_path, capfd):
+    task, network = small
+    given = network.state_dict()
+    named = {f"part_{i}.{name.rpartition('.')[2]}": value for i, (name, value) in enumerate(given.items())}
+    torch.save(named, tmp_path / "b.pth")
+    heard = Heard()
+    other = glyphs("timm:test_resnet", take_weights(home, tmp_path / "b.pth"))
+    made, meant = (pretrain_frozen(home, one, Images(), "linear", CPU, heard) for one in (other, task))
+    torch.testing.assert_close(made.head.weight, meant.head.weight, rtol=0, atol=0)
+    assert any("fit in their order, from part_0.weight " in said for said in heard.warnings)
+    swapped = dict(reversed(named.items()))
+    torch.save(swapped, tmp_path / "c.pth")
+    with pytest.raises(UserError, match="holds the weights of another network"):
+        pretrain_frozen(home, glyphs("timm:test_resnet", take_weights(home, tmp_path / "c.pth")), Images(), "linear",
+                        CPU, heard)  # fmt: skip
+    assert len("".join(capfd.readouterr())) < 500, "timm lists every tensor"
+
+
+def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home, small):
+    task, data = small[0], Images()
+    plain = changed(task, Change(centre="none"))
+    assert plain.name == f"{task.name}+centre=none"
+    assert plain.hash != task.hash
+    assert changed(task, Change(centre="mean")) is task, "what it does anyway has no name of its own"
+    centred, raw = (pretrain_frozen(home, one, data, "linear", CPU, Heard()) for one in (task, plain))
+    assert centred.features_key == raw.features_key, "one bank for both"
+    assert centred.key != raw.key
+    bank = np.load(home.features / raw.features_key / "base-train" / "features.npy")
+    assert bank.mean() > 0, "of a ReLU"
+    np.testing.assert_allclose(centred.mean, bank.mean(0, dtype=np.float64), rtol=1e-6)
+    assert raw.mean is None
+    assert (centred.entry()["centre"], raw.entry()["centre"]) == ("mean", "none")
+    again = pretrain_frozen(home, task, data, "linear", CPU, Heard())
+    np.testing.assert_array_equal(again.mean, centred.mean)
+    pool = data.pool("base/train")
+    moments = Moments.of(bank, pool.starts)
+    base = base_classifier(centred, moments)
+    seen = feature_pool(bank, pool, base, CPU, centred.mean)
+    torch.testing.assert_close(seen.features.mean(0), torch.zeros(bank.shape[1]), rtol=0, atol=1e-5)
+    of_class = torch.stack([seen.features[a:b].mean(0) for a, b in itertools.pairwise(pool.starts)])
+    torch.testing.assert_close(base.prototypes, of_class, rtol=1e-4, atol=1e-5)
+    logits = seen.features @ centred.head.weight.T + centred.head.bias
+    torch.testing.assert_close(seen.base_logits, logits)
+
+
+def test_centring_is_for_frozen_backbones_and_leaves_other_tasks_as_they_are():
+    usual = find("glyphs-5shot")[0]
+    assert "centre" not in usual.definition()["pretraining"]
+    assert "centre" not in usual.pretraining.definition()
+    for centre in ("mean", "none"):
+        with pytest.raises(UserError, match="centre is for frozen backbones, and 'resnet-small' is pretrained here"):
+            make_jobs(["imprint"], ["glyphs-5shot"], {}, Training(), [0], None, Change(centre=centre))
+    with pytest.raises(UserError, match="centre must be mean or none"):
+        make_change({"centre": "median"})
+
+
+def test_a_result_of_a_version_that_centred_nothing_is_no_row_of_the_task(tmp_path):
+    task = glyphs("timm:test_resnet", "0" * 16)
+    raw = json.loads((packaged_root() / "glyphs-5shot" / "imprint.seed-0.json").read_text())
+    raw |= {"task": task.name, "task_hash": task.hash}
+    raw["pretraining"] |= {"backbone": "timm:test_resnet", "weights": "0" * 64, "seen": "may"}
+    for name, centre in (("old", None), ("new", "mean")):
+        raw |= {"label": name, "method": name}
+        raw["pretraining"] |= {"centre": centre} if centre else {}
+        path = tmp_path / task.name / f"{name}.seed-0.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(raw))
+    board = load_board(task, tmp_path)
+    assert [row.label for row in board.rows] == ["new"]
+    assert any("old, seed 0 (yours): its features were made with centre none" in said for said in board.remarks)
 
 
 class _Evil:

@@ -172,9 +172,7 @@ def test_partial_data_say_at_once_which_tasks_are_out_of_reach_and_what_would_do
     here = ("--home", str(home.cache))
     status, _, err = call("data", "prepare", "tiered-imagenet", "--from", str(folder), "--allow-partial", *here)
     assert status == 0, err
-    tasks = [
-        task.name for task in packaged().values() if task.dataset.name == "tiered-imagenet" and not task.novel_from
-    ]
+    tasks = [t.name for t in packaged().values() if t.dataset.name == "tiered-imagenet" and not t.novel_from]
     run = ("run", "--method", "imprint", "--dry-run", *here, "--task")
     for name in tasks:
         (line,) = (line for line in err.splitlines() if f" {name} is out of reach: " in line)
