@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,7 +60,8 @@ class Program(Group):
                     "ifsl-bench COMMAND --help"),
 )  # fmt: skip
 @click.version_option(__version__, prog_name="ifsl-bench")
-def cli() -> None:
+@click.option("--traceback", is_flag=True, help="Where an error comes from, call by call.")
+def cli(traceback: bool) -> None:
     """A benchmark suite for incremental few-shot learning."""
 
 
@@ -79,6 +81,8 @@ def _guarded(call: Callable[[], Any]) -> int:
     try:
         status = call()
     except UserError as error:
+        if "--traceback" in sys.argv[1:]:
+            traceback.print_exception(error)
         click.echo(f"ifsl-bench: {error}", err=True)
         return 2
     except click.exceptions.Abort:

@@ -7,6 +7,7 @@ The command line prints it and exits with status 2.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import traceback
 from collections.abc import Iterable
@@ -71,11 +72,17 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "", see:
     return UserError(f"unknown {kind} {said}{f' {where}' if where else ''};{hint} {listed}")
 
 
-def where(error: BaseException, file: str = "") -> str:
-    """ "line 3: ", the place in ``file`` (or "x.py line 3: ", in the innermost file) that an exception came from."""
+def where(error: BaseException, file: str = "", among: str = "") -> str:
+    """ "line 3: ", the place in ``file`` that an exception came from; or "x.py line 3: ", in the innermost file.
+
+    Args:
+        among: a file; where the exception went through it or those beside it, their innermost place is said, and not
+            that in a library which they have called.
+    """
     if isinstance(error, SyntaxError) and error.filename == file and error.lineno:
         return f"line {error.lineno}: "
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not file or f.filename == file]
     if not frames:
         return ""
+    frames = [f for f in frames if among and os.path.dirname(f.filename) == os.path.dirname(among)] or frames
     return f"line {frames[-1].lineno}: " if file else f"{frames[-1].filename} line {frames[-1].lineno}: "

@@ -165,6 +165,9 @@ def meta_train(
                     info = taken
                 elif theirs is None or theirs["finished"] is True:
                     _save(store, info, parameters, best, optimiser)
+        if idle := [key for key in parameters if key not in optimiser.state]:
+            reporter.warn(f"{name}: no step has a gradient for {', '.join(idle)}, which stay as they began; is the "
+                          "parameter used in forward?")  # fmt: skip
     if training.select == "best":
         with torch.no_grad():
             for key, value in parameters.items():

@@ -221,6 +221,8 @@ def learns(given: Asked) -> str:
         return ""
     with torch.enable_grad():
         logits = given.logits(method=method)
+        if not logits.requires_grad:
+            return "no parameter gets a gradient: the logits are detached from all of them"
         classes = logits.shape[-1]
         shown = torch.isfinite(logits[:, 0]).int()  # [E, K + N]
         labels = (shown * torch.arange(1, classes + 1)).argmax(-1, keepdim=True).expand(logits.shape[:2])

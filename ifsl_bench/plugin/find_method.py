@@ -6,7 +6,8 @@ import hashlib
 import inspect
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ from typing import Any
 from ifsl_bench.common.errors import UserError, unknown, where
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.plugin.method_source import EXECUTED, method_source
+from ifsl_bench.plugin.method_source import EXECUTED, method_source, neighbours
 from ifsl_bench.plugin.options import check_method
 from ifsl_bench.plugin.rows import printed_alone
 
@@ -124,13 +125,31 @@ def _class_in(file: Path, wanted: str) -> type[Method]:
     return _checked(getattr(module, wanted) if wanted else next(iter(ours.values())), f"{wanted} in {file}")
 
 
+@contextmanager
+def _importable(folder: Path, beside: Iterable[Path]) -> Iterator[None]:
+    """Inside, modules of a folder can be imported as by ``python file.py``; files of other folders may have neighbours
+    of the same names, so none stays in the list of modules."""
+    inside = {path.relative_to(folder).parts[0].removesuffix(".py") for path in beside}
+    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in inside}
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in [name for name in sys.modules if name.partition(".")[0] in inside]:
+            del sys.modules[name]
+        sys.modules.update(before)
+
+
 def _run(file: Path) -> ModuleType:
-    """The file as a module; run again when its content has changed."""
+    """The file as a module; run again when its content has changed, or that of a module beside it that it imports."""
     try:
         content = file.read_bytes()
     except OSError as error:
         raise UserError(f"cannot read the method in {file}: {error.strerror}") from error
-    name = f"{file.stem}_{hashlib.sha256(str(file).encode() + content).hexdigest()[:12]}"
+    beside = neighbours(file, content)
+    digest = hashlib.sha256(b"\0".join([str(file).encode() + content, *beside.values()])).hexdigest()
+    name = f"{file.stem}_{digest[:12]}"
     with _LOCK:
         if name in sys.modules:
             return sys.modules[name]
@@ -139,7 +158,8 @@ def _run(file: Path) -> ModuleType:
         vars(module).update({EXECUTED: content, FROM: str(file)})
         sys.modules[name] = module  # dataclasses and pickle look there while the file runs
         try:
-            exec(compile(content, str(file), "exec"), module.__dict__)
+            with _importable(file.parent, beside):
+                exec(compile(content, str(file), "exec"), module.__dict__)
         except BaseException as error:
             del sys.modules[name]
             if not isinstance(error, (Exception, SystemExit)):

@@ -5,6 +5,7 @@ Shapes: E episodes at once, S support rows (ways x shots), Q queries, D features
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,7 +194,7 @@ def ask(method: Method, name: str, support: Support, query: Query) -> Prediction
         UserError: the method refuses the episodes, or fails; says where.
     """
     try:
-        return method(support, query)
+        prediction = method(support, query)
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except ValueError as error:  # what solvers say of episodes that no solve can make sense of
@@ -201,7 +202,16 @@ def ask(method: Method, name: str, support: Support, query: Query) -> Prediction
     except Exception as error:
         labels = isinstance(error, AttributeError) and error.name == "labels" and isinstance(error.obj, Query)
         more = "; the labels of queries are withheld from methods" if labels else ""
-        raise UserError(f"method {name!r} failed: {where(error)}{type(error).__name__}: {error}{more}") from error
+        file = getattr(sys.modules.get(type(method).__module__), "__file__", None) or ""
+        raise UserError(
+            f"method {name!r} failed: {where(error, among=file)}{type(error).__name__}: {error}{more} "
+            "(ifsl-bench --traceback ... prints all of it)"
+        ) from error
+    logits = getattr(prediction, "logits", None)
+    if isinstance(logits, Tensor) and logits.device != query.features.device:
+        raise UserError(f"method {name!r} returned logits on device {logits.device}, expected them on "
+                        f"{query.features.device}, where the queries' features are")  # fmt: skip
+    return prediction
 
 
 class NonFinite(UserError):

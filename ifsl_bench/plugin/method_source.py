@@ -79,6 +79,14 @@ def _executed(module: ModuleType | None) -> tuple[Path, bytes | None]:
     return path, path.read_bytes() if path.is_file() else None
 
 
+def neighbours(path: Path, content: bytes) -> dict[Path, bytes]:
+    """The modules beside a file that it imports, at any depth, and what is in them."""
+    files = {path: content}
+    _add_neighbours(path, files)
+    del files[path]
+    return files
+
+
 def _add_neighbours(path: Path, files: dict[Path, bytes]) -> None:
     """Adds the modules beside a file that it imports, at any depth, and what these import."""
     for node in ast.walk(_tree(files[path]) or ast.Module([], [])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from ifsl_bench.campaigns.plan import plan_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.evaluation import Evaluated
 from ifsl_bench.episodic.trained import Solves
+from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Prediction
 from ifsl_bench.plugin.options import check_method, space_of
 from ifsl_bench.plugin.settings import at_edge, points
@@ -240,3 +242,64 @@ def test_training_options_of_other_types_are_said_to_be(train, message, clusters
 def test_wrong_types_in_a_call_are_one_line(given, said):
     with pytest.raises(UserError, match=said):
         api.run("imprint", "glyphs-5shot", **given)
+
+
+LEARNER = """def __init__(self, base, ways):
+        super().__init__(base, ways)
+        self.a, self.idle = (torch.nn.Parameter(torch.ones(())) for _ in range(2))"""
+
+
+def test_logits_on_another_device_and_detached_ones_are_one_line(tmp_path, call, jobs):
+    for name, last, said in (
+        ("meta", "return Prediction(logits.to('meta'))", "returned logits on device meta, expected them on cpu"),
+        (
+            "detached",
+            "return Prediction((self.a * logits).detach())",
+            "no parameter gets a gradient: the logits are det",
+        ),
+    ):
+        (tmp_path / f"{name}.py").write_text(START.format(LEARNER, last))
+        status, out, err = call("methods", "--check", f"{tmp_path / name}.py:X")
+        assert (status, err.count("\n")) == (2, 1), err
+        assert said in out + err
+    made, work = jobs("pass", "return Prediction(logits.to('meta'))")
+    with pytest.raises(UserError, match=r"returned logits on device meta"):
+        api.run_job(made[0], work)
+
+
+def test_an_error_names_the_last_line_of_the_users_own_files_and_traceback_all_of_it(tmp_path, call, monkeypatch):
+    (tmp_path / "x.py").write_text(START.format("", "return Prediction(logits @ logits.to('nowhere'))"))
+    monkeypatch.setattr(
+        "traceback.print_exception", lambda error: print(f"{type(error.__cause__.__cause__).__name__} at length")
+    )
+    said = {}
+    for more in ((), ("--traceback",)):
+        status, out, err = call(*more, "methods", "--check", f"{tmp_path / 'x.py'}:X")
+        assert status == 2
+        assert "x.py line 12: RuntimeError: Expected one of cpu" in err
+        said[more] = out
+    assert said == {(): "", ("--traceback",): "RuntimeError at length\n"}
+
+
+def test_a_method_imports_what_lies_beside_its_file_and_each_folder_has_its_own(tmp_path):
+    found = {}
+    for name, value in (("one", 1), ("two", 2)):
+        (folder := tmp_path / name).mkdir()
+        (folder / "utils.py").write_text(f"from more import VALUE\n\ndef value():\n    return VALUE + {value}\n")
+        (folder / "more.py").write_text("VALUE = 10\n")
+        (folder / "x.py").write_text("from utils import value\n" + START.format("made = value()", "return None"))
+        found[name] = find_method(f"{folder / 'x.py'}:X")[0].method
+    assert (found["one"].made, found["two"].made) == (11, 12)
+    assert str(folder) not in sys.path
+    assert "utils" not in sys.modules
+    (folder / "more.py").write_text("VALUE = 20\n")
+    assert find_method(f"{folder / 'x.py'}:X")[0].method.made == 22, "what lies beside has changed"
+
+
+def test_a_parameter_without_a_gradient_is_said_by_a_run_too(tmp_path, clusters, call):
+    (tmp_path / "x.py").write_text(START.format(LEARNER, "return Prediction(self.a * logits)"))
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    how = ("--train", "steps=5", "--episodes", "20", "-q", "--home", str(clusters / "home"))
+    status, _, err = call("run", "--method", f"{tmp_path / 'x.py'}:X", "--task", task, *how)
+    assert status == 0, err
+    assert "no step has a gradient for idle, which stay as they began" in err
