@@ -68,6 +68,7 @@ MEANING = {
     "variants.[name].novel_from": "the data set of the novel classes, in validation and testing; not in training",
     "variants.[name].backbone": "another backbone, as in [pretraining]",
     "variants.[name].weights": "as in [pretraining]",
+    "variants.[name].centre": "mean or none, as in [pretraining]",
     "variants.[name].digest": "of the test episodes; a run on others is refused",
     "variants.[name].title": "what tables call it",
 }
