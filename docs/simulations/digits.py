@@ -1,5 +1,6 @@
 """Writes scikit-learn's digits as frozen features, as they are and centred.
 
+    pip install scikit-learn
     python docs/simulations/digits.py FOLDER
 
 The 64 pixels of 1,797 digits, turned by quarters to make 40 classes: 20 base classes, 8 for validation, 12 for the

@@ -68,7 +68,7 @@ MEANING = {
     "variants.[name].novel_from": "the data set of the novel classes, in validation and testing; not in training",
     "variants.[name].backbone": "another backbone, as in [pretraining]",
     "variants.[name].weights": "as in [pretraining]",
-    "variants.[name].centre": "mean or none, as in [pretraining]",
+    "variants.[name].centre": "as in [pretraining]",
     "variants.[name].digest": "of the test episodes; a run on others is refused",
     "variants.[name].title": "what tables call it",
 }
@@ -154,6 +154,8 @@ def _range(path: str, of: Any) -> str:
     """What a key may be, in words, from where it is checked."""
     if path in ("pretraining.weights", "variants.[name].weights"):
         return limits.WEIGHTS_RULE
+    if path.endswith(".centre"):
+        return '"mean" or "none"'
     if isinstance(of, msgspec.inspect.LiteralType):
         return " or ".join(toml(value) for value in sorted(of.values, key=str))
     field = path.removeprefix("tasks.[name].")
