@@ -85,6 +85,39 @@ class ResNet10StemPool(ResNet10):
         return F.max_pool2d(self.stem(x), 2, ceil_mode=True)
 
 
+class _Block12(nn.Module):
+    """Three 3x3 convolutions, a normalised 1x1 shortcut, an activation after the sum, 2x2 max-pool that rounds down."""
+
+    def __init__(self, inner: int, outer: int, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.shortcut = nn.Sequential(nn.Conv2d(inner, outer, 1, bias=False), norm(outer))
+        layers: list[nn.Module] = []
+        for width in (inner, outer, outer):
+            layers += [nn.Conv2d(width, outer, 3, padding=1, bias=False), norm(outer), nn.LeakyReLU(0.1)]
+        self.body = nn.Sequential(*layers[:-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(F.leaky_relu(self.body(x) + self.shortcut(x), 0.1), 2)
+
+
+class ResNet12(Backbone):
+    """The network of Lee et al. (CVPR 2019) without DropBlock: 640 features, 12,424,320 parameters with 3 channels."""
+
+    features = 640
+
+    def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
+        super().__init__()
+
+        def norm(width: int) -> nn.Module:
+            return nn.BatchNorm2d(width, momentum=norm_momentum)
+
+        widths = (channels, 64, 160, 320, 640)
+        self.blocks = nn.Sequential(*(_Block12(a, b, norm) for a, b in itertools.pairwise(widths)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x).mean((2, 3))
+
+
 def _same_padding(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
     """Pads so that the output has ceil(size / stride) pixels, the odd pixel after (TensorFlow's SAME)."""
 

@@ -12,14 +12,17 @@ from ifsl_bench.common.cosine import unit
 from ifsl_bench.common.errors import UserError
 
 
-@pytest.mark.parametrize(("name", "count"), [("resnet10", 2_572_032), ("resnet18-gn", 10_998_080)])
-def test_parameter_counts(name, count):
+@pytest.mark.parametrize(
+    ("name", "count", "features"),
+    [("resnet10", 2_572_032, 512), ("resnet18-gn", 10_998_080, 512), ("resnet12", 12_424_320, 640)],
+)
+def test_parameter_counts(name, count, features):
     network = make_backbone(name, (84, 84, 3))
     assert sum(p.numel() for p in network.parameters()) == count
-    assert network.features == 512
+    assert network.features == features
 
 
-@pytest.mark.parametrize("name", ["resnet10", "resnet10-stempool", "resnet18-gn", "resnet-small"])
+@pytest.mark.parametrize("name", ["resnet10", "resnet10-stempool", "resnet12", "resnet18-gn", "resnet-small"])
 @pytest.mark.parametrize("shape", [(84, 84, 3), (64, 64, 3), (32, 32, 1)])
 def test_features_of_any_image_size(name, shape):
     network = make_backbone(name, shape).eval()
@@ -30,13 +33,31 @@ def test_features_of_any_image_size(name, shape):
     assert (features < 0).any(), "no ReLU on the features"
 
 
-def test_resnet10_pools_84_to_6():
-    network = make_backbone("resnet10", (84, 84, 3)).eval()
-    sizes, x = [], network.stem(torch.randn(1, 3, 84, 84))
+@pytest.mark.parametrize(("name", "sizes"), [("resnet10", [84, 42, 21, 11, 6]), ("resnet12", [84, 42, 21, 10, 5])])
+def test_blocks_halve_the_image_and_round_as_the_papers_do(name, sizes):
+    network = make_backbone(name, (84, 84, 3)).eval()
+    x = torch.randn(1, 3, 84, 84)
+    outputs = [network.stem(x) if name == "resnet10" else x]
     for block in network.blocks:
-        sizes.append(x.shape[-1])
-        x = block(x)
-    assert [*sizes, x.shape[-1]] == [84, 42, 21, 11, 6]
+        outputs.append(block(outputs[-1]))
+    assert [x.shape[-1] for x in outputs] == sizes
+
+
+def test_a_block_of_resnet12_is_its_formula():
+    """Lee et al. (2019): the shortcut is normalised, the activation comes after the sum, and then the pool."""
+    block = make_backbone("resnet12", (84, 84, 3)).eval().blocks[0]
+    x = torch.randn(2, 3, 8, 8)
+    weights = [module for module in block.body if isinstance(module, (nn.Conv2d, nn.BatchNorm2d))]
+    y = x
+    for i, (convolution, norm) in enumerate(zip(weights[::2], weights[1::2], strict=True)):
+        y = torch.nn.functional.conv2d(y, convolution.weight, padding=1) / (1 + norm.eps) ** 0.5
+        y = torch.where(y > 0, y, 0.1 * y) if i < 2 else y
+    shortcut = (
+        torch.einsum("oi,nihw->nohw", block.shortcut[0].weight[:, :, 0, 0], x) / (1 + block.shortcut[1].eps) ** 0.5
+    )
+    total = y + shortcut
+    total = torch.where(total > 0, total, 0.1 * total)
+    torch.testing.assert_close(block(x), total.unfold(2, 2, 2).unfold(3, 2, 2).amax((-1, -2)))
 
 
 def test_stempool_is_resnet10_with_a_pool_after_the_stem():
