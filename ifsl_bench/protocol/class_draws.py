@@ -20,9 +20,9 @@ MOST_STEPS = 1 << 27  # some seconds of drawing; a text of more is refused
 _TEXT = re.compile(r"drawn ([0-9]{1,8}) x ([0-9]{1,8}) of ([0-9]{1,9}), key (-?[0-9]{1,19})")
 
 
-def stream_key(*stream: str | int) -> int:
+def stream_key(*stream: str | int, of: str = "episodes") -> int:
     """The number that all draws of a stream begin with, e.g. ``stream_key("glyphs-5shot", "test", 0)``."""
-    return seed_of("episodes", *stream) - (1 << 62)
+    return seed_of(of, *stream) - (1 << 62)
 
 
 @dataclass(frozen=True)

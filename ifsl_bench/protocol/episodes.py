@@ -8,7 +8,6 @@ and any slice can be recomputed.
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,23 +16,9 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.protocol.class_draws import GOLDEN, MIX1, MIX2, OF_CLASSES, ClassDraws, stream_key
+from ifsl_bench.protocol.class_draws import OF_CLASSES, ClassDraws, stream_key
+from ifsl_bench.protocol.draws import below, distinct, random_words
 from ifsl_bench.protocol.task import EpisodeSpec, Side, Task
-
-_GOLDEN, _MIX1, _MIX2 = (constant - (1 << 64) for constant in (GOLDEN, MIX1, MIX2))  # as signed integers
-_PAIRS = 1 << 24  # of draws that are compared at once
-
-
-def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of int64."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _mix(x: Tensor) -> Tensor:
-    """splitmix64's finaliser: a bijection of 64-bit integers whose output bits look independent."""
-    x = (x ^ _shift(x, 30)) * _MIX1
-    x = (x ^ _shift(x, 27)) * _MIX2
-    return x ^ _shift(x, 31)
 
 
 @dataclass(frozen=True)
@@ -62,7 +47,22 @@ class Episodes:
         return len(self.index)
 
 
-def _remedy(option: str, value: int) -> str:
+def admissible(base: np.ndarray, parity: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """The images that base queries may be, and their labels, int64 [n] each, by class.
+
+    Args:
+        base: int64 [K + 1], images of class k are ``base[k]:base[k + 1]``.
+        parity: those of "even" or "odd" index within their class; None for all.
+    """
+    labels = np.repeat(np.arange(len(base) - 1), np.diff(base))
+    rows = np.arange(base[-1])
+    if parity is not None:
+        taken = (rows - base[labels]) % 2 == {"even": 0, "odd": 1}[parity]
+        rows, labels = rows[taken], labels[taken]
+    return rows, labels
+
+
+def remedy(option: str, value: int) -> str:
     """Names the option that these data would do with, where any value of it would."""
     return f"; --{option} {value:,} would do here" if value > 0 else ""
 
@@ -104,80 +104,39 @@ class Sampler:
         need = shots + shape.novel_queries
         if len(counts) < shape.ways:
             raise UserError(f"episodes of {stream[0]} need {shape.ways:,} novel classes, {pools[0]} has {len(counts)}"
-                            f"{_remedy('ways', len(counts))}")  # fmt: skip
+                            f"{remedy('ways', len(counts))}")  # fmt: skip
         if (least := int(counts.min())) < need:
             label = int(counts.argmin())
             raise UserError(
                 f"episodes of {stream[0]} need {need:,} images of a novel class ({shots:,} shots + "
                 f"{shape.novel_queries:,} queries), class {repr(classes[label]) if classes else f'number {label}'} of "
-                f"{pools[0]} has {least}{_remedy('queries', least - shots) or _remedy('shots', least - 1)}"
+                f"{pools[0]} has {least}{remedy('queries', least - shots) or remedy('shots', least - 1)}"
             )
         if hide and len(novel) != len(base):
             raise UserError("classes can be hidden only where novel and base classes are the same")
-        # Base queries are drawn from a list of admissible images; class k has rows allowed[k]:allowed[k + 1] of it.
-        first = {None: 0, "even": 0, "odd": 1}[parity]
-        step = 1 if parity is None else 2
-        rows = [np.arange(a + first, b, step) for a, b in itertools.pairwise(base)]
-        allowed = np.concatenate([[0], np.cumsum([len(r) for r in rows])])
-        worst = np.sort(np.diff(allowed))[: len(rows) - (shape.ways if hide else 0)].sum()
+        rows, labels = admissible(base, parity)
+        allowed = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=len(base) - 1))])  # rows of each class
+        worst = np.sort(np.diff(allowed))[: len(base) - 1 - (shape.ways if hide else 0)].sum()
         if worst < shape.base_queries:
             lack = f"{shape.base_queries:,} base queries, {pools[1]} has {worst} images for them"
             enough = int(worst * shape.novel_queries // shape.base_queries)  # both kinds change in proportion
-            raise UserError(f"episodes of {stream[0]} need {lack}{_remedy('queries', enough)}")
+            raise UserError(f"episodes of {stream[0]} need {lack}{remedy('queries', enough)}")
 
         def table(values: np.ndarray) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)
 
         self.novel_starts, self.novel_counts = table(novel[:-1]), table(counts)
-        self.base_rows, self.base_labels = (
-            table(np.concatenate(rows)),
-            table(np.repeat(np.arange(len(rows)), np.diff(allowed))),
-        )
+        self.base_rows, self.base_labels = table(rows), table(labels)
         self.base_starts, self.base_counts = table(allowed[:-1]), table(np.diff(allowed))
-        self.base_classes = len(rows)
+        self.base_classes = len(base) - 1
 
     def _random(self, index: Tensor, purpose: int, count: int) -> Tensor:
         """[E, count] 64-bit words for the episodes ``index`` [E]."""
-        stream = _mix(_mix(index * _GOLDEN + self.key) + purpose)  # [E]
-        counter = torch.arange(1, count + 1, device=self.device) * _GOLDEN
-        return _mix(stream.unsqueeze(1) + counter)
+        return random_words(self.key, index, purpose, count)
 
-    def integers(self, index: Tensor, purpose: int, count: int, below: int) -> Tensor:
-        """[E, count] numbers in 0..below-1 for the episodes ``index`` [E]; each purpose has its own."""
-        return (_shift(self._random(index, purpose, count), 32) * below) >> 32
-
-    @staticmethod
-    def _distinct(words: Tensor, total: Tensor, count: int) -> Tensor:
-        """``count`` different numbers below ``total`` in random order: the first steps of a Fisher-Yates shuffle.
-
-        The shuffled array is never made. Step i takes what lies at place t_i >= i and puts there what lies at place i,
-        which no later step looks at. So only the places swapped so far differ from the identity. What lies at a place
-        was put there by the last step with that target: step j, if any, which took it from place j, and so on down to
-        a step whose place was untouched. All chains are followed at once, in steps of double length.
-        Bias of a bounded number: below total / 2^32.
-
-        Args:
-            words: [..., count] random words.
-            total: [...] the number of things to choose from.
-        """
-        at = torch.arange(count, device=words.device)
-        targets = at + ((_shift(words, 32) * (total.unsqueeze(-1) - at)) >> 32)  # [..., count]
-        earlier, short = at.unsqueeze(1) > at, at.to(torch.int16)
-
-        def last(places: Tensor, targets: Tensor) -> Tensor:
-            """The last step before each whose target was its place, [E, count]; -1 where there is none."""
-            hit = (targets.unsqueeze(-2) == places.unsqueeze(-1)) & earlier  # [E, count, count]
-            return torch.where(hit, short, -1).amax(-1).long()
-
-        picks = []
-        for some in targets.flatten(0, -2).split(max(1, _PAIRS // count**2)):
-            before = last(at.expand_as(some), some)
-            root = torch.where(before < 0, at, before)
-            for _ in range((count - 1).bit_length()):
-                root = root.gather(1, root)
-            put = last(some, some)
-            picks.append(torch.where(put < 0, some, root.gather(1, put.clamp_min(0))))
-        return torch.cat(picks).view(targets.shape)
+    def integers(self, index: Tensor, purpose: int, count: int, limit: int) -> Tensor:
+        """[E, count] numbers in 0..limit-1 for the episodes ``index`` [E]; each purpose has its own."""
+        return below(self._random(index, purpose, count), limit)
 
     def sample(self, start: int, count: int) -> Episodes:
         """Episodes ``start`` to ``start + count - 1`` of the stream."""
@@ -186,7 +145,7 @@ class Sampler:
         index = torch.arange(start, start + count, device=self.device)
         classes = self._classes(index)
         words = self._random(index, 2, ways * each).view(count, ways, each)
-        images = self._distinct(words, self.novel_counts[classes], each)  # [E, N, shots + queries]
+        images = distinct(words, self.novel_counts[classes], each)  # [E, N, shots + queries]
         images = images + self.novel_starts[classes].unsqueeze(-1)
         support = images[..., :shots].reshape(count, -1)
         novel_query = images[..., shots:].reshape(count, -1)
@@ -208,7 +167,7 @@ class Sampler:
     def _classes(self, index: Tensor) -> Tensor:
         """[E, N] novel classes of the episodes ``index`` [E]."""
         everything = torch.full((len(index),), len(self.novel_counts), device=self.device)
-        return self._distinct(self._random(index, OF_CLASSES, self.shape.ways), everything, self.shape.ways)
+        return distinct(self._random(index, OF_CLASSES, self.shape.ways), everything, self.shape.ways)
 
     def class_draws(self, count: int) -> ClassDraws:
         """How the novel classes of the first ``count`` episodes are drawn."""
@@ -224,7 +183,7 @@ class Sampler:
         total = torch.full((len(index),), len(self.base_rows), device=self.device)
         if self.hide:
             total = total - self.base_counts[classes].sum(1)
-        place = self._distinct(self._random(index, 3, count), total, count)
+        place = distinct(self._random(index, 3, count), total, count)
         if self.hide:
             # Numbers count the admissible images that are left; step over each hidden class, lowest first.
             for label in classes.sort(1).values.unbind(1):
