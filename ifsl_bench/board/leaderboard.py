@@ -28,7 +28,8 @@ RULE = (
     "options of its own, or trained mostly with another gradient than it names, is provisional: shown in its place, "
     "without a rank. Rows are ordered by their difference from the best row, on the seeds that both have. Methods as "
     "published are ranked apart from tuned ones "
-    "(--setting). Each of your rows is ranked with the stored rows, without your other rows."
+    "(--setting). Each of your rows, and each row of fewer seeds than three in four others have, is ranked with the "
+    "others, without its like."
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.comparison import p_value
@@ -26,11 +27,16 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         plus_minus: where the table has the ± that papers print.
     """
     notes, measured = [], (*board.rows, *board.others)
+    alike = Counter(row.label for row in measured)
+
+    def called(row: Row) -> str:
+        return row.label if alike[row.label] == 1 else f"{row.label} ({row.origin})"
+
     if board.rows:
         count = len(board.rows[0].results[0].episodes)
         notes.append(f"Measured: mean ± 95% interval over {count:,} episodes, averaged over seeds, in percent.")
     usual = board.task.evaluation.episodes
-    if many := [row.label for row in (*board.rows, *board.others) if len(row.results[0].episodes) > usual]:
+    if many := [called(row) for row in measured if len(row.results[0].episodes) > usual]:
         notes.append(
             f"Over more episodes than the task's {usual:,}: {', '.join(many)}. More of them make the interval over "
             "episodes narrower, not the one over classes that `ifsl-bench compare` shows: the novel classes are the "
@@ -43,12 +49,12 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         f"@{setting}: the options that did best on validation episodes, at most {trials} settings tried with one seed."
         for setting, trials in sorted(tuned.items())
     ]
-    if many := [f"{row.label} {row.trials}" for row in board.rows if row.trials > 1 and row.setting not in tuned]:
+    if many := [f"{called(row)} {row.trials}" for row in board.rows if row.trials > 1 and row.setting not in tuned]:
         notes.append(f"Settings of our grid tried on the validation episodes of each seed, by row: {', '.join(many)}.")
-    if edges := [f"{row.label} ({', '.join(row.edge)})" for row in board.rows if row.edge]:
-        notes.append(f"Chosen at an end of what was tried, so better values may lie beyond: {', '.join(edges)}.")
+    if edges := [f"{called(row)}: {', '.join(row.edge)}" for row in board.rows if row.edge]:
+        notes.append(f"Chosen at an end of what was tried, so better values may lie beyond. {'; '.join(edges)}.")
     notes += [f"{one[0].upper()}{one[1:]}." for one in holding_choices(board.rows)]
-    if earlier := [row.label for row in board.rows if row.earlier_search]:
+    if earlier := [called(row) for row in board.rows if row.earlier_search]:
         notes.append(
             "Options chosen by an earlier search, which had narrower ranges and tried nothing beside the best, and not "
             f"measured anew yet: {', '.join(earlier)}."
@@ -133,6 +139,15 @@ def notes_of_ranks(board: Board) -> list[str]:
             f"over episodes alone, of these trained models and not of the methods."
         )
     return notes
+
+
+def standings(board: Board, labels: Sequence[str]) -> list[list[str]]:
+    """Of each row what :func:`standing` says; of several that nothing is ranked with, one line for all."""
+    reasons = {place.reason for place in board.ranking.places}
+    if len(labels) > 1 and not board.ranking.family and len(reasons) == 1:
+        return [[one_line(f"All rows are provisional ({reasons.pop()}); ranks need three seeds. A difference: "
+                          f"ifsl-bench compare {labels[0]} {labels[1]} --task {board.name}")]]  # fmt: skip
+    return [standing(board, label) for label in labels]
 
 
 def standing(board: Board, label: str) -> list[str]:

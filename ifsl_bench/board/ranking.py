@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,9 +60,10 @@ class Ranking:
     """All measured rows of one task, by one metric.
 
     The *family* is ranked together: of the rows of one setting, the stored ones with three seeds or more and no
-    options of their own, or where there are none the user's. All are compared on the same seeds: those that all
-    have, or if these are fewer than three those that most have. A user's row that has three of these seeds is
-    ranked in the family plus itself alone, so that it moves nobody's rank. All other rows are provisional.
+    options of their own, or where there are none the user's. All are compared on the same seeds: those that three
+    in four of them have, or else those that all have, or if these are fewer than three those that most have. Another
+    row that has three of these seeds, a user's or one with fewer seeds than the others, is ranked in the family plus
+    itself alone, so that it moves nobody's rank. All other rows are provisional.
     Transductive rows, beside others, are ranked by themselves and come later; so do, last, those whose backbone has
     seen the novel classes elsewhere, or may have.
 
@@ -84,7 +86,7 @@ class Ranking:
         able = [row for row in self.rows if self._is_apt(row) and not row.has_options]
         able = [row for row in able if len(row.seeds) >= SEEDS and not row.other_gradient]
         able = [row for row in able if row.origin == STORED] or able
-        self.seeds = _most_common(able)
+        self.seeds = _usual(able) or _most_common(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
         self._priors: dict[tuple[int, ...], tuple[list[Row], Prior]] = {}  # by ids of rows, which it keeps alive
 
@@ -175,13 +177,9 @@ class Ranking:
         return Ranked(row, ranks, among, reason, gap, len(self.common(row, self.best)), level)
 
     def _is_guest(self, row: Row) -> bool:
-        """Whether a row is ranked with the family without being of it: a user's where the family is of stored rows."""
-        return (
-            _kind(row) == self.kind
-            and bool(self.family)
-            and row.origin != self.family[0].origin
-            and not self._reason(row)
-        )
+        """Whether a row is ranked with the family without being of it."""
+        member = any(row is one for one in self.family)
+        return _kind(row) == self.kind and bool(self.family) and not member and not self._reason(row)
 
     def _is_apt(self, row: Row) -> bool:
         return row.setting in (self.setting, EVERY)
@@ -249,6 +247,14 @@ class _BySeed(Sequence[np.ndarray]):
 
 def _fixed(rows: Iterable[Row]) -> np.ndarray:
     return np.array([row.fixed for row in rows])
+
+
+def _usual(rows: Sequence[Row]) -> tuple[int, ...]:
+    """The seeds that three in four rows or more have, if so many rows have them all, and they are three or more."""
+    holders = Counter(seed for row in rows for seed in row.seeds)
+    seeds = {seed for seed, count in holders.items() if 4 * count >= 3 * len(rows)}
+    together = sum(seeds <= set(row.seeds) for row in rows)
+    return tuple(sorted(seeds)) if len(seeds) >= SEEDS and 4 * together >= 3 * len(rows) else ()
 
 
 def _most_common(rows: Sequence[Row]) -> tuple[int, ...]:

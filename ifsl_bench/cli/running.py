@@ -119,7 +119,7 @@ def run(
     from ifsl_bench.board.latex import paper_tables
     from ifsl_bench.board.leaderboard import task_table
     from ifsl_bench.board.measured import EVERY, PAPER
-    from ifsl_bench.board.notes import standing
+    from ifsl_bench.board.notes import standings
     from ifsl_bench.board.render import PROGRAMS
     from ifsl_bench.board.show import result_table
     from ifsl_bench.campaigns import api
@@ -197,10 +197,13 @@ def run(
         if style != "latex":
             click.echo()
             show_tables([task_table(board, full)], style)
+        by_setting: dict[str, list[str]] = {}
         for label in made_of[board.name]:
             row = board.row(label)
-            setting = row.setting if row and row.setting != EVERY else PAPER
-            say("\n" + "\n".join(standing(board.in_setting(setting), label)), style)
+            by_setting.setdefault(row.setting if row and row.setting != EVERY else PAPER, []).append(label)
+        for setting, of_setting in by_setting.items():
+            for lines in standings(board.in_setting(setting), of_setting):
+                say("\n" + "\n".join(lines), style)
     if beside := beside_tables(boards):
         click.echo()
         show_tables(beside, style)

@@ -19,7 +19,7 @@ from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.table import Table
 from ifsl_bench.page.origins import Origin, origin_of
-from ifsl_bench.page.pairs import Pair, pairs_of
+from ifsl_bench.page.pairs import DIGITS, Pair, pairs_of
 from ifsl_bench.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
 from ifsl_bench.protocol.metrics import BALANCE, METRICS
 from ifsl_bench.protocol.task import Task
@@ -214,7 +214,11 @@ def _row(entry: Entry, shared: bool, looks: dict[object, Look], citations: dict[
     of_method = citation_of_row(row.results[0].method, row.label) if row else citation_of_label(entry.label)
     cited = of_method if row else citation_of_paper(entry.source)
     other = not row and of_method.bibtex and of_method.bibtex not in cited.bibtex
-    values = {name: (rounded(v.mean), rounded(v.interval)) for name, v in entry.values.items() if name in HEADINGS}
+    values = {
+        name: (rounded(v.mean, DIGITS), rounded(v.interval, DIGITS))
+        for name, v in entry.values.items()
+        if name in HEADINGS
+    }
     return PageRow(
         task=entry.task.name,
         label=entry.label,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.ranking import Ranking
 
+DIGITS = 9  # of numbers on the page, which shows two: a second rounding would else change the last of some
 SMALLEST = 1e-15  # p-value; smaller ones are tails of a distribution that no data have been held against
 
 
@@ -65,6 +66,6 @@ def _pairs(ranking: Ranking, family: list[Row], guest: Row | None, numbers: dict
             gap = ranking.difference(a, b)
             told = (id(a), id(b)) in better or (id(b), id(a)) in better
             p = float(f"{gap.p:.3g}") if gap.p >= SMALLEST else 0.0
-            numbered, rounded = (numbers[id(a)], numbers[id(b)]), (round(gap.mean, 4), round(gap.interval, 4))
+            numbered, rounded = (numbers[id(a)], numbers[id(b)]), (round(gap.mean, DIGITS), round(gap.interval, DIGITS))
             found.append(Pair(*numbered, *rounded, p, told, ranking.common(a, b), gap.models_fixed))
     return found

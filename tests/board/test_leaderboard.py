@@ -24,7 +24,7 @@ from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.latex import escaped, paper_tables
 from ifsl_bench.board.leaderboard import SHARED, leaderboard, overview, task_table
 from ifsl_bench.board.measured import Row
-from ifsl_bench.board.notes import standing
+from ifsl_bench.board.notes import notes_of, standing, standings
 from ifsl_bench.board.published import published
 from ifsl_bench.board.rank_intervals import RankInterval, difference, fit_prior, rank_intervals
 from ifsl_bench.board.ranking import Ranking, _most_common
@@ -807,6 +807,47 @@ def test_seeds_are_chosen_as_by_trying_all_of_them():
         assert _most_common(rows) == tried(said), said
     many = [SimpleNamespace(seeds=tuple(range(i % 2, 400))) for i in range(40)]
     assert _most_common(many) == tuple(range(1, 400)), "and not by trying 10 million"
+
+
+def test_a_row_of_fewer_seeds_is_ranked_beside_the_others_and_moves_none_of_their_ranks():
+    """One contributed row of three seeds among rows of five: they keep their five seeds, and it has a rank."""
+    rows = [row(f"r{i}", [15 - i / 2 + s / 4 for s in range(5)], noise=i) for i in range(5)]
+    few = row("few", [14.6, 14.8, 15.0], noise=9)
+    alone, beside = Ranking(rows), Ranking([*rows, few])
+    assert beside.seeds == alone.seeds == (0, 1, 2, 3, 4)
+    expected, found = ranks(alone.places), ranks(beside.places)
+    assert {name: found[name] for name in expected} == expected
+    (place,) = [place for place in beside.places if place.row is few]
+    assert (place.provisional, place.among) == (False, 6)
+    together = Ranking([*(replace(one, results=one.results[:3]) for one in rows), few])
+    assert ranks(together.places)["few"] == found["few"], "as among all on the three seeds that they share"
+    assert Ranking([*rows[:2], few]).seeds == (0, 1, 2), "two of three are not most"
+
+
+def test_notes_name_rows_once_and_rows_that_nothing_is_ranked_with_share_a_line(tmp_path, monkeypatch, call):
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "none")
+    for label in ("x", "y", "z"):
+        for one in row(label, [15.0], n=2000).results:
+            write(tmp_path, one)
+    board = load_board(packaged()["mini-5shot"], tmp_path)
+    ((line,),) = standings(board, ["x", "y", "z"])
+    assert line.startswith("All rows are provisional (1 seed); ranks need three seeds.")
+    assert "compare x y --task mini-5shot" in line
+    assert len(standings(board, ["x"])[0]) > 1, "one row has its differences"
+    mine = row("lr", [15.0], n=2000)
+    same = replace(board, rows=(mine, replace(mine, origin="stored")))
+    monkeypatch.setattr(Row, "edge", ["weight_decay"])
+    (note,) = [note for note in notes_of(same) if "Chosen at an end" in note]
+    assert note.endswith("lr (yours): weight_decay; lr (stored): weight_decay.")
+
+
+def test_latex_says_why_nothing_is_bold_where_the_best_row_is_not_shown(tmp_path):
+    board = load_board(packaged()["glyphs-5shot"], tmp_path)
+    few = paper_tables([board.only(["lr", "imprint"])])
+    assert r"\textbf" not in few
+    tops = {place.row.label for place in board.ranking.places if place.top}
+    assert f"% None is bold among the measured rows of glyphs-5shot: {', '.join(sorted(tops))} may be the best" in few
+    assert "None is bold" not in paper_tables([board])
 
 
 def test_a_package_before_a_methods_name_is_no_option():

@@ -21,6 +21,7 @@ from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.claims import Claim, judge, judged
 from ifsl_bench.board.columns import HEADINGS, plus_minus
 from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.entries import Entry
 from ifsl_bench.board.leaderboard import ranked_table
 from ifsl_bench.board.rank_intervals import holm
 from ifsl_bench.board.ranking import Ranking
@@ -28,8 +29,9 @@ from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result, write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.files import Home
-from ifsl_bench.page.gather import FINEST, boards_of, gather
+from ifsl_bench.page.gather import FINEST, _row, boards_of, gather
 from ifsl_bench.page.html import _overview, page_html, script_json
+from ifsl_bench.protocol.metrics import Estimate
 from ifsl_bench.protocol.task_files import find, packaged
 from tests.board.test_calibrated_results import result
 from tests.board.test_leaderboard import result as plain
@@ -186,7 +188,9 @@ def test_the_numbers_are_those_that_the_commands_print(call, results, board, tex
     for one in printed:
         (row,) = [row for row in rows if (row["label"], row["source"]) == (one["method"], one["source"])]
         for name in HEADINGS:
-            assert row["values"].get(name, [None, None]) == [one[name], one[f"{name}_interval"]]
+            assert row["values"].get(name, [None, None]) == pytest.approx(
+                [one[name], one[f"{name}_interval"]], abs=6e-5
+            )
         assert len(row.get("seeds", [])) == (one["seeds"] or 0)
     status, out, _ = call("compare", "a", "b", "--task", TASK, "--results", str(results), "--format", "json")
     assert status == 0
@@ -197,6 +201,13 @@ def test_the_numbers_are_those_that_the_commands_print(call, results, board, tex
     assert pair[2:5] == pytest.approx(
         [-one["difference"], one["interval_overall"], one["p_overall"]], rel=0.01, abs=1e-4
     )
+
+
+def test_a_number_is_rounded_once():
+    """0.37496 is 0.37 in a table; of 0.375, which four digits make of it, a browser makes 0.38."""
+    (task,) = find(TASK)
+    entry = Entry(task, True, "x", {"acc": Estimate(60.37496, 0.37496)}, "stored")
+    assert [f"{value:.2f}" for value in _row(entry, False, {}, {}).values["acc"]] == ["60.37", "0.37"]
 
 
 def test_a_row_of_yours_is_compared_with_the_stored_family_alone(results, tmp_path, monkeypatch):

@@ -129,6 +129,18 @@ def no_button_sends_a_plot_anywhere(visit: Visit) -> None:
         assert bar == ["Download plot as a PNG", *zoom, "Autoscale", "Reset axes"]
 
 
+def the_tool_bar_covers_no_row_of_the_seeds(visit: Visit) -> None:
+    covered = visit.page.evaluate(
+        """() => {
+            const seeds = document.querySelector('#seeds .canvas');
+            const bar = seeds.querySelector('.modebar').getBoundingClientRect();
+            const points = [...seeds.querySelectorAll('.points path')].map(point => point.getBoundingClientRect());
+            return points.filter(p => p.top < bar.bottom && p.right > bar.left && p.bottom > bar.top).length;
+        }"""
+    )
+    assert covered == 0
+
+
 def lines_of_equal_accuracy_are_named_wherever_one_looks(visit: Visit) -> None:
     def named() -> list[str]:
         return visit.page.evaluate(
@@ -164,6 +176,7 @@ def test_it_is_drawn_at_once_by_day_and_by_night(chromium, made_up, size, scheme
         light = sum(int(part) for part in background[4:-1].split(",")) / 3 > 128
         assert light == (scheme == "light")
         no_button_sends_a_plot_anywhere(visit)
+        the_tool_bar_covers_no_row_of_the_seeds(visit)
         lines_of_equal_accuracy_are_named_wherever_one_looks(visit)
         assert not visit.complaints
 

@@ -121,7 +121,11 @@ function writeAddress(row = null) {
 function readAddress() {
   // The + in the name of a task, which an address would otherwise have for a space.
   const said = new URLSearchParams(location.hash.slice(1).replaceAll("+", "%2B"));
-  if (!DATA.boards.some((one) => one.task === said.get("task"))) return update();
+  if (!DATA.boards.some((one) => one.task === said.get("task"))) {
+    const mine = DATA.boards.find((one) => one.rows.some((number) => DATA.rows[number].source === "yours"));
+    if (mine) controls.elements.task.value = mine.task;
+    return update();
+  }
   controls.elements.task.value = said.get("task");
   if (said.get("setting")) wanted = said.get("setting");
   controls.elements.search.value = said.get("search") || "";

@@ -300,8 +300,8 @@ function drawSeeds(numbers) {
     "seeds",
     traces,
     {
-      height: 90 + 24 * Math.max(known.length, 3),
-      margin: { l: 20, r: 12, t: 8, b: 42 },
+      height: 112 + 24 * Math.max(known.length, 3),
+      margin: { l: 20, r: 12, t: 30, b: 42 }, // at the top is the tool bar
       xaxis: { title: { text: METRICS[pick.value] + ", %" } },
       yaxis: {
         range: [known.length - 0.4, -0.6],
