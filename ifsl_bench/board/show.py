@@ -191,7 +191,6 @@ def comparison_table(found: Comparison) -> Table[str]:
         Column(
             "each seed" if several else None,
             lambda name: "  ".join(f"{value:+.2f}" for value in found.by_seed[name]),
-            fold=14,
             drop=4,
         ),
         Column(fields=record),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LEAST = 80  # columns of a terminal; a narrower one gets lines of this width
 GAP = 2  # spaces between columns
+TELLING = 6  # the highest `drop` of columns for whose sake long words of others, as labels have, are broken
 LONG = 24  # columns of a word that makes a column wider; longer ones are broken
 MINE = "bold cyan"  # the look of a row of the user's own
 # Between these two a line never ends: a number and its unit, +- or sign of comparison.
@@ -125,8 +126,12 @@ def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]
     kept = list(columns)
     while _needed(kept) > width and (candidates := [c for c in kept if c.drop]):
         first = max(column.drop for column in candidates)
+        if first <= TELLING and any(c.fold and c.least > c.fold for c in kept):
+            kept = [replace(c, least=min(c.least, c.fold)) if c.fold else c for c in kept]
+            continue
         kept = [column for column in kept if column.drop != first]
-    return kept, [column.heading for column in columns if column not in kept]
+    there = {column.heading for column in kept}
+    return kept, [column.heading for column in columns if column.heading not in there]
 
 
 def _widths(columns: Sequence[_Shown], width: int) -> list[int]:

@@ -33,7 +33,7 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
     items = listed(folders)
     show_tables([_table(items, str(folders.cache))], style)
     if style == TEXT:
-        say(f"\nresults, which no command removes: {folders.results}", style)
+        say(f"\nresults, which `ifsl-bench results` lists and removes: {folders.results}", style)
         if items:
             say("to remove what has not been used for a month: ifsl-bench cache prune --unused 30", style)
 

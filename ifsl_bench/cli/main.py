@@ -26,6 +26,7 @@ from ifsl_bench.cli.claims import claims
 from ifsl_bench.cli.data import data
 from ifsl_bench.cli.methods import cite, methods
 from ifsl_bench.cli.options import Group, examples
+from ifsl_bench.cli.own_results import results
 from ifsl_bench.cli.plot import plot
 from ifsl_bench.cli.pretraining import pretrain
 from ifsl_bench.cli.report import report
@@ -38,7 +39,7 @@ from ifsl_bench.common.progress import Unheard
 
 SECTIONS = {
     "Run": (run, plan, status, reproduce, pretrain),
-    "Results": (leaderboard, table, report, plot, compare, claims, show, check),
+    "Results": (leaderboard, table, report, plot, compare, claims, show, results, check),
     "What there is": (methods, tasks, data, cite),
     "Folders": (cache, weights),
 }

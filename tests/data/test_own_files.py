@@ -14,6 +14,7 @@ from PIL import Image
 
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.progress import LogReporter, Reporter
+from ifsl_bench.data.preparing import catalogue
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
 from ifsl_bench.data.sets.folder import OwnOptions, read_sides, seeded_sides, tell_ignored
@@ -288,3 +289,13 @@ def test_files_of_several_data_sets_are_sent_to_each(home, tmp_path):
     assert "not 'tiered-imagenet-2018'; to prepare it: " in told
     for name in ("mini-imagenet-ilsvrc", "tiered-imagenet"):
         assert f"ifsl-bench data prepare {name} --from {folder}" in told
+
+
+def test_names_on_a_contact_sheet_break_at_strokes_and_never_lose_a_letter():
+    font = catalogue._font()
+    assert catalogue._wrapped(["Balinese/character01"], font) == ["Balinese/", "character01"]
+    assert catalogue._wrapped(["a", "red", "fox"], font) == ["a red fox"]
+    long = "x" * 40
+    lines = catalogue._wrapped([long, "of", "words"], font)
+    assert "".join(lines).replace(" ", "") == f"{long}ofwords"
+    assert all(font.getlength(line) <= catalogue.NAME_WIDE for line in lines)

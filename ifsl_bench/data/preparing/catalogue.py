@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 LARGEST, MOST_PIXELS = {"PNG": 100_000, "JPEG": 65_500, "WEBP": 16_383}, 100_000_000
 FORMS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}  # of contact sheets
 _NAME = 24  # letters of a class's name in a table
+NAME_WIDE = 112  # pixels of a line of a class's name on a contact sheet
 NAMES_WIDE, LINE_HIGH = 124, 12  # pixels on a contact sheet: of what the names of classes have, of a line of one
 
 
@@ -370,10 +372,22 @@ def _lines(name: str, font: ImageFont.FreeTypeFont, most: int, shared: int = 0) 
 def _wrapped(words: Sequence[str], font: ImageFont.FreeTypeFont) -> list[str]:
     lines = [""]
     for word in words:
-        for piece in [word[i : i + 12] for i in range(0, len(word), 12)]:
-            longer = f"{lines[-1]} {piece}".strip()
-            if font.getlength(longer) <= NAMES_WIDE - 12 or not lines[-1]:
+        for place, piece in enumerate(_pieces(word, font)):
+            longer = f"{lines[-1]}{'' if place or not lines[-1] else ' '}{piece}"
+            if font.getlength(longer) <= NAME_WIDE or not lines[-1]:
                 lines[-1] = longer
             else:
                 lines.append(piece)
     return lines
+
+
+def _pieces(word: str, font: ImageFont.FreeTypeFont) -> list[str]:
+    """A word in parts of which each fits into a line: up to a stroke, and cut only where that is too long."""
+    pieces = []
+    for part in re.findall(r"[^/_-]*[/_-]|[^/_-]+", word):
+        pieces.append("")
+        for character in part:
+            if pieces[-1] and font.getlength(pieces[-1] + character) > NAME_WIDE:
+                pieces.append("")
+            pieces[-1] += character
+    return pieces

@@ -1,0 +1,116 @@
+"""``ifsl-bench results``: what is in one's own folder of results, and the removal of what is no longer wanted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import click
+
+from ifsl_bench.cli.completion import complete_rows, complete_tasks
+from ifsl_bench.cli.options import (
+    Group,
+    Whole,
+    agreed,
+    examples,
+    folders_of,
+    home_option,
+    names,
+    readable,
+    results_option,
+    style_option,
+)
+from ifsl_bench.cli.output import show_tables, warn
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.protocol.limits import LARGEST_SEED
+
+
+@click.group(
+    cls=Group,
+    epilog=examples("ifsl-bench results list --since 7", "ifsl-bench results remove lr.weight_decay=1 glyphs-5shot"),
+)
+def results() -> None:
+    """List and remove your own results."""
+
+
+@results.command(
+    "list",
+    epilog=examples(
+        "ifsl-bench results list",
+        "ifsl-bench results list glyphs-5shot --since 7",
+        "ifsl-bench results list --method lr,lr+a --since 2026-11-01 --format json",
+    ),
+)
+@click.argument("tasks", nargs=-1, metavar="[TASK...]", shell_complete=complete_tasks)
+@click.option("--method", "labels", multiple=True, callback=names, metavar="LABEL", shell_complete=complete_rows,
+              help="Only rows with these labels, comma-separated or repeated.")  # fmt: skip
+@click.option("--since", metavar="WHEN", help="Only what was measured in the last N days, or since YYYY-MM-DD.")
+@home_option
+@results_option
+@style_option
+def results_list(
+    tasks: tuple[str, ...],
+    labels: tuple[str, ...],
+    since: str | None,
+    home: str | None,
+    results_dir: str | None,
+    style: str,
+) -> None:
+    """List what you have measured, by task and row.
+
+    'ifsl-bench table TASK' shows the same rows among the stored ones.
+    """
+    from ifsl_bench.board.own_results import own_rows
+    from ifsl_bench.board.table import plain_table
+
+    root = readable(folders_of(home, results_dir), results_dir).results
+    rows, remarks = own_rows(root, tasks, labels, _time(since) if since is not None else None)
+    warn(remarks)
+    if not rows:
+        raise UserError(f"there are no such results in {root}; 'ifsl-bench run' makes some")
+    show_tables([plain_table([row.record() for row in rows], fold={"task": 12, "method": 18})], style)
+
+
+def _time(said: str) -> datetime:
+    """The time that ``--since`` means; raises :class:`UserError` where it means none."""
+    try:
+        return datetime.now(UTC) - timedelta(days=float(said))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return datetime.fromisoformat(said).astimezone(UTC)
+    except ValueError as error:
+        raise UserError(f"--since takes a number of days or a date as in 2026-11-24, not {said!r:.40}") from error
+
+
+@results.command(
+    "remove",
+    epilog=examples(
+        "ifsl-bench results remove imprint glyphs-5shot", "ifsl-bench results remove mine glyphs-5shot --seed 2 --yes"
+    ),
+)
+@click.argument("label", shell_complete=complete_rows)
+@click.argument("task", shell_complete=complete_tasks)
+@click.option("--seed", type=Whole(0, LARGEST_SEED), help="Only the result of this training seed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@home_option
+@results_option
+def results_remove(
+    label: str, task: str, seed: int | None, yes: bool, home: str | None, results_dir: str | None
+) -> None:
+    """Remove results of yours: a row with all its seeds, or one of them.
+
+    Lists the files, and asks first. The rows that come with the package stay.
+    """
+    from ifsl_bench.board.own_results import remove, to_remove
+    from ifsl_bench.board.result_folder import packaged_root
+
+    root = readable(folders_of(home, results_dir), results_dir).results
+    if root.resolve() == packaged_root().resolve():
+        raise UserError("these results come with the package, and stay")
+    paths = to_remove(root, task, label, seed)
+    for path in paths:
+        click.echo(f"to be removed: {path}")
+    if not agreed("Remove these results?", yes):
+        return
+    remove(paths)
+    click.echo("removed; 'ifsl-bench run' measures them again")
