@@ -1,0 +1,189 @@
+"""The accuracies of sequences of sessions as integer counts, and what is computed from them. Imports no torch.
+
+Session 0 is the base session of K classes; each of the T sessions after it brings N novel classes. A query is right
+after session t if its answer among all classes met so far, sessions 0 to t, is its class. docs/protocol.md defines all
+metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ifsl_bench.protocol.metrics import harmonic
+
+# After every session; novel ones have no value (NaN) after session 0.
+AFTER = ("acc", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel")
+# Of a whole sequence; those named like one of AFTER are its value after the last session, but for gacc and learned.
+SUMMARY = ("first", "last", "average", "pd", *AFTER[1:])
+
+
+def triangle_rows(sessions: int) -> tuple[np.ndarray, np.ndarray]:
+    """(t, g) of each column of :attr:`SessionCounts.hits`, for T sessions after session 0: t = 0..T, g = 0..t."""
+    return np.tril_indices(sessions + 1)
+
+
+@dataclass(frozen=True)
+class SessionCounts:
+    """Hits in each of n sequences, for each session and each group of classes: those that one session brings.
+
+    Attributes:
+        hits: [n, (T + 1) (T + 2) / 2] right queries after session t of the classes of session g <= t, in the order of
+            :func:`triangle_rows`: (0, 0), (1, 0), (1, 1), (2, 0), ...
+        novel_as_base: [n, T] novel queries answered with a base class, after sessions 1 to T.
+        base_as_novel: [n, T] base queries answered with a novel class.
+        queries: [n, T + 1] queries of the classes of each session.
+        base_classes: K.
+        ways: N.
+    """
+
+    hits: np.ndarray
+    novel_as_base: np.ndarray
+    base_as_novel: np.ndarray
+    queries: np.ndarray
+    base_classes: int
+    ways: int
+
+    def __len__(self) -> int:
+        return len(self.hits)
+
+    @property
+    def sessions(self) -> int:
+        """T."""
+        return self.queries.shape[1] - 1
+
+    @cached_property
+    def _square(self) -> np.ndarray:
+        """[n, T + 1, T + 1] hits after session t of the classes of session g; 0 for g > t."""
+        square = np.zeros((len(self), self.sessions + 1, self.sessions + 1), np.int64)
+        square[(slice(None), *triangle_rows(self.sessions))] = self.hits
+        return square
+
+    def triangle(self) -> np.ndarray:
+        """[n, T + 1, T + 1] accuracy after session t on the classes of session g, in percent; NaN for g > t.
+
+        A column falls as its classes are forgotten; the diagonal has those just learned.
+        """
+        share = 100 * self._square / self.queries[:, None].astype(np.int64)
+        share[:, ~np.tri(self.sessions + 1, dtype=bool)] = np.nan
+        return share
+
+    def after(self, metric: str) -> np.ndarray:
+        """One of :data:`AFTER` in each sequence after each session, [n, T + 1], in percent."""
+        return _AFTER[metric](self)
+
+    def value(self, metric: str) -> np.ndarray:
+        """One of :data:`SUMMARY` in each sequence, [n], in percent.
+
+        ``first`` and ``last`` are A_0 and A_T, ``average`` is the mean of A_0 to A_T, ``pd`` is A_0 - A_T (Zhang et al.
+        2021). ``gacc`` is a mean over all sessions, ``learned`` one over sessions 1 to T.
+        """
+        if metric in ("first", "last", "average", "pd"):
+            acc = self.after("acc")
+            return {"first": acc[:, 0], "last": acc[:, -1], "average": acc.mean(1), "pd": acc[:, 0] - acc[:, -1]}[
+                metric
+            ]
+        after = self.after(metric)
+        if metric == "gacc":
+            return np.asarray(after.mean(1))
+        return np.asarray(after[:, 1:].mean(1) if metric == "learned" else after[:, -1])
+
+    def lazy(self) -> SessionCounts:
+        """The counts of a model that is the same in session 0 and never answers with a novel class."""
+        first = self.hits[:, :1].astype(np.int64)
+        columns = triangle_rows(self.sessions)[1]
+        novel = self.queries[:, 1:].astype(np.int64).cumsum(1)
+        return replace(
+            self,
+            hits=np.where(columns == 0, first, 0),
+            novel_as_base=novel,
+            base_as_novel=np.zeros_like(novel),
+        )
+
+    def compact(self) -> SessionCounts:
+        """The same in as few bytes as the counts need, for many results at once."""
+        names = ("hits", "novel_as_base", "base_as_novel", "queries")
+        small: dict[str, Any] = {name: _smallest(getattr(self, name)) for name in names}
+        return replace(self, **small)
+
+
+def _smallest(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.min_scalar_type(values.max(initial=0)))
+
+
+def _percent(hits: np.ndarray, queries: np.ndarray) -> np.ndarray:
+    """100 hits / queries; NaN where there are no queries."""
+    return np.divide(100 * hits, queries, out=np.full(hits.shape, np.nan), where=queries > 0)
+
+
+def _acc(counts: SessionCounts) -> np.ndarray:
+    return _percent(counts._square.sum(2), counts.queries.astype(np.int64).cumsum(1))
+
+
+def _base(counts: SessionCounts) -> np.ndarray:
+    return counts.triangle()[:, :, 0]
+
+
+def _novel(counts: SessionCounts) -> np.ndarray:
+    """Over all novel queries of the classes met so far, each query alike."""
+    return _percent(counts._square[:, :, 1:].sum(2), _novel_queries(counts))
+
+
+def _novel_queries(counts: SessionCounts) -> np.ndarray:
+    """[n, T + 1] queries of the novel classes met so far."""
+    queries = counts.queries.astype(np.int64).cumsum(1)
+    return queries - queries[:, :1]
+
+
+def _harmonic(counts: SessionCounts) -> np.ndarray:
+    """Of the means of base and novel accuracy, spread over sequences as :func:`~.metrics.harmonic` does."""
+    base, novel = counts.after("base"), counts.after("novel")
+    columns = [np.full(len(counts), np.nan), *map(harmonic, base.T[1:], novel.T[1:])]
+    return np.stack(columns, 1)
+
+
+def _gacc(counts: SessionCounts) -> np.ndarray:
+    """Generalized accuracy (Tang et al., ECCV 2024, section 3), as the exact area.
+
+    With a_g the accuracy after session t on the classes of session g, the mean that gives the base session the weight w
+    is (w a_0 + a_1 + ... + a_t) / (w + t), and its mean over w from 0 to M = K / N is
+    a_0 + (a_1 + ... + a_t - t a_0) ln(1 + M / t) / M.
+    """
+    triangle, most = counts.triangle(), counts.base_classes / counts.ways
+    base, learned = triangle[:, :, 0], np.nansum(triangle[:, :, 1:], axis=2)
+    session = np.arange(1, counts.sessions + 1)
+    area = base.copy()
+    area[:, 1:] += (learned - base * np.arange(counts.sessions + 1))[:, 1:] * np.log1p(most / session) / most
+    return area
+
+
+def _learned(counts: SessionCounts) -> np.ndarray:
+    return np.diagonal(counts.triangle(), axis1=1, axis2=2)
+
+
+def _novel_as_base(counts: SessionCounts) -> np.ndarray:
+    """Of the novel queries met so far."""
+    taken = np.pad(counts.novel_as_base.astype(np.int64), ((0, 0), (1, 0)))
+    return _percent(taken, _novel_queries(counts))
+
+
+def _base_as_novel(counts: SessionCounts) -> np.ndarray:
+    """Of the base queries; 0 after session 0."""
+    taken = np.pad(counts.base_as_novel.astype(np.int64), ((0, 0), (1, 0)))
+    return _percent(taken, np.repeat(counts.queries[:, :1].astype(np.int64), counts.sessions + 1, 1))
+
+
+_AFTER: dict[str, Callable[[SessionCounts], np.ndarray]] = {
+    "acc": _acc,
+    "base": _base,
+    "novel": _novel,
+    "harmonic": _harmonic,
+    "gacc": _gacc,
+    "learned": _learned,
+    "novel_as_base": _novel_as_base,
+    "base_as_novel": _base_as_novel,
+}
