@@ -16,9 +16,6 @@ stored with a result; `solution.adjoint` says after `backward()` how the backwar
 Problems of incremental few-shot episodes, with closed forms and solvers of their own, are in `ifsl_bench.learners`.
 """
 
-from importlib import import_module
-from typing import Any
-
 from .adjoint import Adjoint, Implicit, Unroll
 from .lbfgs import LBFGS
 from .linear import AdjointReport, ConjugateGradient, Direct, LinearOutcome, LinearSolver, Neumann, Operator
@@ -33,16 +30,3 @@ __all__ = [
     "Guarded", "HasSpace", "Implicit", "LinearOutcome", "LinearSolver", "Neumann", "Newton", "Objective", "Operator",
     "Outcome", "Solution", "Solver", "Space", "Splits", "Unroll", "largest_curvature", "measured", "minimise",
 ]  # fmt: skip
-
-# Names that are now in `ifsl_bench.learners`, which plugins import from here. They are looked up when they are asked
-# for: the one arrow from a lower floor to a higher one, since to import the learners here would be a circle.
-MOVED = (
-    "DualNewton", "Memory", "Network", "NetworkArgs", "Regression", "SoftmaxRegression", "TanhNetwork", "attention",
-    "fixed_class", "fold", "ridge", "statistics", "unit",
-)  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    if name in MOVED:
-        return getattr(import_module("ifsl_bench.learners"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-import ifsl_bench.learners
-import ifsl_bench.solve
 from ifsl_bench.solve.iterate import State, iterate
 
 
@@ -82,10 +80,3 @@ def test_the_limit_holds_for_all_and_those_who_left_keep_what_they_had():
     assert end.steps.tolist() == [6, 12, 3, 13, 8]
     assert end.left.tolist() == [0, 0, 0, 11, 0]
     assert len(batches) == 13
-
-
-def test_names_that_moved_to_the_learners_are_still_found_among_the_solvers():
-    for name in ifsl_bench.solve.MOVED:
-        assert getattr(ifsl_bench.solve, name) is getattr(ifsl_bench.learners, name)
-    with pytest.raises(AttributeError, match="no attribute 'Nobody'"):
-        ifsl_bench.solve.Nobody  # noqa: B018

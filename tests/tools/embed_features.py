@@ -8,21 +8,23 @@ the moments of base/train. It prints the fingerprint that the task file is to pi
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
+from safetensors.numpy import save as save_arrays
 from safetensors.torch import save
 
 from ifsl_bench.backbone import weights
 from ifsl_bench.backbone.features import bank_folder
 from ifsl_bench.backbone.moments import class_moments
 from ifsl_bench.backbone.pretrain import HeadKind, definition, pretraining_key
-from ifsl_bench.common.files import Home
+from ifsl_bench.common.files import Home, write_bytes
 from ifsl_bench.data.preparing.importing import run
-from ifsl_bench.data.sets.embedded import HEADS, EmbeddedFeatures, write_embedded
+from ifsl_bench.data.sets.embedded import FORM, HEADS, OURS, EmbeddedFeatures, checksum
 from ifsl_bench.data.source import Import
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.protocol.task import INCLUDED, Task
@@ -92,6 +94,35 @@ def embed(of: Task, task: Task, notice: str, work: Workspace) -> str:
         made_of = definition(task, fingerprint, head, 0)
         weights.write_weights(weights.FOLDER / f"{key}.safetensors", save(tensors), made_of, recorded)
     return fingerprint
+
+
+def write_embedded(
+    path: Path,
+    pools: dict[str, np.ndarray],
+    classes: dict[str, tuple[str, ...]],
+    counts: dict[str, list[int]],
+    notice: str,
+    features_of: dict[str, Any],
+) -> None:
+    """Writes the file of a data set.
+
+    Args:
+        pools: uint8 [n, 2, D, 1] of each pool, by class.
+        classes, counts: of each pool: names of the classes, and how many rows each has.
+        notice: the terms, in one line, told whoever uses the features first.
+        features_of: what they were made from, JSON-able.
+    """
+    shape = next(iter(pools.values())).shape[1:]
+    said = {
+        "format": FORM,
+        "shape": list(shape),
+        "pools": {pool: {"classes": list(classes[pool]), "counts": counts[pool]} for pool in pools},
+        "sha256": checksum(pools),
+        "notice": notice,
+        "features_of": features_of,
+    }
+    whole = {pool: np.ascontiguousarray(rows) for pool, rows in pools.items()}
+    write_bytes(path, save_arrays(whole, {OURS: json.dumps(said)}))
 
 
 class _Named(EmbeddedFeatures):

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ifsl_bench.common.errors import CorruptFile, is_printable
-from ifsl_bench.common.files import write_bytes
 from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.source import DatasetSource, Import
@@ -95,34 +94,3 @@ def checksum(pools: dict[str, np.ndarray]) -> str:
         digest.update(f"{pool} {pools[pool].shape}\n".encode())
         digest.update(np.ascontiguousarray(pools[pool]).data)
     return digest.hexdigest()
-
-
-def write_embedded(
-    path: Path,
-    pools: dict[str, np.ndarray],
-    classes: dict[str, tuple[str, ...]],
-    counts: dict[str, list[int]],
-    notice: str,
-    features_of: dict[str, Any],
-) -> None:
-    """Writes the file of a data set.
-
-    Args:
-        pools: uint8 [n, 2, D, 1] of each pool, by class.
-        classes, counts: of each pool: names of the classes, and how many rows each has.
-        notice: the terms, in one line, told whoever uses the features first.
-        features_of: what they were made from, JSON-able.
-    """
-    from safetensors.numpy import save
-
-    shape = next(iter(pools.values())).shape[1:]
-    said = {
-        "format": FORM,
-        "shape": list(shape),
-        "pools": {pool: {"classes": list(classes[pool]), "counts": counts[pool]} for pool in pools},
-        "sha256": checksum(pools),
-        "notice": notice,
-        "features_of": features_of,
-    }
-    whole = {pool: np.ascontiguousarray(rows) for pool, rows in pools.items()}
-    write_bytes(path, save(whole, {OURS: json.dumps(said)}))
