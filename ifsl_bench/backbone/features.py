@@ -123,7 +123,7 @@ def compute_features(
         except CorruptFile as error:
             reporter.warn(f"{error}; it is computed again, the damaged files are in {set_aside(folder)}")
         dataset.check_images(name)
-        with building(folder, same=lambda: is_computed(folder, pretrained.features_sha256)) as partial:
+        with building(folder) as partial:
             bank = create_array(partial / "features.npy", shape, "float32")
             title = f"features of {name}" + (f", {views} views" if views > 1 else "")
             with reporter.stage(title, shape[0]) as stage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -172,24 +172,9 @@ class Trainer:
                     tensors[f"momentum.{i}"] = buffer
         return tensors
 
-    def _save(self) -> bool:
-        """Keeps the state; True, and this trainer has theirs, where other processes have finished the same meanwhile.
-
-        What they have saved and is further than this one stays.
-        """
-        done = False
+    def _save(self) -> None:
         if self.world.first:
-            theirs = self._store.further(self.info, "epoch", ("key", "seed"))
-            ended = theirs is not None and theirs["finished"] is True
-            if ended:
-                with suppress(CorruptFile):  # which this one's then replaces
-                    self.restore()
-                    done = True
-            if theirs is None or (ended and not done):
-                self.info = self._store.save(self._tensors(), self.info)
-        if done := self.world.told(done):
-            self.agree()
-        return done
+            self.info = self._store.save(self._tensors(), self.info)
 
     def train(self, reporter: Reporter, compiled: bool = False) -> None:
         """To the end, from where it is.
@@ -229,9 +214,8 @@ class Trainer:
                             stage.advance(1, **self._step(model, images, labels, done + i))
                 done += per_epoch
                 self.info |= {"epoch": epoch + 1, "seconds": spent + time.perf_counter() - start}
-                if done < spec.steps and self._save():
-                    reporter.say(f"{title}: another process has finished it, and its weights are used")
-                    return
+                if done < spec.steps:
+                    self._save()
         self.network.eval()
         self._round()
         accuracy = {name: self._accuracy(self.dataset.pool(name), batch) for name in self._held_out}
@@ -239,8 +223,8 @@ class Trainer:
         reporter.say(f"{title}: accuracy {shown}")
         self.info |= {"finished": True, "accuracy": accuracy, "seconds": spent + time.perf_counter() - start}
         self.info["rounded"] = str(ROUNDED).removeprefix("torch.")
-        if not self._save():
-            self.info = world.told(self.info)  # with the checksum of what the first one wrote
+        self._save()
+        self.info = world.told(self.info)  # with the checksum of what the first one wrote
 
     @torch.no_grad()
     def _round(self) -> None:

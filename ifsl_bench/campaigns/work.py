@@ -12,7 +12,6 @@ from typing import Literal
 from ifsl_bench.campaigns.graph import Node
 from ifsl_bench.campaigns.logs import DONE, Log
 from ifsl_bench.common import processor
-from ifsl_bench.common.building import Swept
 from ifsl_bench.common.curves import Curves
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home
@@ -106,8 +105,7 @@ def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tu
         except Exception as error:
             why = plainly(error)
             log.failed(error, why)
-            how: Ending = "lost" if isinstance(error, Swept) else "failed"  # which goes better the next time
-            return Outcome(node.key, how, why, log.seconds), error
+            return Outcome(node.key, "failed", why, log.seconds), error
         finally:
             relay.to = reporter
         log.write(DONE, seconds=log.seconds)

@@ -1,7 +1,7 @@
 """Folders that appear whole: they are filled under a name of one process's own, and get theirs by one rename.
 
-None of this needs a lock. Two processes that make the same thing each fill a folder of their own; the first to end
-gives it the name, and the other finds it there.
+Whoever fills one holds its lock (:mod:`ifsl_bench.common.locks`). Where locks exclude nobody, one of two that make the
+same thing fails, in a line, and what is there stays whole.
 """
 
 from __future__ import annotations
@@ -17,52 +17,40 @@ from typing import TypeVar, cast
 
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Stale, disk_errors, fsync_folder
-from ifsl_bench.common.owners import PARTIAL, REMOVED, is_abandoned, partial_of, tagged, what
+from ifsl_bench.common.owners import PARTIAL, REMOVED, partial_of, tagged, what
 
 T = TypeVar("T")
 _IN_THE_WAY = {errno.ENOTEMPTY, errno.EEXIST}
 TRIES = 100  # of a rename, each after removing what is in the way, and of reading
 
 
-class Swept(UserError):
-    """A folder was removed while it was filled: another machine took its writer, silent for long, for dead. Whoever
-    starts again finds it made, or makes it."""
-
-    def __init__(self, partial: Path) -> None:
-        super().__init__(f"{partial} was removed while it was being filled; the same command starts it again")
-
-
 @contextlib.contextmanager
-def building(target: Path, resume: bool = False, same: Callable[[], bool] = lambda: False) -> Iterator[Path]:
+def building(target: Path, resume: bool = False) -> Iterator[Path]:
     """A folder to fill, which becomes ``target`` when the block ends well and vanishes when it does not.
 
-    What killed processes left of the same is removed first.
+    Who builds holds the lock of ``target``, so what is left of earlier blocks is nobody's any more: it is removed.
 
     Args:
-        resume: go on in what an earlier block left, if it is nobody's any more, and leave this one's to the next if the
-            block fails.
-        same: whether what another process has put at ``target`` meanwhile is as good; it then stays, since others may
-            read it already. Otherwise it is replaced.
+        resume: go on in what an earlier block left, and leave this one's to the next if the block fails.
 
     Raises:
-        Swept: the folder was removed by somebody.
         UserError: the system refuses to write.
     """
     partial = partial_of(target)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        taken = resume and _take_over(target, partial)
-        sweep(target, partial)
-        if not taken:
-            partial.mkdir()
+        for left in sorted(leftovers(target), key=_written, reverse=True):
+            if resume and left.name.startswith(PARTIAL) and left.is_dir() and not partial.exists():
+                os.rename(left, partial)
+            else:
+                remove(left, target)
+        partial.mkdir(exist_ok=True)
         try:
             yield partial
-            publish(partial, target, same)
-        except BaseException as error:
-            if isinstance(error, Exception) and not os.path.lexists(partial):
-                raise Swept(partial) from error
-            if resume:
-                _leave(partial, unfinished(target))
+            publish(partial, target)
+        except BaseException:
+            if resume and partial.is_dir() and any(partial.iterdir()):
+                os.rename(partial, unfinished(target))
             else:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -75,30 +63,12 @@ def unfinished(target: Path) -> Path:
 
 
 def leftovers(target: Path) -> list[Path]:
-    """What may be left of unfinished folders for ``target``, by processes that live or not."""
+    """What there is of unfinished folders for ``target``; while somebody holds its lock, perhaps theirs."""
     try:
         found = [path for path in target.parent.iterdir() if path.name.startswith((PARTIAL, REMOVED))]
     except OSError:
         return []
     return sorted(path for path in found if what(path.name) in (PARTIAL + target.name, REMOVED + target.name))
-
-
-def sweep(target: Path, but: Path | None = None) -> None:
-    """Removes what killed processes left of ``target``, all ``but`` one."""
-    for path in leftovers(target):
-        if path != but and (path == unfinished(target) or is_abandoned(path)):
-            remove(path, target)
-
-
-def _take_over(target: Path, partial: Path) -> bool:
-    """Gives the newest unfinished folder that is nobody's this process's name. Of two that try, one can."""
-    found = [path for path in leftovers(target) if path.name.startswith(PARTIAL) and path.is_dir()]
-    free = [path for path in found if path == unfinished(target) or is_abandoned(path)]
-    for path in sorted(free, key=_written, reverse=True):
-        with contextlib.suppress(OSError):
-            os.rename(path, partial)
-            return True
-    return False
 
 
 def _written(path: Path) -> float:
@@ -107,16 +77,8 @@ def _written(path: Path) -> float:
     return 0.0
 
 
-def _leave(partial: Path, to: Path) -> None:
-    with contextlib.suppress(OSError):
-        partial.rmdir()  # which needs it to be empty
-        return
-    with contextlib.suppress(OSError):  # where one is left already, this one keeps its own name
-        os.rename(partial, to)
-
-
-def publish(partial: Path, target: Path, same: Callable[[], bool] = lambda: False) -> None:
-    """Renames a whole folder to ``target``; whatever is there stays if it is the ``same``, or goes first.
+def publish(partial: Path, target: Path) -> None:
+    """Renames a whole folder to ``target``; whatever is there goes first.
 
     A rename replaces no folder with content, so what is in the way is renamed, too. Between the two renames there is
     nothing at ``target``, never a mixture.
@@ -126,13 +88,11 @@ def publish(partial: Path, target: Path, same: Callable[[], bool] = lambda: Fals
             os.rename(partial, target)
             return
         except FileNotFoundError as error:
-            raise Swept(partial) from error
+            why = "was removed while it was being filled; the same command starts it again"
+            raise UserError(f"{partial} {why}") from error
         except OSError as error:
             if error.errno not in _IN_THE_WAY:
                 raise
-        if same():
-            remove(partial, target)
-            return
         remove(target)
     raise UserError(f"{target} appears again whenever it is replaced: other processes write it; end them first")
 

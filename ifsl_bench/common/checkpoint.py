@@ -4,18 +4,16 @@ Saving writes the tensors under a new name, then replaces the JSON, then removes
 any point leaves a complete state, the old one or the new one. Nothing is pickled. The JSON file has the checksum of the
 tensors and one of itself, see :mod:`ifsl_bench.common.sealed`.
 
-Several processes may train in one folder, if no lock keeps them apart. The names of their tensors are their own, and
-each removes only tensors that no JSON can name any more, so the state is always one that some process saved as a whole.
-:meth:`CheckpointFolder.further` keeps the slower one from replacing what is further.
+Where no lock keeps several processes apart, the names of their tensors are their own, and each removes only tensors
+that no JSON can name any more: the state is always one that some process saved as a whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,25 +80,6 @@ class CheckpointFolder:
         except UserError:
             return None
         return info["tensors"]["file"] if info else None
-
-    def further(self, info: Mapping[str, Any], counter: str, same: Iterable[str]) -> dict[str, Any] | None:
-        """What another process has saved of the same training, if it has come further than ``info``; else None.
-
-        Args:
-            counter: key of how far a training has come.
-            same: keys whose values tell one training from others.
-        """
-        try:
-            theirs = self.info()
-        except CorruptFile:
-            return None
-        ours = json.loads(json.dumps({key: info.get(key) for key in same}))
-        if theirs is None or any(theirs.get(key) != ours[key] for key in ours):
-            return None
-        if theirs.get("finished") is True:
-            return theirs
-        count = theirs.get(counter)
-        return theirs if type(count) is int and not info["finished"] and count > info[counter] else None
 
     def info(self) -> dict[str, Any] | None:
         """The JSON part, or None if nothing was saved yet.

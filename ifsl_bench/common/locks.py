@@ -1,8 +1,7 @@
 """Locks of folders, for processes that would make the same thing at once: the second one waits, and finds it made.
 
-They save double work, and no more than that: what is written is complete by one rename, whoever else writes. So a file
-system without working locks, or one where they exclude nobody, is used all the same; ``IFSL_BENCH_LOCKS=0`` says that
-none are to be tried. Reading what is complete needs none anyway.
+A file system without locks is used all the same: what is written is complete by one rename, whoever else writes.
+Reading what is complete needs none anyway.
 """
 
 from __future__ import annotations
@@ -85,8 +84,6 @@ def _acquire(folder: Path, timeout: float) -> Callable[[], None] | None:
     """Acquires the lock of a folder and returns what releases it; None where another process keeps it for so long."""
     import filelock
 
-    if os.environ.get("IFSL_BENCH_LOCKS") == "0":
-        return _nothing
     lock = filelock.FileLock(_file(folder))
     try:
         _try_flock(_file(folder))

@@ -185,9 +185,7 @@ def build(
     about: dict[str, Any],
     keys: Sequence[str] = (),
 ) -> Dataset:
-    """Builds a data set into ``folder``; it appears there whole or not at all.
-
-    Where another process has built the same there meanwhile, that stays; anything else is replaced.
+    """Builds a data set into ``folder``, whose lock is held; it appears there whole or not at all.
 
     Args:
         recipe: identity of what ``fill`` makes; a cached copy with another recipe is out of date.
@@ -198,20 +196,11 @@ def build(
             pools are kept, and the next one goes on from those that were made under one of its keys. Empty: it starts
             anew, and leaves nothing.
     """
-    built: dict[str, Any] = {}
-
-    def same() -> bool:
-        try:
-            there = open_dataset(folder)
-        except CorruptFile:
-            return False
-        return all(there.manifest.get(key) == built[key] for key in ("recipe", "fingerprint"))
-
-    with building(folder, bool(keys), same) as partial, disk_errors(folder):
+    with building(folder, bool(keys)) as partial, disk_errors(folder):
         writer = Writer(partial, keys)
         try:
             fill(writer)
-            built.update(write_sealed(partial / "manifest.json", _manifest(writer, name, recipe, about)))
+            write_sealed(partial / "manifest.json", _manifest(writer, name, recipe, about))
         except BaseException:
             with suppress(OSError):
                 writer.discard_incomplete()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,15 +155,7 @@ def meta_train(
                     best = {key: value.detach().clone() for key, value in parameters.items()}
                 info["seconds"] = spent + time.perf_counter() - start
                 info["finished"] = last == spec.steps
-                theirs = store.further(info, "step", facts.keys() - {"place"})
-                taken = None
-                if theirs is not None and theirs["finished"] is True:
-                    with suppress(CorruptFile):  # which this one's then replaces
-                        taken = restore()
-                if taken is not None:
-                    info = taken
-                elif theirs is None or theirs["finished"] is True:
-                    _save(store, info, parameters, best, optimiser)
+                _save(store, info, parameters, best, optimiser)
         if idle := [key for key in parameters if key not in optimiser.state]:
             reporter.warn(f"{name}: no step has a gradient for {', '.join(idle)}, which stay as they began; is the "
                           "parameter used in forward?")  # fmt: skip

@@ -22,9 +22,7 @@ from ifsl_bench.campaigns.graph import Node, Wants, graph_of
 from ifsl_bench.campaigns.logs import Log
 from ifsl_bench.campaigns.run import numbers_in, run_campaign
 from ifsl_bench.campaigns.status import read_log
-from ifsl_bench.campaigns.watching import Told
 from ifsl_bench.campaigns.work import Setting
-from ifsl_bench.common.building import Swept
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter, Unheard
@@ -332,21 +330,3 @@ def test_a_run_that_nobody_listens_to_any_more_ends_and_has_not_failed(here):
     with pytest.raises(Unheard), Log(work.home, node.key, "it", Deaf()) as log:
         log.say("a word")
     assert read_log(log.path).state == "interrupted"
-
-
-def test_a_stage_whose_unfinished_folder_another_machine_has_swept_is_run_again(here, monkeypatch):
-    real, swept = prepared.compute_features, []
-
-    def once(*arguments, **more):
-        if not swept:
-            swept.append(True)
-            raise Swept(Path("x"))
-        return real(*arguments, **more)
-
-    monkeypatch.setattr(prepared, "compute_features", once)
-    work = api.workspace(here / "home", device="cpu")
-    jobs = make_jobs(["imprint"], ["clusters.toml:clusters-5shot"], {}, Training(), [0], None)
-    with pytest.warns(UserWarning, match="was removed while it was being filled.*it is run again"):
-        ended = run_campaign(jobs, work, watch=Told(work.reporter))
-    assert swept
-    assert ended.made == jobs

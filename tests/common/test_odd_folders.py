@@ -123,17 +123,6 @@ def test_where_nothing_can_be_locked_a_run_goes_on_without(here, monkeypatch):
     assert run(here).episodes == alone.episodes
 
 
-@posix
-def test_switched_off_locks_are_not_tried(tmp_path, monkeypatch):
-    monkeypatch.setenv("IFSL_BENCH_LOCKS", "0")
-    monkeypatch.setattr("fcntl.flock", lambda *_: pytest.fail("a lock was tried"))
-    told = []
-    with locked(tmp_path / "thing", told.append), locked(tmp_path / "thing", told.append):
-        assert not is_locked(tmp_path / "thing")
-    assert told == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_quiet_run_tells_that_it_waits(here):
     """Holds the lock of the pretraining, in another handle, until somebody is told of it."""
     log = io.StringIO()

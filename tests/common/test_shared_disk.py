@@ -19,14 +19,13 @@ import torch
 from ifsl_bench.board import result_file
 from ifsl_bench.common import building as build_module
 from ifsl_bench.common import files, owners
-from ifsl_bench.common.building import Swept, building, publish, unfinished, whole
+from ifsl_bench.common.building import building, publish, unfinished, whole
 from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside, write_bytes, write_new
 from ifsl_bench.common.owners import is_abandoned, partial_of, tagged, what
 from ifsl_bench.data.pools import open_dataset, verify
 from tests.board.test_result import make
-from tests.fuzz.small import Told, make_data, result, run
 
 ELSEWHERE = "@node7.0123abcd-4711-89abcdef"  # the tag of a process on another machine
 HOUR = 3600.0
@@ -68,43 +67,6 @@ sys.stdin.readline()
 small.run(root, told)
 print(json.dumps(told.warnings))
 """
-
-
-@pytest.mark.slow("three runs from data to results, two of them in processes of their own")
-def test_two_processes_without_locks_end_with_whole_files_and_the_numbers_of_one_alone(tmp_path):
-    """From nothing: data, pretraining, features, meta-training, trials, evaluation, result."""
-    alone, shared = tmp_path / "alone", tmp_path / "shared"
-    alone.mkdir()
-    shared.mkdir()
-    wanted = run(alone)
-    environment = {**os.environ, "IFSL_BENCH_LOCKS": "0", "OMP_NUM_THREADS": "1"}
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", TWO, str(shared), str(number)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-            cwd=Path(__file__).parents[2],
-        )
-        for number in range(2)
-    ]  # fmt: skip
-    for process in both:
-        assert process.stdout.readline() == "ready\n"
-    for process in both:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in both:
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        assert "corrupt" not in out, out
-    assert result(shared) == wanted
-    home = Home.locate(shared / "home")
-    whole_or_none(home)
-    left = [path.name for path in home.cache.rglob("*") if path.name.startswith((owners.PARTIAL, owners.REMOVED))]
-    assert left == []
-    assert not list(home.cache.rglob("*.lock"))
-    shutil.rmtree(home.results)
-    told = Told()
-    assert run(shared, told) == wanted, "from what the two have left"
-    assert told.warnings == []
 
 
 # -- trainings -------------------------------------------------------------------------------------------------------
@@ -155,19 +117,6 @@ def test_states_that_are_saved_at_once_are_never_mixed(tmp_path):
     assert len(list(tmp_path.glob("state-*"))) <= 2
 
 
-def test_the_slower_of_two_neither_replaces_what_is_further_nor_what_is_finished(tmp_path):
-    mine = CheckpointFolder(tmp_path)
-    tensors, info = state(5)
-    mine.save(tensors, info)
-    same = ("seed",)
-    assert mine.further({**info, "step": 4}, "step", same)["step"] == 5
-    assert mine.further(info, "step", same) is None
-    assert mine.further({**info, "step": 4, "seed": 1}, "step", same) is None, "of another training"
-    mine.save(*state(6, finished=True))
-    assert mine.further({**info, "step": 5}, "step", same)["finished"]
-    assert mine.further({**info, "step": 6, "finished": True}, "step", same)["finished"]
-
-
 def test_tensors_of_killed_processes_go_and_those_of_others_stay(tmp_path):
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
@@ -193,31 +142,6 @@ def test_a_folder_that_is_moved_while_a_state_is_saved_gets_the_whole_state(tmp_
     assert CheckpointFolder(folder).load().info["step"] == 7
 
 
-def test_trainings_that_another_process_ends_first_take_what_that_one_has(tmp_path, monkeypatch):
-    """Theirs is put in place after the first state of ours, and the rest is not trained again."""
-    alone, here = tmp_path / "alone", tmp_path / "here"
-    for root in (alone, here):
-        root.mkdir()
-    wanted = run(alone)
-    shutil.copytree(alone / "home" / "data", here / "home" / "data")
-    saved, save = [], CheckpointFolder.save
-
-    def and_theirs(self, tensors, info):
-        written = save(self, tensors, info)
-        saved.append((self.folder, info["finished"]))
-        if not info["finished"]:
-            shutil.rmtree(self.folder)
-            shutil.copytree(alone / self.folder.relative_to(here), self.folder)
-        return written
-
-    monkeypatch.setattr(CheckpointFolder, "save", and_theirs)
-    assert run(here) == wanted
-    kinds = {folder.parent.name for folder, _ in saved}
-    assert kinds == {"pretrained", "trained"}
-    assert len({folder for folder, _ in saved}) == len(saved), "each saved once"
-    assert not any(finished for _, finished in saved)
-
-
 # -- folders ---------------------------------------------------------------------------------------------------------
 
 
@@ -226,17 +150,11 @@ def fill(partial: Path, text: str) -> None:
         (partial / name).write_text(text)
 
 
-def test_of_two_that_build_the_same_the_first_stays_and_anothers_is_replaced_whole(tmp_path):
+def test_a_folder_is_replaced_whole(tmp_path):
     target = tmp_path / "set"
-    with building(target, same=lambda: (target / "a").read_text() == "first") as mine:
-        with building(target) as other:
-            assert mine != other
-            fill(other, "first")
-        inode = target.stat().st_ino
-        fill(mine, "first")
-    assert target.stat().st_ino == inode
-    with building(target, same=lambda: False) as mine:
-        fill(mine, "second")
+    for text in ("first", "second"):
+        with building(target) as mine:
+            fill(mine, text)
     assert [(target / name).read_text() for name in "ab"] == ["second", "second"]
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
@@ -268,8 +186,8 @@ def test_whoever_reads_a_folder_that_is_replaced_again_and_again_reads_one_of_th
     assert all(a == b for a, b in pairs)
 
 
-def test_an_unfinished_folder_is_taken_over_by_one_and_not_from_a_process_that_lives(tmp_path):
-    target = tmp_path / "set"
+def test_an_unfinished_folder_is_gone_on_in_and_others_are_removed(tmp_path):
+    target, killed = tmp_path / "set", partial_of(tmp_path / "set")
 
     def interrupted() -> None:
         with building(target, resume=True) as partial:
@@ -279,26 +197,13 @@ def test_an_unfinished_folder_is_taken_over_by_one_and_not_from_a_process_that_l
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert [path.name for path in tmp_path.iterdir()] == [unfinished(target).name]
+    killed.mkdir()
+    os.utime(killed, (0, 0))
     with building(target, resume=True) as mine:
         assert (mine / "a").read_text() == "half"
-        with building(target, resume=True) as other:
-            assert not list(other.iterdir()), "the first one has it"
-            fill(other, "other")
         fill(mine, "mine")
     assert (target / "a").read_text() == "mine"
-
-
-@pytest.mark.parametrize(("hours", "taken"), [(-1, False), (0, False), (1, False), (2, False), (4, True)])
-def test_another_machines_unfinished_folder_is_left_alone_for_three_hours(tmp_path, hours, taken):
-    """An hour that clocks differ by, in either direction, is not taken for one without a write."""
-    target, theirs = tmp_path / "set", tmp_path / f".partial-set{ELSEWHERE}"
-    theirs.mkdir()
-    fill(theirs, "theirs")
-    aged(theirs, hours)
-    with building(target, resume=True) as partial:
-        assert bool(list(partial.iterdir())) == taken
-        fill(partial, "mine")
-    assert theirs.exists() != taken
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
 def test_a_folder_that_is_removed_while_it_is_filled_is_one_line(tmp_path):
@@ -503,25 +408,3 @@ def test_a_folder_that_gets_the_number_of_the_one_before_is_read_again(tmp_path)
     found = whole(target, read)
     assert numbers[0] not in numbers[1:]
     assert found == ("29", "29")
-
-
-def test_data_that_two_processes_make_are_made_once(tmp_path):
-    home = Home.locate(tmp_path)
-    make_data(home)
-    inode = (home.data / "tiny-images").stat().st_ino
-    make_data(home)
-    assert (home.data / "tiny-images").stat().st_ino == inode
-
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_that_another_machine_swept_while_it_was_filled_is_told_from_a_failure(resume, tmp_path):
-    def fill(folder):
-        shutil.rmtree(folder)
-        (folder / "more").write_text("x")  # the error of whoever fills it
-
-    with (
-        pytest.raises(Swept, match="was removed while it was being filled"),
-        building(tmp_path / "x", resume) as folder,
-    ):
-        fill(folder)
-    assert not list(tmp_path.iterdir())

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ifsl_bench.common.building import leftovers, remove, unfinished
+from ifsl_bench.common.building import leftovers, remove
 from ifsl_bench.common.errors import CorruptFile, UserError, one_line, unknown
 from ifsl_bench.common.files import Home, check_out, disk_errors, write_out
 from ifsl_bench.common.locks import is_locked, locked
-from ifsl_bench.common.owners import PARTIAL, is_abandoned, what
+from ifsl_bench.common.owners import PARTIAL, what
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, verify
@@ -56,12 +56,6 @@ def unfinished_names(home: Home) -> list[str]:
     return sorted({what(path.name).removeprefix(PARTIAL) for path in found if path.is_dir()})
 
 
-def _is_being_imported(folder: Path) -> bool:
-    """Whether a process is at it: it holds the lock, or what it writes has a writer still."""
-    busy = (path for path in leftovers(folder) if path.name.startswith(PARTIAL) and path != unfinished(folder))
-    return is_locked(folder) or not all(map(is_abandoned, busy))
-
-
 def listing(home: Home) -> list[dict[str, str]]:
     """Every data set that is registered, prepared, or used by a packaged task."""
     rows = []
@@ -72,7 +66,7 @@ def listing(home: Home) -> list[dict[str, str]]:
     for name in sorted({*registered, *prepared_names(home), *used, *mine, *unfinished}):
         state = "not prepared"
         if name in unfinished:
-            state = "being imported" if _is_being_imported(dataset_folder(home, name)) else "import unfinished"
+            state = "being imported" if is_locked(dataset_folder(home, name)) else "import unfinished"
         row = {"data set": name, "state": state, "fingerprint": "", "size": "", "features": "", "what": ""}
         if name in features:
             row["features"] = f"{features[name] / 1e6:.1f} MB"
@@ -200,7 +194,7 @@ def removable(home: Home, name: str) -> list[Path]:
     names = {*prepared_names(home), *unfinished_names(home), *(path.stem for path in home.tasks.glob("*.toml"))}
     if name not in names:
         raise unknown("prepared data set", name, names, see="ifsl-bench data list")
-    if _is_being_imported(folder):
+    if is_locked(folder):
         raise UserError(f"data set {name!r} is being imported by another process; wait for it, or end it first")
     needed = any(home.results.glob(f"{name}-*/*.json"))
     paths = [path for path in (folder, *leftovers(folder), *(() if needed else (written,))) if path.exists()]
