@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
@@ -52,12 +53,14 @@ def data_list(home: str | None, style: str) -> None:
     "prepare",
     epilog=examples(
         "ifsl-bench data prepare tiny --from tiny-imagenet-200.zip",
+        "ifsl-bench data prepare cifar-fs --download",
         "ifsl-bench data prepare birds --from photographs/ --split birds.csv",
         "ifsl-bench data prepare mine --from features/",
     ),
 )
 @click.argument("name", shell_complete=complete_data)
 @click.option("--from", "source", metavar="PATH", help="The folder or archive to make it from.")
+@click.option("--download", is_flag=True, help="Fetch the files it is made from (cifar-fs: CIFAR-100, 169 MB).")
 @click.option("--allow-partial", is_flag=True, help="Accept less than there should be; the data set is marked partial.")
 @click.option("--split", metavar="CSV", help="Images of your own: the side of each class, columns class and split.")
 @click.option("--split-seed", type=Whole(0), help="Images of your own: divide the classes at random [0].")
@@ -70,6 +73,7 @@ def data_list(home: str | None, style: str) -> None:
 def data_prepare(
     name: str,
     source: str | None,
+    download: bool,
     allow_partial: bool,
     split: str | None,
     split_seed: int | None,
@@ -90,14 +94,22 @@ def data_prepare(
     """
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.data.preparing.catalogue import pools_listing
+    from ifsl_bench.data.preparing.download import downloaded, fetched_before
     from ifsl_bench.data.preparing.prepare import prepare
     from ifsl_bench.data.sets.folder import OwnOptions
 
     if split and split_seed is not None:
         raise UserError("--split says which class is on which side, and so does --split-seed; leave one of them out")
     own = OwnOptions(Path(split) if split else None, split_seed, size, depth)
-    path = Path(source) if source else None
-    dataset = prepare(folders_of(home), name, path, force, reporter_for(quiet, verbose), allow_partial, own)
+    if download and source:
+        raise UserError("--download fetches the files, --from says where they are; leave one of them out")
+    folders, reporter = folders_of(home), reporter_for(quiet, verbose)
+    if download and not force and (there := fetched_before(folders, name)) is not None:
+        dataset = there
+        reporter.say(f"{name} is prepared already (--force fetches and builds it again)")
+    else:
+        with downloaded(folders, name, reporter) if download else nullcontext(Path(source) if source else None) as path:
+            dataset = prepare(folders, name, path, force, reporter, allow_partial, own)
     mark = " (partial)" if dataset.partial else ""
     click.echo(f"{name}{mark}: {dataset.folder}\nfingerprint {dataset.fingerprint}\n")
     show_tables([plain_table(pools_listing(dataset), fold={"first classes": 16})])

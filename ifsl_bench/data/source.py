@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ifsl_bench.common.errors import UserError
@@ -136,6 +137,7 @@ class DatasetSource(ABC):
         needs_source: False if it can be made from nothing, and therefore rebuilt at any time.
         forms: what it can be made from, the likeliest first.
         object_forms: objects of other libraries that it can be made from.
+        address: where :meth:`fetch` gets its files from; "" where a user has to get them.
     """
 
     name: str
@@ -143,6 +145,19 @@ class DatasetSource(ABC):
     needs_source: ClassVar[bool] = True
     forms: Sequence[Form] = ()
     object_forms: Sequence[ObjectForm] = ()
+
+    @property
+    def address(self) -> str:
+        return ""
+
+    def fetch(self, folder: Path) -> Path:
+        """Gets the archive that it is made from into a folder, and checks it.
+
+        Raises:
+            OSError: it cannot be reached.
+            RuntimeError: what came has another checksum.
+        """
+        raise NotImplementedError(f"{self.name} has no address")
 
     @abstractmethod
     def recipe(self) -> str:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import copy
 import csv
+import hashlib
 import io
 import pickle
 import tarfile
-from functools import cache
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
+from torchvision.datasets import CIFAR100
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
 from ifsl_bench.data.counts import Count
-from ifsl_bench.data.pools import verify
+from ifsl_bench.data.pools import open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import cifar_fs
 from ifsl_bench.protocol.task_files import packaged
@@ -265,3 +269,46 @@ def test_packaged_tasks_are_those_of_mini_imagenet_in_shape():
         assert task.evaluation == mini.evaluation
         assert task.variant_of == ""
     assert registered.dataset_source("cifar-fs").outline() == ((32, 32, 3), cifar_fs.COUNTS)
+
+
+@pytest.fixture
+def served(tmp_path, python2, monkeypatch):
+    """CIFAR-100's archive on a server of this machine, which torchvision takes for the authors'."""
+    (site := tmp_path / "site").mkdir()
+    folder = write(tmp_path / "cifar-100-python", python2)
+    with tarfile.open(site / CIFAR100.filename, "w:gz") as archive:
+        archive.add(folder, folder.name)
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        content = (site / CIFAR100.filename).read_bytes()
+        monkeypatch.setattr(CIFAR100, "url", f"http://127.0.0.1:{server.server_port}/{CIFAR100.filename}")
+        monkeypatch.setattr(CIFAR100, "tgz_md5", hashlib.md5(content).hexdigest())
+        yield site
+        server.shutdown()
+
+
+def test_it_is_downloaded_checked_and_made_and_nothing_else_stays(served, small, home, call, monkeypatch):
+    prepare_it = ("data", "prepare", "cifar-fs", "--download", "--home", str(home.cache))
+    monkeypatch.setattr(CIFAR100, "tgz_md5", "0" * 32)
+    status, out, err = call(*prepare_it)
+    assert (status, out) == (2, "")
+    assert f"{CIFAR100.url} cannot be downloaded here" in err
+    assert "then: ifsl-bench data prepare cifar-fs --from PATH" in err
+    monkeypatch.setattr(CIFAR100, "tgz_md5", hashlib.md5((served / CIFAR100.filename).read_bytes()).hexdigest())
+    status, out, err = call(*prepare_it)
+    assert status == 0, err
+    check(open_dataset(home.data / "cifar-fs"))
+    assert not [path for path in home.cache.iterdir() if path.name.startswith(".download-")]
+    (served / CIFAR100.filename).unlink()
+    assert call(*prepare_it)[0] == 0, "it is prepared already"
+    status, _, err = call(*prepare_it, "--force")
+    assert (status, "cannot be downloaded here (" in err) == (2, True)
+    for arguments, said in (
+        (("tiny", "--download"), "has to be got by hand, docs/data.md says where"),
+        (("glyphs", "--download"), "needs no files: leave --download out"),
+        (("cifar-fz", "--download"), "did you mean 'cifar-fs'"),
+        (("cifar-fs", "--download", "--from", "x"), "leave one of them out"),
+    ):
+        assert said in call("data", "prepare", *arguments)[2]

@@ -293,7 +293,7 @@ def test_files_of_several_data_sets_are_sent_to_each(home, tmp_path):
 
 def test_names_on_a_contact_sheet_break_at_strokes_and_never_lose_a_letter():
     font = catalogue._font()
-    assert catalogue._wrapped(["Malay_(Jawi_Arabic)/character01"], font) == ["Malay_(Jawi_", "Arabic)/", "character01"]
+    assert catalogue._wrapped(["Malay_(Jawi_Arabic)/character01"], font) == ["Malay_(Jawi_Arabic)/", "character01"]
     assert catalogue._wrapped(["Balinese/character01"], font) == ["Balinese/character01"], "there is room for it"
     assert catalogue._wrapped(["a", "red", "fox"], font) == ["a red fox"]
     long = "x" * 40

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -183,6 +184,19 @@ class CifarFS(DatasetSource):
     name = "cifar-fs"
     summary: ClassVar[str] = "CIFAR-FS, 64+16+20 classes, 32x32; from CIFAR-100's cifar-100-python.tar.gz"
     forms = (Cifar100(),)
+
+    @property
+    def address(self) -> str:
+        from torchvision.datasets import CIFAR100  # with torch
+
+        return CIFAR100.url
+
+    def fetch(self, folder: Path) -> Path:
+        from torchvision.datasets import CIFAR100
+        from torchvision.datasets.utils import download_url
+
+        download_url(CIFAR100.url, folder, CIFAR100.filename, CIFAR100.tgz_md5)
+        return folder / CIFAR100.filename
 
     def recipe(self) -> str:
         return f"cifar-fs, 1, {digest(CLASSES)}"

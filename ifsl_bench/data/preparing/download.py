@@ -1,0 +1,58 @@
+"""The files of a data set, fetched from where their authors have them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+from ifsl_bench.common.errors import UserError, one_line, unknown
+from ifsl_bench.common.files import Home, disk_errors
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data import registered
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.preparing.prepare import command, prepared
+from ifsl_bench.data.source import DatasetSource
+from ifsl_bench.plugin import registry
+
+
+def fetched_before(home: Home, name: str) -> Dataset | None:
+    """The data set where it is prepared; None where it has to be fetched. Raises as :func:`downloaded`."""
+    _source(name)
+    return prepared(home, name)
+
+
+def _source(name: str) -> DatasetSource:
+    known = registry.names(registry.DATASETS)
+    if name not in known:
+        raise unknown("data set", name, known, see="ifsl-bench data list")
+    source = registered.dataset_source(name)
+    if not source.needs_source:
+        raise UserError(f"data set {name!r} needs no files: leave --download out")
+    if not source.address:
+        raise UserError(f"data set {name!r} has to be got by hand, docs/data.md says where; then: {command(name)}")
+    return source
+
+
+@contextmanager
+def downloaded(home: Home, name: str, reporter: Reporter) -> Iterator[Path]:
+    """Inside, the archive that a data set is made from.
+
+    Raises:
+        UserError: nobody knows an address, or it cannot be reached, or what came has another checksum.
+    """
+    source = _source(name)
+    with disk_errors(home.cache):
+        home.cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".download-", dir=home.cache) as folder:
+            reporter.say(f"downloading {source.address}")
+            try:
+                with redirect_stdout(StringIO()), redirect_stderr(StringIO()):  # a bar of another library's
+                    path = source.fetch(Path(folder))
+            except (OSError, RuntimeError) as error:
+                why = one_line(str(getattr(error, "reason", error)))[:120]
+                raise UserError(f"{source.address} cannot be downloaded here ({why}); get it elsewhere, then: "
+                                f"{command(name)}") from error  # fmt: skip
+            yield path
