@@ -80,6 +80,9 @@ def jobs_of(campaign: Campaign, home: Home, warn: Warn, say: Callable[[str], Non
             raise UserError(said)
         for label in dict.fromkeys(job.label for job in made if w.train and not w.where and not job.trains):
             say(f"{label}: nothing is meta-trained, so --train changes nothing")
+        for name, label in dict.fromkeys((job.name, job.label) for job in made if job.name in w.methods):
+            if label.partition(".")[0] != name:
+                say(f"{name} with these options is called {label}")
         jobs += made
     if lacking and not jobs:
         raise Lacking(next(iter(lacking)))

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import errno
 import io
+import logging
 import os
 import select
 import signal
@@ -181,4 +182,5 @@ def main() -> None:
     # Threads that spin while they wait slow everything down where another program wants the cores.
     # Read when torch is imported, so it must be set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where it may not write it says so, and does without
     sys.exit(_guarded(lambda: cli(prog_name="ifsl-bench", standalone_mode=False)))

@@ -46,7 +46,7 @@ def methods(name: str | None, checked: str | None, style: str) -> None:
 def _list(style: str) -> None:
     from ifsl_bench.board.render import READERS
     from ifsl_bench.board.table import plain_table
-    from ifsl_bench.plugin.listing import method_rows
+    from ifsl_bench.plugin.listing import method_rows, shorthands_of
 
     rows = method_rows()
     if style in READERS:
@@ -54,6 +54,8 @@ def _list(style: str) -> None:
         rows = [{name: row[name] for name in shown} for row in rows]
     show_tables([plain_table(rows, fold={"what": 48}, drop=("paper", "package", "trained"))], style)
     if style in READERS:
+        for name, shorthands in shorthands_of().items():
+            say(f"\n{name} is {' or '.join(shorthands)}, by its options", style)
         say("\nDetails of a method: ifsl-bench methods NAME", style)
 
 

@@ -76,7 +76,10 @@ def import_(files: tuple[str, ...], force: bool, home: str | None) -> None:
 @home_option
 @style_option
 def list_(home: str | None, style: str) -> None:
-    """List the finished pretrainings, in the home folder and in the package."""
+    """List the finished pretrainings.
+
+    Those in the home folder, and those that come with the package.
+    """
     from ifsl_bench.backbone.weights import weights_listing
     from ifsl_bench.board.table import plain_table
 

@@ -40,6 +40,7 @@ PRODUCED: dict[str, Any] = {
 }  # a shape that no class has
 FAST: dict[str, Any] = {"marker": "P", "linestyle": "none", "markersize": 5, "markeredgecolor": "black",
                         "markeredgewidth": 0.4}  # fmt: skip
+EDGE = 0.02  # of a panel: half of the widest symbol in its background
 LARGE, SMALL = 5.5, 2.5  # points: an attractor of the episode, one of the same class in another
 STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "markersize": 8, "color": "black",
                         "markeredgecolor": "white", "markeredgewidth": 0.5}  # fmt: skip
@@ -239,6 +240,12 @@ def _base(axes: Axes, one: Weights) -> None:
     name_plane(axes, share)
 
 
+def _within(points: np.ndarray, across: tuple[float, float], up: tuple[float, float]) -> np.ndarray:
+    """The points [n, 2] whose symbols lie wholly within a panel: none is cut by its frame."""
+    (low, high), edge = np.transpose([across, up]), EDGE * np.abs(np.ptp([across, up], axis=1))
+    return points[((points > low + edge) & (points < high - edge)).all(1)]
+
+
 def _episode(axes: Axes, one: Weights, stars: Sequence[np.ndarray]) -> None:
     shown = one.centres[np.isfinite(one.centres).all(-1)]
     centre, across, share = _plane(shown, one.fast)
@@ -258,6 +265,7 @@ def _episode(axes: Axes, one: Weights, stars: Sequence[np.ndarray]) -> None:
     axes.margins(0.08)
     left, right = axes.get_xlim(), axes.get_ylim()
     if one.produced is not None:
-        axes.plot(*flat(one.produced).T, **PRODUCED, zorder=1, scalex=False, scaley=False)
+        axes.plot(*_within(flat(one.produced), left, right).T, **PRODUCED, zorder=1, scalex=False, scaley=False,
+                  gid="attractors of base classes near by")  # fmt: skip
     axes.set(xlim=left, ylim=right)
     name_plane(axes, share)

@@ -159,3 +159,12 @@ def _sections(doc: str) -> tuple[str, dict[str, str]]:
         elif line.strip() and name:
             found[name] += f" {line.strip()}"
     return "\n".join([before.rstrip(), *(["", *rest] if rest else [])]), found
+
+
+def shorthands_of() -> dict[str, list[str]]:
+    """The registered methods that the list shows under the names of their shorthands alone, with these."""
+    found: dict[str, list[str]] = {}
+    for shorthand, ways in registry.all_shorthands().items():
+        for point, _, _ in ways:
+            found.setdefault(point.name, []).append(shorthand)
+    return dict(sorted(found.items()))

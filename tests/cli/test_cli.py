@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -610,3 +612,26 @@ def test_library_call(here):
     assert again == result
     with pytest.raises(ifsl_bench.UserError, match=r"defines the tasks clusters-1shot, .* say which: FILE:NAME"):
         ifsl_bench.run(method="imprint", task="clusters.toml", work=work)
+
+
+def test_helps_of_commands_are_whole(call):
+    for group in ((), ("data",), ("cache",), ("tasks",), ("weights",), ("plot",), ("results",)):
+        _, out, _ = call(*group, "--help")
+        commands = out.split("Examples:")[0].splitlines()
+        assert not [line for line in commands if line.endswith("...") and not line.startswith("Usage")], group
+
+
+def test_a_method_that_the_list_has_under_other_names_says_so(here, call):
+    assert "attractor is lr+a or mlp+a, by its options" in call("methods")[1].replace("mlp+a or lr+a", "lr+a or mlp+a")
+    status, _, err = call("run", "--method", "attractor", "--task", "clusters.toml:clusters-5shot", "--dry-run")
+    assert status == 0
+    assert "attractor with these options is called " in err
+
+
+def test_a_home_that_may_not_be_written_makes_matplotlib_say_nothing(tmp_path):
+    (nowhere := tmp_path / "file").write_text("")
+    script = "import logging, sys; from ifsl_bench.cli import main; sys.argv = ['ifsl-bench', '--version']\n" \
+             "try:\n    main.main()\nexcept SystemExit:\n    import matplotlib; matplotlib.get_configdir()"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True,
+                          env={**os.environ, "MPLCONFIGDIR": str(nowhere / "below"), "HOME": str(nowhere)})  # fmt: skip
+    assert done.stderr == ""
