@@ -19,6 +19,7 @@ from ifsl_bench.data.source import Import
 
 Groups = Mapping[str, Sequence[object]]  # class -> its images, in whatever way they are named
 Image = TypeVar("Image")
+LISTED = 3  # missing images that a message names
 
 
 def _content(name: str) -> bytes:
@@ -57,6 +58,24 @@ def held_out(images: Sequence[Image], salt: str) -> dict[str, list[Image]]:
     places = shuffled(range(len(images)), salt)
     parts = {"base/train": places[:train], "base/val": places[train : train + val], "base/test": places[train + val :]}
     return {pool: [images[i] for i in sorted(part)] for pool, part in parts.items()}
+
+
+def report_missing(to: Import, missing: Sequence[str], what: str) -> None:
+    """Says that some images of a list are missing, and names the first.
+
+    Args:
+        what: the images, after their number: "images of ...".
+
+    Raises:
+        UserError: the user has not allowed it.
+    """
+    named = f"{', '.join(missing[:LISTED])}{', ...' if len(missing) > LISTED else ''}"
+    if not to.allow_partial:
+        raise UserError(
+            f"{to.origin} lacks {len(missing):,} {what} ({named}); get the whole, or add {to.partial_option} "
+            f"for a data set that is marked partial wherever it is used"
+        )
+    to.reporter.warn(f"{len(missing):,} images are missing: {named}")
 
 
 def check_pools(to: Import, what: str, expected: Counts, pools: dict[str, dict[str, Sequence[Image]]]) -> None:

@@ -90,6 +90,8 @@ def counts_in(title: str, column: int) -> dict[str, tuple[int, int]]:
         ("mini-imagenet-ilsvrc", "## mini-ImageNet", 3),
         ("mini-imagenet-held-out", "## mini-ImageNet", 4),
         ("mini-imagenet-sessions", "## The session lists", 2),
+        ("cifar100-sessions", "## The session lists", 3),
+        ("cub-sessions", "## CUB's session lists", 2),
         ("tiered-imagenet", "## tiered-ImageNet", 3),
         ("tiered-imagenet-2018", "## tiered-ImageNet", 3),
         ("tiny", "## Tiny-ImageNet", 2),

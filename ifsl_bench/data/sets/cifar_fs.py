@@ -81,18 +81,25 @@ class Cifar100(Form):
             for value, where in values.values():
                 arrays.append(_images(value["data"], where))
                 labels.append(_labels(value["fine_labels"], len(arrays[-1]), len(names), where))
-            found = np.concatenate(labels)
-            pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
-            for label, name in enumerate(names):
-                rows = np.flatnonzero(found == label).tolist()
-                if sides()[name] == "train":
-                    for pool, part in held_out(rows, f"cifar-fs:{name}").items():
-                        pools[pool][name] = part
-                else:
-                    pools[f"novel/{sides()[name]}"][name] = rows
-            check_pools(to, "CIFAR-FS", COUNTS, pools)
+            pools = self.pools(to, names, *labels)
             _copy(to, pools, _Parts(arrays))
         note_duplicates(to, _named(pools, len(arrays[0])))
+
+    def pools(
+        self, to: Import, names: Sequence[str], train: np.ndarray, test: np.ndarray
+    ) -> dict[str, dict[str, Sequence[int]]]:
+        """Pool -> class -> rows of both files, one after the other; ``names`` are those of their labels."""
+        found = np.concatenate([train, test])
+        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
+        for label, name in enumerate(names):
+            rows = np.flatnonzero(found == label).tolist()
+            if sides()[name] == "train":
+                for pool, part in held_out(rows, f"cifar-fs:{name}").items():
+                    pools[pool][name] = part
+            else:
+                pools[f"novel/{sides()[name]}"][name] = rows
+        check_pools(to, "CIFAR-FS", COUNTS, pools)
+        return pools
 
 
 def _folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
@@ -209,7 +216,7 @@ class CifarFS(DatasetSource):
             for entry in to.files.entries:
                 if (other := _OTHERS.get(entry.name)) is not None:
                     raise UserError(
-                        f"{to.files.path} holds {entry.path}, which is {other}; CIFAR-FS is made from the Python "
+                        f"{to.files.path} holds {entry.path}, which is {other}; {self.name} is made from the Python "
                         f"version of CIFAR-100, cifar-100-python.tar.gz"
                     )
         super().build(to)

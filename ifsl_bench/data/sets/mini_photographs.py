@@ -6,12 +6,11 @@ import re
 from typing import ClassVar
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.published_splits import columns
+from ifsl_bench.data.published_splits import columns, report_missing
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.source import Form, Import
 
 NAMES = "mini-imagenet-original-names.csv.xz"
-LISTED = 3  # missing files that a message names
 _IMAGE = re.compile(r"(?:.*/)?((n[0-9]{8})[0-9]{8}\.jpe?g)", re.IGNORECASE)
 
 
@@ -41,13 +40,7 @@ def find_images(to: Import) -> dict[str, dict[str, str]]:
             paths[name] = entry.path
     names = columns(NAMES, "filename", "original")
     if missing := [name for name in names if name not in paths]:
-        missing_ones = f"{', '.join(missing[:LISTED])}{', ...' if len(missing) > LISTED else ''}"
-        if not to.allow_partial:
-            raise UserError(
-                f"{tree.path} lacks {len(missing):,} of the 60,000 images of mini-ImageNet ({missing_ones}); get the "
-                f"whole, or add {to.partial_option} for a data set that is marked partial wherever it is used"
-            )
-        to.reporter.warn(f"{len(missing):,} images are missing: {missing_ones}")
+        report_missing(to, missing, "of the 60,000 images of mini-ImageNet")
     images: dict[str, dict[str, str]] = {}
     for name in names:
         if name in paths:

@@ -16,8 +16,9 @@ from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import SHAPE, SIZE
 from ifsl_bench.data.published_splits import check_pools, digest, rows, shuffled
 from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.session_lists import SessionSource
 from ifsl_bench.data.sets.mini_photographs import NAMES, Photographs, find_images
-from ifsl_bench.data.source import DatasetSource, Import
+from ifsl_bench.data.source import Import
 
 LISTS = "mini-imagenet-fscil.csv.xz"
 HELD_OUT = 50  # training images of a base class in base/val
@@ -51,7 +52,7 @@ class SessionPhotographs(Photographs):
         import_images(to, pools, ImageSpec(SIZE))
 
 
-class MiniSessions(DatasetSource):
+class MiniSessions(SessionSource):
     """The classes and images of the common session lists, with base/val held out of base/train."""
 
     name = "mini-imagenet-sessions"
@@ -60,6 +61,9 @@ class MiniSessions(DatasetSource):
 
     def recipe(self) -> str:
         return f"{self.name}, 1, {digest(LISTS, NAMES)}"
+
+    def sessions(self) -> dict[str, int]:
+        return {row["wnid"]: int(row["session"]) for row in rows(LISTS)}
 
     def outline(self) -> tuple[tuple[int, ...], Counts]:
         return SHAPE, COUNTS

@@ -1,0 +1,76 @@
+"""CUB-200-2011 for few-shot class-incremental learning: the session lists that TOPIC (Tao et al., CVPR 2020), CEC
+(Zhang et al., CVPR 2021) and most papers after them use. 100 base classes, 100 novel ones, in the order of their
+numbers.
+
+The lists name 30 training images of a base class, five of a novel class, and 11 to 30 test images of each. Of a base
+class, eight training images are held out here as base/val, drawn by a hash: options and biases are chosen on them.
+Novel classes have their test images in novel/test and the others, about 30, in novel/support, those of the lists first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ifsl_bench.data.counts import Count, Counts
+from ifsl_bench.data.image_pools import import_images
+from ifsl_bench.data.published_splits import check_pools, digest, report_missing, rows
+from ifsl_bench.data.read.decode import ImageSpec
+from ifsl_bench.data.session_lists import ListedImage, SessionList, SessionSource
+from ifsl_bench.data.sets.cub import Photographs, find_images
+from ifsl_bench.data.source import Import
+
+LISTS = "cub200-fscil.csv.xz"
+HELD_OUT = 8  # training images of a base class in base/val
+SIZE = 224
+WHAT = "CUB-200-2011's session lists"
+COUNTS = {
+    "base/train": Count(100, 100 * 22),
+    "base/val": Count(100, 100 * HELD_OUT),
+    "base/test": Count(100, 2_864),
+    "novel/support": Count(100, 2_994),
+    "novel/test": Count(100, 2_930),
+}
+
+
+class SessionPhotographs(Photographs):
+    def build(self, to: Import) -> None:
+        paths = {
+            f"{name}/{file}": path for name, files in find_images(to.files).items() for file, path in files.items()
+        }
+        images = [ListedImage(row["image"], _class(row["image"]), int(row["session"]), row["role"] == "test")
+                  for row in rows(LISTS)]  # fmt: skip
+        if missing := [row.image for row in images if row.image not in paths]:
+            report_missing(to, missing, f"images of {WHAT}")
+        listed = SessionList.of(WHAT, images)
+        named, others = {row.image for row in images}, dict[str, list[str]]()
+        for image in paths:
+            if image not in named:
+                others.setdefault(_class(image), []).append(image)
+        pools: dict[str, dict[str, Sequence[str]]] = {
+            pool: {name: [paths[image] for image in group if image in paths] for name, group in groups.items()}
+            for pool, groups in listed.pools(others, HELD_OUT, "cub-sessions").items()
+        }
+        check_pools(to, WHAT, COUNTS, pools)
+        import_images(to, pools, ImageSpec(self.size, fit="crop"))
+
+
+def _class(image: str) -> str:
+    return image.partition("/")[0]
+
+
+class CubSessions(SessionSource):
+    """The classes and images of the common session lists, with base/val held out of base/train; 224x224."""
+
+    name = "cub-sessions"
+    summary: ClassVar[str] = "CUB-200-2011, 100 base and 100 novel classes of the session lists; from CUB_200_2011.tgz"
+    forms = (SessionPhotographs(SIZE),)
+
+    def recipe(self) -> str:
+        return f"{self.name}, 1, {digest(LISTS)}"
+
+    def sessions(self) -> dict[str, int]:
+        return {_class(row["image"]): int(row["session"]) for row in rows(LISTS)}
+
+    def outline(self) -> tuple[tuple[int, ...], Counts]:
+        return (SIZE, SIZE, 3), COUNTS

@@ -1,0 +1,208 @@
+"""CIFAR-100 and CUB-200-2011 in the sessions of the common lists, from made-up files of the right form."""
+
+from __future__ import annotations
+
+import io
+import lzma
+import pickle
+import tarfile
+from collections import Counter
+from csv import DictReader
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.data.preparing.prepare import prepare
+from ifsl_bench.data.published_splits import columns, rows
+from ifsl_bench.data.registered import dataset_source
+from ifsl_bench.data.session_lists import ListedImage, SessionList, SessionSource, order_of
+from ifsl_bench.data.sets import cifar_sessions, cub_sessions
+
+SHARED = Path(__file__).parents[3] / "shared" / "fscil"
+CIFAR, CUB = list(rows(cifar_sessions.LISTS)), list(rows(cub_sessions.LISTS))
+NAMES = sorted(columns("cifar-fs.csv", "class", "split"))  # as CIFAR-100 numbers them
+TRAIN, TEST = 8_000, 2_000  # images of the made-up files, the first of 50,000 and 10,000
+
+
+@pytest.mark.parametrize("name", [cifar_sessions.LISTS, cub_sessions.LISTS])
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the lists in ../shared/fscil")
+def test_the_packaged_lists_are_the_published_ones(name):
+    assert list(DictReader(lzma.decompress((SHARED / name).read_bytes()).decode().splitlines())) == list(rows(name))
+
+
+def test_the_lists_have_the_published_counts():
+    counts = Counter((row["role"], row["session"] == "0") for row in CIFAR)
+    assert counts == {("train", True): 30_000, ("test", True): 6_000, ("train", False): 200, ("test", False): 4_000}
+    counts = Counter((row["role"], row["session"] == "0") for row in CUB)
+    assert counts == {("train", True): 3_000, ("test", True): 2_864, ("train", False): 500, ("test", False): 2_930}
+    of_class = Counter((row["image"][:3], row["role"]) for row in CUB)
+    assert {of_class[f"{c:03d}", "train"] for c in range(1, 101)} == {30}
+    assert {of_class[f"{c:03d}", "train"] for c in range(101, 201)} == {5}
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "sessions", "ways"),
+    [("mini-imagenet-sessions", 60, 8, 5), ("cifar100-sessions", 60, 8, 5), ("cub-sessions", 100, 10, 10)],
+)
+def test_sessions_of_the_lists(name, base, sessions, ways):
+    source = dataset_source(name)
+    assert isinstance(source, SessionSource)
+    found = source.sessions()
+    assert Counter(found.values()) == {0: base} | dict.fromkeys(range(1, sessions + 1), ways)
+    novel = sorted(c for c, session in found.items() if session)
+    order = order_of(found, novel)
+    assert sorted(order) == list(range(sessions * ways))
+    assert [found[novel[i]] for i in order] == [t for t in range(1, sessions + 1) for _ in range(ways)]
+
+
+@pytest.fixture(scope="module")
+def cifar() -> dict[str, np.ndarray]:
+    """Labels of the first images of both files: the list's, and where it gives a session alone, of a class in it."""
+    random = np.random.default_rng(0)
+    labels = {"train": 60 + random.integers(0, 40, TRAIN), "test": np.zeros(TEST, np.int64)}
+    for row in CIFAR:
+        index, session = int(row["index"]), int(row["session"])
+        if index < len(labels[row["role"]]):
+            first, classes = (0, 60) if session == 0 else (55 + 5 * session, 5)
+            label = int(row["fine_label"] or first + random.integers(classes))
+            labels[row["role"]][index] = label
+    return labels
+
+
+def images_of(labels: np.ndarray) -> np.ndarray:
+    """Its place in the file in the first two bytes of each image, its label in the third; uint8 [n, 3072]."""
+    images = np.zeros((len(labels), 3072), np.uint8)
+    places = np.arange(len(labels))
+    images[:, 0], images[:, 1024], images[:, 2048] = places // 256, places % 256, labels
+    return images
+
+
+def write_cifar(folder: Path, labels: dict[str, np.ndarray]) -> Path:
+    folder.mkdir(parents=True)
+    for part, values in labels.items():
+        content = {b"data": images_of(values), b"fine_labels": values.tolist()}
+        (folder / part).write_bytes(pickle.dumps(content, 2))
+    (folder / "meta").write_bytes(pickle.dumps({b"fine_label_names": [name.encode() for name in NAMES]}, 2))
+    return folder
+
+
+def places(pool, name: str) -> list[int]:
+    c = pool.classes.index(name)
+    first = pool.images[pool.starts[c] : pool.starts[c + 1], 0, 0]
+    assert (first[:, 2] == NAMES.index(name)).all()
+    return (256 * first[:, 0].astype(int) + first[:, 1]).tolist()
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar.gz"])
+def test_cifars_pools_are_those_of_the_list(kind, home, tmp_path, cifar, packed, messages):
+    path = write_cifar(tmp_path / "cifar-100-python", cifar)
+    path = path if kind == "folder" else packed(path, kind)
+    dataset = prepare(home, "cifar100-sessions", path, False, messages, allow_partial=True)
+    assert dataset.partial
+    pools = {name: dataset.pool(name) for name in cifar_sessions.COUNTS}
+    for label, name in enumerate(NAMES):
+        listed = [int(row["index"]) for row in CIFAR if row["role"] == "train" and int(row["index"]) < TRAIN]
+        mine = [i for i in listed if cifar["train"][i] == label]
+        test = [int(row["index"]) for row in CIFAR if row["fine_label"] == str(label) and int(row["index"]) < TEST]
+        if label < 60:
+            train, val = places(pools["base/train"], name), places(pools["base/val"], name)
+            assert sorted(train + val) == sorted(mine)
+            assert len(val) == 50
+            assert sorted(places(pools["base/test"], name)) == sorted(test)
+        else:
+            support = places(pools["novel/support"], name)
+            assert support[: len(mine)] == mine, "the list's own come first"
+            assert sorted(support) == np.flatnonzero(cifar["train"] == label).tolist()
+            assert sorted(places(pools["novel/test"], name)) == sorted(test)
+
+
+def test_images_that_cifar_lacks_are_named(home, tmp_path, cifar, messages):
+    missing = [
+        f"{row['role']}[{row['index']}]"
+        for row in CIFAR
+        if int(row["index"]) >= (TRAIN if row["role"] == "train" else TEST)
+    ]
+    with pytest.raises(UserError) as raised:
+        prepare(home, "cifar100-sessions", write_cifar(tmp_path / "cifar-100-python", cifar), False, messages)
+    assert f"lacks {len(missing):,} images of CIFAR-100's session lists ({', '.join(missing[:3])}, ...)" in str(
+        raised.value
+    )
+
+
+def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar, messages):
+    row = next(row for row in CIFAR if row["role"] == "train" and int(row["index"]) < TRAIN)
+    wrong = {"train": cifar["train"].copy(), "test": cifar["test"]}
+    wrong["train"][int(row["index"])] = 99
+    with pytest.raises(UserError, match=rf"train\[{row['index']}\] is of class 'worm', in CIFAR-100's session lists"):
+        prepare(home, "cifar100-sessions", write_cifar(tmp_path / "c", wrong), False, messages, allow_partial=True)
+
+
+BIRDS = ["001.Black_footed_Albatross", "100.Brown_Pelican", "101.White_Pelican", "200.Common_Yellowthroat"]
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory) -> Path:
+    """All listed photographs of four classes and three others of each, of one grey, as CUB_200_2011.tgz has them."""
+    path = tmp_path_factory.mktemp("cub") / "CUB_200_2011.tgz"
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        for image in bird_names():
+            out = io.BytesIO()
+            Image.new("L", (30, 20), grey(image)).save(out, "PNG")
+            member = tarfile.TarInfo(f"CUB_200_2011/images/{image}")
+            member.size = len(out.getvalue())
+            archive.addfile(member, io.BytesIO(out.getvalue()))
+    return path
+
+
+def bird_names() -> list[str]:
+    listed = [row["image"] for row in CUB if row["image"].split("/")[0] in BIRDS]
+    return [*listed, *(f"{bird}/Unlisted_{i:04d}_1.jpg" for bird in BIRDS for i in range(3))]
+
+
+def grey(image: str) -> int:
+    """Different for the images of a class."""
+    mine = [name for name in bird_names() if name.split("/")[0] == image.split("/")[0]]
+    return mine.index(image)
+
+
+def test_birds_pools_are_those_of_the_list(home, birds, messages):
+    dataset = prepare(home, "cub-sessions", birds, False, messages, allow_partial=True)
+    pools = {name: dataset.pool(name) for name in cub_sessions.COUNTS}
+    assert dataset.shape == (224, 224, 3)
+    assert any("images are missing: 002." in line for line in messages.warned)
+
+    def greys(pool: str, bird: str) -> list[int]:
+        c = pools[pool].classes.index(bird)
+        return pools[pool].images[pools[pool].starts[c] : pools[pool].starts[c + 1], 112, 112, 0].tolist()
+
+    for bird in BIRDS:
+        listed = {role: [grey(row["image"]) for row in CUB if row["image"].startswith(bird) and row["role"] == role]
+                  for role in ("train", "test")}  # fmt: skip
+        side = "base" if bird < "101" else "novel"
+        assert greys(f"{side}/test", bird) == listed["test"]
+        if side == "base":
+            assert sorted(greys("base/train", bird) + greys("base/val", bird)) == sorted(listed["train"])
+            assert len(greys("base/val", bird)) == 8
+        else:
+            unlisted = [grey(f"{bird}/Unlisted_{i:04d}_1.jpg") for i in range(3)]
+            assert greys("novel/support", bird) == listed["train"] + unlisted
+
+
+def test_birds_that_are_missing_are_named(home, birds, messages):
+    first = next(row["image"] for row in CUB if row["image"].split("/")[0] not in BIRDS)
+    with pytest.raises(UserError, match=rf"images of CUB-200-2011's session lists \({first}, "):
+        prepare(home, "cub-sessions", birds, False, messages)
+
+
+def test_lists_that_contradict_themselves_are_refused():
+    with pytest.raises(UserError, match=r"mine: class owl is both base and novel \(sessions 0 and 2\)"):
+        SessionList.of("mine", [ListedImage("a", "owl", 0, False), ListedImage("b", "owl", 2, True)])
+    with pytest.raises(UserError, match=r"mine: class owl is in two sessions \(sessions 1 and 2\)"):
+        SessionList.of("mine", [ListedImage("a", "owl", 1, False), ListedImage("b", "owl", 2, True)])
+    with pytest.raises(UserError, match="mine: image a is both for training and for testing"):
+        SessionList.of("mine", [ListedImage("a", "owl", 1, False), ListedImage("a", "owl", 1, True)])
+    with pytest.raises(UserError, match="mine: image a is there twice"):
+        SessionList.of("mine", [ListedImage("a", "owl", 1, False), ListedImage("a", "owl", 1, False)])
