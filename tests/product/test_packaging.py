@@ -77,8 +77,8 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.mark.slow("builds a wheel")
 def test_an_index_takes_the_wheel(wheel):
-    """PyPI takes files of 100 MB; beside these there is room for weights of backbones to come."""
-    assert wheel.stat().st_size < 66_000_000
+    """PyPI takes files of 100 MB; what is to come, weights of backbones above all, needs room beside these."""
+    assert wheel.stat().st_size < 70_000_000
 
 
 @pytest.mark.slow("builds a wheel")
