@@ -1,0 +1,84 @@
+"""How often intervals of a difference in sessions hold what they should, and those of its parts of variance.
+
+    python docs/simulations/sessions.py --cases 2000
+
+prints the table of docs/statistics.md, for 100 orders with 4 support sets each. Two rows differ by 0.2 points on
+average. The standard deviations of the effects, in points, are those of ``DESIGNS``; "skewed" ones are exponential.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ifsl_bench.board.rank_intervals import Prior
+from ifsl_bench.board.session_variance import PARTS, over_orders, overall, split, wrong_sign
+
+ORDERS, SUPPORTS, MEAN = 100, 4, 0.2
+DESIGNS = {  # deviations of PARTS: order, support, seed, seed by order, rest
+    "supports": (0.0, 0.3, 0.0, 0.0, 0.1),
+    "orders and supports": (0.2, 0.3, 0.1, 0.1, 0.2),
+    "seeds": (0.1, 0.2, 0.4, 0.1, 0.1),
+}
+EFFECTS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {  # of mean 0 and deviation 1
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "skewed": lambda rng, shape: rng.exponential(size=shape) - 1,
+}
+ONE_SEED = (*PARTS[:2], "one")
+
+
+def case(rng: np.random.Generator, seeds: int, deviations: tuple[float, ...], effects: str) -> tuple[np.ndarray, float]:
+    """Differences [seeds, orders, supports], and their mean with these seeds over all orders and support sets."""
+    draw, (order, support, seed, both, rest) = EFFECTS[effects], deviations
+    of_seed = seed * draw(rng, (seeds, 1, 1))
+    x = MEAN + of_seed + order * draw(rng, (1, ORDERS, 1)) + support * draw(rng, (1, ORDERS, SUPPORTS))
+    x = x + both * draw(rng, (seeds, ORDERS, 1)) + rest * draw(rng, (seeds, ORDERS, SUPPORTS))
+    return x, MEAN + float(of_seed.mean())
+
+
+def coverage(seeds: int, deviations: tuple[float, ...], effects: str, cases: int) -> dict[str, float]:
+    """How often each interval holds the truth; "sign" is that of the chance of a wrong sign."""
+    rng, held = np.random.default_rng(0), dict[str, int]()
+    truth = {part: deviation**2 for part, deviation in zip(PARTS, deviations, strict=True)}
+    if seeds == 1:  # what a seed does is the same in every value of one row
+        truth = {"order": truth["order"] + truth["seed by order"], "support": truth["support"] + truth["rest"]}
+    truth["one"] = sum(truth.values())
+    for _ in range(cases):
+        x, with_these_seeds = case(rng, seeds, deviations, effects)
+        of_orders, of_all = over_orders(x), overall(x, Prior(0.0, 0.0), 2)
+        sign, mean = wrong_sign(x), MEAN if seeds > 1 else with_these_seeds
+        chance = 0.5 * math.erfc(abs(mean) / math.sqrt(2 * truth["one"]))
+        found = {
+            "over orders": abs(of_orders.mean - with_these_seeds) <= of_orders.interval,
+            "overall": abs(of_all.mean - mean) <= of_all.interval,
+            "sign": sign.low <= chance <= sign.high,
+        }
+        found |= {part: v.low <= truth[part] <= v.high for part, v in split(x).items()}
+        for name, holds in found.items():
+            held[name] = held.get(name, 0) + holds
+    return {name: times / cases for name, times in held.items()}
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=2000)
+    cases = parser.parse_args().cases
+    shown = ("over orders", "overall", "order", "support", "seed", "one", "sign")
+    print(
+        "| what varies | effects | seeds | over orders | overall | order | support | seed | a single one | wrong sign |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for design, deviations in DESIGNS.items():
+        for effects in EFFECTS:
+            for seeds in (1, 3, 5):
+                found = coverage(seeds, deviations, effects, cases)
+                cells = [f"{100 * found[name]:.1f}%" if name in found else "" for name in shown]
+                print(f"| {design} | {effects} | {seeds} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The split of a variance against plain loops, SciPy, and simulations with known effects."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from ifsl_bench.board.rank_intervals import Prior
+from ifsl_bench.board.session_variance import (
+    PARTS,
+    MeanSquare,
+    _interval,
+    _mean_squares,
+    over_orders,
+    overall,
+    split,
+    wrong_sign,
+)
+from ifsl_bench.common.errors import UserError
+
+
+def simulated(rng, shape, deviations, mean=0.0) -> np.ndarray:
+    """[seeds, orders, supports] of normal effects with the deviations of PARTS."""
+    m, o, r = shape
+    order, support, seed, both, rest = deviations
+    return (
+        mean
+        + order * rng.normal(size=(1, o, 1))
+        + support * rng.normal(size=(1, o, r))
+        + seed * rng.normal(size=(m, 1, 1))
+        + both * rng.normal(size=(m, o, 1))
+        + rest * rng.normal(size=(m, o, r))
+    )
+
+
+def test_over_orders_is_scipys_interval_of_the_order_means():
+    x = simulated(np.random.default_rng(0), (3, 12, 4), (1, 1, 1, 1, 1))
+    means = [np.mean([x[s, o, r] for s in range(3) for r in range(4)]) for o in range(12)]
+    found = over_orders(x)
+    low, high = stats.t.interval(0.95, 11, np.mean(means), stats.sem(means))
+    assert (found.mean - found.interval, found.mean + found.interval) == pytest.approx((low, high))
+    assert found.models_fixed
+
+
+def test_mean_squares_are_those_of_a_plain_loop():
+    x = simulated(np.random.default_rng(1), (3, 4, 2), (1, 2, 3, 1, 1))
+    squares = _mean_squares(x)
+    order = seed = support = both = rest = 0.0
+    for s in range(3):
+        for o in range(4):
+            for r in range(2):
+                order += (x[:, o].mean() - x.mean()) ** 2
+                seed += (x[s].mean() - x.mean()) ** 2
+                support += (x[:, o, r].mean() - x[:, o].mean()) ** 2
+                both += (x[s, o].mean() - x[s].mean() - x[:, o].mean() + x.mean()) ** 2
+                rest += (x[s, o, r] - x[s, o].mean() - x[:, o, r].mean() + x[:, o].mean()) ** 2
+    expected = {"order": (order, 3), "support": (support, 4), "seed": (seed, 2), "seed by order": (both, 6),
+                "rest": (rest, 8)}  # fmt: skip
+    for name, (total, degrees) in expected.items():
+        assert squares[name].degrees == degrees
+        assert squares[name].value == pytest.approx(total / degrees), name
+    assert sum(s.value * s.degrees for s in squares.values()) == pytest.approx(((x - x.mean()) ** 2).sum())
+
+
+def test_heavy_tails_leave_fewer_degrees():
+    """A mean square of n values of excess kurtosis k has the variance S^2 (2 / (n - 1) + k / n): k = 0, and 6."""
+    rng, effective = np.random.default_rng(5), dict[str, float]()
+    for name, draw in (("normal", rng.normal), ("exponential", rng.exponential)):
+        x = draw(size=(1, 4000, 1))
+        effective[name] = _mean_squares(x)["order"].effective
+    assert effective["normal"] > 0.85 * 3999
+    assert effective["exponential"] == pytest.approx(3999 / (1 + 6 / 2), rel=0.3)
+
+
+def test_the_interval_of_one_mean_square_is_exact():
+    low, high = _interval([(0.5, MeanSquare(3.0, 7, 7))])
+    assert (low, high) == pytest.approx(
+        (0.5 * 3.0 * 7 / stats.chi2.ppf(0.975, 7), 0.5 * 3.0 * 7 / stats.chi2.ppf(0.025, 7))
+    )
+
+
+def test_a_difference_of_mean_squares_is_at_its_limit_where_their_ratio_is():
+    """The lower limit of A - B is 0 where A / B is the upper 2.5% point of F: there the interval is exact."""
+    ratio = stats.f.ppf(0.975, 6, 11)
+    assert _interval([(1.0, MeanSquare(ratio * 2.0, 6, 6)), (-1.0, MeanSquare(2.0, 11, 11))])[0] == pytest.approx(
+        0, abs=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "there"),
+    [
+        ((4, 20, 3), {*PARTS, "one"}),
+        ((1, 20, 3), {"order", "support", "one"}),
+        ((4, 20, 1), {"order", "seed", "seed by order", "one"}),
+        ((1, 20, 1), {"order", "one"}),
+    ],
+)
+def test_estimates_are_unbiased_and_intervals_hold_the_truth(shape, there):
+    """Over 400 cases: means within four standard errors; 92% of the intervals hold, where 95% would but once in 100.
+
+    Estimates below 0 count as 0, so effects are large against their errors; parts that cannot be told apart add up.
+    """
+    rng, deviations = np.random.default_rng(2), dict(zip(PARTS, (2.0, 1.5, 2.0, 1.0, 0.7), strict=True))
+    if shape[0] == 1:
+        deviations |= dict.fromkeys(("seed", "seed by order", "rest"), 0.0)
+    truth = {part: deviation**2 for part, deviation in deviations.items()}
+    if shape[2] == 1:
+        truth["order"] += truth["support"]
+        truth["seed by order"] += truth["rest"]
+    truth["one"] = sum(deviation**2 for deviation in deviations.values())
+    found = [split(simulated(rng, shape, tuple(deviations.values()))) for _ in range(400)]
+    assert set(found[0]) == there
+    for part in there:
+        values = np.array([case[part].value for case in found])
+        assert abs(values.mean() - truth[part]) < 4 * stats.sem(values), part
+        held = np.mean([case[part].low <= truth[part] <= case[part].high for case in found])
+        assert held > 0.92, (part, held)
+
+
+def test_the_chance_of_a_wrong_sign():
+    rng = np.random.default_rng(3)
+    deviations, mean = (0.3, 0.5, 0.4, 0.2, 0.3), 0.6
+    truth = stats.norm.cdf(-mean / np.sqrt(np.square(deviations).sum()))
+    cases = [wrong_sign(simulated(rng, (5, 60, 4), deviations, mean)) for _ in range(300)]
+    assert np.mean([case.low <= truth <= case.high for case in cases]) > 0.91
+    assert np.mean([case.chance for case in cases]) == pytest.approx(truth, abs=0.02)
+    assert np.mean([case.observed for case in cases]) == pytest.approx(truth, abs=0.02)
+    none = wrong_sign(simulated(rng, (5, 60, 4), deviations, 0.0))
+    assert none.high == 0.5
+    assert wrong_sign(np.ones((2, 3, 2))).chance == 0
+    assert wrong_sign(np.zeros((2, 3, 2))).chance == 0.5
+    tied = np.array([[[1.0], [0.0], [2.0], [-1.0]]])
+    assert wrong_sign(tied).observed == (1 + 0.5) / 4
+
+
+def test_overall_is_wider_by_the_seeds():
+    x = simulated(np.random.default_rng(4), (5, 50, 4), (0.5, 0.5, 1.0, 0.1, 0.1))
+    assert overall(x, Prior(0.0, 0.0), 1).interval > over_orders(x).interval
+    assert overall(x[:1], Prior(0.0, 0.0), 1).interval == pytest.approx(over_orders(x[:1]).interval)
+
+
+def test_one_order_is_refused():
+    for function in (over_orders, split, wrong_sign):
+        with pytest.raises(UserError, match="one order of the classes"):
+            function(np.zeros((3, 1, 4)))
