@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ifsl_bench.campaigns.api import workspace as workspace
     from ifsl_bench.common.errors import UserError as UserError
     from ifsl_bench.figures import plot as plot
+    from ifsl_bench.jobs.interop import from_learn2learn as from_learn2learn
+    from ifsl_bench.jobs.interop import to_learn2learn as to_learn2learn
     from ifsl_bench.plugin.method import Base as Base
     from ifsl_bench.plugin.method import Method as Method
     from ifsl_bench.plugin.method import Prediction as Prediction
@@ -34,15 +36,13 @@ if TYPE_CHECKING:
     from ifsl_bench.protocol.task import MetaTraining as MetaTraining
     from ifsl_bench.protocol.task import Schedule as Schedule
     from ifsl_bench.protocol.task import Task as Task
-    from ifsl_bench.running.interop import from_learn2learn as from_learn2learn
-    from ifsl_bench.running.interop import to_learn2learn as to_learn2learn
 
 _HOMES = {
     "ifsl_bench.board.frames": ("Results",),
     "ifsl_bench.board.notebook": ("table", "leaderboard", "compare", "load", "load_all"),
     "ifsl_bench.campaigns.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.common.errors": ("UserError",),
-    "ifsl_bench.running.interop": ("from_learn2learn", "to_learn2learn"),
+    "ifsl_bench.jobs.interop": ("from_learn2learn", "to_learn2learn"),
     "ifsl_bench.plugin.method": ("Base", "Method", "Prediction", "Query", "Support"),
     "ifsl_bench.plugin.space": ("Choices", "Range"),
     "ifsl_bench.protocol.task": ("MetaTraining", "Schedule", "Task"),

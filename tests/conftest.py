@@ -35,9 +35,9 @@ COMPILING = tuple(
     f"tests/{name}"
     for name in (
         "benchmarks/test_solve", "kernels/", "learners/", "methods/", "plugin/test_contract", "plugin/test_identity",
-        "product/test_example_method", "product/test_pretend", "protocol/test_variants", "running/test_calibrate",
-        "running/test_check.py", "running/test_many_episodes", "running/test_reproduce", "running/test_stages",
-        "running/test_tuning", "solve/",
+        "product/test_example_method", "product/test_pretend", "protocol/test_variants", "jobs/test_calibrate",
+        "store/test_check.py", "jobs/test_many_episodes", "store/test_reproduce", "jobs/test_stages",
+        "jobs/test_tuning", "solve/",
     )
 )  # fmt: skip
 

@@ -23,7 +23,7 @@ from scipy.interpolate import RegularGridInterpolator
 
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.options import defaults, space_of
-from ifsl_bench.plugin.search import Point, next_round
+from ifsl_bench.plugin.settings import Point, next_round
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
@@ -51,8 +51,8 @@ def measure(file: Path, home: str | None) -> None:
     """Fills the file; what is in it already is kept."""
     from ifsl_bench.episodic.evaluation import evaluate
     from ifsl_bench.episodic.prepared import workspace
-    from ifsl_bench.running.job import make_jobs
-    from ifsl_bench.running.stages import MetaTrain
+    from ifsl_bench.jobs.job import make_jobs
+    from ifsl_bench.jobs.training import MetaTrain
 
     measured = json.loads(file.read_text()) if file.exists() else {}
     work = workspace(home)

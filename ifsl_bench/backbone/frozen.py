@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.backbone.base_head import fit_head
-from ifsl_bench.backbone.chance import at_chance
 from ifsl_bench.backbone.contract import Card, Frozen
 from ifsl_bench.backbone.device import choose_precision, describe_device
 from ifsl_bench.backbone.features import centred, compute_features
 from ifsl_bench.backbone.given_weights import as_tensor, read_weights, weights_file
 from ifsl_bench.backbone.networks import CosineHead, FrozenNetwork, LinearHead, channels_last, make_head
 from ifsl_bench.backbone.preprocess import Preprocess, enlarged
-from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, features_key, pretraining_key
+from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, at_chance, features_key, pretraining_key
 from ifsl_bench.backbone.registered import corpora_of, frozen_backbone
 from ifsl_bench.common.checkpoint import CheckpointFolder, State
 from ifsl_bench.common.errors import CorruptFile, UserError, one_line

@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -349,3 +350,9 @@ class CosineHead(nn.Module):
 
 def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead:
     return LinearHead(features, classes) if kind == "linear" else CosineHead(features, classes)
+
+
+@lru_cache
+def features_of(backbone: str, shape: tuple[int, ...]) -> int:
+    """How many features a network gives an image [H, W, C], or features [D]."""
+    return make_backbone(backbone, shape).features

@@ -10,8 +10,9 @@ from ifsl_bench.board.entries import Entry
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.table import Column
 from ifsl_bench.protocol.contamination import MARKS
-from ifsl_bench.protocol.metrics import BALANCE, METRICS, REGULAR, Estimate, Paired
+from ifsl_bench.protocol.metrics import Estimate, Paired
 from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task_kind import BALANCE, METRICS
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,9 @@ def task_columns(
         ranked: also the rank, and how far each row is from the best.
         known: the metrics that some row has. Readers are not shown what no row has; programs get it always.
     """
-    wanted = [*METRICS, *BALANCE] if full else [name for name, heading in HEADINGS.items() if heading.short]
-
-    def shown(name: str) -> bool:
-        return name in REGULAR or (not task.regular and (name in METRICS or name in known))
-
-    metrics = [_metric(name, shown(name), bold=ranked) for name in wanted]
+    kind = task.kind
+    wanted = kind.fields if full else [name for name in HEADINGS if name in kind.fields and HEADINGS[name].short]
+    metrics = [_metric(name, kind.shows(name, known), bold=ranked) for name in wanted]
     metrics += [_metric(name, shown=False, bold=False) for name in BALANCE if name not in wanted]
     return [
         TASK,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import FILE, PARTIAL, Row, having, holding_choices, mismatch, variance
-from ifsl_bench.board.over_classes import OverClasses, over_classes
 from ifsl_bench.board.rank_intervals import LEVEL, Difference
 from ifsl_bench.board.ranking import Ranking, setting_of
-from ifsl_bench.board.solves import solve_notes
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.wording import seeds_in_words
+from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.metrics import Estimate, Paired, paired
 
 
@@ -30,7 +30,7 @@ class Comparison:
         by_seed_interval: metric -> mean over seeds and half-width of Student's 95% interval; one seed has none.
         overall: metric -> the difference over both episodes and seeds, which ranks rest on.
         over_classes: metric -> the difference over episodes and their novel classes, see
-            :mod:`ifsl_bench.board.over_classes`; empty where there is none, which ``notes`` say.
+            :mod:`ifsl_bench.board.comparison`; empty where there is none, which ``notes`` say.
         classes: how many novel classes the episodes have; 0 where nobody knows.
         effects: metric -> standard deviation of the effect that a novel class has on the difference; 0 where the
             estimate of its square is negative.
@@ -170,3 +170,65 @@ def verdict(found: Comparison) -> str:
 def p_value(value: float) -> str:
     """As in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has looked at."""
     return f"= {value:.2g}" if value >= 1e-15 else "< 1e-15"
+
+
+FEWEST = 3.0  # degrees of freedom
+MANY = 5000  # episodes; tables then say what more of them do not do
+
+
+@dataclass(frozen=True)
+class OverClasses:
+    """Differences over episodes and the classes that these draw from, for m metrics.
+
+    Attributes:
+        means: [m].
+        intervals: [m] half-widths of 95% intervals.
+        degrees: [m] of freedom.
+        effects: [m] estimates of the standard deviation of a_c; 0 where that of its variance A is below 0.
+        classes: how many there are in the episodes.
+    """
+
+    means: np.ndarray
+    intervals: np.ndarray
+    degrees: np.ndarray
+    effects: np.ndarray
+    classes: int
+
+
+def over_classes(differences: np.ndarray, classes: np.ndarray, choices: np.ndarray | float = 0.0) -> OverClasses | str:
+    """The interval of each mean difference over novel classes, or why there is none.
+
+    Args:
+        differences: [n, m], one row minus another.
+        classes: [n, N] class ids of each episode, all different.
+        choices: [m] the variance that choices on validation episodes give each mean, over ``RESAMPLES`` of them.
+    """
+    from scipy.special import stdtrit
+
+    n, ways = classes.shape
+    ids, at = np.unique(classes, return_inverse=True)
+    at, count = at.reshape(n, ways), len(ids)
+    together = np.zeros((count, count))  # episodes that hold both classes; N^2 times Z'Z
+    np.add.at(together, (at[:, :, None], at[:, None, :]), 1)
+    values, vectors = np.linalg.eigh(together)
+    if n <= count or values[0] < 1e-9 * values[-1]:
+        return f"{n:,} episodes with {count} novel classes do not tell the classes apart"
+    means = differences.mean(0)
+    centred = differences - means
+    sums = np.zeros((count, centred.shape[1]))  # over the episodes that hold a class; N times Z'd
+    np.add.at(sums, at, centred[:, None])
+    fitted = ways * vectors @ ((vectors.T @ sums) / values[:, None])  # [C, m]
+    left = centred - fitted[at].mean(1)
+    left_over = (left**2).sum(0) / (n - count)  # s_E
+    between = ((centred**2).sum(0) - (left**2).sum(0)) / (count - 1)  # s_M
+    held = together.diagonal()  # n_c
+    weight = float(((held / (ways * n)) ** 2).sum())
+    k = (n / ways - float((held**2).sum()) / (n * ways**2)) / (count - 1)
+    negative = between < left_over
+    parts = np.where(negative, [[0.0], [1 / n]], [[weight / k], [1 / n - weight / k]]) * [between, left_over]  # [2, m]
+    variance = parts.sum(0) + choices
+    spread = parts[0] ** 2 / (count - 1) + parts[1] ** 2 / (n - count) + choices**2 / (RESAMPLES - 1)
+    degrees = np.divide(variance**2, spread, out=np.full_like(variance, float(n - count)), where=spread > 0)
+    degrees = np.maximum(degrees, FEWEST)
+    effects = np.sqrt(np.maximum(0.0, between - left_over) / k)
+    return OverClasses(means, stdtrit(degrees, 0.975) * np.sqrt(variance), degrees, effects, count)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ifsl_bench.common.errors import Lacking, one_line
-from ifsl_bench.protocol.metrics import BALANCE, COUNTS, METRICS, MORE_COUNTS
+from ifsl_bench.protocol.task_kind import BALANCE, COUNTS, METRICS, MORE_COUNTS
 
 if TYPE_CHECKING:
     import pandas

@@ -10,7 +10,8 @@ import numpy as np
 from ifsl_bench.common import packed
 from ifsl_bench.protocol.class_draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocol.limits import EPISODES
-from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
+from ifsl_bench.protocol.metrics import Counts
+from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
 
 COLUMNS = (*COUNTS, "classes", *MORE_COUNTS)
 READABLE = 5_000  # numbers of a file that stay numbers; more are packed

@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.protocol.calibration import RESAMPLES
-from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts
+from ifsl_bench.protocol.metrics import Counts
+from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,7 +16,6 @@ from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.plugin.bibliography import papers, printed
 from ifsl_bench.protocol.contamination import MARKS
-from ifsl_bench.protocol.metrics import METRICS, REGULAR
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
@@ -70,9 +69,8 @@ def _kind(task: Task) -> str:
 def _table(boards: Sequence[Board], full: bool) -> str:
     columns = [name for name, heading in HEADINGS.items() if heading.paper and (full or heading.paper_short)]
     measured = [row for board in boards for row in (*board.rows, *board.others)]
-    columns = [name for name in columns if name in METRICS or having(measured, name)]
-    if boards[0].task.regular:
-        columns = list(REGULAR)
+    known = [name for name in columns if having(measured, name)]
+    columns = [name for name in columns if boards[0].task.kind.shows(name, known)]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     twice = {row.label for row in measured if row.origin != STORED} & {
         row.label for row in measured if row.origin == STORED

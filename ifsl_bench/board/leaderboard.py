@@ -9,13 +9,12 @@ from pathlib import Path
 
 from ifsl_bench.board.boards import Board, load_variants, telling
 from ifsl_bench.board.columns import task_columns
+from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.entries import Entry, entries_of
-from ifsl_bench.board.latex import paper_tables
 from ifsl_bench.board.measured import STORED
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.published import published_tasks
 from ifsl_bench.board.render import render
-from ifsl_bench.board.solves import solve_notes
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
 
@@ -79,6 +78,8 @@ def leaderboard(
         UserError: nothing is stored of a task, nor of a variant of it.
     """
     if style == "latex":
+        from ifsl_bench.board.latex import paper_tables
+
         return paper_tables(_with_variants(boards, results, labels), full)
     tables, closing = ranked_tables(boards, results, full, labels)
     return render(tables, style, closing)

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from ifsl_bench.board.choices import holds_choices, resampled_sums
+from ifsl_bench.board.consistency import Counted, counted, over_seeds
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.result_folder import LEFT_OUT
-from ifsl_bench.board.solves import Counted, counted, over_seeds
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.contamination import SEEN

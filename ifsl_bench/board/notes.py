@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.comparison import p_value
+from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import PAPER, PARTIAL, Row, holding_choices
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
-from ifsl_bench.board.solves import solve_notes
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import numbers_in_words, seeds_in_words
 from ifsl_bench.plugin.registry import owners

@@ -19,17 +19,16 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts
-from ifsl_bench.board.data_frames import data_frame, episodes, facts, line
+from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts, odd_solves
 from ifsl_bench.board.episode_counts import COLUMNS, EpisodeCounts
 from ifsl_bench.board.firmness import Choice, odd_choice, odd_rivals
-from ifsl_bench.board.solves import odd_solves
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.protocol.calibration import RESAMPLES, Calibrated
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
-from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, Counts, Estimate, summarise
+from ifsl_bench.protocol.metrics import Counts, Estimate, summarise
+from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
 
 if TYPE_CHECKING:
     import pandas
@@ -186,13 +185,19 @@ class Result(_Part, frozen=True):
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row, see :func:`ifsl_bench.board.data_frames.facts`."""
+        from ifsl_bench.board.data_frames import data_frame, facts
+
         return data_frame([facts(self)])
 
     def episodes_to_pandas(self) -> pandas.DataFrame:
         """A row for each episode, see :func:`ifsl_bench.board.data_frames.episodes`."""
+        from ifsl_bench.board.data_frames import episodes
+
         return episodes(self)
 
     def __repr__(self) -> str:
+        from ifsl_bench.board.data_frames import line
+
         return f"<{line(self)}>"
 
     def _repr_html_(self) -> str:

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
-from ifsl_bench.board.comparison import Comparison, p_value, verdict
+from ifsl_bench.board.comparison import MANY, Comparison, p_value, verdict
+from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import PARTIAL, Row
-from ifsl_bench.board.over_classes import MANY
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.result_file import Calibration, Result, summary_entry
-from ifsl_bench.board.solves import solve_notes
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import seeds_in_words, spelled

@@ -31,7 +31,7 @@ def _facts(task: Task, folders: Home) -> Iterator[tuple[str, str]]:
     yield "data", f"{data}: {state_of(folders, data)}"
     if task.novel_from:
         yield "novel data", f"{task.novel_from}: {state_of(folders, task.novel_from)}"
-    if not task.regular:
+    if task.kind.has_base:
         yield "base", _base_classes(task, folders)
     yield "episode", _episode(task)
     yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
@@ -60,7 +60,7 @@ def _base_classes(task: Task, folders: Home) -> str:
 def _episode(task: Task) -> str:
     episode, shots = task.episode, f"{task.shots} shot{'s' * (task.shots > 1)}"
     found = f"{episode.ways} ways, {shots}; {episode.ways * episode.novel_queries} novel queries"
-    return f"{found}, {'no base classes' if task.regular else f'{episode.base_queries} base queries'}"
+    return f"{found}, {f'{episode.base_queries} base queries' if task.kind.has_base else 'no base classes'}"
 
 
 def _backbone(task: Task) -> str:

@@ -1,1 +1,1 @@
-"""Many jobs at once: what they share is made once, by as many workers as there are."""
+"""Campaigns: many jobs, from a file or a call; what they would do, do and have done."""

@@ -11,7 +11,7 @@ from typing import Any, overload
 from ifsl_bench.board import result_file
 from ifsl_bench.board.frames import Results
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.campaigns.names import method_names, task_names
+from ifsl_bench.campaigns.expansion import method_names, task_names
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.curves import curves_folder
 from ifsl_bench.common.errors import UserError
@@ -19,43 +19,31 @@ from ifsl_bench.common.progress import progress_here
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.prepared import workspace as workspace
 from ifsl_bench.episodic.trained import trained_facts
+from ifsl_bench.jobs.evaluating import Evaluate
+from ifsl_bench.jobs.job import Job, make_jobs, trained_in_vain
+from ifsl_bench.jobs.preparation import PrepareData
+from ifsl_bench.jobs.ranges import remove_evaluated
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.jobs.training import backbone_of
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.limits import LARGEST_SEED
-from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import make_change
-from ifsl_bench.running.evaluating import Evaluate
-from ifsl_bench.running.job import Job, each_once, make_jobs, trained_in_vain
-from ifsl_bench.running.preparation import PrepareData
-from ifsl_bench.running.ranges import remove_evaluated
 
+Methods = str | type[Method] | Sequence[str | type[Method]]
 CALL = "ifsl_bench.run(...)"  # the command that results record of a call
 
 
 @overload
-def run(
-    method: str | type[Method], task: str, *, seeds: None = None, options: Mapping[str, Any] | None = None,
-    train: Mapping[str, Any] | None = None, seed: int = 0, episodes: int | None = None,
-    change: Mapping[str, int | str] | None = None, tune: int = 0, calibrate: bool = False, rerun: bool = False,
-    retrain: bool = False, progress: bool = False, log: str | None = None,
-    log_dir: str | Path | None = None, home: str | Path | None = None, results: str | Path | None = None,
-    work: Workspace | None = None,
-) -> Result: ...  # fmt: skip
+def run(method: str | type[Method], task: str, *, seeds: None = None, **how: Any) -> Result: ...
 
 
 @overload
-def run(
-    method: str | type[Method] | Sequence[str | type[Method]], task: str | Sequence[str], *, seeds: int | None = None,
-    options: Mapping[str, Any] | None = None, train: Mapping[str, Any] | None = None, seed: int = 0,
-    episodes: int | None = None, change: Mapping[str, int | str] | None = None, tune: int = 0,
-    calibrate: bool = False, rerun: bool = False, retrain: bool = False, progress: bool = False,
-    log: str | None = None, log_dir: str | Path | None = None, home: str | Path | None = None,
-    results: str | Path | None = None, work: Workspace | None = None,
-) -> Result | Results: ...  # fmt: skip
+def run(method: Methods, task: str | Sequence[str], **how: Any) -> Result | Results: ...
 
 
-def run(
-    method: str | type[Method] | Sequence[str | type[Method]],
+def run(  # type: ignore[misc]  # which keywords there are is said here, and once
+    method: Methods,
     task: str | Sequence[str],
     *,
     seeds: int | None = None,
@@ -106,13 +94,6 @@ def run(
     Raises:
         UserError: whatever is wrong, in one line. If some of several jobs fail, the others are done and stored first.
     """
-    lists = (list, tuple)
-    if (isinstance(method, lists) and not method) or not isinstance(method, (str, type, *lists)):
-        raise UserError(f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {method!r}")
-    if (isinstance(task, lists) and not task) or not isinstance(task, (str, *lists)):
-        raise UserError(f"a task is a name or path/to/my.toml, not {task!r}")
-    if type(seed) is not int:
-        raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {[seed]}")
     one = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
     if work is not None and (home is not None or results is not None):
         raise UserError("work has folders of its own; give home and results to ifsl_bench.workspace(...) instead")
@@ -120,35 +101,44 @@ def run(
     work = replace(work, curves=curves_folder(log, log_dir, work.home) or work.curves)
     if progress:
         work = replace(work, reporter=progress_here())
-    training, changes = Training.parse({} if train is None else train), make_change(change or {})
-    if seeds is not None and (type(seeds) is not int or seeds < 1):
-        raise UserError(f"seeds is how many training seeds, 1 or more, not {seeds!r}; seed=5, seeds=3 runs 5, 6 and 7")
-    count = 1 if seeds is None else seeds
-    methods, tasks = (method, task) if one else (_methods(method, work), _tasks(task, work))
-    about = training, range(seed, seed + count), episodes, changes, work.home, tune, calibrate
-    made = make_jobs([methods] if one else methods, [tasks] if one else tasks, options or {}, *about)  # type: ignore[list-item, arg-type]
-    if said := trained_in_vain(made, train or {}):  # no error: a loop over methods has some that do not train
-        work.reporter.warn(said)
+    _check_call(method, task, seed, seeds)
+    request = Request(
+        [method] if isinstance(method, (str, type)) else method, [task] if isinstance(task, str) else task,
+        options or {}, {} if train is None else train, tune, seed, seeds, episodes, calibrate,
+        make_change(change or {}),
+    )  # fmt: skip
+    jobs = make_jobs(request if one else _expanded(request, work), work.home)
+    if remark := trained_in_vain(jobs, request.train):  # no error: a loop over methods has some that do not train
+        work.reporter.warn(remark)
     if one:
-        return run_job(_only(made), work, rerun=rerun, retrain=retrain)
-    ended = run_campaign(each_once(made), work, rerun=rerun, retrain=retrain, command=CALL)
+        return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
+    ended = run_campaign(jobs, work, rerun=rerun, retrain=retrain, command=CALL)
     if ended.failed:
         failed, whole = len(ended.failed), len(ended.failed) + len(ended.made)
         raise UserError(f"{failed} of {whole} jobs failed, the others are stored: {'; '.join(ended.said)}")
     return Results(result_file.read(job.result_path(work.home)) for job in ended.made)
 
 
-def _methods(said: str | type[Method] | Sequence[str | type[Method]], work: Workspace) -> list[str | type[Method]]:
-    """With globs and sets as the names that they stand for."""
-    found: list[str | type[Method]] = []
-    for one in [said] if isinstance(said, (str, type)) else said:
-        found += method_names([one], work.reporter.warn) if isinstance(one, str) else [one]
-    return found
+def _check_call(method: Any, task: Any, seed: Any, seeds: Any) -> None:
+    """Raises :class:`UserError` for arguments of a wrong type."""
+    lists = (list, tuple)
+    if (isinstance(method, lists) and not method) or not isinstance(method, (str, type, *lists)):
+        raise UserError(f"a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not {method!r}")
+    if (isinstance(task, lists) and not task) or not isinstance(task, (str, *lists)):
+        raise UserError(f"a task is a name or path/to/my.toml, not {task!r}")
+    if type(seed) is not int:
+        raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {[seed]}")
+    if seeds is not None and (type(seeds) is not int or seeds < 1):
+        raise UserError(f"seeds is how many training seeds, 1 or more, not {seeds!r}; seed=5, seeds=3 runs 5, 6 and 7")
 
 
-def _tasks(said: str | Sequence[str], work: Workspace) -> list[str]:
-    named = [said] if isinstance(said, str) else list(said)
-    return task_names(named, work.home) if all(isinstance(one, str) for one in named) else named
+def _expanded(request: Request, work: Workspace) -> Request:
+    """The request with the names that its globs and sets stand for."""
+    methods: list[str | type[Method]] = []
+    for method in request.methods:
+        methods += method_names([method], work.reporter.warn) if isinstance(method, str) else [method]
+    known = all(isinstance(task, str) for task in request.tasks)
+    return replace(request, methods=methods, tasks=task_names(request.tasks, work.home) if known else request.tasks)
 
 
 def _only(jobs: Sequence[Job]) -> Job:
@@ -195,20 +185,21 @@ def evaluate_checkpoint(
     work = work or workspace()
     folder = checkpoint if os.path.isdir(checkpoint) else work.home.trained / checkpoint.name
     info = trained_facts(folder)
+    method = registry.recorded_name(info["method"], info.get("distribution"))
     train = info["train"] | ({"select": select} if select else {})
-    about = Training.parse(train), [info["seed"]], episodes, make_change(change or {}), work.home
-    said = registry.recorded_name(info["method"], info.get("distribution"))
-    job = _only(make_jobs([said], [task], info["options"], *about))
+    request = Request([method], [task], info["options"], train, seed=info["seed"], episodes=episodes,
+                      change=make_change(change or {}))  # fmt: skip
+    job = _only(make_jobs(request, work.home))
     evaluation = Evaluate(job, folder, command)
     if not job.has_made(info):
         work.reporter.warn(f"{job.name} has other code than the method that {folder.name} was trained with")
-    PrepareData(job.task, ("test",)).run(work)
-    if (key := evaluation.backbone.key(work.home)) != info["pretraining"]:
+    PrepareData(job.task, ("test",)).compute(work)
+    if (key := backbone_of(job).key(work.home)) != info["pretraining"]:
         raise UserError(f"{folder.name} was trained on the features of {info['pretraining']}; task {job.task.name} "
                         f"has {key}: choose a task with the same data and pretraining")  # fmt: skip
-    if evaluation.backbone.weights(work.home) != info["pretraining_sha256"]:
+    if backbone_of(job).weights(work.home) != info["pretraining_sha256"]:
         raise UserError(f"the backbone {key} that {folder.name} was trained on is not in {work.home.pretrained} "
                         f"or was trained again since; evaluate it with the --home it was trained in")  # fmt: skip
-    result = evaluation.run(work)
+    result = evaluation.compute(work)
     remove_evaluated(job, work.home, folder)
     return result

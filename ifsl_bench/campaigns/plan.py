@@ -2,72 +2,86 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.backbone.rough_times import features_of
-from ifsl_bench.board.looks import method_of
-from ifsl_bench.campaigns.graph import Graph, Node, graph_of, key_of
+from ifsl_bench.backbone.networks import features_of
 from ifsl_bench.common.processor import cores
 from ifsl_bench.common.progress import Mute
-from ifsl_bench.common.timing import crowd, roughly
 from ifsl_bench.common.wording import numbers_in_words
-from ifsl_bench.data.preparing.of_task import data_of
-from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered
+from ifsl_bench.data.preparing.outline import Outline, data_of, outline_of, remembered
 from ifsl_bench.data.preparing.prepare import not_prepared, rough_seconds
 from ifsl_bench.data.preparing.prepare import prepared as prepared_data
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.episodic.rough_times import compiling, forget_uncompiled
-from ifsl_bench.kernels import store
-from ifsl_bench.plugin import settings
+from ifsl_bench.jobs.evaluating import stages_of
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.jobs.preparation import CheckEpisodes, Features, PrepareData, Stage
+from ifsl_bench.jobs.rates import roughly, seconds_together
 from ifsl_bench.protocol.task import NO_BACKBONE
-from ifsl_bench.running.evaluating import stages_of
-from ifsl_bench.running.job import Job
-from ifsl_bench.running.preparation import CheckEpisodes, Features, PrepareData, Stage
-from ifsl_bench.running.searching import LaterTrial
-from ifsl_bench.running.stages import Trial
-from ifsl_bench.running.stored import kept_of
+from ifsl_bench.scheduler.graph import Graph, Node, graph_of, key_of
+from ifsl_bench.store.stored import kept_of
 
 CACHED, TO_DO, MISSING, REFUSED = "cached", "to do", "missing", "cannot be run"
 LONG = 50  # lines, from which the tasks of a plan are together
-CROWDED = 1.25  # times as long as alone, from which a plan says that other programs have the cores
 
 
 @dataclass(frozen=True)
 class Step:
-    """One stage, or a result that is stored already.
+    """One stage, or a job's result that is stored already or cannot be made.
 
     Attributes:
         key: of its node in the graph.
+        of: the stage, or the job.
         state: "cached", "to do", "missing" (data that have to be obtained first) or "cannot be run".
         why: the result that is there is out of date, the data are missing, or the job cannot be run.
-        seconds: about how long it takes on a machine that has nothing else to do; None where nobody knows.
+        node: of the graph; None where nothing is to be done.
+        place: where it runs.
         size: bytes of what it leaves on the disk, as far as they count.
-        family: the same for steps that are one line for readers.
         row: the method's name in tables, without options.
     """
 
     key: str
-    what: str
-    kind: str
+    of: Stage | Job
     state: str
     why: str = ""
-    seconds: float | None = None
+    node: Node | None = None
     place: str = ""
-    threads: int = 0
-    needs: tuple[str, ...] = ()
-    jobs: tuple[int, ...] = ()
     size: int = 0
-    family: Hashable = ""
     row: str = ""
+
+    @property
+    def kind(self) -> str:
+        return "result" if isinstance(self.of, Job) else self.of.kind
+
+    @property
+    def seconds(self) -> float | None:
+        """About how long it takes; None where nobody knows."""
+        return self.node.seconds if self.node else None
+
+    @property
+    def jobs(self) -> tuple[int, ...]:
+        return self.node.results if self.node else ()
+
+    def told(self, seeds: str) -> str:
+        return f"result {self.of.told(seeds)}" if isinstance(self.of, Job) else self.of.told(seeds)
+
+    def __str__(self) -> str:
+        return f"result {self.of}" if isinstance(self.of, Job) else str(self.of)
+
+    @property
+    def seed(self) -> int | None:
+        return self.of.seed if isinstance(self.of, Job) else self.of.shown_seed
+
+    @property
+    def family(self) -> Hashable:
+        """The same for steps that are one line for readers."""
+        if isinstance(self.of, Job):
+            return (self.of.task.name, self.why or self.of.label)
+        return self.of.family
 
 
 @dataclass(frozen=True)
@@ -77,14 +91,12 @@ class Plan:
     Attributes:
         steps: in the order of a run, each once.
         workers: that the time is for.
-        crowded: how many times as long as alone everything took while it was timed.
     """
 
     jobs: tuple[Job, ...]
     graph: Graph
     steps: tuple[Step, ...]
     workers: int = 1
-    crowded: float = 1.0
 
     @property
     def to_do(self) -> list[Step]:
@@ -92,15 +104,14 @@ class Plan:
 
     @property
     def unknown(self) -> int:
-        """Of how many steps nobody knows how long they take."""
+        """How many steps nobody knows the time of."""
         return sum(step.seconds is None for step in self.to_do)
 
     @property
     def seconds(self) -> float:
         """About how long all takes whose time is known, with so many workers on the machine's cores."""
-        if self.workers == 1:
-            return sum(step.seconds or 0.0 for step in self.to_do)
-        return _makespan(self.to_do, self.workers, cores())
+        nodes = [step.node for step in self.to_do if step.node]
+        return seconds_together([(node.seconds or 0.0, node.wants.threads) for node in nodes], self.workers, cores())
 
     @property
     def size(self) -> int:
@@ -115,110 +126,69 @@ def plan_of(
     retrain: bool = False,
     lacking: bool = False,
     workers: int = 1,
-    timed: bool = True,
     data: Mapping[str, Path] | None = None,
-    compiled: bool = False,
 ) -> Plan:
-    """What a run would do. Changes nothing on disk; only what a method computes is kept there, to be compared with.
+    """What a run would do. Changes nothing on disk.
 
     Args:
         rerun, retrain: as of the run.
         lacking: as if data were there that have to be obtained first, where it is known how many they are.
         workers: of the run.
-        timed: whether to estimate times, on random numbers, which takes seconds.
         data: data set -> the path that the run makes it from first.
-        compiled: compile the kernels that times need first, and keep them; without it, what is not compiled has none.
 
     Raises:
         UserError: no job can be run, all for one reason.
     """
     quiet = replace(work, reporter=Mute())
-    store.keep_in(work.home.cache / "compiled", work.reporter.say)  # a compilation is told all the same
-    with remembered(), compiling() if compiled else nullcontext():
-        return _plan_of(jobs, quiet, rerun, retrain, lacking, workers, timed, data or {})
+    with remembered():
+        graph = graph_of(jobs, quiet, rerun, retrain, lacking=lacking)
+        if len(graph.refused) == len(jobs) and len({str(error) for error in graph.refused.values()}) == 1:
+            raise graph.refused[0]
+        steps: dict[str, Step] = {}
+        outlines: dict[str, Outline] = {}
+        for index, job in enumerate(jobs):
+            if index in graph.stored:
+                steps[f"stored {job}"] = Step(f"stored {job}", job, CACHED)
+            elif (error := graph.refused.get(index)) is not None:
+                steps[f"refused {job}"] = Step(f"refused {job}", job, REFUSED, str(error))
+            else:
+                if job.task.hash not in outlines:
+                    outlines[job.task.hash] = outline_of(job.task, quiet.home, lacking)
+                outdated = "" if rerun or retrain else kept_of(job, quiet.home).outdated
+                _add(steps, job, graph, outlines[job.task.hash], outdated, quiet, data or {})
+        for node in graph.nodes.values():  # a second each: part of the time, and nothing to read
+            if isinstance(node.stage, CheckEpisodes):
+                steps[node.key] = Step(node.key, node.stage, TO_DO, node=node)
+    return Plan(tuple(jobs), graph, tuple(steps.values()), workers)
 
 
-def _plan_of(
-    jobs: Sequence[Job], quiet: Workspace, rerun: bool, retrain: bool, lacking: bool, workers: int, timed: bool,
-    data: Mapping[str, Path],
-) -> Plan:  # fmt: skip
-    forget_uncompiled()
-    graph = graph_of(jobs, quiet, rerun, retrain, lacking=lacking)
-    if len(graph.refused) == len(jobs) and len({str(error) for error in graph.refused.values()}) == 1:
-        raise graph.refused[0]
-    steps: dict[str, Step] = {}
-    outlines: dict[str, Outline] = {}
-    for index, job in enumerate(jobs):
-        if index in graph.stored:
-            steps[f"stored {job}"] = Step(
-                f"stored {job}", f"result {job}", "result", CACHED, family=("result", job.label)
-            )
-            continue
-        if (error := graph.refused.get(index)) is not None:
-            why, family = str(error), (job.task.name, str(error))
-            key = f"refused {job}"
-            steps[key] = Step(key, f"result {job}", "result", REFUSED, why, jobs=(index,), family=family)
-            continue
-        if job.task.hash not in outlines:
-            outlines[job.task.hash] = outline_of(job.task, quiet.home, lacking)
-        outdated = "" if rerun or retrain else kept_of(job, quiet.home).outdated
-        for stage in stages_of(job):
-            if (key := key_of(stage, quiet.home)) not in steps:
-                node = graph.nodes.get(key)
-                steps[key] = _step(stage, key, node, job, outlines[job.task.hash], quiet, timed, data)
-        if outdated:
-            steps[key] = replace(steps[key], why=f"out of date: {outdated}")
-    checks = [node for node in graph.nodes.values() if isinstance(node.stage, CheckEpisodes)]
-    for node in checks:  # a second each: part of the time, and nothing to read
-        seconds = 1.0 if timed else None
-        kind, needs, jobs_of_it = node.stage.kind, node.needs, node.results
-        steps[node.key] = Step(
-            node.key, str(node), kind, TO_DO, "", seconds, "", 1, needs, jobs_of_it, family="checks"
-        )  # fmt: skip
-    return Plan(tuple(jobs), graph, tuple(steps.values()), workers, crowd.factor)
+def _add(
+    steps: dict[str, Step], job: Job, graph: Graph, outline: Outline, outdated: str, work: Workspace,
+    made_from: Mapping[str, Path],
+) -> None:  # fmt: skip
+    """Adds the steps of a job that are not there yet."""
+    for stage in stages_of(job):
+        if (key := key_of(stage, work.home)) not in steps:
+            steps[key] = _step(stage, key, graph.nodes.get(key), job, outline, work, made_from)
+    if outdated:
+        steps[key] = replace(steps[key], why=f"out of date: {outdated}")
 
 
 def _step(
-    stage: Stage,
-    key: str,
-    node: Node | None,
-    job: Job,
-    data: Outline,
-    work: Workspace,
-    timed: bool,
+    stage: Stage, key: str, node: Node | None, job: Job, outline: Outline, work: Workspace,
     made_from: Mapping[str, Path],
-) -> Step:
-    family = _family(stage)
+) -> Step:  # fmt: skip
     if node is None:
-        return Step(key, str(stage), stage.kind, CACHED, family=family)
-    seconds = stage.estimate(data, work) if timed else None
+        return Step(key, stage, CACHED)
     state, why = TO_DO, ""
-    if isinstance(stage, PrepareData) and seconds is None:
-        for spec in data_of(job.task, work.home):
-            lacking = prepared_data(work.home, spec.name) is None and not (timed and rough_seconds(spec.name))
-            if lacking and state == TO_DO:
-                state, why = MISSING, not_prepared(work.home, spec)
-                if (path := made_from.get(spec.name)) is not None:
-                    state, why = TO_DO, f"made from {path} first"
-    place, wants = str(stage.place(work)), node.wants
-    return Step(
-        key, str(stage), stage.kind, state, why, seconds, place, wants.threads, node.needs, node.results,
-        _size(stage, data), family, method_of(job.label),
-    )  # fmt: skip
-
-
-def _family(stage: Stage) -> Hashable:
-    """What differs from each other in seed, or in what is tried, alone: one line for readers."""
-    if isinstance(stage, (Trial, LaterTrial)):
-        return _trials_of(stage)
-    return re.sub(r", seed \d+", "", str(stage))
-
-
-def _trials_of(stage: Trial | LaterTrial) -> str:
-    """Of what is tried, with what is not."""
-    job = stage.job
-    given = {key: value for key, value in job.given.items() if key not in job.method.space}
-    return f"trials of {'.'.join(settings.label(job.method, job.name, given, job.task))} on {job.task.name}"
+    if isinstance(stage, PrepareData):
+        lacking = [spec for spec in data_of(job.task, work.home)
+                   if prepared_data(work.home, spec.name) is None and not rough_seconds(spec.name)]  # fmt: skip
+        if lacking and (path := made_from.get(lacking[0].name)) is not None:
+            why = f"made from {path} first"
+        elif lacking:
+            state, why = MISSING, not_prepared(work.home, lacking[0])
+    return Step(key, stage, state, why, node, str(stage.place(work)), _size(stage, outline), job.row.name)
 
 
 def _size(stage: Stage, data: Outline) -> int:
@@ -231,26 +201,6 @@ def _size(stage: Stage, data: Outline) -> int:
         width = features_of(stage.backbone.task.pretraining.backbone, data.shape)
         return 4 * width * stage.views * data.images(stage.pool)
     return 0
-
-
-def _makespan(steps: Sequence[Step], workers: int, cores: int) -> float:
-    """Seconds until all are done, where each is begun as soon as what it needs is there, a worker and its threads."""
-    left = {step.key: step for step in steps}
-    running: list[tuple[float, int, Step]] = []
-    now, free, number = 0.0, cores, itertools.count()
-    while left or running:
-        for step in list(left.values()):
-            threads = max(1, min(step.threads, cores))
-            waits = any(needed in left or any(needed == r.key for _, _, r in running) for needed in step.needs)
-            if len(running) < workers and threads <= free and not waits:
-                del left[step.key]
-                free -= threads
-                heapq.heappush(running, (now + (step.seconds or 0.0), next(number), step))
-        if not running:
-            break  # what is left waits for what has failed
-        now, _, ended = heapq.heappop(running)
-        free += max(1, min(ended.threads, cores))
-    return now
 
 
 def rows_of(plan: Plan, full: bool = True) -> list[dict[str, str]]:
@@ -278,7 +228,7 @@ def _families(plan: Plan) -> list[list[Step]]:
 
 
 def _shown(plan: Plan) -> list[Step]:
-    return [step for step in plan.steps if step.family != "checks"]
+    return [step for step in plan.steps if step.kind != CheckEpisodes.kind]
 
 
 def _grouped(steps: Sequence[Step], by: Callable[[Step], Hashable]) -> list[list[Step]]:
@@ -290,7 +240,7 @@ def _grouped(steps: Sequence[Step], by: Callable[[Step], Hashable]) -> list[list
 
 
 def _work(step: Step) -> Hashable:
-    """What a step is whatever the task, the seed and the options."""
+    """Equal for steps that differ in task, seed and options alone."""
     if step.kind in ("meta-training", "trial"):
         return f"{'trials of' if step.kind == 'trial' else step.kind} {step.row}"
     return {"evaluation": "evaluating", "features": "features", "result": "results"}.get(step.kind, step.family)
@@ -298,10 +248,10 @@ def _work(step: Step) -> Hashable:
 
 def _work_title(plan: Plan, steps: Sequence[Step]) -> str:
     tasks = {plan.jobs[index].task.name for step in steps for index in step.jobs}
-    what = _work(steps[0])
-    if steps[0].why or not isinstance(what, str) or what == steps[0].family:
+    work = _work(steps[0])
+    if steps[0].why or not isinstance(work, str) or work == steps[0].family:
         return _title(steps)
-    return what + (f" on {len(tasks)} tasks" if len(tasks) > 1 else "")
+    return work + (f" on {len(tasks)} tasks" if len(tasks) > 1 else "")
 
 
 def _counted(steps: Sequence[Step]) -> str:
@@ -312,16 +262,12 @@ def _counted(steps: Sequence[Step]) -> str:
 
 
 def _title(steps: Sequence[Step]) -> str:
-    """Of a family: its stage, with all its seeds; trials are counted."""
-    what = steps[0].what
-    if len(steps) == 1:
-        return what
-    if steps[0].kind == "trial":
-        return str(steps[0].family)
-    seeds = sorted({int(found[1]) for step in steps if (found := re.search(r", seed (\d+)", step.what))})
-    if len(seeds) < 2:
-        return what
-    return re.sub(r", seed \d+", f", seeds {numbers_in_words(seeds, 2)}", what)
+    """The stage of a family, with all its seeds; trials are counted."""
+    first = steps[0]
+    if len(steps) > 1 and first.kind == "trial":
+        return str(first.family)
+    seeds = {step.seed for step in steps if step.seed is not None}
+    return first.told(f", seeds {numbers_in_words(seeds, 2)}") if len(seeds) > 1 else str(first)
 
 
 def whys_of(plan: Plan) -> dict[str, str]:
@@ -329,7 +275,7 @@ def whys_of(plan: Plan) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for step in plan.steps:
         if step.why:
-            found.setdefault(step.why, []).append(step.what)
+            found.setdefault(step.why, []).append(str(step))
     return {why: what[0] + (f" and {len(what) - 1:,} more" if len(what) > 1 else "") for why, what in found.items()}
 
 
@@ -346,17 +292,10 @@ def notes_of(plan: Plan) -> list[str]:
     size = f"; the home folder grows by about {plan.size / 1e9:.1f} GB" if plan.size > 5e7 else ""
     notes.append(f"total: {'at least ' if plan.unknown else ''}{roughly(plan.seconds)}{with_workers}, on this machine "
                  f"with nothing else to do{size}")  # fmt: skip
-    if uncompiled := [step for step in plan.to_do if step.seconds is None and step.kind not in ("data", "result")]:
-        notes.append(
-            f"{len(uncompiled):,} stages have no time, because their solvers are not compiled on this machine yet: "
-            "`plan --compile` compiles them now, in half a minute, and so does the first run"
-        )
-    if any(step.seconds is None and step.kind == "data" for step in plan.to_do):
+    if guesses := sum(step.node is not None and not step.node.measured and bool(step.seconds) for step in plan.to_do):
+        notes.append(f"{guesses:,} of the times are coarse guesses, until stages like these have run on this machine")
+    if plan.unknown:
         notes.append("data sets that are made from files have no time: it is that of reading and decoding the files")
-    if plan.crowded > CROWDED:
-        notes.append(
-            f"other programs use the processor: while they do, all takes about {plan.crowded:.1f} times as long"
-        )
     return notes
 
 
@@ -377,15 +316,15 @@ def document(plan: Plan) -> dict[str, Any]:
         "nodes": [
             {
                 "key": step.key,
-                "stage": step.what,
+                "stage": str(step),
                 "kind": step.kind,
                 "state": step.state,
                 "why": step.why or None,
                 "seconds": None if step.seconds is None else round(step.seconds, 3),
                 "device": step.place or None,
-                "threads": step.threads or None,
+                "threads": step.node.wants.threads if step.node else None,
                 "bytes": step.size or None,
-                "needs": list(step.needs),
+                "needs": list(step.node.needs) if step.node else [],
                 "jobs": list(step.jobs),
             }
             for step in plan.steps
@@ -394,6 +333,5 @@ def document(plan: Plan) -> dict[str, Any]:
         "workers": plan.workers,
         "seconds": round(plan.seconds, 3),
         "nodes_without_time": plan.unknown,
-        "times_as_long_now": round(plan.crowded, 2),
         "bytes": plan.size,
     }

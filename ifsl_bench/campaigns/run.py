@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ifsl_bench.campaigns.executors import Executor, Here, Processes, check_sendable
-from ifsl_bench.campaigns.graph import Graph, Node, graph_of
-from ifsl_bench.campaigns.logs import log_path
-from ifsl_bench.campaigns.scheduler import Failure, Watch, schedule
-from ifsl_bench.campaigns.watching import Told
-from ifsl_bench.campaigns.work import Setting
+from ifsl_bench.campaigns.watching import Told, watching
 from ifsl_bench.common import processor
-from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import check_writable
+from ifsl_bench.common.errors import UserError, unknown
+from ifsl_bench.common.files import Home, check_writable
+from ifsl_bench.data.preparing.outline import data_of
+from ifsl_bench.data.preparing.prepare import is_prepared, prepare
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.running.job import Job
-from ifsl_bench.running.renewing import put_aside
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.protocol.task import Task
+from ifsl_bench.scheduler.executors import Executor, Here, Processes, check_sendable
+from ifsl_bench.scheduler.graph import Graph, Node, graph_of
+from ifsl_bench.scheduler.logs import log_path
+from ifsl_bench.scheduler.loop import Failure, schedule
+from ifsl_bench.scheduler.work import Setting
+from ifsl_bench.store.stored import put_aside
 
 MOST_SAID = 3  # jobs that are named where one cause has stopped many
 
@@ -48,7 +53,6 @@ def run_campaign(
     retrain: bool = False,
     command: str = "",
     executor: Executor | None = None,
-    watch: Watch | None = None,
 ) -> Ended:
     """Runs jobs, skipping what is done already; one that fails does not stop the others.
 
@@ -62,28 +66,17 @@ def run_campaign(
         UserError: the only job cannot be run, or all of them for one and the same reason; or results cannot be written,
             which is told before anything is computed.
     """
-    graph = graph_of(jobs, work, rerun, retrain, command)
-    renewed: set[Path] = set()
-    if graph.nodes:  # else no result is written
-        check_writable(work.home.results)
-
-    def before(node: Node) -> None:
-        if node.anew:
-            put_aside(node.stage, work, renewed)
-
-    if len(graph.refused) < len(jobs):  # else the end says it
-        reasons: dict[str, list[str]] = {}
-        for index, error in graph.refused.items():
-            reasons.setdefault(str(error), []).append(str(graph.jobs[index]))
-        for reason, names in reasons.items():
-            work.reporter.say(f"{_some(names)} cannot be run: {reason}")
-    executor = executor or Here(work)
-    try:
-        failures = schedule(
-            graph, executor, work.home, watch or (Told(work.reporter) if len(jobs) > 1 else Watch()), before
-        )
-    finally:
-        executor.close()
+    here = nullcontext(Told(work.reporter, alone=len(jobs) == 1))
+    with watching(work.reporter, executor.count) if executor else here as watch:
+        graph = graph_of(jobs, work, rerun, retrain, command)
+        if graph.nodes:  # else no result is written
+            check_writable(work.home.results)
+        _tell_refused(graph, work)
+        executor = executor or Here(work)
+        try:
+            failures = schedule(graph, executor, work.home, watch, _aside(work))
+        finally:
+            executor.close()
     if len(jobs) == 1 and isinstance(executor, Here) and executor.errors:
         raise next(iter(executor.errors.values()))
     if failures and len(failures) == len(jobs) and len({failure.why for failure in failures}) == 1:
@@ -91,6 +84,21 @@ def run_campaign(
     failed = {failure.job for failure in failures}
     made = [job for index, job in enumerate(graph.jobs) if index not in failed]
     return Ended(made, [graph.jobs[index] for index in sorted(failed)], _lines(failures, graph, work))
+
+
+def _tell_refused(graph: Graph, work: Workspace) -> None:
+    """Says which jobs cannot be run, unless that are all, which the end says."""
+    reasons: dict[str, list[str]] = {}
+    for index, error in graph.refused.items():
+        reasons.setdefault(str(error), []).append(str(graph.jobs[index]))
+    for reason, names in reasons.items() if len(graph.refused) < len(graph.jobs) else ():
+        work.reporter.say(f"{_some(names)} cannot be run: {reason}")
+
+
+def _aside(work: Workspace) -> Callable[[Node], None]:
+    """What is called with a node before it begins: it gives other names to what the node shall make anew."""
+    renewed: set[Path] = set()
+    return lambda node: put_aside(node.stage, work, renewed) if node.anew else None
 
 
 def workers_for(
@@ -158,3 +166,25 @@ def _some(names: Sequence[str]) -> str:
     if len(names) <= MOST_SAID:
         return "; ".join(names)
     return "; ".join(names[: MOST_SAID - 1]) + f"; and {len(names) - MOST_SAID + 1} more"
+
+
+def check_data(data: Mapping[str, Path], tasks: Iterable[Task], home: Home) -> None:
+    """Raises :class:`UserError` for a data set that no task has, and for a path that is needed and not there."""
+    used = {spec.name for task in tasks for spec in data_of(task, home)}
+    for name, path in data.items():
+        if name not in used:
+            raise unknown("data set", name, used, where="of these tasks")
+        if not os.path.exists(path.expanduser()) and not is_prepared(home, name):
+            raise UserError(f"data set {name}: there is no {path}")
+
+
+def prepare_from(data: Mapping[str, Path], work: Workspace) -> None:
+    """Makes the data sets that are not prepared yet, each from its path.
+
+    Raises:
+        UserError: unusable files, or a data set that was made from other files.
+    """
+    for name, path in data.items():
+        if is_prepared(work.home, name) and not os.path.exists(path.expanduser()):
+            continue  # somebody needed the space
+        prepare(work.home, name, path.expanduser(), False, work.reporter)

@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ifsl_bench.campaigns.graph import Node, graph_of
-from ifsl_bench.campaigns.logs import BEGUN, DONE, FAILED, INTERRUPTED, Event, event_of, log_path
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.owners import now_at, writes_still
 from ifsl_bench.common.progress import Mute
 from ifsl_bench.common.wording import numbers_in_words
 from ifsl_bench.data.preparing.outline import remembered
 from ifsl_bench.episodic.prepared import Workspace
-from ifsl_bench.running.job import Job
-from ifsl_bench.running.stored import kept_of
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.scheduler.graph import Node, graph_of
+from ifsl_bench.scheduler.logs import BEGUN, DONE, FAILED, INTERRUPTED, Event, event_of, log_path
+from ifsl_bench.store.stored import kept_of
 
 RUNNING, OUTDATED, MISSING = "running", "out of date", "missing"
 OFF = 60.0  # seconds by which a machine's clock is off, from which times in its logs are corrected

@@ -5,30 +5,139 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING
 
-from ifsl_bench.campaigns.forecast import Forecast
-from ifsl_bench.campaigns.graph import Graph, Node
-from ifsl_bench.campaigns.logs import Event
-from ifsl_bench.campaigns.scheduler import Watch
-from ifsl_bench.campaigns.work import Outcome
+from ifsl_bench.common.processor import cores
 from ifsl_bench.common.progress import Reporter, RichReporter, Stage
-from ifsl_bench.running.stages import OfJob
+from ifsl_bench.jobs.rates import seconds_together
+from ifsl_bench.jobs.training import JobStage
+from ifsl_bench.scheduler.graph import Graph, Node
+from ifsl_bench.scheduler.logs import Event
+from ifsl_bench.scheduler.loop import Watch
+from ifsl_bench.scheduler.work import Outcome
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
 
-class Told(Watch):
-    """Says what fails, where nothing else has to be said, since stages speak for themselves."""
+TOLD = 0.05  # part of a node from which its pace says how long it takes
 
-    def __init__(self, reporter: Reporter) -> None:
-        self.reporter = reporter
+
+@dataclass
+class Running:
+    """A node at work.
+
+    Attributes:
+        since: when its piece of work began.
+        done, total: units of that; 0 where nobody counts.
+        first: of the units, those of an earlier run.
+    """
+
+    since: float
+    done: int = 0
+    total: int = 0
+    first: int = 0
+
+    def left(self, now: float) -> float | None:
+        """Seconds, by its pace; None while nobody can say."""
+        whole = self.whole(now)
+        return whole * (self.total - self.done) / (self.total - self.first) if whole is not None else None
+
+    def whole(self, now: float) -> float | None:
+        """Seconds from its first unit to its last."""
+        units, done = self.total - self.first, self.done - self.first
+        return (now - self.since) / done * units if units > 0 and done >= TOLD * units and done else None
+
+
+class Forecast:
+    """How far a run is, and how long it still takes, as its events tell it."""
+
+    def __init__(self, graph: Graph, workers: int) -> None:
+        self.graph, self.workers = graph, workers
+        self.running: dict[str, Running] = {}
+        self.left = dict(graph.nodes)
+        self.failed: set[int] = set(graph.refused)
+        self.finished = len(graph.stored)  # jobs with a result
+        self._took: dict[type, list[float]] = {}
+
+    def __str__(self) -> str:
+        """ "3 of 18 jobs done, 1 failed, about 4 min left"."""
+        if not self.graph.jobs:
+            return "looking for what is done already"
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        seconds = self.seconds() if self.left else None
+        left = f", about {in_words(seconds)} left" if seconds is not None else ""
+        return f"{self.finished} of {len(self.graph.jobs)} jobs done{failed}{left}"
+
+    def begun(self, node: Node) -> None:
+        self.running[node.key] = Running(time.monotonic())
+
+    def heard(self, node: Node, event: Event) -> None:
+        """Brings the node that the event is of up to date."""
+        if event.kind == "stage":
+            self.running[node.key] = Running(time.monotonic(), first=event.done)
+        if event.total:
+            self.running[node.key].done, self.running[node.key].total = event.done, event.total
+
+    def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
+        """A node ended; ``again`` where it will be handed out once more."""
+        self.running.pop(node.key, None)
+        if again:
+            return
+        self.left.pop(node.key, None)
+        if outcome.how == "done":
+            self._took.setdefault(type(node.stage), []).append(outcome.seconds)
+            self.finished += node.last
+            return
+        self.failed |= set(node.results)
+        self.left = {key: node for key, node in self.left.items() if not self.failed.issuperset(node.results)}
+
+    def seconds(self) -> float | None:
+        """Until all is done; None while nobody can say.
+
+        Another thread may call it, to draw what it says.
+        """
+        left = [(self._seconds_of(key, node), node.wants.threads) for key, node in list(self.left.items())]
+        known = [(seconds, threads) for seconds, threads in left if seconds is not None]
+        return seconds_together(known, self.workers, cores()) if len(known) == len(left) else None
+
+    def _seconds_of(self, key: str, node: Node) -> float | None:
+        """The time that a node still takes: by its own pace; else as stages like it took, on this machine or in this
+        run; else by the pace of those."""
+        now, running, kind = time.monotonic(), self.running.get(key), type(node.stage)
+        if running is not None and (left := running.left(now)) is not None:
+            return left
+        if node.measured:
+            return node.seconds
+        paces = [other.whole(now) for key, other in list(self.running.items())
+                 if type(self.graph.nodes[key].stage) is kind]  # fmt: skip
+        known = self._took.get(kind) or [seconds for seconds in paces if seconds is not None]
+        return fmean(known) if known else None
+
+
+def in_words(seconds: float) -> str:
+    """A time that is left."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Told(Watch):
+    """Says what is lost and what fails, where nothing else has to be said, since stages speak for themselves.
+
+    Args:
+        alone: whether one job is run, of which the end says why it failed.
+    """
+
+    def __init__(self, reporter: Reporter, alone: bool = False) -> None:
+        self.reporter, self.alone = reporter, alone
 
     def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
         if again:
             self.reporter.warn(f"{node}: {outcome.why}; it is run again, from its last checkpoint")
-        elif outcome.how != "done":
+        elif outcome.how != "done" and not self.alone:
             self.reporter.say(f"{node} failed: {outcome.why}")  # and once more in the list at the end
 
 
@@ -98,7 +207,7 @@ class Lines(Live):
 
 def _title(node: Node, text: str) -> str:
     """What a node is at, so that several at once can be told apart."""
-    if isinstance(node.stage, OfJob) and text.startswith("meta-training"):
+    if isinstance(node.stage, JobStage) and text.startswith("meta-training"):
         return f"meta-training {node.stage.job}"
     return text
 

@@ -13,7 +13,7 @@ from ifsl_bench.cli.output import TEXT, say, show_tables
 
 if TYPE_CHECKING:
     from ifsl_bench.board.table import Table
-    from ifsl_bench.running.cache import Item
+    from ifsl_bench.store.cache import Item
 
 
 @click.group(
@@ -27,7 +27,7 @@ def cache(context: click.Context, home: str | None, style: str) -> None:
     context.obj = home
     if context.invoked_subcommand is not None:
         return
-    from ifsl_bench.running.cache import listed
+    from ifsl_bench.store.cache import listed
 
     folders = folders_of(home)
     items = listed(folders)
@@ -69,7 +69,7 @@ def prune(
     A NAME is a kind as 'ifsl-bench cache' lists them, or a data set, task, backbone or method. Without a choice,
     removes what is left over. Lists what would be removed, and asks first.
     """
-    from ifsl_bench.running.cache import DAY, Choice, prune, pruning
+    from ifsl_bench.store.cache import DAY, Choice, prune, pruning
 
     choice = Choice(names, None if unused is None else unused * DAY, None if most is None else most * 1e9)
     found = pruning(folders_of(home or outer), choice)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ifsl_bench.cli.options import (
+    Machine,
     Whole,
     data_option,
     device_option,
     examples,
-    folders_of,
     home_option,
     job_options,
+    machine_options,
     results_option,
 )
 from ifsl_bench.cli.output import say, show_tables
@@ -25,10 +27,10 @@ from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
 
 if TYPE_CHECKING:
-    from ifsl_bench.campaigns.campaign_file import Said
     from ifsl_bench.campaigns.plan import Plan
     from ifsl_bench.episodic.prepared import Workspace
-    from ifsl_bench.running.job import Job
+    from ifsl_bench.jobs.job import Job
+    from ifsl_bench.jobs.request import Request
 
 
 def _style(_: click.Context, __: click.Parameter, value: str) -> str:
@@ -41,25 +43,19 @@ style_option = click.option("--format", "style", default="text", callback=_style
 
 
 def _wanted(
-    campaign: str | None, said: Said, device: str, home: str | None, results_dir: str | None, told: bool = False
+    campaign: str | None, request: Request, machine: Machine, device: str = ""
 ) -> tuple[list[Job], Workspace, dict[str, Path]]:
     """The jobs that are asked for, as ``run`` would make them, and the files that a campaign names for its data."""
-    if campaign is None and not (said.tasks and said.methods):
+    if campaign is None and not (request.tasks and request.methods):
         raise UserError(f"say which campaign, e.g.: {click.get_current_context().command_path} campaign.toml")
     from ifsl_bench.campaigns.campaign_file import asked
-    from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
+    from ifsl_bench.campaigns.expansion import jobs_of, with_tasks
 
-    wanted, _ = with_tasks(asked(campaign, said), folders_of(home))
-    from ifsl_bench.backbone.device import keep_freed_memory
-    from ifsl_bench.campaigns import api
-    from ifsl_bench.common.progress import LogReporter
-
-    keep_freed_memory()
-    reporter = LogReporter(verbose=told)
-    work = api.workspace(home, results_dir or wanted.results, device, reporter)
-    found = jobs_of(wanted, work.home, reporter.warn, reporter.say)
-    tell_lacking(found.lacking)
-    return found.jobs, work, dict(wanted.data)
+    wanted, _ = with_tasks(asked(campaign, request), machine.folders)
+    work = machine.workspace(wanted.results, device)
+    jobs, lacking = jobs_of(wanted, work.home, work.reporter.warn, work.reporter.say)
+    tell_lacking(lacking)
+    return jobs, work, dict(wanted.data)
 
 
 def tell_lacking(lacking: Mapping[str, int]) -> None:
@@ -80,33 +76,25 @@ def tell_lacking(lacking: Mapping[str, int]) -> None:
 @click.option("--rerun", is_flag=True, help="As if no result were stored.")
 @click.option("--retrain", is_flag=True, help="As if nothing were meta-trained either.")
 @click.option("--jobs", default=1, type=Whole(1, MOST_WORKERS), help="Time for N workers.")
-@click.option(
-    "--compile",
-    "compiled",
-    is_flag=True,
-    help="Compile the solvers first, so that they can be timed; half a minute, once per machine.",
-)
 @click.option("--full", is_flag=True, help="A line for each task, however many there are.")
-@device_option
-@home_option
-@results_option
 @style_option
+@machine_options(device_option, home_option, results_option)
 def plan(
-    campaign: str | None, said: Said, data: dict[str, str], rerun: bool, retrain: bool, jobs: int, compiled: bool,
-    full: bool, device: str, home: str | None, results_dir: str | None, style: str,
+    campaign: str | None, request: Request, data: dict[str, str], rerun: bool, retrain: bool, jobs: int, full: bool,
+    machine: Machine, style: str,
 ) -> None:  # fmt: skip
     """Say what a campaign would do, and about how long it would take.
 
     CAMPAIGN is a TOML file, or the name of one that comes with the package; without one, the options say what to plan.
     """
     check_alone("ifsl-bench plan")
-    made, work, files = _wanted(campaign, said, device, home, results_dir, told=compiled)
-    from ifsl_bench.campaigns.data import check_data
+    made, work, files = _wanted(campaign, request, replace(machine, quiet=True))
     from ifsl_bench.campaigns.plan import plan_of
+    from ifsl_bench.campaigns.run import check_data
 
     files |= {name: Path(path) for name, path in data.items()}
     check_data(files, [job.task for job in made], work.home)
-    found = plan_of(made, work, rerun, retrain, lacking=True, workers=jobs, data=files, compiled=compiled)
+    found = plan_of(made, work, rerun, retrain, lacking=True, workers=jobs, data=files)
     show_plan(found, style, full)
 
 
@@ -120,16 +108,15 @@ def show_plan(found: Plan, style: str, full: bool = False) -> None:
 
 @click.command(epilog=examples("ifsl-bench status leaderboard", "ifsl-bench status campaign.toml --task glyphs-5shot"))
 @job_options
-@home_option
-@results_option
 @style_option
-def status(campaign: str | None, said: Said, home: str | None, results_dir: str | None, style: str) -> None:
+@machine_options(home_option, results_option)
+def status(campaign: str | None, request: Request, machine: Machine, style: str) -> None:
     """Say how far a campaign has got: done, running, failed, missing.
 
     Also says where it runs, since when, what failed and why, and which results are out of date.
     """
     check_alone("ifsl-bench status")
-    jobs, work, _ = _wanted(campaign, said, "cpu", home, results_dir)
+    jobs, work, _ = _wanted(campaign, request, replace(machine, quiet=True), "cpu")
     from ifsl_bench.campaigns.status import document, rows_of, status_of, summary_of
 
     states = status_of(jobs, work)

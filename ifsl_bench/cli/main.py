@@ -16,43 +16,44 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import click
 
 from ifsl_bench._version import __version__
-from ifsl_bench.cli.cache import cache
-from ifsl_bench.cli.campaigns import plan, status
-from ifsl_bench.cli.claims import claims
-from ifsl_bench.cli.data import data
-from ifsl_bench.cli.methods import cite, methods
 from ifsl_bench.cli.options import Group, examples
-from ifsl_bench.cli.own_results import results
-from ifsl_bench.cli.plot import plot
-from ifsl_bench.cli.pretraining import pretrain
-from ifsl_bench.cli.report import report
-from ifsl_bench.cli.results import check, compare, leaderboard, reproduce, show, table
-from ifsl_bench.cli.running import run
-from ifsl_bench.cli.tasks import tasks
-from ifsl_bench.cli.weights import weights
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Unheard
 
+# The commands by what they are for, each with its module, which is imported when it is called for.
 SECTIONS = {
-    "Run": (run, plan, status, reproduce, pretrain),
-    "Results": (leaderboard, table, report, plot, compare, claims, show, results, check),
-    "What there is": (methods, tasks, data, cite),
-    "Folders": (cache, weights),
-}
+    "Run": {"run": "running", "plan": "campaigns", "status": "campaigns", "reproduce": "results",
+            "pretrain": "pretraining"},
+    "Results": {"leaderboard": "results", "table": "results", "report": "report", "plot": "plot", "compare": "results",
+                "claims": "claims", "show": "results", "results": "own_results", "check": "results"},
+    "What there is": {"methods": "methods", "tasks": "tasks", "data": "data", "cite": "methods"},
+    "Folders": {"cache": "cache", "weights": "weights"},
+}  # fmt: skip
+MODULES = {name: module for commands in SECTIONS.values() for name, module in commands.items()}
 
 
 class Program(Group):
     """The commands by what they are for."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in MODULES and cmd_name not in self.commands:
+            self.add_command(getattr(import_module(f"ifsl_bench.cli.{MODULES[cmd_name]}"), cmd_name))
+        return super().get_command(ctx, cmd_name)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in SECTIONS.items():
+        for title, names in SECTIONS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
             with formatter.section(title):
-                formatter.write_dl([(str(one.name), one.get_short_help_str(80)) for one in commands])
+                formatter.write_dl([(name, one.get_short_help_str(80)) for name, one in commands if one])
 
 
 @click.group(
@@ -65,10 +66,6 @@ class Program(Group):
 @click.option("--traceback", is_flag=True, help="Where an error comes from, call by call.")
 def cli(traceback: bool) -> None:
     """A benchmark suite for incremental few-shot learning."""
-
-
-for command in (command for commands in SECTIONS.values() for command in commands):
-    cli.add_command(command)
 
 
 def _interrupted(arguments: Sequence[str], how: str = "interrupted") -> str:

@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 if TYPE_CHECKING:
     from ifsl_bench.common.files import Home
     from ifsl_bench.common.progress import Reporter
+    from ifsl_bench.episodic.prepared import Workspace
 
 
 class Group(click.Group):
@@ -31,10 +33,10 @@ class Group(click.Group):
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args and not args[0].startswith("-") and args[0] not in self.commands:
+        if args and not args[0].startswith("-") and args[0] not in (names := self.list_commands(ctx)):
             from ifsl_bench.common.errors import unknown
 
-            raise unknown("command", args[0], self.commands, see=f"{ctx.command_path} --help")
+            raise unknown("command", args[0], names, see=f"{ctx.command_path} --help")
         return super().resolve_command(ctx, args)
 
 
@@ -162,8 +164,22 @@ def _is_method(name: str) -> bool:
     return name in rows() or name in registered(METHODS)
 
 
+def gathered(command: Any, name: str, kind: Callable[..., Any], fields: Iterable[str]) -> Any:
+    """The command with several options as one argument, made by ``kind``."""
+
+    @functools.wraps(command)
+    def with_argument(**given: Any) -> Any:
+        taken = {field: given.pop(field) for field in fields if field in given}
+        return command(**{name: kind(**taken)}, **given)
+
+    return with_argument
+
+
+REQUEST = ("methods", "tasks", "options", "train", "trials", "seed", "seeds", "episodes", "calibrate")
+
+
 def job_options(command: Any) -> Any:
-    """The options that say what to run, gathered into the arguments ``campaign`` and ``said``.
+    """The options that say what to run, gathered into the arguments ``campaign`` and ``request``.
 
     They are used up here: a command's own ``--rerun``, ``--device`` and so on say how.
     """
@@ -186,14 +202,12 @@ def job_options(command: Any) -> Any:
                      help="Add to novel logits the bias that is best on validation episodes; makes a row NAME+cal."),
     )  # fmt: skip
 
-    @functools.wraps(command)
-    def with_said(**given: Any) -> Any:
-        from ifsl_bench.campaigns.campaign_file import Said
+    def request_of(**given: Any) -> Any:
+        from ifsl_bench.jobs.request import Request
 
-        said = Said(**{field.name: given.pop(field.name) for field in dataclasses.fields(Said)})
-        return command(said=said, **given)
+        return Request(**given)
 
-    found = change_options(with_said)
+    found = change_options(gathered(command, "request", request_of, (*REQUEST, "change")))
     for option in reversed(options):
         found = option(found)
     return found
@@ -211,6 +225,49 @@ log_dir_option = click.option(
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress, only results and warnings.")
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="Plain progress lines with more detail.")
 device_option = click.option("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto].")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What options say of folders, device and display."""
+
+    home: str | None = None
+    results_dir: str | None = None
+    device: str = "auto"
+    log: str | None = None
+    log_dir: str | None = None
+    quiet: bool = False
+    verbose: bool = False
+
+    @property
+    def folders(self) -> Home:
+        return folders_of(self.home, self.results_dir)
+
+    def workspace(self, results: Path | None, device: str = "") -> Workspace:
+        """The workspace; ``results`` and ``device`` hold where the options say nothing, and in their place."""
+        from ifsl_bench.backbone.device import keep_freed_memory
+        from ifsl_bench.episodic.prepared import workspace
+
+        keep_freed_memory()
+        reporter = reporter_for(self.quiet, self.verbose)
+        work = workspace(self.home, self.results_dir or results, device or self.device, reporter)
+        if self.log is None and self.log_dir is None:
+            return work
+        from ifsl_bench.common.curves import curves_folder
+
+        return dataclasses.replace(work, curves=curves_folder(self.log, self.log_dir, work.home))
+
+
+def machine_options(*options: Any) -> Callable[[Any], Any]:
+    """Some of the options of :class:`Machine`, gathered into the argument ``machine``."""
+
+    def with_options(command: Any) -> Any:
+        made = gathered(command, "machine", Machine, [field.name for field in dataclasses.fields(Machine)])
+        for option in reversed(options):
+            made = option(made)
+        return made
+
+    return with_options
 
 
 def folders_of(home: str | None, results_dir: str | None = None) -> Home:

@@ -66,7 +66,7 @@ def pretrain(
         find(task, home=folders)  # a wrong name is told before torch is imported
     from ifsl_bench.backbone.device import keep_freed_memory
     from ifsl_bench.common.curves import curves_folder
-    from ifsl_bench.running.pretraining import pretrain_for, weights_file
+    from ifsl_bench.jobs.pretraining import pretrain_for, weights_file
 
     keep_freed_memory()
     made = pretrain_for(

@@ -239,7 +239,7 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], rewrite: bool, ho
     Prints a line for each file; the exit status is 2 if any fails.
     """
     from ifsl_bench.protocol.task_files import find
-    from ifsl_bench.running import check as checks
+    from ifsl_bench.store import check as checks
 
     folders = folders_of(home)
     own = {task.name: task for name in task_files for task in find(name, home=folders)}
@@ -309,8 +309,8 @@ def reproduce(
         raise UserError(f"--within takes percentage points, 0 to 100, not {within:g}")
     from ifsl_bench.board.result_file import read
     from ifsl_bench.campaigns import api
-    from ifsl_bench.running.reproduce import job_of, lend_data
-    from ifsl_bench.running.reproduce import reproduce as run_again
+    from ifsl_bench.store.reproduce import job_of, lend_data
+    from ifsl_bench.store.reproduce import reproduce as run_again
 
     found = []
     stored = {name: read(Path(name)) for name in _files_of(what, seed)}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
-from collections.abc import Mapping
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,17 +14,18 @@ import click
 
 from ifsl_bench.cli.campaigns import show_plan, tell_lacking
 from ifsl_bench.cli.options import (
+    Machine,
     Whole,
     data_option,
     device_option,
     examples,
-    folders_of,
+    gathered,
     home_option,
     job_options,
     log_dir_option,
     log_option,
+    machine_options,
     quiet_option,
-    reporter_for,
     results_option,
     style_option,
     verbose_option,
@@ -34,12 +35,64 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
 
+if TYPE_CHECKING:
+    from ifsl_bench.campaigns.run import Ended
+    from ifsl_bench.episodic.prepared import Workspace
+    from ifsl_bench.jobs.job import Job
+    from ifsl_bench.jobs.request import Request
+    from ifsl_bench.protocol.task import Task
+    from ifsl_bench.scheduler.executors import Executor
+
 FOLDERS = ("--home", "--results", "--data", "--cluster", "--log-dir")  # options that name what is on this machine
 
-if TYPE_CHECKING:
-    from ifsl_bench.campaigns.campaign_file import Said
-    from ifsl_bench.campaigns.executors import Executor
-    from ifsl_bench.campaigns.run import Ended
+
+@dataclass(frozen=True)
+class How:
+    """The options of ``run`` that say how, not what.
+
+    Attributes:
+        data: data set -> the path that it is made from.
+        own_weights: whether backbones are trained here even if their weights come with the package.
+        jobs, devices, cluster: the workers.
+    """
+
+    data: Mapping[str, str]
+    checkpoint: str | None
+    dry_run: bool
+    rerun: bool
+    retrain: bool
+    own_weights: bool
+    full: bool
+    jobs: int | None
+    devices: str | None
+    cluster: str | None
+    style: str
+
+    def check(self) -> None:
+        """Raises :class:`UserError` for options that exclude each other, or a wrong file of a cluster."""
+        if self.cluster and not self.checkpoint:
+            if self.jobs or self.devices:
+                raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
+            from ifsl_bench.scheduler.cluster_file import read_cluster
+
+            read_cluster(self.cluster)
+
+    def check_checkpoint(self, campaign: str | None, request: Request) -> None:
+        """Raises :class:`UserError` for what does not go with ``--checkpoint``."""
+        if campaign or self.dry_run or self.rerun or self.retrain or self.own_weights or self.data:
+            raise UserError("--checkpoint evaluates a model and stores nothing: leave out a campaign, --dry-run, "
+                            "--rerun, --retrain, --pretrain and --data")  # fmt: skip
+        plain = dataclasses.replace(request, tasks=(), episodes=None, train={}, change=type(request)().change)
+        if len(request.tasks) != 1 or plain != type(request)() or request.train.keys() - {"select"}:
+            raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself "
+                            "(of --train it takes select=best)")  # fmt: skip
+        if self.jobs or self.devices or self.cluster:
+            raise UserError("--checkpoint evaluates one model, in this process: leave out --jobs, --devices, --cluster")
+
+
+def _how(command: Callable[..., int]) -> Callable[..., int]:
+    made: Callable[..., int] = gathered(command, "how", How, [field.name for field in dataclasses.fields(How)])
+    return made
 
 
 @click.command(
@@ -64,150 +117,133 @@ if TYPE_CHECKING:
               help="Worker processes that share the stages [1, or one for each of --devices].")  # fmt: skip
 @click.option("--devices", metavar="LIST", help="Accelerators for the workers: 0-7 or 0,2.")
 @click.option("--cluster", metavar="WHERE", help="Hand the stages to Dask: tcp://HOST:PORT, or a TOML file.")
-@log_option
-@log_dir_option
-@device_option
-@home_option
-@results_option
 @style_option
-@quiet_option
-@verbose_option
-def run(
-    campaign: str | None,
-    said: Said,
-    data: dict[str, str],
-    checkpoint: str | None,
-    dry_run: bool,
-    rerun: bool,
-    retrain: bool,
-    own_weights: bool,
-    full: bool,
-    jobs: int | None,
-    devices: str | None,
-    cluster: str | None,
-    log: str | None,
-    log_dir: str | None,
-    device: str,
-    home: str | None,
-    results_dir: str | None,
-    style: str,
-    quiet: bool,
-    verbose: bool,
-) -> int:
+@machine_options(log_option, log_dir_option, device_option, home_option, results_option, quiet_option, verbose_option)
+@_how
+def run(campaign: str | None, request: Request, machine: Machine, how: How) -> int:
     """Train and evaluate methods on tasks, and show the rows.
 
     New rows are shown among the stored ones. CAMPAIGN is a TOML file, or the name of one that comes with the package;
     with it, --method and --task choose among its jobs. A run that was stopped continues where it left off.
     """
     check_alone("ifsl-bench run")
-    if campaign is None and (not said.tasks or (not said.methods and not checkpoint)):
+    if campaign is None and (not request.tasks or (not request.methods and not how.checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
-    if cluster and not checkpoint:
-        if jobs or devices:
-            raise UserError("--cluster brings its own workers: leave out --jobs and --devices")
-        from ifsl_bench.campaigns.cluster_file import read_cluster
-
-        read_cluster(cluster)
+    how.check()
     from ifsl_bench.campaigns.campaign_file import asked
-    from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
+    from ifsl_bench.campaigns.expansion import jobs_of, with_tasks
 
     # A wrong name is told before torch is imported.
-    wanted, tasks = with_tasks(asked(campaign, said), folders_of(home))
-    from ifsl_bench.backbone.device import keep_freed_memory
-    from ifsl_bench.board.beside import beside_tables
+    wanted, tasks = with_tasks(asked(campaign, request), machine.folders)
+    work = machine.workspace(wanted.results, "cpu" if how.cluster else "")
+    if how.checkpoint:
+        how.check_checkpoint(campaign, request)
+        return _evaluate(Path(how.checkpoint), request, work, how.style)
+    jobs, lacking = jobs_of(wanted, work.home, work.reporter.warn, work.reporter.say)
+    files = {**wanted.data, **{name: Path(path) for name, path in how.data.items()}}
+    from ifsl_bench.campaigns.run import check_data
+
+    check_data(files, tasks, work.home)
+    if how.dry_run:
+        _plan(jobs, lacking, files, work, machine.device, how)
+        return 0
+    ended = _run(jobs, files, work, machine.device, how)
+    _show_rows(tasks, ended, work, how)
+    return tell(ended, len(jobs), lacking)
+
+
+def _evaluate(checkpoint: Path, request: Request, work: Workspace, style: str) -> int:
+    from ifsl_bench.board.show import result_table
+    from ifsl_bench.campaigns.api import evaluate_checkpoint
+
+    result = evaluate_checkpoint(
+        checkpoint, request.tasks[0], select=request.train.get("select"), episodes=request.episodes,
+        change=request.change.said(), work=work, command=_typed(sys.argv[1:]),
+    )  # fmt: skip
+    show_tables([result_table(result, f"{result.label} on {result.task}, seed {result.seed}")], style)
+    return 0
+
+
+def _plan(
+    jobs: Sequence[Job], lacking: Mapping[str, int], files: Mapping[str, Path], work: Workspace, device: str, how: How
+) -> None:
+    from ifsl_bench.campaigns.plan import plan_of
+    from ifsl_bench.campaigns.run import workers_for
+
+    if how.own_weights:
+        raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")
+    executor = None
+    if how.cluster:
+        from ifsl_bench.scheduler.dask_workers import check_cluster
+
+        check_cluster(how.cluster, jobs, device)
+    else:
+        executor = workers_for(jobs, work, device, how.jobs, how.devices)
+    count = executor.count if executor else 1
+    plan = plan_of(jobs, work, how.rerun, how.retrain, lacking=bool(files), workers=count, data=files)
+    if how.cluster:
+        work.reporter.say(f"devices and times are those of one process on this machine's processor; the workers of "
+                          f"{how.cluster} are not asked what they have")  # fmt: skip
+    tell_lacking(lacking)
+    show_plan(plan, how.style, how.full)
+
+
+def _run(jobs: Sequence[Job], files: Mapping[str, Path], work: Workspace, device: str, how: How) -> Ended:
+    from ifsl_bench.campaigns.run import prepare_from, run_campaign, workers_for
+    from ifsl_bench.jobs.preparation import train_backbones
+
+    executor: Executor | None = None
+    if how.cluster:
+        from ifsl_bench.scheduler.dask_workers import check_cluster, cluster_workers
+
+        check_cluster(how.cluster, jobs, device)
+    else:
+        executor = workers_for(jobs, work, device, how.jobs, how.devices)  # which start with their first stage
+    prepare_from(files, work)
+    if how.own_weights:
+        train_backbones(jobs, work)
+    if how.cluster:  # not connected to before there are data
+        executor, work = cluster_workers(how.cluster, jobs, work, device)
+    with prints_aside(how.style):
+        return run_campaign(jobs, work, rerun=how.rerun, retrain=how.retrain, command=_typed(sys.argv[1:]),
+                            executor=executor)  # fmt: skip
+
+
+def _show_rows(tasks: Sequence[Task], ended: Ended, work: Workspace, how: How) -> None:
+    """Prints the rows of the tasks: for readers the new ones among those of usual settings, and where they stand."""
     from ifsl_bench.board.boards import load_board
-    from ifsl_bench.board.latex import paper_tables
     from ifsl_bench.board.leaderboard import task_table
+    from ifsl_bench.board.render import PROGRAMS
+
+    boards = [load_board(task, work.home.results) for task in tasks]
+    if how.style in PROGRAMS:
+        show_tables([task_table(board, how.full) for board in boards if not board.empty], how.style)
+        return
+    from ifsl_bench.board.beside import beside_tables
     from ifsl_bench.board.measured import EVERY, PAPER
     from ifsl_bench.board.notes import standings
-    from ifsl_bench.board.render import PROGRAMS
-    from ifsl_bench.board.show import result_table
-    from ifsl_bench.campaigns import api
-    from ifsl_bench.campaigns.data import check_data, prepare_from
-    from ifsl_bench.campaigns.plan import plan_of
-    from ifsl_bench.campaigns.run import run_campaign, workers_for
-    from ifsl_bench.campaigns.watching import watching
-    from ifsl_bench.common.curves import curves_folder
-    from ifsl_bench.running.preparation import train_backbones
 
-    keep_freed_memory()
-    reporter = reporter_for(quiet, verbose)
-    work = api.workspace(home, results_dir or wanted.results, "cpu" if cluster else device, reporter)
-    work = replace(work, curves=curves_folder(log, log_dir, work.home))
-    command = _typed(sys.argv[1:])
-    if checkpoint:
-        if campaign or dry_run or rerun or retrain or own_weights or data:
-            raise UserError("--checkpoint evaluates a model and stores nothing: leave out a campaign, --dry-run, "
-                            "--rerun, --retrain, --pretrain and --data")  # fmt: skip
-        if len(said.tasks) != 1 or said.of_jobs() or said.train.keys() - {"select"}:
-            raise UserError("--checkpoint takes one --task, and method, options and seed from the model itself "
-                            "(of --train it takes select=best)")  # fmt: skip
-        if jobs or devices or cluster:
-            raise UserError("--checkpoint evaluates one model, in this process: leave out --jobs, --devices, --cluster")
-        result = api.evaluate_checkpoint(
-            Path(checkpoint), said.tasks[0], select=said.train.get("select"), episodes=said.episodes,
-            change=said.change.said(), work=work, command=command,
-        )  # fmt: skip
-        title = f"{result.label} on {result.task}, seed {result.seed}"
-        show_tables([result_table(result, title)], style)
-        return 0
-    asked_for = jobs_of(wanted, work.home, reporter.warn, reporter.say)
-    made = asked_for.jobs
-    files = {**wanted.data, **{name: Path(path) for name, path in data.items()}}
-    check_data(files, tasks, work.home)
-    executor: Executor | None
-    if cluster:
-        from ifsl_bench.campaigns.dask_workers import check_cluster, cluster_workers
+    made = {board.name: list(dict.fromkeys(job.label for job in ended.made if job.task.name == board.name))
+            for board in boards}  # fmt: skip
+    boards = [board.usual(made[board.name]) for board in boards if made[board.name]]
+    if how.style == "latex" and boards:
+        from ifsl_bench.board.latex import paper_tables
 
-        check_cluster(cluster, made, device)
-        executor = None  # before there are data it is not connected to
-    else:
-        executor = workers_for(made, work, device, jobs, devices)  # which start with their first stage
-    if dry_run:
-        if own_weights:
-            raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")
-        count = executor.count if executor else 1
-        found = plan_of(made, work, rerun, retrain, lacking=bool(files), workers=count, data=files)
-        if cluster:
-            reporter.say(f"devices and times are those of one process on this machine's processor; the workers of "
-                         f"{cluster} are not asked what they have")  # fmt: skip
-        tell_lacking(asked_for.lacking)
-        show_plan(found, style, full)
-        return 0
-    prepare_from(files, work)
-    if own_weights:
-        train_backbones(made, work)
-    if cluster:
-        executor, work = cluster_workers(cluster, made, work, device)
-    with prints_aside(style), watching(reporter, executor.count) if executor else nullcontext() as watch:
-        ended = run_campaign(
-            made, work, rerun=rerun, retrain=retrain, command=command, executor=executor, watch=watch
-        )  # fmt: skip
-    boards = [load_board(task, work.home.results) for task in tasks]
-    if style in PROGRAMS:
-        show_tables([task_table(board, full) for board in boards if not board.empty], style)
-        return tell(ended, len(made), asked_for.lacking)
-    made_of = {
-        board.name: dict.fromkeys(one.label for one in ended.made if one.task.name == board.name) for board in boards
-    }
-    boards = [board.usual(labels) for board in boards if (labels := made_of[board.name])]
-    if style == "latex" and boards:
-        click.echo(paper_tables(boards, full))
+        click.echo(paper_tables(boards, how.full))
     for board in boards:
-        if style != "latex":
+        if how.style != "latex":
             click.echo()
-            show_tables([task_table(board, full)], style)
+            show_tables([task_table(board, how.full)], how.style)
         by_setting: dict[str, list[str]] = {}
-        for label in made_of[board.name]:
+        for label in made[board.name]:
             row = board.row(label)
             by_setting.setdefault(row.setting if row and row.setting != EVERY else PAPER, []).append(label)
         for setting, of_setting in by_setting.items():
             for lines in standings(board.in_setting(setting), of_setting):
-                say("\n" + "\n".join(lines), style)
+                say("\n" + "\n".join(lines), how.style)
     if beside := beside_tables(boards):
         click.echo()
-        show_tables(beside, style)
-    return tell(ended, len(made), asked_for.lacking)
+        show_tables(beside, how.style)
 
 
 def tell(ended: Ended, jobs: int, lacking: Mapping[str, int]) -> int:

@@ -37,7 +37,7 @@ def export(task: str | None, head: str, seed: int, to: str | None, home: str | N
     """
     if not task:
         raise UserError("say the weights of which task, e.g.: ifsl-bench weights export --task tiered-5shot")
-    from ifsl_bench.running.pretraining import export_weights
+    from ifsl_bench.jobs.pretraining import export_weights
 
     path, exported = export_weights(task, head, seed, folders_of(home), Path(to).expanduser() if to else None)
     click.echo(f"{path}: {path.stat().st_size / 1e6:.1f} MB, weights {exported.sha256}")

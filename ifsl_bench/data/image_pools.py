@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, refuse_bad, tree_items
 from ifsl_bench.data.read.decode_workers import Workers, decode_workers
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import Count, Import
 
 T = TypeVar("T")
 LISTED = 20  # images that the manifest names of the bad and of the duplicate ones

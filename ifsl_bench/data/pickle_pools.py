@@ -11,13 +11,12 @@ import numpy as np
 
 from ifsl_bench.common.arrays import release
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.counts import Count
 from ifsl_bench.data.image_pools import ListItem
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode_many import Item
 from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.read.unpickle import described, items, load
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import Count, Import
 
 SIZE = 84
 SHAPE = (SIZE, SIZE, 3)

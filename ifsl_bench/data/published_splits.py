@@ -14,8 +14,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.counts import Count, Counts
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import Count, Counts, Import
 
 Groups = Mapping[str, Sequence[object]]  # class -> its images, in whatever way they are named
 Image = TypeVar("Image")

@@ -10,14 +10,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.counts import Counts, differences
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.read.archive import FileTree, printable
-from ifsl_bench.data.writer import Writer
+
+if TYPE_CHECKING:
+    from ifsl_bench.data.read.archive import FileTree
+    from ifsl_bench.data.writer import Writer
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ifsl_bench.data.pools import EVERY_POOL
 
 
 class Import:
@@ -40,6 +47,8 @@ class Import:
     ) -> None:
         self.tree, self.reporter, self.allow_partial = tree, reporter, allow_partial
         self.origin = str(tree.path) if tree else origin
+        from ifsl_bench.data.read.archive import printable
+
         self.about: dict[str, Any] = {"source": printable(tree.path.name) if tree else origin, "partial": False}
         self.bytes_read = 0
 
@@ -135,6 +144,7 @@ class DatasetSource(ABC):
         name: what tasks call it.
         summary: one line for ``ifsl-bench data list``.
         needs_source: False if it can be made from nothing, and therefore rebuilt at any time.
+        own: whether it is the user's own, with settings in place of a recipe and with tasks made for it.
         forms: what it can be made from, the likeliest first.
         object_forms: objects of other libraries that it can be made from.
         address: where :meth:`fetch` gets its files from; "" where a user has to get them.
@@ -143,6 +153,7 @@ class DatasetSource(ABC):
     name: str
     summary: ClassVar[str]
     needs_source: ClassVar[bool] = True
+    own: ClassVar[bool] = False
     forms: Sequence[Form] = ()
     object_forms: Sequence[ObjectForm] = ()
 
@@ -197,3 +208,33 @@ class DatasetSource(ABC):
     def details(self, dataset: Dataset) -> list[tuple[str, list[dict[str, object]]]]:
         """Further tables (title, rows) for ``ifsl-bench data stats``."""
         return []
+
+
+@dataclass(frozen=True)
+class Count:
+    """Classes and images of a pool."""
+
+    classes: int
+    images: int
+
+    def __str__(self) -> str:
+        return f"{self.classes:,} classes with {self.images:,} images"
+
+    @classmethod
+    def of(cls, labels: np.ndarray) -> Count:
+        """Counts labels [n]."""
+        return cls(len(np.unique(labels)), len(labels))
+
+
+Counts = Mapping[str, Count]  # by pool
+
+
+def differences(expected: Counts, found: Counts) -> list[str]:
+    """What differs, pool by pool, with the counts side by side; empty where nothing does."""
+    none = Count(0, 0)
+    lines = []
+    for pool in EVERY_POOL:
+        should, does = expected.get(pool, none), found.get(pool, none)
+        if should != does:
+            lines.append(f"{pool} should have {should} and has {does}")
+    return lines

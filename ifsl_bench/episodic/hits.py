@@ -12,7 +12,7 @@ from ifsl_bench.episodic.loader import Batch
 from ifsl_bench.learners import compiled
 from ifsl_bench.plugin.method import Prediction, bad_episodes, check_numbers, masked_logits
 from ifsl_bench.protocol.calibration import Margins
-from ifsl_bench.protocol.metrics import COUNTS
+from ifsl_bench.protocol.task_kind import COUNTS
 
 KINDS = (torch.float32, torch.float64)  # of logits that a kernel looks at
 

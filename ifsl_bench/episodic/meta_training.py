@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from ifsl_bench.common.checkpoint import CheckpointFolder, State
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import set_aside
 from ifsl_bench.common.processor import cores, share, threads
-from ifsl_bench.common.progress import RATE, Reporter
+from ifsl_bench.common.progress import RATE, Reporter, Stage
 from ifsl_bench.common.seeds import seed_of
 from ifsl_bench.episodic.evaluation import predict
-from ifsl_bench.episodic.loader import EpisodeLoader
+from ifsl_bench.episodic.loader import Batch, EpisodeLoader
 from ifsl_bench.episodic.trained import Solves, Trained, check_progress
 from ifsl_bench.plugin.method import Method, NonFinite, masked_logits
 from ifsl_bench.protocol.task import MetaTraining
@@ -65,161 +66,176 @@ class Diverged(UserError):
     """A meta-training whose loss became infinite or NaN."""
 
 
-def meta_train(
-    folder: Path,
-    method: Method,
-    name: str,
-    loader: EpisodeLoader,
-    validate: Callable[[Method], float],
-    spec: MetaTraining,
-    training: Training,
-    seed: int,
-    facts: Mapping[str, Any],
-    reporter: Reporter,
-) -> Trained:
-    """Trains the method in place, from the cache, from where an earlier run stopped, or from the start.
+@dataclass
+class Course:
+    """The meta-training of a method, in place: from the cache, from where an earlier run stopped, or from the start.
 
     Step t uses episodes ``t * episodes_per_step`` onwards of the loader's stream. The state is saved at every
-    validation, unless another process that trains the same has saved one that is further; where it has finished, this
-    one takes what it has. A state that is damaged, or is another's, is set aside with a warning.
+    validation. One that is damaged, or is another's, is set aside with a warning.
 
-    Args:
+    Attributes:
         folder: where the states are kept.
         validate: accuracy in percent on the validation episodes.
         facts: what made this model, recorded with it.
-
-    Raises:
-        Diverged: the loss became infinite or NaN.
     """
-    store = CheckpointFolder(folder)
-    parameters = dict(method.named_parameters())
-    device = next(iter(parameters.values())).device
-    best = {key: value.detach().clone() for key, value in parameters.items()}
-    info: dict[str, Any] = {
-        "place": "",
-        **facts,
-        "finished": False,
-        "step": 0,
-        "history": {},
-        "best": None,
-        "seconds": 0.0,
-        "solves": {},
-        "rng": "episodes and dropout are drawn from (purpose, seed, step)",
-    }
 
-    optimiser = Adam(parameters)
+    folder: Path
+    method: Method
+    name: str
+    loader: EpisodeLoader
+    validate: Callable[[Method], float]
+    spec: MetaTraining
+    training: Training
+    seed: int
+    facts: Mapping[str, Any]
+    reporter: Reporter
 
-    def restore() -> dict[str, Any] | None:
-        """Goes on from the state on disk, and returns what it says of itself; None where there is none."""
-        if (state := store.load()) is None:
+    def __post_init__(self) -> None:
+        self.store = CheckpointFolder(self.folder)
+        self.parameters = dict(self.method.named_parameters())
+        self.device = next(iter(self.parameters.values())).device
+        self.best = self._copied()
+        self.optimiser = Adam(self.parameters)
+        self.info: dict[str, Any] = {
+            "place": "",
+            **self.facts,
+            "finished": False,
+            "step": 0,
+            "history": {},
+            "best": None,
+            "seconds": 0.0,
+            "solves": {},
+            "rng": "episodes and dropout are drawn from (purpose, seed, step)",
+        }
+
+    def run(self) -> Trained:
+        """Trains to the end; raises :class:`Diverged` where the loss becomes infinite or NaN."""
+        self._resume()
+        start, spent = time.perf_counter(), self.info["seconds"]
+        if not self.info["finished"]:
+            title = f"meta-training {self.name}, seed {self.seed}"
+            with self.reporter.stage(title, self.spec.steps, self.info["step"]) as stage:
+                while self.info["step"] < self.spec.steps:
+                    accuracy = self._to_next_validation(stage)
+                    self.info["seconds"] = spent + time.perf_counter() - start
+                    self._record(accuracy)
+            if idle := [key for key in self.parameters if key not in self.optimiser.state]:
+                names = ", ".join(idle)
+                self.reporter.warn(f"{self.name}: no step has a gradient for {names}, which stay as they began; is the "
+                                   "parameter used in forward?")  # fmt: skip
+        return self._ended()
+
+    def _resume(self) -> None:
+        """Goes on from what is on disk, if that is whole and the same training."""
+        try:
+            here, there = self.info["place"], self._restored()
+        except CorruptFile as error:
+            aside = set_aside(self.folder)
+            self.reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
+            return
+        if there is not None:
+            self.info = there
+            if not there["finished"] and here not in there["place"]:
+                there["place"] += f"; from step {there['step']} on {here}"
+
+    def _restored(self) -> dict[str, Any] | None:
+        """Takes the state on disk, and returns what it says of itself; None where there is none.
+
+        Raises:
+            CorruptFile: it is damaged, or another training's.
+        """
+        if (state := self.store.load()) is None:
             return None
-        check_progress(store.json, state.info)
+        check_progress(self.store.json, state.info)
         for key in ("task", "seed", "pretraining"):
-            if state.info.get(key) != facts.get(key):
-                raise CorruptFile(f"{folder} is another training: {key} is {state.info.get(key)}")
-        if state.info.get("pretraining_sha256") != facts.get("pretraining_sha256"):
-            raise CorruptFile(f"{folder} was trained on the features of other weights: the backbone was trained again")
-        _check_tensors(folder, state, parameters)
-        _restore(state.tensors, parameters, best, optimiser)
+            if state.info.get(key) != self.facts.get(key):
+                raise CorruptFile(f"{self.folder} is another training: {key} is {state.info.get(key)}")
+        if state.info.get("pretraining_sha256") != self.facts.get("pretraining_sha256"):
+            raise CorruptFile(
+                f"{self.folder} was trained on the features of other weights: the backbone was trained again"
+            )
+        _check_tensors(self.folder, state, self.parameters)
+        _restore(state.tensors, self.parameters, self.best, self.optimiser)
         return state.info
 
-    try:
-        if (restored := restore()) is not None:
-            here, info = info["place"], restored
-            if not info["finished"] and here not in info["place"]:
-                info["place"] += f"; from step {info['step']} on {here}"
-    except CorruptFile as error:
-        aside = set_aside(folder)
-        reporter.warn(f"{error}; meta-training starts anew, the old files are in {aside}")
+    def _to_next_validation(self, stage: Stage) -> float:
+        """Takes the steps up to the next validation; returns its accuracy."""
+        first = self.info["step"]
+        last = min(first + self.spec.validate_every, self.spec.steps)
+        solves = Solves(dict(self.info["solves"]))
+        few = training_threads(self.training.episodes_per_step) if self.device.type == "cpu" else share()
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(seed_of("meta-training noise", self.seed, first))
+            with threads(few):
+                for step, batch in self._batches(first, last):
+                    loss = self._step(step, batch, solves, read=step % 10 == 9 or step == last - 1)
+                    rate = self.spec.schedule.at(step, self.spec.steps)
+                    stage.advance(1, **({"loss": loss, RATE: rate} if loss is not None else {}))
+        accuracy = self.validate(self.method)
+        stage.advance(0, **{"validation accuracy": accuracy})
+        self.info |= {"step": last, "solves": solves.whole(), "finished": last == self.spec.steps}
+        return accuracy
 
-    start, spent = time.perf_counter(), info["seconds"]
-    few = training_threads(training.episodes_per_step) if device.type == "cpu" else share()
-    if not info["finished"]:
-        with reporter.stage(f"meta-training {name}, seed {seed}", spec.steps, info["step"]) as stage:
-            while (first := info["step"]) < spec.steps:
-                last = min(first + spec.validate_every, spec.steps)
-                solves = Solves(dict(info["solves"]))
-                devices = [device] if device.type == "cuda" else []
-                with torch.random.fork_rng(devices=devices):
-                    torch.manual_seed(seed_of("meta-training noise", seed, first))
-                    with threads(few):
-                        for step, loss in _steps(method, name, loader, optimiser, spec, training, first, last, solves):
-                            rate = spec.schedule.at(step, spec.steps)
-                            stage.advance(1, **({"loss": loss, RATE: rate} if loss is not None else {}))
-                accuracy = validate(method)
-                stage.advance(0, **{"validation accuracy": accuracy})
-                info["step"], info["solves"] = last, solves.whole()
-                info["history"] = {**info["history"], str(last): accuracy}
-                if info["best"] is None or accuracy > info["history"][str(info["best"])]:
-                    info["best"] = last
-                    best = {key: value.detach().clone() for key, value in parameters.items()}
-                info["seconds"] = spent + time.perf_counter() - start
-                info["finished"] = last == spec.steps
-                _save(store, info, parameters, best, optimiser)
-        if idle := [key for key in parameters if key not in optimiser.state]:
-            reporter.warn(f"{name}: no step has a gradient for {', '.join(idle)}, which stay as they began; is the "
-                          "parameter used in forward?")  # fmt: skip
-    if training.select == "best":
-        with torch.no_grad():
-            for key, value in parameters.items():
-                value.copy_(best[key])
-    method.eval()
-    kept = info["best"] if training.select == "best" else spec.steps
-    history = {int(k): v for k, v in info["history"].items()}
-    return Trained(history, kept, info["seconds"], info["solves"], str(info["place"]))
+    def _batches(self, first: int, last: int) -> Iterator[tuple[int, Batch]]:
+        """The episodes of steps ``first`` to ``last - 1``; those of several are gathered together."""
+        per_step = self.training.episodes_per_step
+        group = max(1, BLOCK // per_step)
+        self.method.train()
+        for begin in range(first, last, group):
+            end = min(begin + group, last)
+            block = self.loader.batch(begin * per_step, (end - begin) * per_step)
+            for step in range(begin, end):
+                yield step, block.part((step - begin) * per_step, (step - begin + 1) * per_step)
+
+    def _step(self, step: int, batch: Batch, solves: Solves, read: bool) -> float | None:
+        """Takes one step and counts how its solves go; returns the loss if it is to be read."""
+        try:
+            prediction = predict(self.method, self.name, batch, numbers=read or batch.labels.device.type == "cpu")
+        except UserError as error:
+            if isinstance(error, NonFinite) or not all(bool(p.isfinite().all()) for p in self.method.parameters()):
+                raise _diverged(self.name, str(error), step, self.spec) from error
+            raise
+        logits = masked_logits(prediction, batch.masked)
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
+        if not loss.requires_grad:
+            raise UserError(f"method {self.name!r} has parameters, but its logits in training do not depend on them")
+        for parameter in self.method.parameters():
+            parameter.grad = None
+        loss.backward()
+        solves.add(prediction)
+        self.optimiser.step(self.spec.schedule.at(step, self.spec.steps))
+        value = loss.item() if read else None
+        if value is not None and not np.isfinite(value):
+            raise _diverged(self.name, f"the loss is {value}", step, self.spec)
+        return value
+
+    def _record(self, accuracy: float) -> None:
+        """Keeps the state of a validation, and the parameters if they are the best so far."""
+        info = self.info
+        info["history"] = {**info["history"], str(info["step"]): accuracy}
+        if info["best"] is None or accuracy > info["history"][str(info["best"])]:
+            info["best"], self.best = info["step"], self._copied()
+        _save(self.store, info, self.parameters, self.best, self.optimiser)
+
+    def _ended(self) -> Trained:
+        kept = self.spec.steps
+        if self.training.select == "best":
+            kept = self.info["best"]
+            with torch.no_grad():
+                for key, value in self.parameters.items():
+                    value.copy_(self.best[key])
+        self.method.eval()
+        history = {int(step): accuracy for step, accuracy in self.info["history"].items()}
+        return Trained(history, kept, self.info["seconds"], self.info["solves"], str(self.info["place"]))
+
+    def _copied(self) -> dict[str, Tensor]:
+        return {key: value.detach().clone() for key, value in self.parameters.items()}
 
 
 def training_threads(episodes: int) -> int:
     """Threads of a step on the host's processor: one where it is small, as threads would wait for each other longer
     than they compute."""
     return 1 if episodes < SHARED_FROM else cores()
-
-
-def _steps(
-    method: Method,
-    name: str,
-    loader: EpisodeLoader,
-    optimiser: Adam,
-    spec: MetaTraining,
-    training: Training,
-    first: int,
-    last: int,
-    solves: Solves,
-) -> Any:
-    """Runs steps ``first`` to ``last - 1`` and counts how their solves go.
-
-    Yields (step, loss), the loss every tenth time and None between.
-    """
-    per_step = training.episodes_per_step
-    group = max(1, BLOCK // per_step)  # steps whose episodes are gathered together
-    method.train()
-    for begin in range(first, last, group):
-        end = min(begin + group, last)
-        block = loader.batch(begin * per_step, (end - begin) * per_step)
-        for step in range(begin, end):
-            batch = block.part((step - begin) * per_step, (step - begin + 1) * per_step)
-            read = step % 10 == 9 or step == last - 1
-            try:
-                prediction = predict(method, name, batch, numbers=read or batch.labels.device.type == "cpu")
-            except UserError as error:
-                if isinstance(error, NonFinite) or not all(bool(p.isfinite().all()) for p in method.parameters()):
-                    raise _diverged(name, str(error), step, spec) from error
-                raise
-            logits = masked_logits(prediction, batch.masked)
-            loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten())
-            if not loss.requires_grad:
-                raise UserError(f"method {name!r} has parameters, but its logits in training do not depend on them")
-            for parameter in method.parameters():
-                parameter.grad = None
-            loss.backward()
-            solves.add(prediction)
-            optimiser.step(spec.schedule.at(step, spec.steps))
-            value = None
-            if read:
-                value = loss.item()
-                if not np.isfinite(value):
-                    raise _diverged(name, f"the loss is {value}", step, spec)
-            yield step, value
 
 
 def _diverged(name: str, what: str, step: int, spec: MetaTraining) -> Diverged:

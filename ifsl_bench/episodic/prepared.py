@@ -12,14 +12,14 @@ import torch
 from ifsl_bench.backbone.device import choose_device
 from ifsl_bench.backbone.features import (
     FeaturePool,
+    Moments,
     bank_folder,
     base_classifier,
+    class_moments,
     compute_features,
     computed_at,
     feature_pool,
 )
-from ifsl_bench.backbone.frozen import pretrain_frozen
-from ifsl_bench.backbone.moments import Moments, class_moments
 from ifsl_bench.backbone.networks import Included
 from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
 from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
@@ -30,7 +30,7 @@ from ifsl_bench.common.processor import cores, evaluating, share, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.data.preparing.of_task import ensure_of
+from ifsl_bench.data.preparing.outline import ensure_of
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.kernels import store
 from ifsl_bench.plugin.method import Base
@@ -113,6 +113,8 @@ class PreparedTask:
         work, device = self.work, self.work.place("pretraining").device
         with threads(host_threads(device)):
             if frozen_backbone(self.task.pretraining.backbone):
+                from ifsl_bench.backbone.frozen import pretrain_frozen
+
                 place = work.place("features")
                 made_of = work.home, self.task, self.dataset, self.head
                 return pretrain_frozen(*made_of, place.device, work.reporter, str(place))
@@ -168,7 +170,7 @@ class PreparedTask:
     def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> EpisodeLoader:
         """Batches of a side's episodes on a device, of the plain images or of ``views`` augmented ones of each."""
         novel, *base = (self.pool(name, views, device) for name in self.task.pools(side))
-        return EpisodeLoader(self.sampler(side, device), novel, None if self.task.regular else [novel, *base][-1])
+        return EpisodeLoader(self.sampler(side, device), novel, [novel, *base][-1] if self.task.kind.has_base else None)
 
     def check_episodes(self, side: Side) -> None:
         """Raises :class:`UserError` where the episodes of a side cannot be drawn, or the test ones are others."""

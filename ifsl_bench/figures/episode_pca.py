@@ -18,8 +18,8 @@ from ifsl_bench.board.looks import COLOURS, MARKERS
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.figures.models import Episode, episode_of
 from ifsl_bench.figures.style import DARK, Mark, legend_below, legend_height, new_figure, styled, text_of
+from ifsl_bench.jobs.ranges import Ready
 from ifsl_bench.plugin.method import Query, ask, masked_logits
-from ifsl_bench.running.ranges import Ready
 
 POINTS = 600  # of the plane, along each side: fewer are stairs in two columns
 AT_ONCE = 65536  # points that a method is asked for
@@ -81,7 +81,7 @@ def plane_of(ready: Ready, index: int, label: str = "") -> Plane:
     if job.method.transductive:
         raise UserError(f"{job.label} is transductive: what it says of a point depends on the others, so that there "
                         f"are no decision regions")  # fmt: skip
-    if job.task.regular:
+    if not job.task.kind.has_base:
         raise UserError(f"task {job.task.name} has no base classes: there is nothing before the novel ones")
     episode = episode_of(ready, index)
     support, query = episode.batch.support.features[0].double(), episode.batch.query.features[0].double()

@@ -18,14 +18,14 @@ from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.figures.models import check_trained, jobs_of, open_model
 from ifsl_bench.figures.style import FAINT, drawn, grid, hollow, legend_below, legend_height, new_panels, styled
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.jobs.ranges import Ready
+from ifsl_bench.jobs.training import fresh, to_evaluate
 from ifsl_bench.learners.attractor_method import READ, AttractorMethod
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.plugin.settings import label
 from ifsl_bench.protocol.metrics import Estimate, estimate
-from ifsl_bench.running.job import Job
-from ifsl_bench.running.ranges import Ready
-from ifsl_bench.running.stages import MetaTrain
 
 CONVERGED = 0  # stands for a search to its end
 SOLVING = {name for names in READ.values() for name in names}  # options that say how a problem is solved
@@ -134,10 +134,10 @@ def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
     options = {key: value for key, value in ready.job.given.items() if key not in SOLVING}
     if ready.job.given.get("gradient") == "t-bptt" and "rate" in ready.job.given:  # RBP's rate is of its series
         options["rate"] = ready.job.given["rate"]
-    stage = MetaTrain(replace(ready.job, given={**options, "gradient": "t-bptt", "steps": steps, "converge": False}))
-    method = stage.fresh(work)
+    job = replace(ready.job, given={**options, "gradient": "t-bptt", "steps": steps, "converge": False})
+    method = fresh(job, work)
     method.load_state_dict(ready.method.state_dict())
-    return stage.to_evaluate(work, method.eval())
+    return to_evaluate(job, work, method.eval())
 
 
 @styled

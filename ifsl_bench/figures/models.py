@@ -18,17 +18,16 @@ from ifsl_bench.episodic.evaluation import predict
 from ifsl_bench.episodic.loader import Batch
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.figures.texts import short_names
-from ifsl_bench.plugin import settings
+from ifsl_bench.jobs.evaluating import Evaluate
+from ifsl_bench.jobs.job import Job, make_jobs
+from ifsl_bench.jobs.preparation import PrepareData
+from ifsl_bench.jobs.ranges import Ready
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.jobs.searching import kept_choice
+from ifsl_bench.jobs.training import MetaTrain, backbone_of
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocol.episodes import Episodes
 from ifsl_bench.protocol.task import NO_BACKBONE, Task
-from ifsl_bench.protocol.training import Training
-from ifsl_bench.running.evaluating import Evaluate
-from ifsl_bench.running.job import Job, make_jobs
-from ifsl_bench.running.preparation import PrepareData
-from ifsl_bench.running.ranges import Ready
-from ifsl_bench.running.searching import kept_choice
-from ifsl_bench.running.stages import MetaTrain
 
 
 def jobs_of(methods: Sequence[str], task: str, home: Home, seeds: Sequence[int] = (0,),
@@ -38,7 +37,7 @@ def jobs_of(methods: Sequence[str], task: str, home: Home, seeds: Sequence[int] 
     Raises:
         UserError: an unknown method or task, an impossible option, or a file with several tasks.
     """
-    jobs = make_jobs(methods, [task], options or {}, Training(), seeds, None, home=home)
+    jobs = make_jobs(Request(methods, [task], options or {}, seeds=seeds), home)
     if len({job.task.name for job in jobs}) > 1:
         raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
     return jobs
@@ -57,7 +56,7 @@ def open_model(job: Job, work: Workspace) -> Ready:
     """The job's method where it is evaluated, with what was chosen and trained for ``run``, or is now: it stays in the
     home folder. Its ``job`` has the options that were chosen. Raises :class:`UserError` for data that are not there."""
     PrepareData(job.task, job.sides).check(outline_of(job.task, work.home))
-    PrepareData(job.task, job.sides).run(work)
+    PrepareData(job.task, job.sides).compute(work)
     return Evaluate(job).ready(work, work.reporter)
 
 
@@ -68,9 +67,10 @@ def dataset_of(job: Job, work: Workspace) -> Dataset:
 
 def is_trained(job: Job, home: Home) -> bool:
     """Whether nothing has to be trained for a job: no backbone, no trial, no method."""
-    stage = MetaTrain(job)
-    key = stage.backbone.key(home)
-    if job.task.pretraining.backbone != NO_BACKBONE and not (stage.backbone.cached(home) or is_offered(home, key)):
+    backbone = backbone_of(job)
+    if job.task.pretraining.backbone != NO_BACKBONE and not (
+        backbone.cached(home) or is_offered(home, backbone.key(home))
+    ):
         return False
     if not job.trains:
         return True  # options that are chosen without training take seconds
@@ -80,9 +80,8 @@ def is_trained(job: Job, home: Home) -> bool:
 
 def command_of(job: Job, home: Home) -> str:
     """What trains a job's model."""
-    name, *options = settings.label(job.method, job.name, job.given, job.task)
-    said = ["ifsl-bench", "run", "--method", job.chosen.file or name, "--task", job.task.name]
-    said += [word for option in options for word in ("--set", option)]
+    words = job.row._replace(name=job.chosen.file or job.row.name).typed
+    said = ["ifsl-bench", "run", *words[:2], "--task", job.task.name, *words[2:]]
     said += ["--seed", str(job.seed)] if job.seed else []
     said += ["--home", str(home.cache)] if home.cache != Home.locate().cache else []
     return shlex.join(said)

@@ -34,8 +34,8 @@ from ifsl_bench.protocol.task_files import find
 
 if TYPE_CHECKING:  # what needs torch is imported for figures with trained models alone
     from ifsl_bench.episodic.prepared import Workspace
-    from ifsl_bench.running.job import Job
-    from ifsl_bench.running.ranges import Ready
+    from ifsl_bench.jobs.job import Job
+    from ifsl_bench.jobs.ranges import Ready
 
 __all__ = ["Drawing", "attractors", "base_classes", "episode", "episode_pca", "inner_steps", "pairs", "ranks", "seeds",
            "tradeoff", "validation"]  # fmt: skip

@@ -33,7 +33,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     Raises:
         UserError: regular few-shot learning, or no validation episodes to calibrate on.
     """
-    if board.task.regular:
+    if not board.task.kind.has_base:
         raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
     rows = by_accuracy(board)
     names, looks = named_looks(rows)

@@ -21,8 +21,8 @@ from ifsl_bench.board.table import Table
 from ifsl_bench.page.origins import Origin, origin_of
 from ifsl_bench.page.pairs import DIGITS, Pair, pairs_of
 from ifsl_bench.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
-from ifsl_bench.protocol.metrics import BALANCE, METRICS
 from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task_kind import BALANCE, METRICS
 
 SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x")  # Plotly's names for MARKERS
 LINES = ("solid", "dash", "dot", "dashdot")  # Plotly's names for DASHES

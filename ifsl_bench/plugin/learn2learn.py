@@ -1,7 +1,7 @@
 """The optional package learn2learn: how to get it, and how to import it. Nothing else here or in a method may do so.
 
 It brings gym, gsutil and NumPy below 2 along, takes seconds to import, and version 0.2.0 must be compiled: hence an
-extra, imported where it is used and not before. :mod:`ifsl_bench.running.interop` exchanges data sets and tasks
+extra, imported where it is used and not before. :mod:`ifsl_bench.jobs.interop` exchanges data sets and tasks
 with it.
 """
 

@@ -7,6 +7,7 @@ an extra, and takes nobody else down.
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
@@ -212,7 +213,7 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
     if not found:
         label = label_parts(name)
         if label.name != name and label.name in {**names(METHODS), **all_shorthands()}:
-            raise UserError(f"{name!r} is the label of a row, which is run with {label.typed}; its method: "
+            raise UserError(f"{name!r} is the label of a row, which is run with {shlex.join(label.typed)}; its method: "
                             f"ifsl-bench methods {label.name}")  # fmt: skip
         raise unknown("method", name, [*names(METHODS), *all_shorthands()], see=SEE[METHODS])
     if len(found) > 1:

@@ -40,17 +40,24 @@ class Label(NamedTuple):
     setting: str
     options: tuple[str, ...]
 
+    def __str__(self) -> str:
+        name = self.name + "+cal" * self.calibrated + f"@{self.setting}" * bool(self.setting)
+        return ".".join([name, *self.options])
+
     @property
-    def typed(self) -> str:
-        """What makes the row on the command line, behind ``ifsl-bench run``."""
-        flags = [f"--method {self.name}"]
+    def typed(self) -> list[str]:
+        """The words that make the row on the command line, behind ``ifsl-bench run``."""
+        words = ["--method", self.name]
         if trials := self.setting.removeprefix("tuned-"):
-            flags.append(f"--tune {trials}")
+            words += ["--tune", trials]
         for option in self.options:
-            plain = option.removeprefix("train.")
-            flags.append(f"--train {plain}" if plain != option else f"--episodes {plain.removeprefix('episodes=')}"
-                         if plain.startswith("episodes=") else f"--set {plain}")  # fmt: skip
-        return " ".join([*flags, *(["--calibrate"] if self.calibrated else [])])
+            if option.startswith("train."):
+                words += ["--train", option.removeprefix("train.")]
+            elif option.startswith("episodes="):
+                words += ["--episodes", option.removeprefix("episodes=")]
+            else:
+                words += ["--set", option]
+        return words + ["--calibrate"] * self.calibrated
 
 
 def label_parts(label: str) -> Label:

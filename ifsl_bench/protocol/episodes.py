@@ -220,7 +220,7 @@ def task_sampler(
         UserError: the pools have too few classes or images.
     """
     novel = task.pool(side, "novel")
-    base = "base/train" if task.regular else task.pool(side, "base")  # there, for the number of base classes alone
+    base = task.pool(side, "base") if task.kind.has_base else "base/train"  # for the number of base classes
     return Sampler(
         (task.name, side, seed if side == "train" else task.evaluation.seed),
         task.episode,

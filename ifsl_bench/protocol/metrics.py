@@ -9,11 +9,8 @@ from typing import Any
 
 import numpy as np
 
-COUNTS = ("base_joint", "base_alone", "novel_joint", "novel_alone")
-MORE_COUNTS = ("pairs", "calibrated_base", "calibrated_novel")  # of episodes with base classes
-METRICS = ("acc", "base_joint", "base_alone", "novel_joint", "novel_alone", "delta_a", "delta_b", "delta")
-REGULAR = ("acc",)  # without base classes joint and alone are one, and there is nothing to lose
-BALANCE = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what joint accuracy hides
+from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS, kind_of
+
 Z95 = 1.96  # the protocol's 95% interval: 1.96 s / sqrt(n)
 
 
@@ -50,13 +47,8 @@ class Counts:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """:data:`METRICS` and as far as they are known :data:`BALANCE`; in regular few-shot learning accuracy alone."""
-        if not self.base_queries:
-            return REGULAR
-        known = {"harmonic", *(["ausuc"] if self.pairs is not None else [])}
-        if self.calibrated_base is not None and self.calibrated_novel is not None:
-            known |= {"calibrated_acc", "calibrated_delta"}
-        return (*METRICS, *(name for name in BALANCE if name in known))
+        """Those of the task's kind, as far as they are known."""
+        return kind_of(self.base_queries).known(self.columns())
 
     def per_episode(self) -> dict[str, np.ndarray]:
         """Metric -> its value in each episode, [n], in percent, for all :attr:`metrics`."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ifsl_bench.common.files import sha256_json
+from ifsl_bench.protocol.task_kind import Kind, Part, kind_of
 
 Side = Literal["train", "val", "test"]
 WEIGHTS_DIGITS = 16  # of the checksum of weights that a user gives, in the names of tasks and files
@@ -162,9 +163,9 @@ class Task(Strict, frozen=True):
     variant_of: str = ""
 
     @property
-    def regular(self) -> bool:
-        """Whether this is regular few-shot learning, with no base class in the softmax and none in the query."""
-        return self.episode.base_queries == 0
+    def kind(self) -> Kind:
+        """What is measured: with base classes in softmax and query, or as regular few-shot learning without them."""
+        return kind_of(self.episode.base_queries)
 
     @property
     def novel_data(self) -> str:
@@ -198,7 +199,7 @@ class Task(Strict, frozen=True):
         """The seed of the pretraining that a training seed starts from."""
         return seed if self.pretraining.seed is None else self.pretraining.seed
 
-    def pool(self, side: Side, part: Literal["base", "novel"]) -> str:
+    def pool(self, side: Side, part: Part) -> str:
         """The pool that a side's base queries or novel classes come from (protocol of Ren et al. 2019, appendix)."""
         if self.hides(side):
             return "base/train"
@@ -208,8 +209,7 @@ class Task(Strict, frozen=True):
 
     def pools(self, side: Side) -> tuple[str, ...]:
         """The pools whose images are in a side's episodes."""
-        parts: tuple[Literal["base", "novel"], ...] = ("novel",) if self.regular else ("novel", "base")
-        return tuple(dict.fromkeys(self.pool(side, part) for part in parts))
+        return tuple(dict.fromkeys(self.pool(side, part) for part in self.kind.parts))
 
     def hides(self, side: Side) -> bool:
         """Whether a side's novel classes are base classes, hidden as such for the episode."""

@@ -22,7 +22,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What may differ from a task; None leaves it as it is.
 
     Attributes:
-        base_classes: so many of the data set's base classes, see :mod:`ifsl_bench.data.subset`; the backbone is trained
+        base_classes: so many of the data set's base classes, see :mod:`ifsl_bench.data.views`; the backbone is trained
             on these alone.
         ways: novel classes of an episode.
         shots: support images of each.
@@ -30,7 +30,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             queries stay what they were.
         pretraining_steps: of the backbone, whose schedule is stretched to them; a few try out a whole run.
         novel_from: a data set whose classes are the novel ones of validation and testing, see
-            :mod:`ifsl_bench.data.crossed`; all training stays on the task's own.
+            :mod:`ifsl_bench.data.views`; all training stays on the task's own.
         backbone: the name of another one.
         weights: the first digits of the checksum of weights that the user gives it.
         centre: of a backbone with weights from elsewhere: "mean" subtracts the mean of the features of base/train from

@@ -15,10 +15,9 @@ from PIL import Image
 
 from ifsl_bench.backbone.base_head import fit_head
 from ifsl_bench.backbone.contract import Card, Frozen
-from ifsl_bench.backbone.features import base_classifier, feature_pool
+from ifsl_bench.backbone.features import Moments, base_classifier, feature_pool
 from ifsl_bench.backbone.frozen import pretrain_frozen
 from ifsl_bench.backbone.given_weights import read_weights, take_weights
-from ifsl_bench.backbone.moments import Moments
 from ifsl_bench.backbone.preprocess import Preprocess
 from ifsl_bench.backbone.pretrain import features_key, pretraining_key
 from ifsl_bench.backbone.registered import backbone_plugin, check_backbone, corpora_of
@@ -28,12 +27,12 @@ from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.jobs.job import make_jobs
+from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.registry import is_installed
 from ifsl_bench.protocol.contamination import facts, seen
 from ifsl_bench.protocol.task_files import find, parse
-from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import Change, changed, make_change
-from ifsl_bench.running.job import make_jobs
 
 CPU = torch.device("cpu")
 HERE = is_installed("timm")
@@ -203,7 +202,7 @@ def test_centring_is_for_frozen_backbones_and_leaves_other_tasks_as_they_are():
     assert "centre" not in usual.pretraining.definition()
     for centre in ("mean", "none"):
         with pytest.raises(UserError, match="centre is for frozen backbones, and 'resnet-small' is pretrained here"):
-            make_jobs(["imprint"], ["glyphs-5shot"], {}, Training(), [0], None, Change(centre=centre))
+            make_jobs(Request(["imprint"], ["glyphs-5shot"], change=Change(centre=centre)))
     with pytest.raises(UserError, match="centre must be mean or none"):
         make_change({"centre": "median"})
 

@@ -21,8 +21,8 @@ from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, sha256_json
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data.preparing.prepare import ensure
+from ifsl_bench.jobs.pretraining import export_weights
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running.pretraining import export_weights
 
 CPU = torch.device("cpu")
 TASK = "clusters.toml:clusters-1shot"

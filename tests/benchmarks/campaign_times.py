@@ -87,19 +87,19 @@ def stages(home: Path) -> list[float]:
 def a_stage_more(way: str, scratch: Path, home: Path, count: int) -> float:
     """Seconds between the ends of two stages that do next to nothing."""
     from ifsl_bench.campaigns.api import workspace
-    from ifsl_bench.campaigns.dask_workers import cluster_workers
-    from ifsl_bench.campaigns.executors import Executor, Here, Processes
-    from ifsl_bench.campaigns.graph import Graph, Node, Wants
-    from ifsl_bench.campaigns.scheduler import Watch, schedule
-    from ifsl_bench.campaigns.work import Outcome, Setting
     from ifsl_bench.common import processor
+    from ifsl_bench.jobs.job import make_jobs
+    from ifsl_bench.jobs.preparation import CheckEpisodes
+    from ifsl_bench.jobs.request import Request
     from ifsl_bench.protocol.task_files import find
-    from ifsl_bench.protocol.training import Training
-    from ifsl_bench.running.job import make_jobs
-    from ifsl_bench.running.preparation import CheckEpisodes
+    from ifsl_bench.scheduler.dask_workers import cluster_workers
+    from ifsl_bench.scheduler.executors import Executor, Here, Processes
+    from ifsl_bench.scheduler.graph import Graph, Node, Wants
+    from ifsl_bench.scheduler.loop import Watch, schedule
+    from ifsl_bench.scheduler.work import Outcome, Setting
 
     work = workspace(home, device="cpu")
-    jobs = make_jobs(["imprint"], TASKS.split(",")[:1], {}, Training(), [0], None)
+    jobs = make_jobs(Request(["imprint"], TASKS.split(",")[:1]))
     stage = CheckEpisodes(find(TASKS.split(",")[0])[0], "val")
     nodes = {f"nothing/{i}": Node(f"nothing/{i}", stage, (), Wants(), (0,)) for i in range(count)}
     ends: list[float] = []

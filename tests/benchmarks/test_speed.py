@@ -94,7 +94,7 @@ def test_evaluation(benchmark, name):
 def test_lwof_meta_training(benchmark, tmp_path):
     """Goal 150 steps a second at D 512, K 64, one episode a step; the peer is the bare forward-backward-Adam step."""
     from ifsl_bench.common.progress import Reporter
-    from ifsl_bench.episodic.meta_training import meta_train
+    from ifsl_bench.episodic.meta_training import Course
     from ifsl_bench.protocol.task import MetaTraining
     from ifsl_bench.protocol.training import Training
 
@@ -104,7 +104,7 @@ def test_lwof_meta_training(benchmark, tmp_path):
     rounds = iter(range(100))
 
     def train() -> None:
-        meta_train(
+        Course(
             tmp_path / str(next(rounds)),
             kind(base, 5),
             "lwof",
@@ -115,7 +115,7 @@ def test_lwof_meta_training(benchmark, tmp_path):
             0,
             {},
             Reporter(),
-        )
+        ).run()
 
     benchmark.pedantic(train, rounds=3, warmup_rounds=1)
     method = kind(base, 5)

@@ -32,8 +32,9 @@ from ifsl_bench.board.result_file import (
 from ifsl_bench.board.show import facts_of, result_table
 from ifsl_bench.common.errors import CorruptFile
 from ifsl_bench.protocol.calibration import Margins, find_bias
-from ifsl_bench.protocol.metrics import BALANCE, Counts, summarise
+from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.task_kind import BALANCE
 from tests.board.result_fields import PLAIN
 
 TASK = find("mini-5shot")[0]

@@ -24,8 +24,9 @@ from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.board.show import facts_of
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import CorruptFile, one_line
-from ifsl_bench.protocol.metrics import COUNTS, MORE_COUNTS, summarise
+from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
 from tests.board.result_fields import listed
 
 STEERING = "\x1b]0;owned\x07\x1b[2J\x9b1m\r\u202eabc\u2066\u2028\ud800\x7f\U000e0041"

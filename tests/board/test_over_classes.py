@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from ifsl_bench.board.boards import load_board
-from ifsl_bench.board.over_classes import over_classes
+from ifsl_bench.board.comparison import over_classes
 from ifsl_bench.protocol.episodes import task_sampler
 from ifsl_bench.protocol.task_files import packaged
 

@@ -17,19 +17,19 @@ from scipy import stats
 
 from ifsl_bench.board import boards, result_folder
 from ifsl_bench.board.columns import HEADINGS
-from ifsl_bench.board.comparison import compare
+from ifsl_bench.board.comparison import compare, over_classes
 from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.leaderboard import task_table
 from ifsl_bench.board.measured import Row, rows_of
 from ifsl_bench.board.notes import standing
-from ifsl_bench.board.over_classes import over_classes
 from ifsl_bench.board.published import published
 from ifsl_bench.board.render import FORMATS, PROGRAMS, render
 from ifsl_bench.board.result_file import SCHEMA, Result, read, summary_entry, write
 from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.protocol.metrics import METRICS, Counts, summarise
+from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged
+from ifsl_bench.protocol.task_kind import METRICS
 from tests.board.result_fields import PLAIN
 
 
@@ -381,7 +381,7 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
         assert "+changes" not in result.provenance["commit"], where
         assert result.provenance["commit"], where
     have = {(r.task, r.label, r.seed) for r in results}
-    glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and not task.regular]
+    glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and task.kind.has_base]
     for name in ("protonet", "imprint", "lwof"):
         assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have
 

@@ -23,11 +23,11 @@ from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.json_text import depth_of
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.page.gather import boards_of
-from ifsl_bench.protocol.metrics import COUNTS
 from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_files import parse as parse_tasks
-from ifsl_bench.running import check
-from ifsl_bench.running.check import check_file
+from ifsl_bench.protocol.task_kind import COUNTS
+from ifsl_bench.store import check
+from ifsl_bench.store.check import check_file
 from tests.board.result_fields import listed
 from tests.board.test_hostile_results import cut
 

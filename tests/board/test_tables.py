@@ -9,7 +9,8 @@ import pytest
 from ifsl_bench.board.columns import HEADINGS, plus_minus
 from ifsl_bench.board.render import FORMATS, PROGRAMS, render
 from ifsl_bench.board.table import Column, Table, plain_table
-from ifsl_bench.protocol.metrics import BALANCE, METRICS, Estimate
+from ifsl_bench.protocol.metrics import Estimate
+from ifsl_bench.protocol.task_kind import BALANCE, METRICS
 
 NAME: Column[tuple] = Column("name", lambda row: row[0], lambda row: {"name": row[0]}, lambda row: row[1] > 1)
 VALUE: Column[tuple] = Column("value", lambda row: f"{row[1]:.1f} ± 1", lambda row: {"value": row[1]})

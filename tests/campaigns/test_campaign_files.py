@@ -12,11 +12,11 @@ import pytest
 from ifsl_bench.board.published import published_sets
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.campaigns import campaign_file
-from ifsl_bench.campaigns.campaign_file import Said, asked, parse
-from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
-from ifsl_bench.campaigns.names import method_names, task_names
+from ifsl_bench.campaigns.campaign_file import asked, parse
+from ifsl_bench.campaigns.expansion import jobs_of, method_names, task_names, with_tasks
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
+from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import find as task_of
 from ifsl_bench.protocol.task_files import packaged
@@ -42,18 +42,17 @@ def nobody(text: str) -> None:
 
 
 def jobs(campaign, home, warn=nobody):
-    return jobs_of(with_tasks(campaign, home)[0], home, warn, lambda text: None).jobs
+    return jobs_of(with_tasks(campaign, home)[0], home, warn, lambda text: None)[0]
 
 
-def expanded(text: str, said: Said | None = None, folder: Path = Path("/there")) -> list[str]:
+def expanded(text: str, said: Request | None = None, folder: Path = Path("/there")) -> list[str]:
     home = Home.locate()
     campaign = parse(text, "c.toml", folder)
     if said is not None:
         campaign = replace(
             campaign,
-            wanted=[said.over(one) for one in campaign.wanted],
-            only_methods=said.methods,
-            only_tasks=said.tasks,
+            requests=[said.over(request) for request in campaign.requests],
+            only=said,
         )
     return [str(job) for job in jobs(campaign, home)]
 
@@ -170,7 +169,7 @@ def test_a_file_that_is_wrong_is_refused_in_one_line_that_names_file_and_key(tex
 
 def test_a_glob_can_make_too_many_jobs_too(monkeypatch):
     monkeypatch.setattr(campaign_file, "MOST_JOBS", 10)
-    monkeypatch.setattr("ifsl_bench.campaigns.jobs.MOST_JOBS", 10)
+    monkeypatch.setattr("ifsl_bench.campaigns.expansion.MOST_JOBS", 10)
     assert "18 jobs, 10 at most" in refused(run(methods='"paper"', tasks='["glyphs-1shot", "glyphs-5shot"]'))
 
 
@@ -220,15 +219,15 @@ def test_two_methods_of_one_label_or_two_tasks_of_one_name_are_refused(clusters)
 def test_the_command_line_chooses_from_a_file_and_speaks_over_it():
     text = run(methods='["lr+a", "lr+s"]', tasks='"glyphs-?shot"', seeds="3", set="{ gamma = [0.5, 0.25] }",
                train="{ steps = 5, views = 2 }")  # fmt: skip
-    said = Said(methods=("lr+a",), tasks=("glyphs-5shot",), seeds=1, options={"gamma": "0.125"}, train={"steps": "7"},
-                change=Change(ways=4))  # fmt: skip
+    said = Request(methods=("lr+a",), tasks=("glyphs-5shot",), seeds=1, options={"gamma": "0.125"},
+                   train={"steps": "7"}, change=Change(ways=4))  # fmt: skip
     assert expanded(text, said) == ["lr+a.gamma=0.125.train.views=2.train.steps=7 on glyphs-5shot+ways=4, seed 0"]
     with pytest.raises(UserError, match="unknown method 'mlp' in the campaign; available: lr"):
-        expanded(text, Said(methods=("mlp",)))
+        expanded(text, Request(methods=("mlp",)))
     with pytest.raises(UserError, match="unknown task 'mini-5shot' in the campaign"):
-        expanded(text, Said(tasks=("mini-5shot",)))
+        expanded(text, Request(tasks=("mini-5shot",)))
     with pytest.raises(UserError, match=r"unknown campaign 'papre' .*did you mean 'paper'"):
-        asked("papre", Said())
+        asked("papre", Request())
 
 
 def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypatch):
@@ -245,15 +244,15 @@ def test_a_set_is_what_a_file_of_published_rows_calls_itself(tmp_path, monkeypat
 def test_the_leaderboards_campaign_makes_every_stored_number_and_no_other():
     home = replace(Home.locate(), results=packaged_root())
     stored = set(packaged_root().glob("*/*.seed-*.json"))
-    campaign = with_tasks(asked("leaderboard", Said()), home)[0]
+    campaign = with_tasks(asked("leaderboard", Request()), home)[0]
     made = set()
-    found = jobs_of(campaign, home, nobody, lambda text: None)
-    for job in found.jobs:
+    jobs, lacking = jobs_of(campaign, home, nobody, lambda text: None)
+    for job in jobs:
         assert job.task == task_of(job.task.name)[0]
         made.add(job.result_path(home))
-    assert len(made) == len(found.jobs)
+    assert len(made) == len(jobs)
     assert made <= stored
-    assert len(stored - made) == sum(found.lacking.values()), "the others need what is not installed here"
+    assert len(stored - made) == sum(lacking.values()), "the others need what is not installed here"
 
 
 def test_the_band_of_each_printed_row_is_what_seeds_and_episodes_of_the_letters_give():

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import importlib
 import json
 import os
 import platform
 import re
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +15,15 @@ import msgspec
 import pytest
 
 from ifsl_bench.campaigns import api
-from ifsl_bench.campaigns import plan as planning
-from ifsl_bench.campaigns.campaign_file import Said, asked
-from ifsl_bench.campaigns.graph import graph_of
-from ifsl_bench.campaigns.jobs import jobs_of, with_tasks
-from ifsl_bench.campaigns.logs import Event, log_path
-from ifsl_bench.campaigns.plan import Step, plan_of
+from ifsl_bench.campaigns.campaign_file import asked
+from ifsl_bench.campaigns.expansion import jobs_of, with_tasks
+from ifsl_bench.campaigns.plan import plan_of
 from ifsl_bench.campaigns.status import SILENT, read_log
-from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.owners import writer
-from ifsl_bench.kernels import store
+from ifsl_bench.episodic import meta_training
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.scheduler.graph import graph_of
+from ifsl_bench.scheduler.logs import Event, log_path
 
 ROOT = Path(__file__).parents[2]
 CAMPAIGN = """
@@ -37,16 +33,6 @@ tasks = "clusters.toml:clusters-?shot"
 seeds = 2
 train = { steps = 20 }
 """
-
-
-@pytest.fixture(autouse=True)
-def untimed(monkeypatch):
-    """Everything takes half a second, without being tried."""
-    for module in ("backbone", "episodic"):
-        monkeypatch.setattr(f"ifsl_bench.{module}.rough_times.seconds_of", lambda *_: 0.5)
-        for name, one in vars(importlib.import_module(f"ifsl_bench.{module}.rough_times")).items():
-            if name.endswith("_seconds") and hasattr(one, "cache_clear"):
-                one.cache_clear()
 
 
 @pytest.fixture
@@ -100,43 +86,20 @@ def test_a_plan_says_what_is_out_of_date_and_why(campaign, call):
     assert "0 of 2 jobs done, 2 out of date" in out
 
 
-def test_each_distinct_thing_is_timed_once_and_nothing_that_is_not_compiled(campaign, call, monkeypatch):
-    calls = []
-    for module in ("backbone", "episodic"):
-        monkeypatch.setattr(f"ifsl_bench.{module}.rough_times.seconds_of", lambda call, *_: calls.append(call) or 0.5)
-    options = ("--method", "lwof,protonet", "--task", "clusters.toml:clusters-5shot", "--seeds", "5", "--device", "cpu")
-    status, out, _ = call("plan", *options)
-    assert status == 0
-    assert len(calls) <= 5, "steps of pretraining and of LwoF, features, and episodes of two methods"
-
-    def refuse(*_):
-        raise store.NotCompiledError
-
-    monkeypatch.setattr("ifsl_bench.episodic.rough_times.seconds_of", refuse)
-    status, out, _ = call("plan", "--method", "lr+s", *options[2:])
-    assert "10 stages have no time, because their solvers are not compiled" in out
-    assert "total: at least about" in out
-
-
-@pytest.mark.slow("compiles the solvers")
-def test_compile_gives_everything_a_time(campaign, tmp_path):
-    """In a process of its own, for whose home nothing is compiled."""
-    options = ["plan", "--method", "lr+s", "--task", "glyphs-5shot", "--device", "cpu", "--jobs", "2"]
-    command = [sys.executable, "-m", "ifsl_bench", *options, "--home", str(tmp_path / "new"), "--format", "json"]
-    here = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    here.pop("NUMBA_CACHE_DIR", None)
-
-    def nodes(*more: str) -> tuple[int, str]:
-        done = subprocess.run([*command, *more], capture_output=True, text=True, check=True, cwd=campaign, env=here)
-        return json.loads(done.stdout)["nodes_without_time"], done.stderr
-
-    assert nodes()[0] == 2, "meta-training and evaluating"
-    assert not list((tmp_path / "new").rglob("*.nbi"))
-    count, said = nodes("--compile")
-    assert count == 0
-    assert "compiling the solvers" in said
-    assert list((tmp_path / "new").rglob("*.nbi"))
-    assert nodes() == (0, ""), "they are kept"
+def test_times_are_guesses_until_such_stages_have_run_here(campaign, call, tmp_path):
+    options = ("--method", "protonet", "--task", "clusters.toml:clusters-5shot", "--device", "cpu")
+    _, out, _ = call("plan", *options)
+    assert re.search(r"total: about .*\n\d+ of the times are coarse guesses", out)
+    assert call("run", *options, "-q")[0] == 0
+    measured = json.loads((campaign / "home" / "logs" / "rates.json").read_text())
+    result = json.loads(next((campaign / "home" / "results").rglob("protonet.seed-0.json")).read_text())
+    (rate,) = measured["evaluation"].values()
+    assert rate >= result["cost"]["evaluation_seconds"] / (60 + 10), "the whole stage, of test and validation episodes"
+    status, out, _ = call("plan", *options, "--rerun", "--format", "json")
+    (evaluation,) = (node for node in json.loads(out)["nodes"] if node["kind"] == "evaluation")
+    assert (status, evaluation["seconds"]) == (0, pytest.approx(rate * (60 + 10), abs=1e-3))
+    _, out, _ = call("plan", *options, "--rerun")
+    assert "guesses" not in out
 
 
 def test_a_long_plan_has_tasks_together(campaign, call):
@@ -180,14 +143,14 @@ def test_what_was_begun_takes_the_rest_of_the_time(campaign, call, monkeypatch):
 
     whole = seconds()
 
-    asked_for = []
+    save, saved = meta_training._save, []
 
-    def stop(_, __, counter, ___):  # before the second checkpoint of meta-training is saved
-        asked_for.append(counter)
-        if asked_for.count("step") == 2:
+    def stop(*arguments):  # before the second checkpoint is saved
+        if saved:
             raise KeyboardInterrupt
+        saved.append(save(*arguments))
 
-    monkeypatch.setattr(CheckpointFolder, "further", stop)
+    monkeypatch.setattr(meta_training, "_save", stop)
     assert call("run", *options, "-q")[0] == 130
     (info,) = (json.loads(path.read_text()) for path in campaign.glob("home/trained/*/checkpoint.json"))
     assert not info["finished"]
@@ -215,16 +178,6 @@ def test_data_that_are_missing_are_planned_by_their_published_numbers(call, tmp_
     assert "It needs the five files" in err
 
 
-def test_the_time_of_several_workers_is_that_of_the_best_they_can_do(monkeypatch):
-    def step(key, seconds, needs=(), threads=1):
-        return Step(key, key, "x", "to do", seconds=seconds, needs=needs, threads=threads)
-
-    chain = [step("a", 3.0, threads=2), step("b", 4.0, ("a",)), step("c", 5.0, ("a",)), step("d", 1.0, ("b", "c"))]
-    assert planning._makespan(chain, 2, 2) == 3 + 5 + 1
-    assert planning._makespan(chain, 1, 2) == 13
-    assert planning._makespan([step(str(i), 2.0) for i in range(10)], 4, 2) == 10, "two cores"
-
-
 def log(path, *events: tuple[str, dict]) -> None:
     """Writes a log of events, a second apart; another machine's process wrote them, unless they say who."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -243,8 +196,8 @@ def at(done: int, **figures: float) -> tuple[str, dict]:
 
 def test_status_reads_what_runs_where_since_when_and_how_far_and_what_failed(campaign, call):
     work = api.workspace(device="cpu")
-    wanted, _ = with_tasks(asked("c.toml", Said()), work.home)
-    jobs = jobs_of(wanted, work.home, print, print).jobs
+    wanted, _ = with_tasks(asked("c.toml", Request()), work.home)
+    jobs = jobs_of(wanted, work.home, print, print)[0]
     assert call("run", "c.toml", "--method", "protonet", "--seeds", "1", "--device", "cpu", "-q")[0] == 0
     graph = graph_of(jobs, work)
     training = [node for node in graph.nodes.values() if node.stage.kind == "meta-training"]
@@ -320,6 +273,6 @@ def test_what_lost_its_command_is_interrupted_and_has_not_failed(tmp_path):
 
 def test_a_plan_of_nothing_but_refusals_is_their_error(campaign):
     work = replace(api.workspace(device="cpu"))
-    wanted, _ = with_tasks(asked(None, Said(methods=("lr",), tasks=("mini-5shot",))), work.home)
+    wanted, _ = with_tasks(asked(None, Request(methods=("lr",), tasks=("mini-5shot",))), work.home)
     with pytest.raises(api.UserError, match="It needs the five files"):
-        plan_of(jobs_of(wanted, work.home, print, print).jobs, work)
+        plan_of(jobs_of(wanted, work.home, print, print)[0], work)

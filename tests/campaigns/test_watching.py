@@ -9,13 +9,12 @@ from dataclasses import dataclass
 import pytest
 from rich.console import Console
 
-from ifsl_bench.campaigns import forecast
-from ifsl_bench.campaigns.forecast import Forecast, in_words
-from ifsl_bench.campaigns.graph import Graph, Node, Wants
-from ifsl_bench.campaigns.logs import Event
-from ifsl_bench.campaigns.watching import Lines, Live
-from ifsl_bench.campaigns.work import Outcome
+from ifsl_bench.campaigns import watching
+from ifsl_bench.campaigns.watching import Forecast, Lines, Live, in_words
 from ifsl_bench.common.progress import LogReporter, RichReporter
+from ifsl_bench.scheduler.graph import Graph, Node, Wants
+from ifsl_bench.scheduler.logs import Event
+from ifsl_bench.scheduler.work import Outcome
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def test_lines_have_loss_and_accuracy_and_each_warning_once():
 
 def test_the_time_left_is_that_of_what_is_like_it(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(forecast.time, "monotonic", lambda: now)
+    monkeypatch.setattr(watching.time, "monotonic", lambda: now)
     graph = graph_of_digs(9)
     nodes = list(graph.nodes.values())
     seen = Forecast(graph, 2)

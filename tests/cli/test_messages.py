@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ifsl_bench.campaigns.campaign_file import Said, asked
-from ifsl_bench.campaigns.data import check_data
-from ifsl_bench.campaigns.jobs import with_tasks
+from ifsl_bench.campaigns.campaign_file import asked
+from ifsl_bench.campaigns.expansion import with_tasks
+from ifsl_bench.campaigns.run import check_data
 from ifsl_bench.cli.main import _interrupted
 from ifsl_bench.cli.running import _typed
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
+from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.protocol.task_files import packaged
 
@@ -274,9 +275,9 @@ def test_names_in_a_campaign_that_no_file_can_have_are_mistakes_in_it(campaign, 
     (tmp_path / "c.toml").write_text(campaign)
 
     def looked_up() -> None:
-        said, tasks = with_tasks(asked(str(tmp_path / "c.toml"), Said()), home)
+        said, tasks = with_tasks(asked(str(tmp_path / "c.toml"), Request()), home)
         check_data(said.data, tasks, home)
-        for name in said.wanted[0].methods:
+        for name in said.requests[0].methods:
             find_method(name)
 
     with pytest.raises(UserError, match=r"unknown|cannot read|there is no /"):

@@ -21,7 +21,7 @@ from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.common.files import Home, write_json
 from ifsl_bench.common.locks import is_locked, locked
 from ifsl_bench.common.progress import LogReporter, Reporter
-from ifsl_bench.running.provenance import provenance
+from ifsl_bench.jobs.evaluating import provenance
 
 posix = pytest.mark.skipif(os.name != "posix", reason="shells and locks of POSIX")
 

@@ -21,10 +21,10 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
-from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import cifar_fs
+from ifsl_bench.data.source import Count
 from ifsl_bench.protocol.task_files import packaged
 
 with open(Path(__file__).parents[2] / "tasks" / "cifar-fs.csv", newline="") as _file:

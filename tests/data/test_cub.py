@@ -16,10 +16,10 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import image_pools, registered
-from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import cub
+from ifsl_bench.data.source import Count
 from ifsl_bench.protocol.task_files import packaged
 
 with open(Path(__file__).parents[2] / "tasks" / "cub.csv", newline="") as _file:

@@ -22,7 +22,6 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import image_pools, registered
-from ifsl_bench.data.counts import Count, differences
 from ifsl_bench.data.pools import POOLS, verify
 from ifsl_bench.data.preparing import catalogue as data_commands
 from ifsl_bench.data.preparing.prepare import prepare
@@ -30,7 +29,7 @@ from ifsl_bench.data.read import decode_workers
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.sets import feature_files
-from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.data.source import Count, DatasetSource, Form, Import, differences
 from ifsl_bench.data.writer import Writer
 from ifsl_bench.plugin import registry
 

@@ -20,13 +20,13 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
-from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import held_out, rows
 from ifsl_bench.data.read import decode_many
 from ifsl_bench.data.read.decode import ImageSpec, decode
 from ifsl_bench.data.sets import tiered
+from ifsl_bench.data.source import Count
 from ifsl_bench.protocol.task_files import packaged
 
 SIDES = {row["wnid"]: row["split"] for row in rows("tiered-imagenet.csv")}

@@ -17,10 +17,10 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter
 from ifsl_bench.data import registered
-from ifsl_bench.data.counts import Count
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import tiny
+from ifsl_bench.data.source import Count
 from ifsl_bench.protocol.task_files import packaged
 
 TASKS = Path(__file__).parents[2] / "tasks"

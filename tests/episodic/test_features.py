@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ifsl_bench.backbone.features import base_classifier, compute_features, feature_pool
-from ifsl_bench.backbone.moments import Moments, class_moments
+from ifsl_bench.backbone.features import Moments, base_classifier, class_moments, compute_features, feature_pool
 from ifsl_bench.backbone.pretrain import pretrain
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter, Reporter

@@ -13,15 +13,16 @@ from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import LogReporter
 from ifsl_bench.episodic.meta_training import Adam
+from ifsl_bench.jobs import preparation
+from ifsl_bench.jobs import training as stages
+from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
-from ifsl_bench.running import preparation, stages
-from ifsl_bench.running.job import Job
-from ifsl_bench.running.unstored import run_unstored
+from ifsl_bench.store.reproduce import run_unstored
 
 
 class Scale(Method):
@@ -58,9 +59,9 @@ def work(clusters, reporter=None, home="home"):
 
 def train(clusters, job, reporter=None):
     place = work(clusters, reporter)
-    preparation.PrepareData(job.task, job.sides).run(place)
+    preparation.PrepareData(job.task, job.sides).compute(place)
     stage = stages.MetaTrain(job)
-    return *stage.run(place), stage.backbone.prepared(place)
+    return *stage.compute(place), stages.backbone_of(stage.job).prepared(place)
 
 
 @pytest.mark.parametrize("task", ["clusters-5shot", "clusters-shared-5shot"])
@@ -238,7 +239,7 @@ def test_training_options_are_checked(given, message):
 
 def test_initial_parameters_depend_on_seed_and_name_only(clusters):
     lwof = registry.method("lwof")
-    a, b, c = (stages.MetaTrain(job(clusters, lwof, seed=s)).fresh(work(clusters)) for s in (0, 0, 1))
+    a, b, c = (stages.fresh(job(clusters, lwof, seed=s), work(clusters)) for s in (0, 0, 1))
     assert torch.equal(a.to_query, b.to_query)
     assert not torch.equal(a.to_query, c.to_query)
 

@@ -42,10 +42,11 @@ from ifsl_bench.common import packed
 from ifsl_bench.common.errors import UserError, is_printable
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin.find_method import find_method
-from ifsl_bench.protocol.metrics import COUNTS, summarise
+from ifsl_bench.protocol.metrics import summarise
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import parse as parse_tasks
-from ifsl_bench.running.check import check_file
+from ifsl_bench.protocol.task_kind import COUNTS
+from ifsl_bench.store.check import check_file
 from tests.board.result_fields import PLAIN
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import MOST, spoiled, spoiled_text

@@ -8,11 +8,12 @@ from importlib import resources
 from pathlib import Path
 
 from ifsl_bench.board.result_folder import CLAIMS
-from ifsl_bench.campaigns.campaign_file import Said, asked
-from ifsl_bench.campaigns.jobs import with_tasks
+from ifsl_bench.campaigns.campaign_file import asked
+from ifsl_bench.campaigns.expansion import with_tasks
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.sets.folder import read_sides
+from ifsl_bench.jobs.request import Request
 from ifsl_bench.protocol.task_files import find, parse
 from tests.fuzz.formats import Format
 from tests.fuzz.mutation import spoiled_text
@@ -127,9 +128,9 @@ queries = [2, 3]
 
 def read_campaign(path: Path) -> None:
     path = path.rename(path.with_suffix(".toml"))
-    campaign, tasks = with_tasks(asked(str(path), Said()), Home.locate(path.parent / "home"))
+    campaign, tasks = with_tasks(asked(str(path), Request()), Home.locate(path.parent / "home"))
     assert tasks
-    assert all(one.tasks for one in campaign.wanted)
+    assert all(one.tasks for one in campaign.requests)
 
 
 FORMATS = [

@@ -19,8 +19,8 @@ from scipy.stats import multivariate_normal
 from sklearn.covariance import OAS
 from torch import nn
 
-from ifsl_bench.backbone.moments import Moments
-from ifsl_bench.campaigns.names import method_names
+from ifsl_bench.backbone.features import Moments
+from ifsl_bench.campaigns.expansion import method_names
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base, Query, Support

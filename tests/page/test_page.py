@@ -384,7 +384,7 @@ def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
 def test_a_name_that_two_rows_share_on_one_task_is_two_lines_of_the_overview(results, tmp_path, monkeypatch):
     monkeypatch.setattr(boards, "packaged_root", lambda: results)
     one = packaged()[TASK]
-    other = next(t for t in packaged().values() if t.name != TASK and t.episode == one.episode and not t.regular)
+    other = next(t for t in packaged().values() if t.name != TASK and t.episode == one.episode and t.kind.has_base)
     for seed in range(3):
         write(tmp_path, made("a", seed, gap=2.2))
         for root, gap in ((results, 2.4), (tmp_path, 2.2)):

@@ -1,4 +1,4 @@
-"""Methods that break what :class:`ifsl_bench.Method` says of them: one line each, from a run and from a dry run."""
+"""Methods that break what :class:`ifsl_bench.Method` says of them: one line each."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import torch
 
 from ifsl_bench import Choices, Method, Range
 from ifsl_bench.campaigns import api
-from ifsl_bench.campaigns.plan import plan_of
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.episodic.evaluation import Evaluated
 from ifsl_bench.episodic.trained import Solves
+from ifsl_bench.jobs.job import make_jobs
+from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.find_method import find_method
 from ifsl_bench.plugin.method import Prediction
 from ifsl_bench.plugin.options import check_method, space_of
 from ifsl_bench.plugin.settings import at_edge, points
 from ifsl_bench.protocol.metrics import Counts
-from ifsl_bench.protocol.training import Training
-from ifsl_bench.running.job import make_jobs
 
 START = """
 import numpy as np
@@ -74,12 +73,6 @@ ANSWERED = {
 }
 
 
-def dry_run(jobs, work):
-    """Every stage but the checks of episodes, which are part of the data set's."""
-    steps = [step for step in plan_of(jobs, work).steps if step.kind != "episodes"]
-    return [{"stage": step.what, "state": step.state} for step in steps]
-
-
 @pytest.fixture
 def jobs(clusters, tmp_path):
     work = api.workspace(clusters / "home", device="cpu")
@@ -87,7 +80,7 @@ def jobs(clusters, tmp_path):
     def made(declared, answered):
         (tmp_path / "x.py").write_text(START.format(declared, answered))
         task = f"{clusters / 'clusters.toml'}:clusters-5shot"
-        return make_jobs([f"{tmp_path / 'x.py'}:X"], [task], {}, Training(), [0], None, home=work.home), work
+        return make_jobs(Request([f"{tmp_path / 'x.py'}:X"], [task]), work.home), work
 
     return made
 
@@ -99,12 +92,11 @@ def test_what_a_class_declares_wrongly_is_said_before_any_work(line, jobs):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("dry", [False, True])
 @pytest.mark.parametrize("line", ANSWERED)
-def test_an_answer_of_another_type_is_one_line(line, dry, jobs):
+def test_an_answer_of_another_type_is_one_line(line, jobs):
     made, work = jobs("pass", line)
     with pytest.raises(UserError, match=ANSWERED[line]) as caught:
-        dry_run(made, work) if dry else api.run_job(made[0], work)
+        api.run_job(made[0], work)
     assert "\n" not in str(caught.value)
 
 

@@ -13,6 +13,8 @@ from ifsl_bench.board import result_file, result_folder
 from ifsl_bench.board.measured import rows_of
 from ifsl_bench.campaigns import api
 from ifsl_bench.common.progress import Reporter
+from ifsl_bench.jobs.job import make_jobs
+from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.method_source import method_source, same_method
@@ -124,7 +126,7 @@ def test_new_code_on_an_old_checkpoint_is_said(strange, clusters, recorded):
     api.run(strange("SCALE = 1.0\n"), task, work=work)
     (folder,) = (path for path in (clusters / "home" / "trained").iterdir() if path.is_dir())
     for scale in (1.0, 0.5):
-        (job,) = api.make_jobs([strange(f"SCALE = {scale}\n")], [task], {}, api.Training(), [0], None)
+        (job,) = make_jobs(Request([strange(f"SCALE = {scale}\n")], [task]))
         assert job.has_made(api.trained_facts(folder)) == (scale == 1.0)
 
 
@@ -158,7 +160,7 @@ def test_a_raised_revision_trains_anew(clusters):
 
 def test_our_methods_are_known_by_their_revision():
     name, kind, _ = registry.resolve("lwof")
-    (job,) = api.make_jobs(["lwof"], ["glyphs-5shot"], {}, api.Training(), [0], None)
+    (job,) = make_jobs(Request(["lwof"], ["glyphs-5shot"]))
     stored = result_file.read(result_folder.packaged_root() / "glyphs-5shot" / "lwof.seed-0.json").provenance
     assert (name, kind.revision) == ("lwof", 0)
     assert job.has_made(stored)

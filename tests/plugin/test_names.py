@@ -13,7 +13,7 @@ from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running.check import check_file
+from ifsl_bench.store.check import check_file
 
 SOURCE = """
 import torch

@@ -12,12 +12,12 @@ from ifsl_bench.methods.attractor import Attractor
 from ifsl_bench.methods.static_attractor import StaticAttractor
 
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.jobs.job import each_once, make_jobs
+from ifsl_bench.jobs.request import Request
 from ifsl_bench.learners.attractor_method import AttractorMethod
 from ifsl_bench.plugin.method import Method, Prediction
 from ifsl_bench.plugin.options import options_of, resolve_options
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.protocol.training import Training
-from ifsl_bench.running.job import each_once, make_jobs
 
 (TASK,) = find("glyphs-5shot")
 
@@ -169,7 +169,7 @@ class Stepping(Method):
 
 
 def jobs(options=None, **train):
-    return make_jobs([Stepping], ["glyphs-5shot"], options or {}, Training.parse(train), [0], None)
+    return make_jobs(Request([Stepping], ["glyphs-5shot"], options or {}, train))
 
 
 def test_options_and_training_of_one_name_have_labels_of_their_own():

@@ -26,13 +26,13 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import ensure
-from ifsl_bench.data.subset import some_base_classes
+from ifsl_bench.data.views import some_base_classes
 from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.jobs.training import MetaTrain, fresh
 from ifsl_bench.learners import compiled
 from ifsl_bench.plugin.contract import Asked, differs
 from ifsl_bench.plugin.method import FEW, masked_logits
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.running.stages import MetaTrain
 from tests.product import test_pretend as pretend
 from tests.product.test_pretend import CPU, _job, _other_home, _prepared, episodes, made, on, variants
 
@@ -139,7 +139,7 @@ def test_meta_training_moves_the_parameters_as_on_the_cpu(here, name, given):
         folder = _other_home(here, home)
         (folder / "pretrained").symlink_to(here / "home" / "pretrained")
         work = api.workspace(folder, device=device)
-        model, initial = MetaTrain(job).run(work), MetaTrain(job).fresh(work)
+        model, initial = MetaTrain(job).compute(work), fresh(job, work)
         moved = [
             p.detach().cpu() - q.detach().cpu()
             for p, q in zip(model.method.parameters(), initial.parameters(), strict=True)

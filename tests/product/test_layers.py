@@ -38,8 +38,10 @@ FLOORS = [
     "episodic",
     "board",
     "page",
-    "running",
+    "jobs",
+    "store",
     "figures",
+    "scheduler",
     "campaigns",
     "cli",
 ]
@@ -83,7 +85,7 @@ def test_every_room_has_a_floor_and_every_floor_a_room():
     assert {room(path) for path in LIBRARY} == {"", *FLOORS}
     assert {path.name for path in LIBRARY if not room(path)} == {"__init__.py", "__main__.py", "_version.py"}
     at_root = {path.name for path in PACKAGE.iterdir() if path.name != "__pycache__"}
-    assert len(at_root) <= 19, sorted(at_root)
+    assert len(at_root) <= 21, sorted(at_root)
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
@@ -169,7 +171,7 @@ def test_no_room_takes_the_name_of_a_public_function():
 
 def usable(name: str) -> bool:
     """Whether a module can be imported without an extra."""
-    return name not in ("ifsl_bench.__main__", "ifsl_bench.running.tasksets")
+    return name not in ("ifsl_bench.__main__", "ifsl_bench.jobs.tasksets")
 
 
 def top(names: set[str]) -> set[str]:
@@ -228,7 +230,7 @@ def test_the_library_names_no_method_and_no_task(path):
 def test_optional_packages_are_imported_when_they_are_used_and_not_before():
     """Listing the methods imports every one of them; an optional package takes seconds, and says things."""
     lines = [
-        "import sys, ifsl_bench.cli.main, ifsl_bench.plugin.learn2learn, ifsl_bench.running.interop",
+        "import sys, ifsl_bench.cli.main, ifsl_bench.plugin.learn2learn, ifsl_bench.jobs.interop",
         "sys.argv = ['ifsl-bench', 'methods']",
         "try: ifsl_bench.cli.main.main()",
         "except SystemExit as end: assert not end.code",

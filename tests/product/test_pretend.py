@@ -23,18 +23,18 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import ensure
-from ifsl_bench.data.subset import some_base_classes
+from ifsl_bench.data.views import some_base_classes
 from ifsl_bench.episodic.evaluation import batch_size, evaluate
+from ifsl_bench.jobs.evaluating import Evaluate, stages_of
+from ifsl_bench.jobs.job import make_jobs
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.jobs.training import MetaTrain
 from ifsl_bench.learners import compiled
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.contract import Asked, differs
 from ifsl_bench.plugin.method import FEW, Base, Method, Query, Support, masked_logits
 from ifsl_bench.plugin.options import options_of
 from ifsl_bench.protocol.task_files import find
-from ifsl_bench.protocol.training import Training
-from ifsl_bench.running.evaluating import Evaluate, stages_of
-from ifsl_bench.running.job import make_jobs
-from ifsl_bench.running.stages import MetaTrain
 
 CPU = torch.device("cpu")
 E, N, SHOTS, Q, D, K = 8, 5, 3, 8, 24, 9
@@ -386,9 +386,7 @@ def _other_home(here, name):
 
 def _job(here, name, train=None, task="clusters-5shot"):
     home = Home.locate(here / "home")
-    (job,) = make_jobs(
-        [name], [f"{here / 'clusters.toml'}:{task}"], {}, Training.parse(train or {}), [0], None, home=home
-    )
+    (job,) = make_jobs(Request([name], [f"{here / 'clusters.toml'}:{task}"], {}, train or {}), home)
     return job
 
 
@@ -400,7 +398,7 @@ def test_meta_training_gives_the_same_parameters(here, name):
             work = api.workspace(_other_home(here, home), device=device)
             _ = work.prepared(job.task, job.method.head, 0).base
             counts.clear()
-            model = MetaTrain(job).run(work)
+            model = MetaTrain(job).compute(work)
             assert bool(counts.launches) == (device == "meta")
             found.append({k: v.detach().cpu() for k, v in model.method.named_parameters()})
             assert model.trained.place == f"{device}: --device {device}"
@@ -419,15 +417,15 @@ def test_auto_trains_on_few_episodes_without_the_accelerator_and_evaluates_on_it
         job = _job(here, name, train)
         _ = work.prepared(job.task, job.method.head, 0).base  # pretraining is on the accelerator
         counts.clear()
-        model = MetaTrain(job).run(work)
+        model = MetaTrain(job).compute(work)
         assert counts.total == (0, 0), counts
         assert model.trained.place == f"cpu: 1 episode a step, fewer than {FEW}"
-        evaluated = Evaluate(job).run(work)
+        evaluated = Evaluate(job).compute(work)
         assert counts.launches
         assert evaluated.places["evaluation"] == "meta: many episodes at once"
         many = _job(here, name, {**train, "episodes_per_step": FEW})
         counts.clear()
-        assert MetaTrain(many).run(work).trained.place == f"meta: {FEW} episodes a step, at least {FEW}"
+        assert MetaTrain(many).compute(work).trained.place == f"meta: {FEW} episodes a step, at least {FEW}"
         assert counts.launches
 
 

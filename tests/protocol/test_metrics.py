@@ -10,7 +10,8 @@ from scipy import stats
 from ifsl_bench.episodic.evaluation import evaluate
 from ifsl_bench.episodic.loader import Batch
 from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
-from ifsl_bench.protocol.metrics import METRICS, Counts, estimate, paired, summarise
+from ifsl_bench.protocol.metrics import Counts, estimate, paired, summarise
+from ifsl_bench.protocol.task_kind import METRICS
 
 
 def test_paired_is_scipys_paired_t_test():

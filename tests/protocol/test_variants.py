@@ -18,9 +18,10 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import open_dataset
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.subset import chosen_classes, some_base_classes
+from ifsl_bench.data.views import chosen_classes, some_base_classes
 from ifsl_bench.episodic.prepared import PreparedTask
 from ifsl_bench.protocol.task_files import find, packaged, parse
+from ifsl_bench.protocol.task_kind import JOINT, REGULAR
 from ifsl_bench.protocol.variants import Change, changed, make_change, merged, split
 
 # Stored results name these; a field that a task gains later must not change them.
@@ -106,9 +107,9 @@ def test_task_files_derive_tasks(minimal_task):
     text = minimal_task + 'digest = "x"\n[variants.d-regular]\nof = "d-1shot"\nregular = true\n'
     text += '[variants.d-wide]\nof = "d-1shot"\nways = 9\n'
     plain, regular, wide = parse(text, "x.toml")
-    assert (regular.name, regular.regular, regular.digest) == ("d-regular", True, None)
+    assert (regular.name, regular.kind, regular.digest) == ("d-regular", REGULAR, None)
     assert plain.episode.base_queries == 25
-    assert not plain.regular
+    assert plain.kind is JOINT
     assert (wide.name, wide.episode.ways, wide.episode.base_queries) == ("d-wide", 9, 45)
     assert len({plain.hash, regular.hash, wide.hash}) == 3
     (mini,) = parse('[variants.mine]\nof = "mini-5shot"\nshots = 2\n', "y.toml")
@@ -136,7 +137,7 @@ def test_regular_tasks_are_like_their_originals_but_for_the_base_classes():
     for name in ("glyphs", "mini", "tiered"):
         for shots in (1, 5):
             regular, plain = packaged()[f"{name}-regular-{shots}shot"], packaged()[f"{name}-{shots}shot"]
-            assert regular.regular
+            assert regular.kind is REGULAR
             assert (regular.shots, regular.episode.ways, regular.protocol) == (shots, 5, plain.protocol)
             assert (regular.dataset, regular.pretraining) == (plain.dataset, plain.pretraining)
             assert regular.pools("test") == ("novel/test",)
@@ -150,7 +151,7 @@ def test_the_variant_in_the_docs_is_read():
     blocks = re.findall(r"```toml\n(.*?)```", pages, re.S)
     (own,) = (block for block in blocks if "[tasks.mine-5shot]" in block)
     (more,) = (block for block in blocks if "[variants." in block)
-    assert [(t.name, t.regular) for t in parse(own + more, "mine.toml")] == [
+    assert [(t.name, not t.kind.has_base) for t in parse(own + more, "mine.toml")] == [
         ("mine-5shot", False), ("mine-regular-5shot", True),
     ]  # fmt: skip
 

@@ -41,7 +41,7 @@ def write_new(home: Home, name: str, data: str, path: Path, reporter: Reporter) 
     if taken := [task for task in tasks if task in known]:
         raise UserError(f"there is a task {taken[0]!r} already; choose another name")
     content: dict[str, Any] = suggested(dataset)
-    like = next((task for task in known.values() if task.dataset.name == data and not task.regular), None)
+    like = next((task for task in known.values() if task.dataset.name == data and task.kind.has_base), None)
     if like is not None:
         said = msgspec.to_builtins(like)
         content = {table: said[table] for table in ("dataset", "pretraining", "episode", "meta_training", "evaluation")}

@@ -1,4 +1,4 @@
-"""What can be said of a data set before it is made, or once it is."""
+"""The data of a task, and what can be said of them before they are made."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from pathlib import Path
 
 import numpy as np
 
-from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
-from ifsl_bench.data.crossed import NOVEL, check_crossing
-from ifsl_bench.data.preparing.of_task import data_of
-from ifsl_bench.data.preparing.prepare import not_prepared, prepared
-from ifsl_bench.data.subset import BASE_POOLS, check_fewer, some_base_classes
+from ifsl_bench.data.pools import Dataset
+from ifsl_bench.data.preparing.prepare import ensure, is_prepared, not_prepared, prepared
+from ifsl_bench.data.views import BASE_POOLS, NOVEL, check_crossing, check_fewer, crossed, some_base_classes
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import DataSpec, Task
+from ifsl_bench.protocol.task_files import own, packaged
 
 
 @dataclass(frozen=True)
@@ -124,3 +125,34 @@ def _outline(spec: DataSpec, base_classes: int | None, home: Home, lacking: bool
         kept = base_classes if base_classes is not None and pool in BASE_POOLS else count.classes
         starts[pool] = np.arange(kept + 1, dtype=np.int64) * count.images // count.classes
     return Outline(spec.fingerprint, shape, starts, False)
+
+
+def data_of(task: Task, home: Home) -> tuple[DataSpec, ...]:
+    """The data sets that a task needs: its own, and the one that novel classes come from where that is another.
+
+    Raises:
+        UserError: there is no data set of that name.
+    """
+    name = task.novel_from
+    if name is None:
+        return (task.dataset,)
+    specs = {other.dataset.name: other.dataset for other in packaged().values()}
+    if name not in specs:
+        specs |= {other.dataset.name: other.dataset for other in own(home).values()}
+    known = registry.names(registry.DATASETS)
+    if name not in specs and name not in known and not is_prepared(home, name):
+        raise unknown("data set", name, {*known, *specs}, where=f"that {task.name!r} takes novel classes from",
+                      see="ifsl-bench data list")  # fmt: skip
+    return task.dataset, specs.get(name, DataSpec(name=name))
+
+
+def ensure_of(task: Task, home: Home, reporter: Reporter) -> Dataset:
+    """The data of a task, built now if they can be.
+
+    Raises:
+        UserError: as :func:`ensure`; or the task wants more base classes than there are, or novel classes of a data
+            set that does not fit.
+    """
+    first, *other = (ensure(home, spec, reporter) for spec in data_of(task, home))
+    kept = some_base_classes(first, task.base_classes) if task.base_classes else first
+    return crossed(kept, *other) if other else kept

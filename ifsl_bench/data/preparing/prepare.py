@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ifsl_bench.common.errors import CorruptFile, UserError, unknown
 from ifsl_bench.common.files import Home, mark_used, set_aside
@@ -15,16 +15,14 @@ from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import Dataset, open_dataset
-from ifsl_bench.data.preparing.importing import run
-from ifsl_bench.data.preparing.recognise_files import check_form
-from ifsl_bench.data.preparing.recognise_objects import find_form
-from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.sets.folder import OwnOptions
-from ifsl_bench.data.sets.own import OwnData, OwnObjects
 from ifsl_bench.data.source import DatasetSource, Import
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.limits import NAME
 from ifsl_bench.protocol.task import DataSpec
+
+if TYPE_CHECKING:  # importers and readers are imported by who makes something
+    from ifsl_bench.data.sets.folder import OwnOptions
+    from ifsl_bench.data.sets.own import OwnData
 
 
 def dataset_folder(home: Home, name: str) -> Path:
@@ -137,6 +135,9 @@ def prepare(
     Raises:
         UserError: unknown name, nothing to build from, or unusable content.
     """
+    from ifsl_bench.data.sets.folder import OwnOptions
+    from ifsl_bench.data.sets.own import OwnData
+
     known = registry.names(registry.DATASETS)
     _check_name(name)
     if name not in known and path is None:
@@ -177,6 +178,10 @@ def prepare_objects(
     Raises:
         UserError: objects of no known class, unusable content, or a data set that was made from something else.
     """
+    from ifsl_bench.data.preparing.importing import run
+    from ifsl_bench.data.preparing.recognise_objects import find_form
+    from ifsl_bench.data.sets.own import OwnObjects
+
     if name is not None:
         _check_name(name)
     source, form, sides = find_form(given, name)
@@ -218,14 +223,14 @@ def _prepared(
     """The data set as it was prepared before, unless ``check`` refuses it, or as ``make`` builds it; with its tasks."""
     if not force and (ready := _current(home, source)) is not None:
         check(ready)
-        if not isinstance(source, OwnData) or source.has_tasks(home, ready):
+        if not source.own or cast("OwnData", source).has_tasks(home, ready):
             return _said(ready, reporter)
     with locked(dataset_folder(home, source.name), reporter.warn):
         dataset = None if force else _existing(home, source, check, reporter)
         if dataset is None:
             dataset = make()
-        if isinstance(source, OwnData) and not source.has_tasks(home, dataset):
-            source.write_tasks(home, dataset, reporter)
+        if source.own and not cast("OwnData", source).has_tasks(home, dataset):
+            cast("OwnData", source).write_tasks(home, dataset, reporter)
         return dataset
 
 
@@ -239,7 +244,7 @@ def _current(home: Home, source: DatasetSource) -> Dataset | None:
     except CorruptFile:
         return None
     # What is the user's own has settings instead, which must not be replaced without a word.
-    same = dataset is not None and (isinstance(source, OwnData) or dataset.manifest["recipe"] == source.recipe())
+    same = dataset is not None and (source.own or dataset.manifest["recipe"] == source.recipe())
     return dataset if same else None
 
 
@@ -277,10 +282,11 @@ def _check_same(source: DatasetSource, dataset: Dataset, path: Path | None) -> N
 
     One prepared before sources were recorded is taken as it is.
     """
-    own = isinstance(source, OwnData)
+    from ifsl_bench.data.read.archive import open_tree
+
     there = _there(dataset)
-    remedy = "--force replaces it" + (", or choose another name" if own else "")
-    if isinstance(source, OwnData) and not source.made(dataset):
+    remedy = "--force replaces it" + (", or choose another name" if source.own else "")
+    if source.own and not cast("OwnData", source).made(dataset):
         raise UserError(f"{there}, with other settings; {remedy}")
     made_from = dataset.manifest.get("about", {}).get("made_from")
     if path is None or not isinstance(made_from, dict):
@@ -303,6 +309,10 @@ def _build(
     allow_partial: bool = False,
     force: bool = False,
 ) -> Dataset:
+    from ifsl_bench.data.preparing.importing import run
+    from ifsl_bench.data.preparing.recognise_files import check_form
+    from ifsl_bench.data.read.archive import open_tree
+
     folder = dataset_folder(home, source.name)
     with open_tree(path) if path is not None else nullcontext() as tree:
         to = Import(tree, reporter, allow_partial)

@@ -15,13 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.image_pools import ListItem, note_duplicates
 from ifsl_bench.data.pickle_pools import copy_rows, integers, load_dict, opened, text
 from ifsl_bench.data.published_splits import check_pools, columns, digest, held_out
 from ifsl_bench.data.read.archive import Entry, FileTree, some
 from ifsl_bench.data.read.stored_array import StoredArray
-from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import
 
 CLASSES = "cifar-fs.csv"
 SHAPE = (32, 32, 3)

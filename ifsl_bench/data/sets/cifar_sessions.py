@@ -14,11 +14,10 @@ from typing import ClassVar
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.published_splits import check_pools, digest, report_missing, rows
 from ifsl_bench.data.session_lists import ListedImage, SessionList, SessionSource
 from ifsl_bench.data.sets.cifar_fs import PARTS, SHAPE, Cifar100, CifarFS, sides
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import Count, Counts, Import
 
 LISTS = "cifar100-fscil.csv.xz"
 HELD_OUT = 50  # training images of a base class in base/val

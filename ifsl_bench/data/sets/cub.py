@@ -14,12 +14,11 @@ from functools import cache
 from typing import ClassVar
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.published_splits import check_pools, columns, digest, held_out
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.source import DatasetSource, Form, Import
+from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import
 
 CLASSES = "cub.csv"
 COUNTS = {  # of the images of each class that the list has

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.published_splits import check_pools, digest, report_missing, rows
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.session_lists import ListedImage, SessionList, SessionSource
 from ifsl_bench.data.sets.cub import Photographs, find_images
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import Count, Counts, Import
 
 LISTS = "cub200-fscil.csv.xz"
 HELD_OUT = 8  # training images of a base class in base/val

@@ -16,9 +16,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ifsl_bench.common.errors import CorruptFile, is_printable
-from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.source import DatasetSource, Import
+from ifsl_bench.data.source import Count, Counts, DatasetSource, Import
 
 FOLDER = Path(__file__).with_name("embedded")
 FORM = 1

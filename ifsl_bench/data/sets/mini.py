@@ -17,7 +17,6 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.loaded_objects import LoadedImages, attribute, rows_by_name
 from ifsl_bench.data.pickle_pools import (
@@ -38,7 +37,7 @@ from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.sets import ilsvrc
 from ifsl_bench.data.sets.mini_photographs import Photographs, find_images
-from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
+from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import, ObjectForm
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import SHAPE, SIZE
 from ifsl_bench.data.published_splits import check_pools, digest, rows, shuffled
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.session_lists import SessionSource
 from ifsl_bench.data.sets.mini_photographs import NAMES, Photographs, find_images
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.source import Count, Import
 
 LISTS = "mini-imagenet-fscil.csv.xz"
 HELD_OUT = 50  # training images of a base class in base/val

@@ -42,6 +42,7 @@ class OwnData(DatasetSource):
     """A data set that no plugin knows by name."""
 
     summary: ClassVar[str] = "your own"
+    own: ClassVar[bool] = True
 
     def __init__(self, name: str, options: OwnOptions) -> None:
         self.name, self.options = name, options

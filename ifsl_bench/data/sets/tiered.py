@@ -18,7 +18,6 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.image_pools import ListItem, import_images
 from ifsl_bench.data.loaded_objects import as_array, attribute, reading
 from ifsl_bench.data.pickle_pools import SHAPE, SIZE, Rows, list_items, listed, required
@@ -28,7 +27,7 @@ from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import Item
 from ifsl_bench.data.sets import ilsvrc
 from ifsl_bench.data.sets.tiered_files import class_names, copy_npz, images_entry, is_npz, read_labels
-from ifsl_bench.data.source import DatasetSource, Form, Import, ObjectForm
+from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import, ObjectForm
 
 CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"

@@ -7,10 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from ifsl_bench.data.counts import Count, Counts
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.sets import glyphs
-from ifsl_bench.data.source import DatasetSource, Import
+from ifsl_bench.data.source import Count, Counts, DatasetSource, Import
 
 
 class Glyphs(DatasetSource):

@@ -1,0 +1,173 @@
+"""Views of data sets: fewer base classes, or novel classes of another data set. Nothing is copied on the disk.
+
+Which base classes stay does not depend on the training seed, and a smaller number takes a subset of a larger one's:
+figures over the number of base classes (Ren et al. 2019, last figure) then change the number alone. The classes are
+drawn, not the first ones, because files often list classes by kind.
+
+With novel classes of another data set, pretraining and meta-training see the first one alone, its novel/train included
+where it has one. The pools novel/val and novel/test are those of the second, so episodes of validation and testing have
+base queries of the one and novel classes of the other, as in the cross-domain setting of Chen et al. (ICLR 2019). Novel
+classes are called ``DATASET:CLASS``, so that classes of two data sets that have one name stay two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.seeds import seed_of
+from ifsl_bench.data.pools import Dataset, Pool
+
+BASE_POOLS = ("base/train", "base/val", "base/test")
+
+
+def chosen_classes(count: int, classes: int) -> np.ndarray:
+    """The ``count`` of 0..classes-1 that stay, [count], ascending: those that come first in the order of a hash."""
+    order = sorted(range(classes), key=lambda label: seed_of("base class", label))
+    return np.sort(np.array(order[:count], dtype=np.int64))
+
+
+class _Rows:
+    """Some rows of a memory map, read when asked for."""
+
+    def __init__(self, images: np.ndarray, rows: np.ndarray) -> None:
+        self.images, self.rows = images, rows
+        self.shape = (len(rows), *images.shape[1:])
+        self.ndim, self.dtype = images.ndim, images.dtype
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: Any) -> np.ndarray:
+        return cast(np.ndarray, self.images[self.rows[at]])
+
+
+@dataclass(frozen=True)
+class BaseSubset(Dataset):
+    """The data set ``whole`` with its base pools cut down to the classes ``kept`` (its labels, [count], ascending).
+
+    The fingerprint is the whole data set's; the number of base classes is in the task's definition.
+    """
+
+    whole: Dataset
+    kept: np.ndarray
+
+    def pool(self, name: str) -> Pool:
+        pool = self.whole.pool(name)
+        if name not in BASE_POOLS:
+            return pool
+        rows = np.concatenate([np.arange(pool.starts[label], pool.starts[label + 1]) for label in self.kept])
+        # Features are small, and are used as an array; images stay on the disk.
+        images = pool.images[rows] if pool.images.ndim == 2 else cast(np.ndarray, _Rows(pool.images, rows))
+        counts = np.diff(pool.starts)[self.kept]
+        return Pool(
+            name,
+            images,
+            np.repeat(np.arange(len(self.kept), dtype=np.int64), counts),
+            tuple(pool.classes[label] for label in self.kept),
+            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        )
+
+
+def check_fewer(name: str, count: int, classes: int) -> None:
+    """Raises :class:`UserError` where ``count`` is no part of a data set's ``classes`` base classes."""
+    if count >= classes:
+        raise UserError(
+            f"data set {name!r} has {classes} base classes: a task of {count} cannot be made of it"
+            + ("; that is the task without base-classes" if count == classes else "")
+        )
+
+
+def some_base_classes(dataset: Dataset, count: int) -> Dataset:
+    """The data set with ``count`` of its base classes.
+
+    Raises:
+        UserError: it has no more than so many.
+    """
+    pools = dict(dataset.manifest["pools"])
+    classes = len(pools["base/train"]["classes"])
+    check_fewer(dataset.name, count, classes)
+    kept = chosen_classes(count, classes)
+    for name in (name for name in BASE_POOLS if name in pools):
+        images = dataset.pool(name).starts
+        entry = {key: value for key, value in pools[name].items() if key != "statistics"}  # of all classes
+        entry["classes"] = [entry["classes"][label] for label in kept]
+        pools[name] = entry | {"shape": [int(np.diff(images)[kept].sum()), *entry["shape"][1:]]}
+    return BaseSubset(dataset.name, dataset.folder, {**dataset.manifest, "pools": pools}, dataset, kept)
+
+
+NOVEL = ("novel/val", "novel/test")  # the pools of the other data set
+
+
+@dataclass(frozen=True)
+class Crossed(Dataset):
+    """The data set ``base`` with the pools :data:`NOVEL` of ``novel``.
+
+    Name, folder and fingerprint are those of ``base``: what is made of its pools alone, like a pretraining, is the same
+    for both.
+    """
+
+    base: Dataset
+    novel: Dataset
+
+    @property
+    def novel_fingerprint(self) -> str:
+        return self.novel.fingerprint
+
+    @property
+    def partial(self) -> bool:
+        return self.base.partial or self.novel.partial
+
+    def origin(self, pool: str) -> str:
+        return short(self.novel.fingerprint) if pool in NOVEL else ""
+
+    def pool(self, name: str) -> Pool:
+        if name not in NOVEL:
+            return self.base.pool(name)
+        return replace(self.novel.pool(name), classes=tuple(self.manifest["pools"][name]["classes"]))
+
+    def check_images(self, pool: str) -> None:
+        (self.novel if pool in NOVEL else self.base).check_images(pool)
+
+
+def short(fingerprint: str) -> str:
+    """As much of a fingerprint as names of files have."""
+    return fingerprint[:12]
+
+
+def check_crossing(base: str, shape: Sequence[int], novel: str, other: Sequence[int], pools: Container[str]) -> None:
+    """Raises :class:`UserError` where novel classes of one data set cannot stand beside base classes of another.
+
+    Args:
+        base, novel: their names.
+        shape, other: of their images [H, W, C], or features [D].
+        pools: that ``novel`` has.
+    """
+    if tuple(shape) != tuple(other):
+        sizes = ["x".join(map(str, one)) for one in (other, shape)]
+        raise UserError(
+            f"novel classes of {novel!r} do not fit base classes of {base!r}: {sizes[0]} beside {sizes[1]}; both need "
+            f"images of one size, or features of one length"
+        )
+    for pool in NOVEL:
+        if pool not in pools:
+            raise UserError(f"novel classes cannot come from data set {novel!r}: it has no pool {pool}")
+
+
+def crossed(base: Dataset, novel: Dataset) -> Crossed:
+    """The view of both.
+
+    Raises:
+        UserError: their images differ in size, or ``novel`` lacks a pool.
+    """
+    pools, others = base.manifest["pools"], novel.manifest["pools"]
+    check_crossing(base.name, base.shape, novel.name, novel.shape, others)
+    taken = {
+        pool: {**others[pool], "classes": [f"{novel.name}:{name}" for name in others[pool]["classes"]]}
+        for pool in NOVEL
+    }
+    return Crossed(base.name, base.folder, {**base.manifest, "pools": {**pools, **taken}}, base, novel)

@@ -1,0 +1,1 @@
+"""Jobs, from what is asked for to the stages that make a result."""

@@ -1,0 +1,209 @@
+"""The last stage of a job, its evaluation, and :func:`stages_of`, which lists all of its stages.
+
+Runs, resumed runs and dry runs walk that one list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ifsl_bench._version import __version__
+from ifsl_bench.backbone.device import describe_device
+from ifsl_bench.backbone.registered import libraries_of
+from ifsl_bench.board.episode_counts import counts_entry
+from ifsl_bench.board.result_file import SCHEMA, Result, calibration_entry, summary_entry
+from ifsl_bench.common.errors import one_line
+from ifsl_bench.common.files import Home
+from ifsl_bench.data.preparing.outline import Outline
+from ifsl_bench.episodic.evaluation import joined
+from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.jobs.preparation import CheckEpisodes, PrepareData, Stage
+from ifsl_bench.jobs.ranges import Calibrate, EvaluationStage, Part, Ready, ranges_of
+from ifsl_bench.jobs.rates import Amount
+from ifsl_bench.jobs.searching import counted_on_test
+from ifsl_bench.jobs.training import Trial, evaluation_amount, say_place
+from ifsl_bench.plugin.contract import check_answers, check_repeated
+from ifsl_bench.protocol.metrics import summarise
+
+LIBRARIES = ("torch", "torchvision", "numpy")
+DRAWN = 1e-5  # seconds, roughly, in which an episode is drawn for the digest
+
+
+@dataclass(frozen=True)
+class Evaluate(EvaluationStage):
+    """The result, of the best of its candidates; :mod:`ifsl_bench.store.stored` keeps it.
+
+    Few episodes are evaluated here, many in ranges before.
+
+    Attributes:
+        command: what the user typed, recorded with the result.
+    """
+
+    kind = "evaluation"
+    command: str = ""
+
+    def told(self, seeds: str) -> str:
+        return f"evaluating {self.job.told(seeds)}: {self.job.episodes:,} episodes"
+
+    @property
+    def many(self) -> bool:
+        """Whether there are several ranges."""
+        return len(ranges_of(self.job)) > 1
+
+    def inputs(self) -> Sequence[Stage]:
+        return ranges_of(self.job, self.model) if self.many else Calibrate(self.job, self.model).inputs()
+
+    def cached(self, home: Home) -> bool:
+        return False  # where a result is stored nobody asks for its stages
+
+    def amount(self, data: Outline, work: Workspace) -> Amount:
+        if self.many:
+            return Amount("drawing", f"{self.job.task.name}/cpu", self.job.episodes, DRAWN)
+        more = len(self.job.task.evaluation.halves[0]) if self.job.task.kind.has_base else 0  # for calibration
+        return evaluation_amount(self.job, self.job.episodes + more, work)
+
+    def compute(self, work: Workspace) -> Result:
+        ready = self.ready(work, work.reporter)
+        say_place(work, self, ready.place)
+        why, parts = self._in_ranges(work) if self.many else self._at_once(ready, work)
+        if why:
+            work.reporter.warn(f"{self.job}: {why}")
+        return self._result(ready, parts, work)
+
+    def _at_once(self, ready: Ready, work: Workspace) -> tuple[str, list[Part]]:
+        asked = ready.asked()
+        answers = check_answers(asked)
+        bias, why = ready.bias(work.reporter)
+        part = ready.part(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}")
+        check_repeated(asked, answers)  # all that lies between must have left no trace
+        return why, [part]
+
+    def _in_ranges(self, work: Workspace) -> tuple[str, list[Part]]:
+        _, why = Calibrate(self.job, self.model).compute(work)
+        return why, [part.compute(work) for part in ranges_of(self.job, self.model)]
+
+    def _result(self, ready: Ready, parts: Sequence[Part], work: Workspace) -> Result:
+        job, prepared, trained = ready.job, ready.prepared, ready.trained
+        found, seconds = joined([part.found for part in parts]), sum(part.seconds for part in parts)
+        for remark in (*found.remarks(), *(trained.remarks() if trained else ())):
+            work.reporter.warn(f"{self.job}: {remark}")
+        counts, calibrated = found.counts, found.calibrated
+        choice = counted_on_test(self.job, ready.choice, counts, work)
+        if calibrated and self.job.calibrated:
+            counts = replace(counts, base_joint=calibrated.base_joint, novel_joint=calibrated.novel_joint)
+        sampler, backbone = prepared.sampler("test", ready.place.device), prepared.pretrained
+        libraries = *job.method.requires, *libraries_of(job.task.pretraining)
+        measured = provenance(self.command, ready.place.device, libraries)
+        return Result(
+            schema=SCHEMA,
+            method=job.name,
+            label=self.job.label,
+            **choice,
+            setting=self.job.setting,
+            train=job.training.changes(),
+            task=job.task.name,
+            task_hash=job.task.hash,
+            digest=sampler.digest(job.episodes),
+            fingerprint=prepared.dataset.fingerprint,
+            seed=job.seed,
+            episodes=counts_entry(counts, sampler.class_draws(job.episodes)),
+            summary=summary_entry(summarise(counts.per_episode())),
+            solver=found.described(),
+            pretraining=backbone.entry(),
+            training=trained.entry() if trained else {},
+            cost={
+                "parameters": sum(p.numel() for p in ready.method.parameters()),
+                "pretraining_seconds": round(backbone.info["seconds"], 3),
+                "training_seconds": round(trained.seconds, 3) if trained else 0.0,
+                "evaluation_seconds": round(seconds, 3),
+                "episodes_per_second": round(job.episodes / seconds, 1),
+            },
+            provenance={
+                **measured,
+                "device": " and ".join(dict.fromkeys(part.device for part in parts)),
+                **job.identity,
+                "checkpoint": ready.folder,
+            },
+            novel_fingerprint=prepared.dataset.novel_fingerprint,
+            partial=prepared.dataset.partial,
+            calibration=calibration_entry(calibrated, self.job.calibrated) if calibrated else None,
+            transductive=job.method.transductive,
+            places={
+                "pretraining": backbone.info["device"],
+                **prepared.features_places(),
+                **({"meta-training": trained.place} if trained and trained.place else {}),
+                "evaluation": " and ".join(dict.fromkeys(part.place for part in parts)),
+            },
+        )
+
+
+def stages_of(job: Job, command: str = "") -> list[Stage]:
+    """The stages of a job, each after those it waits for: its data first, what gives the result last.
+
+    The checks of its episodes are part of the first.
+    """
+    found: list[Stage] = [PrepareData(job.task, job.sides)]
+    trials: set[str] = set()
+
+    def add(stage: Stage) -> None:
+        for needed in stage.inputs():
+            # Candidates may be thousands: they are told apart by what they are called.
+            if isinstance(needed, Trial):
+                if str(needed) in trials:
+                    continue
+                trials.add(str(needed))
+            elif isinstance(needed, (PrepareData, CheckEpisodes)) or needed in found:
+                continue
+            add(needed)
+        found.append(stage)
+
+    add(Evaluate(job, command=command))
+    return found
+
+
+def provenance(command: str, device: torch.device, requires: Iterable[str] = ()) -> dict[str, object]:
+    """Command, version, commit, device, library versions and time (UTC).
+
+    Args:
+        requires: further libraries that the number depends on; one that is no distribution of that name is left out.
+    """
+    libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    for name in requires:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            libraries[name] = importlib.metadata.version(name)
+    return {
+        "command": one_line(command),  # a name of a file that is no text could not be written
+        "version": __version__,
+        "commit": commit(),
+        "device": describe_device(device),
+        "python": platform.python_version(),
+        "libraries": libraries,
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def commit() -> str:
+    """The commit of the checkout this package runs from, with "+changes" where files differ; "" outside one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return ""
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        return head + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

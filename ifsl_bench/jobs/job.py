@@ -1,0 +1,288 @@
+"""What is to be run: one method, with its options, on one task, with one training seed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ifsl_bench.backbone.registered import check_backbone
+from ifsl_bench.board.result_file import file_name
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.wording import short, spelled
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.plugin import settings
+from ifsl_bench.plugin.find_method import Chosen, find_method
+from ifsl_bench.plugin.method import Method
+from ifsl_bench.plugin.method_source import method_source, same_method
+from ifsl_bench.plugin.options import defaults, resolve_options, settled, trains
+from ifsl_bench.plugin.rows import Label
+from ifsl_bench.plugin.settings import Point
+from ifsl_bench.plugin.space import RATE
+from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_episodes
+from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.training import Training
+
+TUNING_SEED = 0  # one choice for all seeds: what they differ by is not how well each was tuned
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One of the settings to choose from: the values of what is searched, and the job with them, not calibrated."""
+
+    point: Point
+    job: Job
+
+    @property
+    def name(self) -> str:
+        """The point in words, as results have it."""
+        return spelled(self.point)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One result to be made; a description that can be pickled.
+
+    Attributes:
+        chosen: the method, and how another process finds it.
+        given: the options that somebody set, converted, in the constructor's order.
+        seed: of meta-training, and of pretraining unless the task has one for all seeds.
+        episodes: the first so many test episodes of the task's stream, which may be more than its own number.
+        trials: how many settings are tried to choose from; 0 for the method as published.
+        calibrated: whether the row has the bias on the novel logits that is best on validation episodes.
+    """
+
+    chosen: Chosen
+    given: Mapping[str, Any]
+    task: Task
+    training: Training
+    seed: int
+    episodes: int
+    trials: int = 0
+    calibrated: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.chosen.name
+
+    @property
+    def method(self) -> type[Method]:
+        return self.chosen.method
+
+    @property
+    def row(self) -> Label:
+        """The row of tables that it makes: the method's name, with everything that is not the default."""
+        name, *options = settings.label(self.method, self.name, self.given, self.task)
+        options += [f"train.{key}={short(value)}" for key, value in self.training.changes().items()]
+        if self.episodes != self.task.evaluation.episodes:
+            options.append(f"episodes={self.episodes}")
+        return Label(name, self.calibrated, self.setting if self.trials else "", tuple(options))
+
+    @property
+    def label(self) -> str:
+        """The name of its row."""
+        return str(self.row)
+
+    def __str__(self) -> str:
+        return self.told(f", seed {self.seed}")
+
+    def told(self, seeds: str) -> str:
+        """For people, with what is said of seeds."""
+        return f"{self.label} on {self.task.name}{seeds}"
+
+    @property
+    def setting(self) -> str:
+        """What it is ranked with: "paper", "tuned-12", or "every" for what is the same in all settings."""
+        if self.trials:
+            return f"tuned-{self.trials}"
+        return "paper" if self.trains or self.method.space else "every"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options given, and those whose default depends on the task."""
+        return {**self.method.defaults(self.task), **self.given}
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """All that a label is to tell apart."""
+        training = {f"train.{key}": value for key, value in self.training.changes().items()}
+        more = {"trials": self.trials, "calibrated": self.calibrated, "episodes": self.episodes}
+        return {**self.options, **training, **{f"--{key}": value for key, value in more.items()}}
+
+    @property
+    def searched(self) -> list[str]:
+        """What is chosen on validation episodes."""
+        return settings.searched(self.method, self._said(), self.trials)
+
+    def _said(self) -> dict[str, Any]:
+        return {**self.given, **({RATE: self.training.rate} if self.training.rate else {})}
+
+    def rounds(self, accuracy: Callable[[Candidate], float | None] = lambda _: None) -> list[list[Candidate]]:
+        """The settings to choose from, by round of the search, up to the first of which not all accuracies are known.
+
+        They are the same with and without calibration. Where nothing is chosen, there is one, this job at no point.
+
+        Args:
+            accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while it is not known.
+        """
+        rounds: list[list[Candidate]] = []
+        known: list[list[tuple[Point, float]]] = []
+        while points := self._points(known):
+            rounds.append([self._candidate(point) for point in points])
+            accuracies = [accuracy(candidate) for candidate in rounds[-1]]
+            if any(one is None for one in accuracies):
+                break
+            known.append([(point, one) for point, one in zip(points, accuracies, strict=True) if one is not None])
+        return rounds
+
+    @property
+    def later_rounds(self) -> int:
+        """How many rounds the search for options has at most after its first."""
+        return settings.rounds_after_first(self.method, self._said(), self.trials)
+
+    def _points(self, known: Sequence[Sequence[tuple[Point, float]]]) -> list[Point]:
+        default = {**defaults(self.method, self.task), RATE: self._published.schedule.rate}
+        return settings.points(self.method, self._said(), self.trials, default, known)
+
+    def _candidate(self, point: Point) -> Candidate:
+        options = settled(self.method, {**self.given, **point}, self.task)
+        rate = point.get(RATE, self.training.rate)
+        training = msgspec.structs.replace(self.training, rate=0.0 if rate == self._published.schedule.rate else rate)
+        seed = TUNING_SEED if self.trials else self.seed
+        plain = replace(self, given=options, training=training, seed=seed, trials=0, calibrated=False)
+        return Candidate(point, plain)
+
+    @property
+    def trains(self) -> bool:
+        return trains(self.method, self.options)
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The sides whose episodes the job cannot do without."""
+        if self.trains:
+            return "test", "train", "val"
+        return ("test", "val") if self.searched or self.calibrated else ("test",)
+
+    @property
+    def schedule(self) -> MetaTraining:
+        """The meta-training schedule: the method's or the task's, with what the user says of it."""
+        return self.training.applied(self._published)
+
+    @property
+    def _published(self) -> MetaTraining:
+        return self.method.schedule or self.task.meta_training
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What tells the method from others; recorded with what is made."""
+        return {
+            "method_source": method_source(self.method),
+            "revision": self.method.revision,
+            "distribution": self.chosen.distribution,
+        }
+
+    def has_made(self, recorded: Mapping[str, Any]) -> bool:
+        """Whether something that records the :attr:`identity` of its method is of the job's method."""
+        return same_method(self.identity, recorded)
+
+    def result_path(self, home: Home) -> Path:
+        return home.results / self.task.name / file_name(self.label, self.seed)
+
+
+def make_jobs(request: Request, home: Home | None = None) -> list[Job]:
+    """The jobs of a request, by task, then seed, then method; every name and option is checked before any work.
+
+    Args:
+        request: without globs and sets.
+        home: where the user's own tasks are.
+
+    Raises:
+        UserError: an unknown name, an impossible option or number of episodes, two methods of one label, or nothing to
+            calibrate.
+    """
+    _check_kinds(request)
+    training, trials, change = Training.parse(request.train), request.trials or 0, request.change
+    methods = [(*find_method(said), said if isinstance(said, str) else said.__name__) for said in request.methods]
+    jobs: list[Job] = []
+    for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in request.tasks)):
+        count = task.evaluation.episodes if request.episodes is None else request.episodes
+        _check_task(task, training, count, request)
+        for seed, (chosen, meant, name) in itertools.product(request.all_seeds, methods):
+            given = resolve_options(chosen.method, name, {**meant, **request.options}, task, trials)
+            job = Job(chosen, given, task, training, seed, count, trials, request.calibrate)
+            # What --train and --tune do not concern is the same whatever they say, and has one label.
+            job = job if job.trains else replace(job, training=Training())
+            jobs.append(job if job.searched else replace(job, trials=0))
+    return each_once(jobs)
+
+
+def _check_kinds(request: Request) -> None:
+    """Raises :class:`UserError` for values of a type or size that no command line can say."""
+    seeds, trials = request.all_seeds, request.trials or 0
+    if not isinstance(request.options, Mapping):
+        raise UserError(f"options are a mapping of names to values, not {request.options!r}")
+    if not isinstance(request.calibrate, bool):
+        raise UserError(f"calibrate is True or False, not {request.calibrate!r}")
+    if not request.methods or not request.tasks:
+        raise UserError("name at least one method and one task")
+    if odd := [task for task in request.tasks if not isinstance(task, str)]:
+        raise UserError(f"a task is a name or path/to/my.toml, not {odd[0]!r}")
+    if len(seeds) > MOST_SEEDS:
+        raise UserError(f"{len(seeds):,} seeds are too many for one command; {MOST_SEEDS:,} at most")
+    if any(type(seed) is not int or not 0 <= seed <= LARGEST_SEED + MOST_SEEDS for seed in seeds):
+        raise UserError(f"seeds must be whole numbers from 0 to {LARGEST_SEED}, not {list(seeds)}")
+    if type(trials) is not int or not 0 <= trials <= MOST_TRIALS or trials == 1:
+        raise UserError(f"--tune takes the number of settings to try, 2 to {MOST_TRIALS:,}, not {trials}")
+
+
+def _check_task(task: Task, training: Training, episodes: int, request: Request) -> None:
+    """Raises :class:`UserError` for what a task cannot give."""
+    spec, most = task.pretraining, most_episodes(task.episode)
+    if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
+        raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
+    if type(episodes) is not int or not 2 <= episodes <= most:
+        raise UserError(f"--episodes must be 2 to {most:,} for task {task.name}, not {episodes}")
+    # A task that says no more than what it does anyway is the same task, and would not be refused.
+    centre = request.change.centre
+    check_backbone(msgspec.structs.replace(spec, centre=centre) if centre else spec)
+    if request.calibrate and not task.kind.has_base:
+        raise UserError(f"--calibrate: task {task.name} has no base classes, so there is no bias to find")
+
+
+def trained_in_vain(jobs: Sequence[Job], train: Mapping[str, Any]) -> str:
+    """What is wrong where somebody says how to train, and nothing is meta-trained; "" elsewhere."""
+    if not train or any(job.trains for job in jobs):
+        return ""
+    labels = " and ".join(dict.fromkeys(job.label for job in jobs))
+    return f"{labels}: nothing is meta-trained, so --train ({', '.join(train)}) changes nothing; leave it out"
+
+
+def each_once(jobs: Iterable[Job]) -> list[Job]:
+    """The jobs without those that are there twice.
+
+    Raises:
+        UserError: the results of two different ones would replace each other.
+    """
+    found: dict[str, Job] = {}
+    for job in jobs:
+        first = found.setdefault(str(job), job)
+        if first.chosen != job.chosen:
+            raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
+        if first.task.hash != job.task.hash:
+            raise UserError(f"two different tasks are called {job.task.name!r}; rename one, or run one at a time")
+        if first.said != job.said:
+            one, other = _apart(first.said, job.said), _apart(job.said, first.said)
+            raise UserError(f"two different choices are called {job.label!r}, one with {one}, the other with {other}; "
+                            "change a value, or run one at a time")  # fmt: skip
+    return list(found.values())
+
+
+def _apart(said: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What is said and not by the other, in words."""
+    return ", ".join(f"{key} {value!r}" for key, value in said.items() if key not in other or other[key] != value)

@@ -1,0 +1,294 @@
+"""What a run is made of before any method comes in: a stage as such, data set, pretraining, features.
+
+Each is a small description that can be pickled.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ifsl_bench.backbone.features import BATCH, bank_folder, is_computed
+from ifsl_bench.backbone.placement import Place
+from ifsl_bench.backbone.pretrain import HeadKind, features_key, pretraining_key
+from ifsl_bench.backbone.registered import frozen_backbone
+from ifsl_bench.backbone.weights import features_sha256, is_offered, pretrained_sha256, train_here
+from ifsl_bench.common.checkpoint import begun
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.processor import cores
+from ifsl_bench.data.preparing.outline import Outline, data_of, fingerprint_of, novel_fingerprint
+from ifsl_bench.data.preparing.prepare import is_prepared, rough_seconds
+from ifsl_bench.data.views import NOVEL, short
+from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.jobs.rates import Amount
+from ifsl_bench.protocol.episodes import task_sampler
+from ifsl_bench.protocol.task import Side, Task
+
+PREPARING = 500 << 20  # bytes that an import takes, with the processes that decode
+# Bytes a pixel of a batch: of a step of training, for which a small network on letters took 2,000 and ResNet-10 on
+# photographs 2,800, and of a forward pass alone.
+STEP, FORWARD = 3000, 1000
+
+
+class Stage(ABC):
+    """A piece of work: a description with what it waits for, what it makes, and how that is computed.
+
+    Attributes:
+        kind: of stage, in a word.
+    """
+
+    kind: ClassVar[str]
+
+    def __str__(self) -> str:
+        return self.told("" if self.shown_seed is None else f", seed {self.shown_seed}")
+
+    @abstractmethod
+    def told(self, seeds: str) -> str:
+        """For people, with ``seeds`` where its seed is said, if it is: ", seed 0" or ", seeds 0 to 4"."""
+
+    @property
+    def shown_seed(self) -> int | None:
+        """The seed that it is told with; None where it has none."""
+        return None
+
+    @property
+    def family(self) -> Hashable:
+        """Equal for stages that plans tell of in one line."""
+        return self.told("")
+
+    @abstractmethod
+    def key(self, home: Home) -> str:
+        """What its artefact is called; equal keys of one kind of stage mean equal artefacts."""
+
+    def inputs(self) -> Sequence[Stage]:
+        """The stages it waits for. It makes what they should have made and did not, if it comes to that."""
+        return ()
+
+    @abstractmethod
+    def cached(self, home: Home) -> bool:
+        """Whether the artefact is there."""
+
+    @abstractmethod
+    def place(self, work: Workspace) -> Place:
+        """Where it runs, and why there."""
+
+    def threads(self) -> int:
+        """How many it keeps busy on the host's processor; :func:`cores` of them are the whole machine."""
+        return 1
+
+    def memory(self, data: Outline, device: torch.device) -> int:
+        """Bytes on the host, roughly, beyond those of an idle process; ``device`` is where it computes."""
+        return 0
+
+    @abstractmethod
+    def amount(self, data: Outline, work: Workspace) -> Amount | None:
+        """What is left to do; None where nobody knows."""
+
+    @abstractmethod
+    def compute(self, work: Workspace) -> Any:
+        """Opens the artefact, or makes it, from where an earlier run stopped."""
+
+
+@dataclass(frozen=True)
+class PrepareData(Stage):
+    """The data set, from which the episodes of some sides can be drawn."""
+
+    kind = "data"
+    task: Task
+    sides: tuple[Side, ...] = ()
+
+    def told(self, seeds: str) -> str:
+        others = f" with novel classes of {self.task.novel_from}" if self.task.novel_from else ""
+        return f"data set {self.task.dataset.name}{others}"
+
+    def key(self, home: Home) -> str:
+        return "+".join(spec.name for spec in data_of(self.task, home))
+
+    def cached(self, home: Home) -> bool:
+        return all(is_prepared(home, spec.name) for spec in data_of(self.task, home))
+
+    def check(self, data: Outline) -> None:
+        """Raises :class:`UserError` where episodes cannot be drawn, as far as that is known."""
+        for side in self.sides if data.starts else ():
+            task_sampler(self.task, side, 0, data.starts.__getitem__, classes=lambda pool: data.classes.get(pool, ()))
+
+    def place(self, work: Workspace) -> Place:
+        return work.place("data")
+
+    def threads(self) -> int:
+        return cores()
+
+    def memory(self, data: Outline, device: torch.device) -> int:
+        return PREPARING
+
+    def amount(self, data: Outline, work: Workspace) -> Amount | None:
+        lacking = [spec.name for spec in data_of(self.task, work.home) if not is_prepared(work.home, spec.name)]
+        each = [rough_seconds(name) for name in lacking]
+        return None if None in each else Amount(self.kind, "+".join(lacking) + "/cpu", 1.0, sum(filter(None, each)))
+
+    def compute(self, work: Workspace) -> None:
+        prepared = PreparedTask(self.task, "linear", 0, work)  # episodes depend on no backbone
+        _ = prepared.dataset
+        for side in self.sides:
+            prepared.check_episodes(side)
+
+
+@dataclass(frozen=True)
+class CheckEpisodes(Stage):
+    """That the episodes of one side of a task can be drawn, and are those that stored results were measured on."""
+
+    kind = "episodes"
+    task: Task
+    side: Side
+
+    def told(self, seeds: str) -> str:
+        return f"{self.side} episodes of {self.task.name}"
+
+    def key(self, home: Home) -> str:
+        return f"{self.task.name}-{self.task.hash[:12]}-{self.side}"
+
+    def inputs(self) -> Sequence[Stage]:
+        return [PrepareData(self.task)]
+
+    def cached(self, home: Home) -> bool:
+        return False  # nothing but the check itself says that it holds
+
+    def place(self, work: Workspace) -> Place:
+        return work.place("data")
+
+    def amount(self, data: Outline, work: Workspace) -> Amount | None:
+        return Amount(self.kind, f"{self.task.name}/cpu", 1.0, 1.0)
+
+    def compute(self, work: Workspace) -> None:
+        PreparedTask(self.task, "linear", 0, work).check_episodes(self.side)
+
+
+@dataclass(frozen=True)
+class Pretrain(Stage):
+    """The backbone and its base classifier. ``seed`` is that of training."""
+
+    kind = "pretraining"
+    task: Task
+    head: HeadKind
+    seed: int
+
+    def told(self, seeds: str) -> str:
+        return f"pretraining {self.task.pretraining.backbone}, {self.head} head{seeds}"
+
+    @property
+    def shown_seed(self) -> int:
+        return self.task.pretraining_seed(self.seed)
+
+    def key(self, home: Home, fingerprint: str = "?") -> str:
+        """On data of that fingerprint, where they are neither prepared nor pinned."""
+        return pretraining_key(self.task, fingerprint_of(self.task, home) or fingerprint, self.head, self.seed)
+
+    def features_key(self, home: Home) -> str:
+        """What its features are called."""
+        return features_key(self.task, fingerprint_of(self.task, home) or "?", self.head, self.seed)
+
+    def inputs(self) -> Sequence[Stage]:
+        return [PrepareData(self.task)]
+
+    def weights(self, home: Home) -> str | None:
+        """The checksum of the weights in the cache; None where there are none."""
+        return pretrained_sha256(home, self.key(home))
+
+    def cached(self, home: Home) -> bool:
+        return self.weights(home) is not None
+
+    def place(self, work: Workspace) -> Place:
+        return work.place("pretraining")
+
+    def threads(self) -> int:
+        return cores()
+
+    def memory(self, data: Outline, device: torch.device) -> int:
+        """Activations of a batch; images are mapped, and the system may drop their pages."""
+        return STEP * self.task.pretraining.batch * math.prod(data.shape[:2]) if device.type == "cpu" else PREPARING
+
+    def amount(self, data: Outline, work: Workspace) -> Amount | None:
+        spec, images, home = self.task.pretraining, data.images("base/train"), work.home
+        held_out = data.images("base/val") + data.images("base/test")
+        if not data.shape:
+            return None
+        seen = images + held_out  # by a frozen backbone, beside whose features the classifier costs little
+        if frozen_backbone(spec.backbone) is None:
+            batch, each = spec.epoch(images)
+            begun_at = begun(home.pretrained / self.key(home), "epoch") * each / max(1, spec.steps)
+            seen = round(spec.steps * batch * (1 - min(1.0, begun_at))) + held_out // 3
+        if is_offered(home, self.key(home)):
+            seen = 0  # the weights come with the package
+        return Amount(self.kind, _named(spec.backbone, data, self.place(work)), seen * math.prod(data.shape[:2]))
+
+    def prepared(self, work: Workspace) -> PreparedTask:
+        return work.prepared(self.task, self.head, self.seed)
+
+    def compute(self, work: Workspace) -> None:
+        _ = self.prepared(work).pretrained
+
+
+def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
+    """Has the backbones of jobs trained in this home, also those whose weights come with the package."""
+    stages = dict.fromkeys(Pretrain(job.task, job.method.head, job.task.pretraining_seed(job.seed)) for job in jobs)
+    for stage in stages:
+        train_here(work.home, stage.key(work.home), work.reporter)
+
+
+@dataclass(frozen=True)
+class Features(Stage):
+    """The features of a pool under a pretraining, of the plain images or of ``views`` augmented ones of each."""
+
+    kind = "features"
+    backbone: Pretrain
+    pool: str
+    views: int
+
+    def told(self, seeds: str) -> str:
+        return f"features of {self.pool}" + (f", {self.views} views" if self.views > 1 else "")
+
+    def key(self, home: Home) -> str:
+        task, origin = self.backbone.task, ""
+        if task.novel_from and self.pool in NOVEL:
+            origin = short(novel_fingerprint(task, home)) or "?"
+        folder = bank_folder(home, self.backbone.features_key(home), self.pool, task, self.views, origin)
+        return folder.relative_to(home.features).as_posix()
+
+    def inputs(self) -> Sequence[Stage]:
+        return [self.backbone]
+
+    def cached(self, home: Home) -> bool:
+        return is_computed(home.features / self.key(home), features_sha256(home, self.backbone.key(home)))
+
+    def place(self, work: Workspace) -> Place:
+        return work.place("features")
+
+    def threads(self) -> int:
+        return cores()
+
+    def memory(self, data: Outline, device: torch.device) -> int:
+        """Activations of the largest layers for a batch, of which none are kept."""
+        return FORWARD * BATCH * math.prod(data.shape[:2]) if device.type == "cpu" else PREPARING
+
+    def amount(self, data: Outline, work: Workspace) -> Amount | None:
+        images, backbone = self.views * data.images(self.pool), self.backbone.task.pretraining.backbone
+        of_classifier = self.views == 1 and self.pool.startswith("base/") and frozen_backbone(backbone) is not None
+        if of_classifier and not self.backbone.cached(work.home):
+            images = 0  # the pretraining computes them, to train the classifier on
+        if not data.shape:
+            return None
+        return Amount(self.kind, _named(backbone, data, self.place(work)), images * math.prod(data.shape[:2]))
+
+    def compute(self, work: Workspace) -> None:
+        self.backbone.prepared(work).features(self.pool, self.views)
+
+
+def _named(backbone: str, data: Outline, place: Place) -> str:
+    """A network on images of a size, on a device, as rates are kept."""
+    return f"{backbone}/{'x'.join(map(str, data.shape))}/{place.device.type}"

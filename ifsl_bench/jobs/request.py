@@ -1,0 +1,82 @@
+"""What is asked for, as commands, campaign files and notebooks all say it. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.protocol.variants import Change, make_change
+
+if TYPE_CHECKING:
+    from ifsl_bench.plugin.method import Method
+
+NO_CHANGE = Change()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be run: methods, tasks and seeds multiply. None and nothing where nothing is said.
+
+    Attributes:
+        methods: names, globs and sets; a call may have classes too.
+        tasks: names, globs and sets.
+        options: of the methods, name -> value.
+        train: changes of meta-training, see :class:`ifsl_bench.protocol.training.Training`.
+        trials: how many settings of each method to choose from; 0 for the methods as published.
+        seed: the first training seed.
+        seeds: how many there are, or all of them.
+        episodes: the first so many test episodes.
+        calibrate: whether rows have the bias on novel logits that is best on validation episodes.
+        change: of every task, beside what their names say.
+        where: how errors begin; "" for what a command or a call says.
+    """
+
+    methods: Sequence[str | type[Method]] = ()
+    tasks: Sequence[str] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    train: Mapping[str, Any] = field(default_factory=dict)
+    trials: int | None = None
+    seed: int | None = None
+    seeds: int | Sequence[int] | None = None
+    episodes: int | None = None
+    calibrate: bool = False
+    change: Change = NO_CHANGE
+    where: str = ""
+
+    @property
+    def all_seeds(self) -> Sequence[int]:
+        """Every training seed; 0 alone where nothing is said."""
+        if isinstance(self.seeds, Sequence):
+            return self.seeds
+        first = self.seed or 0
+        return range(first, first + (1 if self.seeds is None else self.seeds))
+
+    def over(self, other: Request) -> Request:
+        """Another request, of a file, with what this one says in place of it; methods and tasks stay the file's."""
+        more: dict[str, Any] = {
+            key: value for key in ("trials", "episodes") if (value := getattr(self, key)) is not None
+        }
+        if self.seed is not None or self.seeds is not None:
+            first = min(other.all_seeds, default=0) if self.seed is None else self.seed
+            more |= {"seed": first, "seeds": self.seeds}
+        return replace(
+            other,
+            options={**other.options, **self.options},
+            train={**other.train, **self.train},
+            calibrate=other.calibrate or self.calibrate,
+            change=make_change({**other.change.said(), **self.change.said()}),
+            **more,
+        )
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Errors inside say where in a file they come from."""
+        try:
+            yield
+        except UserError as error:
+            if not self.where:
+                raise
+            raise UserError(f"{self.where}: {error}") from error

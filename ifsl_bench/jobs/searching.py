@@ -1,0 +1,203 @@
+"""The search for options: its trials in rounds, the choice among them, and the chosen one's meta-training."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from ifsl_bench.backbone.placement import Place
+from ifsl_bench.board.firmness import Choice
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Mute, Reporter
+from ifsl_bench.data.preparing.outline import Outline
+from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, best_of, firmness
+from ifsl_bench.episodic.meta_training import training_threads
+from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.episodic.trained import Model
+from ifsl_bench.jobs.job import TUNING_SEED, Candidate, Job
+from ifsl_bench.jobs.preparation import Stage
+from ifsl_bench.jobs.rates import Amount
+from ifsl_bench.jobs.training import JobStage, MetaTrain, Trial, key_of, prepared_for, training_place, trials_named
+from ifsl_bench.plugin import settings
+from ifsl_bench.plugin.settings import PAIR
+from ifsl_bench.plugin.space import RATE
+from ifsl_bench.protocol.metrics import Counts
+
+
+@dataclass(frozen=True)
+class LaterTrial(JobStage):
+    """A trial in a later round of a search: what it tries follows from the rounds before it.
+
+    Attributes:
+        job: the search, as :func:`trials_of` has it.
+        round: from 1.
+        slot: in the round, from 0.
+    """
+
+    round: int
+    slot: int
+
+    kind = "trial"
+
+    def told(self, seeds: str) -> str:
+        return f"trial {self.slot + 1} of round {self.round + 1} of {self.job.told(seeds)}"
+
+    @property
+    def family(self) -> str:
+        return trials_named(self.job)
+
+    @property
+    def _first(self) -> Trial:
+        """The search's first trial, which takes about as long."""
+        return Trial(self.job.rounds()[0][0].job)
+
+    def key(self, home: Home) -> str:
+        select = self.job.training.select
+        return f"{key_of(self.job, home)}-{self.job.setting}-{select}-{self.round}.{self.slot}"
+
+    def inputs(self) -> Sequence[Stage]:
+        if self.round > 1:
+            return [LaterTrial(self.job, self.round - 1, slot) for slot in range(PAIR)]
+        return [Trial(candidate.job) for candidate in self.job.rounds()[0]]
+
+    def trial(self, home: Home) -> Trial | None:
+        """What it tries; None while a round before it is not done, and where the search has no such trial."""
+        rounds = self.job.rounds(kept_accuracies(home))
+        candidates = rounds[self.round][self.slot :] if len(rounds) > self.round else []
+        return Trial(candidates[0].job) if candidates else None
+
+    def cached(self, home: Home) -> bool:
+        accuracy = kept_accuracies(home)
+        rounds = self.job.rounds(accuracy)
+        here = rounds[self.round][self.slot :][:1] if len(rounds) > self.round else rounds[-1]
+        return all(accuracy(candidate) is not None for candidate in here)
+
+    def place(self, work: Workspace) -> Place:
+        return self._first.place(work)
+
+    def threads(self) -> int:
+        return self._first.threads()
+
+    def amount(self, data: Outline, work: Workspace) -> Amount:
+        return self._first.amount(data, work)
+
+    def compute(self, work: Workspace) -> Tried | None:
+        trial = self.trial(work.home)
+        return trial.compute(work) if trial else None
+
+
+def trials_of(job: Job) -> list[Trial | LaterTrial]:
+    """The trials that a job's choice waits for; the same ones for all seeds of a search, calibrated or not."""
+    first = [Trial(candidate.job) for candidate in job.rounds()[0]]
+    seed, episodes = TUNING_SEED if job.trials else job.seed, job.task.evaluation.episodes
+    search = replace(job, seed=seed, calibrated=False, episodes=episodes)
+    return [*first, *(LaterTrial(search, i + 1, slot) for i in range(job.later_rounds) for slot in range(PAIR))]
+
+
+def kept_accuracies(home: Home) -> Callable[[Candidate], float | None]:
+    """The accuracies of trials that are in a home, for :meth:`Job.rounds`."""
+
+    def accuracy(candidate: Candidate) -> float | None:
+        tried = Trial(candidate.job).found(home)
+        return None if tried is None else tried.to_compare
+
+    return accuracy
+
+
+@dataclass(frozen=True)
+class TrainChosen(JobStage):
+    """The best of a job's candidates, meta-trained with a seed that is not the trials'."""
+
+    kind = "meta-training"
+
+    def told(self, seeds: str) -> str:
+        return f"meta-training the choice for {self.job.told(seeds)}: {self.job.schedule.steps:,} steps"
+
+    def key(self, home: Home) -> str:
+        return f"{key_of(self.job, home)}-{self.job.setting}-{self.job.training.select}"
+
+    def inputs(self) -> Sequence[Stage]:
+        return [*prepared_for(self.job, ("train", "val")), *trials_of(self.job)]
+
+    def cached(self, home: Home) -> bool:
+        return False  # what is chosen is known where all trials are
+
+    def place(self, work: Workspace) -> Place:
+        return training_place(self.job, work)
+
+    def threads(self) -> int:
+        return training_threads(self.job.training.episodes_per_step) if self.job.trains else 1
+
+    def amount(self, data: Outline, work: Workspace) -> Amount:
+        return MetaTrain(self.job).amount(data, work)
+
+    def compute(self, work: Workspace) -> Model:
+        best, _ = chosen(self.job, work, Mute())
+        return MetaTrain(best).compute(work)
+
+
+def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str, Any]]:
+    """The best of a job's candidates, with the job's seed, and what a result says of the choice.
+
+    Args:
+        reporter: who hears of the choice.
+    """
+    if not job.searched:
+        return job, {"options": job.options, "tuned": {}, "passed_over": [], "edge": []}
+    tried: dict[str, Tried] = {}
+
+    def accuracy(candidate: Candidate) -> float:
+        tried[candidate.name] = Trial(candidate.job).compute(work)
+        return tried[candidate.name].to_compare
+
+    rounds = job.rounds(accuracy)
+    candidates = {candidate.name: candidate for candidate in itertools.chain.from_iterable(rounds)}
+    name = best_of(str(job), tried, reporter)
+    reporter.say(f"{job}: {name} is the best of {len(tried)}, {tried[name].accuracy:.2f}% on validation")
+    point, best = candidates[name].point, candidates[name].job
+    offered = [candidate.point for candidate in candidates.values()]
+    return replace(best, seed=job.seed), {
+        "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
+        "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
+        "choice": Choice(**firmness(tried, name)),
+        "rounds": [len(one) for one in rounds],
+        "passed_over": [setting for setting, trial in tried.items() if trial.failed],
+        "edge": settings.at_edge(job.method, best.options, point, offered),
+    }
+
+
+def counted_on_test(job: Job, choice: dict[str, Any], counts: Counts, work: Workspace) -> dict[str, Any]:
+    """Counts the hits of a choice's rivals on the first test episodes, as docs/statistics.md needs them.
+
+    Args:
+        choice: what a result says of it, as :func:`chosen` has it.
+        counts: those of the chosen setting on all test episodes.
+    """
+    if "choice" not in choice or not choice["choice"].rivals:
+        return choice
+    firmness, episodes = choice["choice"], range(min(RIVAL_EPISODES, len(counts)))
+    jobs = [candidate.job for candidate in itertools.chain.from_iterable(job.rounds(kept_accuracies(work.home)))]
+    columns = [counts.columns()]
+    for i, place in enumerate(firmness.rivals):
+        title = f"rival {i + 1} of {len(firmness.rivals)} of {job}: {len(episodes):,} test episodes"
+        columns.append(Trial(jobs[place]).on_test(work, episodes, title).columns())
+    hits = {name: [int(column[name][: len(episodes)].sum()) for column in columns] for name in columns[-1]}
+    return choice | {"choice": msgspec.structs.replace(firmness, test_episodes=len(episodes), test_hits=hits)}
+
+
+def kept_choice(job: Job, home: Home) -> Job | None:
+    """The same, from trials that are there; None where one is missing, or all have failed."""
+    if not job.searched:
+        return job
+    accuracy = kept_accuracies(home)
+    accuracies = {one.name: (accuracy(one), one.job) for one in itertools.chain.from_iterable(job.rounds(accuracy))}
+    known = {name: value for name, (value, _) in accuracies.items() if value is not None}
+    best = max(known, key=known.__getitem__, default="")
+    if len(known) < len(accuracies) or known[best] == -math.inf:
+        return None
+    return replace(accuracies[best][1], seed=job.seed)

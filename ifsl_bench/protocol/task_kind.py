@@ -1,0 +1,60 @@
+"""Kinds of tasks: what is counted, which metrics follow from it, and which of them tables show. Imports no NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+Part = Literal["base", "novel"]
+
+COUNTS = ("base_joint", "base_alone", "novel_joint", "novel_alone")
+MORE_COUNTS = ("pairs", "calibrated_base", "calibrated_novel")  # of episodes with base classes
+METRICS = ("acc", "base_joint", "base_alone", "novel_joint", "novel_alone", "delta_a", "delta_b", "delta")
+BALANCE = ("harmonic", "ausuc", "calibrated_acc", "calibrated_delta")  # what joint accuracy hides
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What tasks have in common that are measured alike.
+
+    Attributes:
+        parts: of the classes that queries are of, novel ones first.
+        counts: of each episode, in every result.
+        more_counts: those that a result has where they can be had.
+        metrics: of every result.
+        more_metrics: those that a result has where its counts are there.
+        fields: metrics that tables for programs have, the same for tasks that stand in one table.
+    """
+
+    parts: tuple[Part, ...]
+    counts: tuple[str, ...]
+    more_counts: tuple[str, ...]
+    metrics: tuple[str, ...]
+    more_metrics: tuple[str, ...]
+    fields: tuple[str, ...]
+
+    @property
+    def has_base(self) -> bool:
+        """Whether base classes are among those that queries are told apart from, so that a bias may weigh them."""
+        return "base" in self.parts
+
+    def shows(self, metric: str, known: Collection[str]) -> bool:
+        """Whether readers are shown a metric, where ``known`` are those that some row has."""
+        return metric in self.metrics or (metric in self.more_metrics and metric in known)
+
+    def known(self, counts: Collection[str]) -> tuple[str, ...]:
+        """The metrics of a result that has these of its counts."""
+        calibrated = {"calibrated_base", "calibrated_novel"}
+        needs = {"ausuc": {"pairs"}, "calibrated_acc": calibrated, "calibrated_delta": calibrated}
+        return (*self.metrics, *(name for name in self.more_metrics if needs.get(name, set()).issubset(counts)))
+
+
+JOINT = Kind(("novel", "base"), COUNTS, MORE_COUNTS, METRICS, BALANCE, (*METRICS, *BALANCE))
+REGULAR = Kind(("novel",), COUNTS, (), ("acc",), (), JOINT.fields)
+"""Regular few-shot learning: without base classes joint and alone are one, and there is nothing to lose."""
+
+
+def kind_of(base_queries: int) -> Kind:
+    """The kind of tasks whose episodes have so many base queries."""
+    return JOINT if base_queries else REGULAR

@@ -1,1 +1,0 @@
-"""From a command to stored results: jobs, stages, provenance, checks."""

@@ -1,0 +1,1 @@
+"""The stages of many jobs, each once, by as many workers as there are."""

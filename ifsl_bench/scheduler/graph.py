@@ -1,0 +1,185 @@
+"""The graph of the stages of many jobs: each that is not done already is there once, for all results that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ifsl_bench.backbone.placement import HOST
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.data.preparing.outline import Outline, outline_of, remembered
+from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.jobs.evaluating import Evaluate
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.jobs.preparation import PrepareData, Stage
+from ifsl_bench.jobs.ranges import EvaluationStage
+from ifsl_bench.jobs.rates import Amount, Rates
+from ifsl_bench.jobs.training import Trial
+from ifsl_bench.store.stored import is_trained, stored_result
+
+PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it has done anything
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a node needs of the machine.
+
+    Attributes:
+        threads: that it keeps busy. :func:`ifsl_bench.common.processor.cores` of them mean the whole machine.
+        memory: bytes, roughly.
+        accelerator: whether it computes on one.
+    """
+
+    threads: int = 1
+    memory: int = PROCESS
+    accelerator: bool = False
+
+
+@dataclass(frozen=True)
+class Node:
+    """A stage to run; a description that can be pickled.
+
+    Attributes:
+        key: its kind and what its artefact is called; no two nodes of a graph have the same.
+        needs: keys of the nodes it waits for.
+        results: the jobs that wait for it, as indices of :attr:`Graph.jobs`.
+        anew: whether what was there is set aside before it starts.
+        last: whether it makes a job's result, and stores it.
+        amount: of work; None where nobody knows.
+        seconds: that it takes about; None where nobody knows.
+        measured: whether that is by stages like it that have run here.
+    """
+
+    key: str
+    stage: Stage
+    needs: tuple[str, ...]
+    wants: Wants
+    results: tuple[int, ...]
+    anew: bool = False
+    last: bool = False
+    amount: Amount | None = None
+    seconds: float | None = None
+    measured: bool = False
+
+    def __str__(self) -> str:
+        return str(self.stage)
+
+    @property
+    def ends(self) -> bool:
+        """Whether it is part of what a job ends with: its evaluation."""
+        return self.last or getattr(self.stage, "kind", "") == "evaluation"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What has to be done for some jobs.
+
+    Attributes:
+        jobs: all of them.
+        nodes: by key, each after those it waits for; what is done already has none.
+        stored: indices of the jobs whose results are stored and current.
+        refused: index of a job that cannot be run -> why; it has no nodes.
+    """
+
+    jobs: tuple[Job, ...]
+    nodes: Mapping[str, Node]
+    stored: tuple[int, ...] = ()
+    refused: Mapping[int, UserError] = field(default_factory=dict)
+
+
+def key_of(stage: Stage, home: Home) -> str:
+    """Of a node for the stage."""
+    if isinstance(stage, Trial):
+        return f"trial/{stage.file(home).stem}"
+    if isinstance(stage, Evaluate):
+        return f"result/{stage.job.task.name}-{stage.job.task.hash[:12]}/{stage.job.result_path(home).stem}"
+    return f"{stage.kind}/{stage.key(home)}"
+
+
+def graph_of(
+    jobs: Sequence[Job],
+    work: Workspace,
+    rerun: bool = False,
+    retrain: bool = False,
+    command: str = "",
+    lacking: bool = False,
+) -> Graph:
+    """The graph of some jobs.
+
+    Args:
+        lacking: as if data were there that have to be obtained first, as far as it is known how many they are.
+        rerun: evaluate again even if a result is stored.
+        retrain: train again even if a model is stored; rerun follows.
+        command: what the user typed, recorded with results.
+    """
+    found = _Expansion(work, retrain, lacking)
+    stored, refused = [], {}
+    with remembered():
+        for index, job in enumerate(jobs):
+            try:
+                if not (rerun or retrain) and stored_result(job, work) is not None:
+                    work.reporter.say(f"{job}: done already (--rerun repeats it)")
+                    stored.append(index)
+                    continue
+                found.expand(index, job, command)
+            except UserError as error:
+                refused[index] = error
+    return Graph(tuple(jobs), found.nodes, tuple(stored), refused)
+
+
+class _Expansion:
+    def __init__(self, work: Workspace, retrain: bool, lacking: bool) -> None:
+        self.work, self.retrain, self.lacking = work, retrain, lacking
+        self.rates = Rates(work.home)
+        self._nodes: dict[str, Node] = {}  # without their results
+        self._results: dict[str, list[int]] = {}
+        self._done: dict[str, bool] = {}
+        self._outlines: dict[str, Outline] = {}
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        return {key: replace(node, results=tuple(self._results[key])) for key, node in self._nodes.items()}
+
+    def expand(self, index: int, job: Job, command: str) -> None:
+        """Adds the nodes of a job; raises :class:`UserError` where its episodes cannot be drawn from its data."""
+        if job.task.hash not in self._outlines:
+            self._outlines[job.task.hash] = outline_of(job.task, self.work.home, self.lacking)
+        outline = self._outlines[job.task.hash]
+        PrepareData(job.task, job.sides).check(outline)
+        self._visit(Evaluate(job, command=command), index, outline)
+
+    def _visit(self, stage: Stage, index: int, outline: Outline) -> str | None:
+        """The key of the stage's node, which is made if it is missing; None where the stage is done."""
+        key = key_of(stage, self.work.home)
+        anew = self.retrain and is_trained(stage)
+        if key not in self._done:
+            of_old = self.retrain and isinstance(stage, EvaluationStage)  # of the old model
+            self._done[key] = not anew and not of_old and stage.cached(self.work.home)
+        if self._done[key]:
+            return None
+        if key in self._nodes:
+            self._claim(key, index)
+            return key
+        keys = [self._visit(needed, index, outline) for needed in stage.inputs()]
+        needs = tuple(dict.fromkeys(needed for needed in keys if needed))
+        wants, amount = wants_of(stage, outline, self.work), stage.amount(outline, self.work)
+        self._nodes[key] = Node(
+            key, stage, needs, wants, (), anew, isinstance(stage, Evaluate), amount, self.rates.seconds(amount),
+            self.rates.knows(amount),
+        )  # fmt: skip
+        self._results[key] = [index]
+        return key
+
+    def _claim(self, key: str, index: int) -> None:
+        """A job waits for a node, and so for all that the node waits for."""
+        if self._results[key][-1] != index:
+            self._results[key].append(index)
+            for needed in self._nodes[key].needs:
+                self._claim(needed, index)
+
+
+def wants_of(stage: Stage, data: Outline, work: Workspace) -> Wants:
+    """What a stage needs, by rule."""
+    device = stage.place(work).device
+    return Wants(stage.threads() if device == HOST else 1, stage.memory(data, device) + PROCESS, device != HOST)

@@ -1,0 +1,211 @@
+"""The one loop that hands out the nodes of a graph, to whatever executor there is.
+
+One node has one owner at a time because the loop says so. A node whose worker died is handed out again, and goes on
+from its last checkpoint; one that failed takes with it what waits for it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import queue
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ifsl_bench.common.files import Home
+from ifsl_bench.scheduler.executors import Executor
+from ifsl_bench.scheduler.graph import Graph, Node
+from ifsl_bench.scheduler.logs import Event, Tail, log_path
+from ifsl_bench.scheduler.work import Outcome
+
+Rank = tuple[float, ...]
+TRIES = 3  # of a node whose worker dies, without coming further
+FURTHER = 0.01  # of a piece of work: what an attempt has to come beyond those before it to begin the count anew
+LOOK = 1.0  # seconds between two looks at the places and the logs
+
+
+class Watch:
+    """Who is told of a run's progress; this one ignores it."""
+
+    def planned(self, graph: Graph) -> None:
+        """What there is to do, before anything is."""
+
+    def begun(self, node: Node) -> None:
+        """A node is handed out; more than once, if its worker dies."""
+
+    def heard(self, node: Node, event: Event) -> None:
+        """A worker says something of its node."""
+
+    def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
+        """A node ended, or will be handed out ``again``."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job has no result.
+
+    Attributes:
+        job: its index in the graph.
+        node: that failed; None where the job was refused before anything ran.
+        why: one line.
+    """
+
+    job: int
+    node: Node | None
+    why: str
+
+
+@dataclass
+class _Attempts:
+    """A node that has been handed out.
+
+    Attributes:
+        count: how often, since an attempt came further than those before it.
+        tail: of its log.
+        reached: piece of work -> the share of it that was reached.
+        reached_before: the same when its worker died last; None before that.
+    """
+
+    tail: Tail
+    count: int = 0
+    reached: dict[str, float] = field(default_factory=dict)
+    reached_before: dict[str, float] | None = None
+
+    def hear(self, event: Event) -> None:
+        if event.total:
+            share = event.done / event.total
+            self.reached[event.text] = max(self.reached.get(event.text, 0.0), share)
+
+    def lost(self) -> None:
+        """Counts anew if this attempt came further than those before it: a job of a queueing system that ends by its
+        time limit, again and again, goes on from a later checkpoint each time."""
+        before = self.reached_before
+        if before is not None and any(
+            share >= before.get(work, 0.0) + FURTHER for work, share in self.reached.items()
+        ):  # fmt: skip
+            self.count = 1
+        self.reached_before = dict(self.reached)
+
+
+def schedule(
+    graph: Graph,
+    executor: Executor,
+    home: Home,
+    watch: Watch | None = None,
+    before: Callable[[Node], None] | None = None,
+) -> list[Failure]:
+    """Runs all nodes of a graph; returns the jobs without a result, in their order.
+
+    Args:
+        home: with the logs of the nodes, which tell of their progress.
+        before: is called with each node once, before it is first handed out.
+    """
+    return _Run(graph, executor, home, watch or Watch(), before or (lambda node: None)).to_the_end()
+
+
+class _Run:
+    def __init__(
+        self, graph: Graph, executor: Executor, home: Home, watch: Watch, before: Callable[[Node], None]
+    ) -> None:
+        self.graph, self.nodes, self.executor, self.home = graph, graph.nodes, executor, home
+        self.watch, self.before = watch, before
+        self.failures = {job: Failure(job, None, str(error)) for job, error in graph.refused.items()}
+        self.missing = {key: len(node.needs) for key, node in graph.nodes.items()}  # needs that are not done
+        self.waiting: dict[str, list[str]] = {}  # key -> nodes that need it
+        for key, node in graph.nodes.items():
+            for needed in node.needs:
+                self.waiting.setdefault(needed, []).append(key)
+        self.order = {key: order for order, key in enumerate(graph.nodes)}
+        # Heaps: of nodes without and with an accelerator.
+        self.ready: dict[bool, list[tuple[Rank, str]]] = {False: [], True: []}
+        for key, count in self.missing.items():
+            if not count:
+                self._is_ready(key)
+        self.running: set[str] = set()
+        self.attempts: dict[str, _Attempts] = {}
+        self.ends: queue.SimpleQueue[tuple[Node, Any]] = queue.SimpleQueue()  # with the futures
+
+    def _is_ready(self, key: str) -> None:
+        heapq.heappush(self.ready[self.nodes[key].wants.accelerator], (self._rank(key), key))
+
+    def _rank(self, key: str) -> Rank:
+        """Lower ones go first: what many results wait for; then what ends a job; then what takes longest, as far as
+        others like it have shown here, so that no worker is left alone with it in the end."""
+        if self.executor.in_order:
+            return (self.order[key],)
+        node = self.nodes[key]
+        seconds = math.inf if node.seconds is None else node.seconds
+        return -len(node.results), not node.ends, -seconds, self.order[key]
+
+    def to_the_end(self) -> list[Failure]:
+        self.watch.planned(self.graph)
+        looked = -math.inf
+        while self.running or any(self.ready.values()):  # places may have to be waited for
+            if time.monotonic() - looked >= LOOK:
+                self.executor.look()
+                for key in self.running:
+                    self._listen(key)
+                looked = time.monotonic()
+            self._hand_out()
+            if self.running or any(self.ready.values()):
+                with suppress(queue.Empty):
+                    self._ended(*self.ends.get(timeout=LOOK))
+        return [self.failures[job] for job in sorted(self.failures)]
+
+    def _hand_out(self) -> None:
+        full: set[bool] = set()  # where no more fit: among accelerators, among the others
+        while heads := [(heap[0], kind) for kind, heap in self.ready.items() if heap and kind not in full]:
+            (_, key), kind = min(heads)
+            node = self.nodes[key]
+            if all(job in self.failures for job in node.results):
+                heapq.heappop(self.ready[kind])
+            # Nothing passes a node for which there is no room yet: one that wants the whole machine would never begin.
+            elif not self.executor.fits(node):
+                full.add(kind)
+            else:
+                heapq.heappop(self.ready[kind])
+                self._begin(node)
+
+    def _begin(self, node: Node) -> None:
+        self.running.add(node.key)
+        if node.key not in self.attempts:
+            self.before(node)
+            self.attempts[node.key] = _Attempts(Tail(log_path(self.home, node.key)))
+        self.attempts[node.key].count += 1
+        self.watch.begun(node)
+        self.executor.submit(node).add_done_callback(lambda future: self.ends.put((node, future)))
+
+    def _listen(self, key: str) -> None:
+        """What a node's log has had added; this process says it aloud, and needs no log for that."""
+        if self.executor.in_order:
+            return
+        for event in self.attempts[key].tail.events():
+            self.attempts[key].hear(event)
+            self.watch.heard(self.nodes[key], event)
+
+    def _ended(self, node: Node, future: Any) -> None:
+        outcome, attempts = self.executor.outcome(node, future), self.attempts[node.key]
+        self._listen(node.key)
+        self.running.discard(node.key)
+        if outcome.how == "lost":
+            attempts.lost()
+        again = outcome.how == "lost" and attempts.count < TRIES
+        if outcome.how == "lost" and not again:
+            outcome = replace(outcome, why=f"{outcome.why}, {TRIES} times")
+        self.watch.ended(node, outcome, again)
+        if outcome.how == "done":
+            self._done(node)
+        elif again:
+            self._is_ready(node.key)
+        else:
+            for job in node.results:
+                self.failures.setdefault(job, Failure(job, node, outcome.why))
+
+    def _done(self, node: Node) -> None:
+        for key in self.waiting.get(node.key, ()):
+            self.missing[key] -= 1
+            if not self.missing[key]:
+                self._is_ready(key)

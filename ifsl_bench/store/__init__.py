@@ -1,0 +1,1 @@
+"""Stored results: kept, checked, made again."""

@@ -1,0 +1,271 @@
+"""Contributed result files, held against the task, the episodes, the data and the method that they name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from ifsl_bench.board.episode_counts import COLUMNS, counts_entry
+from ifsl_bench.board.fitting import unfit
+from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse, read_raw
+from ifsl_bench.common.errors import UserError, one_line
+from ifsl_bench.common.files import Home, write_json
+from ifsl_bench.plugin import registry
+from ifsl_bench.protocol.class_draws import ClassDraws, stream_key
+from ifsl_bench.protocol.limits import check_task, most_episodes
+from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task_files import find, is_plain
+from ifsl_bench.protocol.variants import changed, split
+from ifsl_bench.store.check_form import Unverified, odd_values, unprintable
+
+if TYPE_CHECKING:
+    from ifsl_bench.protocol.episodes import Sampler
+
+MOST_LINES, MOST_LETTERS = 50, 500  # that are said of a file; one line is enough to refuse it
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found of a file.
+
+    Attributes:
+        result: None where the file does not hold one.
+        failures: what is wrong, a line each; empty for a good file.
+        unverified: what could not be looked at here.
+    """
+
+    result: Result | None
+    failures: tuple[str, ...]
+    unverified: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """A good file in one line."""
+        if self.result is None or self.failures:
+            raise ValueError("the file has failed")
+        r = self.result
+        accuracy = f"{r.summary['acc']['mean']:.2f} ± {r.summary['acc']['interval']:.2f}"
+        said = f"ok: {r.label} on {r.task}, seed {r.seed}, {len(r.episodes):,} episodes, Acc. {accuracy}"
+        return f"{said} (not verified: {'; '.join(self.unverified)})" if self.unverified else said
+
+
+def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | None = None) -> Checked:
+    """Verifies a result file.
+
+    Held against each other are its schema and every name in it, all of which must be texts that can be printed; its
+    summary and the counts of its episodes; its task's definition, data and episodes, and the ones it was measured on;
+    its name and label, and the method, options and seed in it; where it came from. The episodes of a task without a
+    pinned digest, and some but not all of a task's, are drawn again where the data are prepared here; where the method
+    is installed, label and choice of options are made again, and its code is compared.
+
+    Args:
+        tasks: tasks of one's own, by name, beside the packaged ones.
+        home: where data sets are looked for.
+    """
+    home, tasks = home or Home.locate(), tasks or {}
+    try:
+        raw = read_raw(path)
+        if mixed := _published(path, raw):
+            return Checked(None, (mixed,))
+        result = parse(path, raw)
+    except UserError as error:
+        said = str(error).replace(one_line(f"{path} "), "it ", 1).removeprefix(one_line(f"{path}: "))
+        return Checked(None, _lines([said.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)]))
+    failures = [*unprintable(raw)]
+    failures += [reason] if (reason := inconsistency(result)) else []
+    failures += _place(path, result, tasks, home)
+    failures += odd_values(result)
+    unverified: list[str] = []
+    try:
+        task = _task(result.task, tasks, home)
+    except UserError as error:
+        failures.append(f"task: {error}")
+    else:
+        from ifsl_bench.store.check_method import CHECKS
+
+        failures += [*_definition(result, task), *_novel_data(result, task), *unfit(task, [result]).values()]
+        for check in (_digest, _classes, _partial, _calibration, *CHECKS):
+            try:
+                failures += check(result, task, home)
+            except Unverified as error:
+                unverified.append(str(error))
+    return Checked(result, _lines(failures), tuple(map(one_line, unverified)))
+
+
+def rewrite(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | None = None) -> None:
+    """Writes a good result file anew, its counts in the shortest form there is; every value in it stays.
+
+    Args:
+        path, tasks, home: as :func:`check_file` has them, which must have found no failure.
+    """
+    raw = read_raw(path)
+    result = parse(path, raw)
+    task, classes = _task(result.task, tasks or {}, home or Home.locate()), result.classes()
+    (count, ways), of = classes.shape, int(classes.max()) + 1
+    draws = ClassDraws(count, ways, of, stream_key(task.name, "test", task.evaluation.seed))
+    entry = counts_entry(result.counts(), draws if np.array_equal(draws.array(), classes) else classes)
+    if not entry.same(result.episodes, COLUMNS):
+        raise ValueError(f"{path}: its counts would not stay the same")
+    write_json(path, {**raw, "episodes": msgspec.to_builtins(entry)})
+
+
+def _lines(failures: Sequence[str]) -> tuple[str, ...]:
+    """Each in one line that is not too long, and no more of them than anybody reads."""
+    said = [one_line(failure[:MOST_LETTERS]) + "..." * (len(failure) > MOST_LETTERS) for failure in failures]
+    rest = [f"and {len(said) - MOST_LINES:,} more"] if len(said) > MOST_LINES else []
+    return tuple(said[:MOST_LINES] + rest)
+
+
+def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
+    if name in tasks:
+        return tasks[name]
+    if not is_plain(name):  # a path would be opened, and it is not the user who named it
+        raise UserError(f"{name!r} is no task's name, with or without changes such as +ways=10")
+    plain, change = split(name)
+    if plain not in tasks:
+        (task,) = find(name, home=home)
+    else:
+        task = changed(tasks[plain], change)
+        check_task(task, "with these changes")
+    if task.name != name:
+        raise UserError(f"{name!r} is called {task.name!r}")
+    return task
+
+
+def _published(path: Path, raw: Mapping[str, Any]) -> str:
+    """Why a file is of published rows, or among them; "" where it is not. They are never mixed with measured ones."""
+    if raw.keys() & {"rows", "columns"}:
+        return "it is a table of published rows, not the result of a run"
+    if _folder(path) == "published":
+        return "it lies among the published rows, where no measured result belongs"
+    return ""
+
+
+def _folder(path: Path) -> str:
+    """The name of the folder that a file lies in; as for tables, a link lies where it is, not where it leads."""
+    return Path(os.path.abspath(path)).parent.name
+
+
+def _place(path: Path, result: Result, tasks: Mapping[str, Task], home: Home) -> Iterator[str]:
+    if path.name != file_name(result.label, result.seed):
+        yield f"file name: label and seed make it {file_name(result.label, result.seed)}"
+    folder = _folder(path)
+    if folder != result.task:  # a copy in a folder that is no task's is as good
+        with contextlib.suppress(UserError):
+            _task(folder, tasks, home)
+            yield f"folder: it lies with the results of {folder}, and is of {result.task}"
+
+
+def _definition(result: Result, task: Task) -> Iterator[str]:
+    if result.task_hash != task.hash:
+        yield f"task_hash: {result.task_hash}, today's definition of {task.name} has {task.hash}"
+    pinned = task.dataset.fingerprint
+    if pinned and result.fingerprint != pinned:
+        yield f"fingerprint: {result.fingerprint[:16]}, task {task.name} is pinned to {pinned[:16]}: other data"
+
+
+def _novel_data(result: Result, task: Task) -> Iterator[str]:
+    """Whether it says which data novel classes come from, where these are other data, and nowhere else."""
+    said = result.novel_fingerprint
+    if task.novel_from is None and said:
+        yield f"novel_fingerprint: {said[:16]!r}, but the novel classes of {task.name} are of its own data set"
+    elif task.novel_from is not None and not re.fullmatch(r"[0-9a-f]{64}", said):
+        yield f"novel_fingerprint: {said[:80]!r}, where the 64 hexadecimal digits of {task.novel_from} were expected"
+
+
+def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The digest, against the pinned one or against the episodes drawn again from the data."""
+    count = len(result.episodes)
+    if count > most_episodes(task.episode):  # which does not fit, and may be millions to draw
+        return
+    expected = task.digest if count == task.evaluation.episodes else None
+    if expected is None:
+        expected = _drawn_digest(result, task, home, count)
+    if result.digest != expected:
+        yield f"digest: {result.digest[:16]}, the {count:,} episodes of {task.name} have {expected[:16]}"
+
+
+def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
+    try:
+        return _sampler(result, task, home).digest(count)
+    except (UserError, Unverified) as error:
+        raise Unverified(f"digest, since {error}") from error
+
+
+def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The novel classes of each episode, against the episodes drawn again from the data."""
+    count = len(result.episodes)
+    if count > most_episodes(task.episode) or result.episodes.length("classes") != count * task.episode.ways:
+        return  # they do not fit the task
+    try:
+        drawn = _sampler(result, task, home).classes(count)
+    except (UserError, Unverified) as error:
+        raise Unverified(f"classes, since {error}") from error
+    if not np.array_equal(result.episodes.column("classes"), drawn.reshape(-1)):
+        yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
+
+
+def _sampler(result: Result, task: Task, home: Home) -> Sampler:
+    """The test episodes of the very data that a result was measured on."""
+    _prepared(result, task, home)
+    from ifsl_bench.episodic.prepared import Workspace
+
+    return Workspace(home).prepared(task, "linear", result.seed).sampler("test")
+
+
+def _prepared(result: Result, task: Task, home: Home) -> bool:
+    """Whether the very data that a result was measured on, which have to be here, are partial."""
+    from ifsl_bench.data.pools import open_dataset
+    from ifsl_bench.data.preparing.outline import data_of
+    from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
+
+    partial = False
+    for spec, fingerprint in zip(data_of(task, home), (result.fingerprint, result.novel_fingerprint), strict=False):
+        if not is_prepared(home, spec.name):
+            raise Unverified(f"data set {spec.name} is not prepared here")
+        dataset = open_dataset(dataset_folder(home, spec.name))
+        if dataset.fingerprint != fingerprint:
+            raise Unverified(f"data set {spec.name} here has fingerprint {dataset.fingerprint[:16]}")
+        partial = partial or dataset.partial
+    return partial
+
+
+def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """Whether the data are partial, which is part of their fingerprint: against the pinned or the prepared data."""
+    data = task.dataset
+    crossed = task.novel_from is not None  # then either may be
+    expected = data.partial if data.fingerprint == result.fingerprint and not crossed else None
+    if expected is None and not crossed and data.name in registry.names(registry.DATASETS):
+        plugin = registry.load(registry.DATASETS, data.name)
+        expected = None if plugin.problem or plugin.value.needs_source else False  # what is made here is whole
+    if expected is None:
+        try:
+            expected = _prepared(result, task, home)
+        except (UserError, Unverified) as error:
+            raise Unverified(f"partial, since {error}") from error
+    if result.partial != expected:
+        made = "a part" if expected else "the whole"
+        yield f"partial: {str(result.partial).lower()}, data set {data.name} with this fingerprint is {made}"
+
+
+def _calibration(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """Whether calibration is there where it can be."""
+    if not task.kind.has_base or result.calibration:
+        return
+    if not (result.tuned or result.training):  # these have had validation episodes
+        try:
+            _prepared(result, task, home)
+            from ifsl_bench.episodic.prepared import Workspace
+
+            Workspace(home).prepared(task, "linear", result.seed).sampler("val")
+        except (UserError, Unverified) as error:
+            raise Unverified(f"calibration, since {error}") from error
+    yield f"calibration: missing; task {task.name} has base classes, and validation episodes to find the bias on"

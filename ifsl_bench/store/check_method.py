@@ -1,0 +1,203 @@
+"""What a result file says of its method and of the choice of its options, against the method that is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import EntryPoint
+from typing import Any, get_args
+
+from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
+from ifsl_bench.backbone.registered import corpora_of
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.wording import short
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.find_method import Chosen
+from ifsl_bench.plugin.options import resolve_options
+from ifsl_bench.plugin.rows import Label, label_parts
+from ifsl_bench.protocol.contamination import SEEN, seen
+from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.training import Training
+from ifsl_bench.store.check_form import Unverified
+from ifsl_bench.store.check_search import odd_search
+
+METHOD = (
+    r"(?:[A-Za-z0-9][A-Za-z0-9._-]*:)?[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
+)
+
+
+def _distribution(result: Result) -> dict[str, str]:
+    """Name and version of the package that the method is said to be from; empty of a class that nobody registers."""
+    recorded = result.provenance.get("distribution")
+    return {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
+
+
+def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint], str]:
+    """Who registers the method here; of them the package that the file says; and what that package's is called."""
+    owners = registry.owners(registry.METHODS, result.method)
+    package = _distribution(result).get("name", "")
+    theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
+    said = f"{registry.package_of(theirs[0])}:{theirs[0].name}" if package and theirs else result.method
+    return owners, theirs, said
+
+
+def _missing(result: Result) -> str:
+    """Why the method cannot be asked here; "" where it can."""
+    owners, _, said = _owners(result)
+    if not owners:
+        return f"method {result.method} is not installed here"
+    lacks = registry.load(registry.METHODS, said).lacks
+    return f"{lacks}, which method {result.method} needs, is not installed" if lacks else ""
+
+
+def _job(result: Result, task: Task) -> Job:
+    """The job that the file is of.
+
+    Raises:
+        UserError: options or training that the method does not take.
+    """
+    name, method, meant = registry.resolve(_owners(result)[2])
+    (given, train), trials = result.given(), result.trials
+    options, training = resolve_options(method, name, {**meant, **given}, task, trials), Training.parse(train)
+    count = len(result.episodes)
+    return Job(Chosen(name, method), options, task, training, result.seed, count, trials, result.calibrated)
+
+
+def _known_job(result: Result, task: Task) -> Job | None:
+    """The job; None where :func:`_method` says why there is none."""
+    owners, theirs, _ = _owners(result)
+    if (owners and not theirs) or _missing(result):
+        return None
+    with contextlib.suppress(UserError):
+        return _job(result, task)
+    return None
+
+
+def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """Label, options and backbone, as the installed method and the task make them."""
+    owners, theirs, _ = _owners(result)
+    if owners and not theirs:
+        here, package = " and ".join(registry.package_of(point) for point in owners), _distribution(result)["name"]
+        yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
+        return
+    if missing := _missing(result):
+        yield from _unknown_method(result, task)
+        raise Unverified(f"label and backbone, since {missing}")
+    try:
+        job = _job(result, task)
+    except UserError as error:
+        yield f"options: {error}"
+        return
+    if others := sorted(result.chosen - set(job.method.space)):  # they would be missing in the label
+        yield f"tuned: {others[0]} is no option that method {job.name} tunes"
+    if job.setting != result.setting:
+        yield f"setting: {result.setting!r}, method and options make it {job.setting!r}"
+    if job.label != result.label:
+        yield f"label: {result.label!r}, method, options and number of episodes make it {job.label!r}"
+    try:
+        corpora = corpora_of(task.pretraining)
+    except UserError as error:
+        raise Unverified(f"backbone, since {error}") from error
+    yield from _elsewhere(result, task, corpora)
+    key = pretraining_key(task, result.fingerprint, job.method.head, result.seed)
+    if result.pretraining.get("key") not in (None, key):
+        yield f"pretraining.key: {result.pretraining['key']!r}, task, data and seed make it {key!r}"
+
+
+def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Iterator[str]:
+    """What the file says of a backbone's earlier pretraining, against what is known of it here."""
+    found, named = result.pretraining, list(corpora or ())
+    if found.get("pretrained_on", []) != named:
+        said = reprlib.repr(found.get("pretrained_on"))
+        yield f"pretraining.pretrained_on: {said}, backbone {task.pretraining.backbone} makes it {named}"
+    known, said = seen(corpora, task.novel_data), found.get("seen", "no")
+    if said in SEEN and SEEN.index(said) < SEEN.index(known):
+        yield f"pretraining.seen: {said!r}, what is known of the backbone and {task.novel_data} makes it {known!r}"
+
+
+def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The distribution that the method is from; a class that nobody registers has none."""
+    found, (owners, _, _) = _distribution(result), _owners(result)
+    if owners and not (found.get("name") and found.get("version")):
+        yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
+               f"{registry.package_of(owners[0])}")  # fmt: skip
+    elif other := _other_version(result):
+        raise Unverified(f"distribution, since {other}")
+
+
+def _other_version(result: Result) -> str:
+    """Of which other version of its package the method is; "" where it is of the one that is installed here."""
+    found, (_, theirs, _) = _distribution(result), _owners(result)
+    if not theirs or not found.get("version"):
+        return ""
+    here = registry.distribution_of(theirs[0])
+    if found["version"] == here["version"]:
+        return ""
+    return f"the method is of {here['name']} {found['version']}, installed is {here['version']}"
+
+
+def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The choice of options, made again; another version of the method may have tried others."""
+    job, other = _known_job(result, task), _other_version(result)
+    faults = list(odd_search(result, job))
+    alone = list(odd_search(result, None)) if job and other and faults else faults
+    yield from alone
+    if faults and not alone:
+        raise Unverified(f"choice of options, since {other}")
+
+
+def _code(result: Result, task: Task, home: Home) -> Iterator[str]:
+    """The method's code; that of another version of its package may be other code."""
+    job = _known_job(result, task)
+    if job and not job.has_made(result.provenance) and not _other_version(result):
+        yield f"provenance: method {result.method} as it is installed here has other code, or another revision"
+
+
+def _unknown_method(result: Result, task: Task) -> Iterator[str]:
+    """What can be told of label and backbone without the method.
+
+    The label's name is the method's or a shorthand that only the method knows; of the options those that the shorthand
+    stands for may be missing.
+    """
+    options, train = result.given()
+    try:
+        changes = {f"train.{key}": value for key, value in Training.parse(train).changes().items()}
+    except UserError as error:
+        yield f"options: {error}"
+        return
+    if (count := len(result.episodes)) != task.evaluation.episodes:
+        changes["episodes"] = count
+    label, end = label_parts(result.label), _shown(changes)
+    marks = Label("", result.calibrated, result.setting if result.trials else "", ())
+    others = label.options[: len(label.options) - len(end)]
+    if label._replace(name="", options=()) != marks:
+        yield f"label: {result.label!r}, calibration and number of trials make its name end in {str(marks)!r}"
+    if label.options[len(others) :] != end:
+        ending = str(Label("", False, "", end))
+        yield f"label: {result.label!r}, training and number of episodes make it end in {ending!r}"
+    elif not re.fullmatch(METHOD, label.name) or not {*others} <= {*_shown(options)}:
+        yield f"label: {result.label!r} is no method's name with the options and the number of episodes of the file"
+    else:
+        with contextlib.suppress(UserError):
+            if (owner := registry.resolve(label.name)[0]) != result.method:
+                yield f"label: {label.name!r} is method {owner}, the file is of method {result.method}"
+    if not re.fullmatch(METHOD, result.method):
+        yield f"method: {result.method!r} is no name of a method"
+    keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
+    if (key := result.pretraining.get("key")) not in (None, *keys):
+        yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
+
+
+def _shown(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Options as they are found in labels, which a value may make more of."""
+    return label_parts(
+        str(Label("", False, "", tuple(f"{key}={short(value)}" for key, value in options.items())))
+    ).options
+
+
+CHECKS = (_method, _package, _search, _code)

@@ -1,0 +1,163 @@
+"""What of a difference between two measurements of one job another processor explains.
+
+Processors round differently. Where nothing is trained anew, that moves the few queries whose logits nearly tie, up as
+often as down. A training carries rounding on over thousands of steps, and ends about as far away as another seed does.
+docs/releases.md has the rule and what it was seen to be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
+
+SHARE = 0.1  # of the episodes that rounding may give other counts
+CHOICE = 1.0  # points of calibrated accuracy that a bias from other validation hits may cost or gain
+LEVEL = 0.05  # of all counts of a result together
+NAMES = dict(zip((*COUNTS, *MORE_COUNTS), ("base joint", "base alone", "novel joint", "novel alone", "AUSUC",
+                                           "calibrated base", "calibrated novel"), strict=True))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Change:
+    """One of the counts, now minus stored.
+
+    Attributes:
+        episodes: in how many of them it differs.
+        points: the mean difference, in percentage points.
+        interval: half-width of the paired interval over episodes, at :data:`LEVEL` for all counts of a result at once.
+        hits: the sum of the differences.
+    """
+
+    name: str
+    episodes: int
+    points: float
+    interval: float
+    hits: int
+
+    @property
+    def line(self) -> str:
+        return f"{NAMES[self.name]}: {self.episodes:,} episodes, {self.points:+.3f} ± {self.interval:.3f} points"
+
+
+def changes(stored: Result, found: Result) -> dict[str, Change]:
+    """All counts that both results, of the same episodes, have."""
+    from scipy.special import stdtrit
+
+    then, now = stored.counts(), found.counts()
+    base, novel = then.base_queries, then.novel_queries
+    most = {"base": base, "novel": novel, "pairs": 2 * base * novel}
+    sides = {name: most[name.removeprefix("calibrated_").partition("_")[0]] for name in NAMES}
+    both = [name for name in NAMES if all(getattr(one, name) is not None for one in (then, now)) and sides[name]]
+    count = len(then)
+    wide = float(stdtrit(count - 1, 1 - LEVEL / (2 * len(both)))) if count > 1 else math.inf
+
+    def change(name: str) -> Change:
+        gap = np.asarray(getattr(now, name), np.int64) - np.asarray(getattr(then, name), np.int64)
+        error = float(np.std(gap, ddof=1)) / math.sqrt(count) if count > 1 else math.inf
+        scale = 100 / sides[name]
+        half = scale * wide * error if gap.any() else 0.0
+        return Change(name, int(np.count_nonzero(gap)), scale * float(gap.mean()), half, int(gap.sum()))
+
+    return {name: change(name) for name in both}
+
+
+def retrained(stored: Result, found: Result) -> str:
+    """What was trained anew, so that rounding went through a training; "" where nothing was."""
+    if stored.pretraining.get("sha256") != found.pretraining.get("sha256"):
+        return "a backbone that was trained anew"
+    return "meta-training" if found.training else ""
+
+
+def unexplained(stored: Result, found: Result, seeds: Sequence[Result]) -> tuple[str, ...]:
+    """What another processor does not explain, of the same job on the same episodes, a phrase each.
+
+    Args:
+        seeds: the stored results of the row that ``stored`` is of, one for each training seed.
+    """
+    if all(stored.provenance.get(name) == found.provenance.get(name) for name in ("device", "libraries")):
+        return ("on the same device with the same libraries nothing differs",)
+    moved = changes(stored, found)
+    other = (stored.options, stored.train) != (found.options, found.train)
+    why = _choice(stored, found, bool(retrained(stored, found))) if other else ()
+    if retrained(stored, found):
+        return (*why, *_training(moved, seeds))
+    return tuple(why if other else _rounding(moved, stored, found))
+
+
+def _choice(stored: Result, found: Result, anew: bool) -> Iterator[str]:
+    """Settings that nearly tie on validation episodes change places; each then does on the test as it did before."""
+    then, now = stored.choice, found.choice
+    if then is None or now is None or [*map(list, stored.tuned.values())] != [*map(list, found.tuned.values())]:
+        yield "the options are others, and not by a choice among the same settings"
+        return
+    if anew:
+        if now.chosen not in {then.chosen, *then.winners}:
+            yield "no other validation episodes would have chosen these options"
+        return
+    joint = [np.add(choice.hits["base_joint"], choice.hits["novel_joint"]) for choice in (then, now)]
+    moved, gap = int(np.abs(joint[1] - joint[0]).max()), int(joint[0][then.chosen] - joint[0][now.chosen])
+    if gap > 2 * moved:
+        yield f"the options were {gap} validation hits behind, and rounding moved no setting's by more than {moved}"
+    if now.chosen in then.rivals:
+        place, counts = 1 + then.rivals.index(now.chosen), found.counts()
+        for name in COUNTS:
+            hits = int(getattr(counts, name)[: then.test_episodes].sum()) - then.test_hits[name][place]
+            if abs(hits) > _flips(then.test_episodes):
+                yield f"{NAMES[name]} has {hits:+,} hits against the same setting's in the stored result"
+
+
+def _flips(episodes: int) -> float:
+    """How far flips in :data:`SHARE` of the episodes move a sum, at :data:`LEVEL` for all counts together."""
+    from scipy.special import ndtri
+
+    return float(ndtri(1 - LEVEL / (2 * len(COUNTS)))) * math.sqrt(SHARE * episodes)
+
+
+def _rounding(moved: dict[str, Change], stored: Result, found: Result) -> Iterator[str]:
+    plain = [change for name, change in moved.items() if not name.startswith("calibrated")]
+    for change in plain:
+        if change.episodes > SHARE * len(stored.episodes):
+            yield f"{NAMES[change.name]} differs in more than {100 * SHARE:g}% of the episodes"
+        elif abs(change.points) > change.interval:
+            yield f"{NAMES[change.name]} goes to one side"
+    calibrated = [change for name, change in moved.items() if name.startswith("calibrated")]
+    if calibrated and stored.calibration and found.calibration:
+        yield from _calibration(calibrated, sum(change.episodes for change in plain), stored, found)
+
+
+def _calibration(calibrated: list[Change], flips: int, stored: Result, found: Result) -> Iterator[str]:
+    """The bias is chosen from validation hits, and moves where some of them do; hits move along the stored curve."""
+    then, now = stored.calibration, found.calibration
+    assert then is not None
+    assert now is not None
+    queries = stored.episodes.base_queries + stored.episodes.novel_queries
+    points = 100 * sum(change.hits for change in calibrated) / (queries * len(stored.episodes))
+    if abs(points) > CHOICE:
+        yield f"calibrated Acc. moves by {points:+.2f} points, more than another choice of the bias does"
+    for side, curve in (("base", then.curve.base_joint), ("novel", then.curve.novel_joint)):
+        hits = int(getattr(found.counts(), f"calibrated_{side}").sum())
+        at = int(np.searchsorted(then.curve.bias, now.bias))
+        near = curve[max(at - 1, 0) : at + 1]
+        if near and not min(near) - flips <= hits <= max(near) + flips:
+            yield f"calibrated {side} hits are not those of the stored curve at the bias {now.bias:.4g}"
+
+
+def _training(moved: dict[str, Change], seeds: Sequence[Result]) -> Iterator[str]:
+    """Two trainings of one job differ as two seeds do: by sqrt(2) of their standard deviation, which few seeds know."""
+    from scipy.special import stdtrit
+
+    if len(seeds) < 2:
+        yield "one stored seed does not say how far another training ends"
+        return
+    told = [name for name in COUNTS if name in moved]
+    wide = float(stdtrit(len(seeds) - 1, 1 - LEVEL / (2 * len(told)))) * math.sqrt(2)
+    for name in told:
+        spread = float(np.std([one.counts().value(name).mean() for one in seeds], ddof=1))
+        if abs(moved[name].points) > wide * spread + moved[name].interval:
+            yield f"{NAMES[name]} is further away than other seeds are (± {wide * spread:.2f} points)"

@@ -1,0 +1,130 @@
+"""Stored results: whether a job's is there and current, and how a new one takes an old one's place."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ifsl_bench.backbone.weights import weights_to_use
+from ifsl_bench.board import result_file
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.files import Home, set_aside
+from ifsl_bench.common.locks import locked
+from ifsl_bench.data.preparing.outline import fingerprint_of, novel_fingerprint
+from ifsl_bench.episodic.prepared import Workspace
+from ifsl_bench.jobs.job import Job
+from ifsl_bench.jobs.preparation import Pretrain, Stage
+from ifsl_bench.jobs.ranges import remove_evaluated
+from ifsl_bench.jobs.searching import LaterTrial, TrainChosen, kept_accuracies
+from ifsl_bench.jobs.training import MetaTrain, Trial
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is stored of a job.
+
+    Attributes:
+        result: if it is what the job would make now.
+        outdated: why it is not, where there is one; "" otherwise.
+        damaged: whether that is since its file is damaged.
+    """
+
+    result: Result | None = None
+    outdated: str = ""
+    damaged: bool = False
+
+
+def kept_of(job: Job, home: Home) -> Kept:
+    """The job's stored result, if it is what the job would make now, or why it is not.
+
+    Task definition, data, options, training, episodes and the backbone's weights must be the same, as far as data and
+    backbone are in the cache to compare with, and so must be the method.
+    """
+    path, searched = job.result_path(home), job.searched
+    if not os.path.exists(path):
+        return Kept()
+    try:
+        result = result_file.read(path)
+    except CorruptFile as error:
+        return Kept(None, str(error), True)
+    fingerprint = fingerprint_of(job.task, home)
+    key = Pretrain(job.task, job.method.head, job.seed).key(home, result.fingerprint)
+    weights = weights_to_use(home, key)
+    tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
+    rounds = job.rounds(lambda candidate: result.accuracy(candidate.name)) if searched else []
+    to_try = {candidate.name for candidate in itertools.chain.from_iterable(rounds)}
+    wanted = {
+        "task": (result.task_hash, job.task.hash),
+        "data": (result.fingerprint, fingerprint or result.fingerprint),
+        "novel classes' data": (
+            result.novel_fingerprint,
+            novel_fingerprint(job.task, home) or result.novel_fingerprint,
+        ),
+        "options": (result.given()[0], {k: v for k, v in job.options.items() if k not in searched}),
+        "training": (result.given()[1], job.training.changes()),
+        "choice of options or checkpoint": (result.setting, job.setting),
+        "calibration": (result.calibrated, job.calibrated),
+        "settings to choose from": (tried, to_try),
+        "seed": (result.seed, job.seed),
+        "number of episodes": (len(result.episodes), job.episodes),
+        "backbone": (result.pretraining.get("key"), key),
+        "backbone's weights": (
+            result.pretraining.get("sha256"),
+            result.pretraining.get("sha256") if weights is None else weights,
+        ),
+    }
+    changed = [name for name, (stored, now) in wanted.items() if stored != now]
+    changed += [] if job.has_made(result.provenance) else ["the method's code"]
+    return Kept(None, f"changed: {', '.join(changed)}") if changed else Kept(result)
+
+
+def stored_result(job: Job, work: Workspace) -> Result | None:
+    """The job's stored result, see :func:`kept_of`; the reporter hears why it is not used."""
+    kept = kept_of(job, work.home)
+    if kept.damaged:
+        work.reporter.warn(f"{kept.outdated}; it is made again")
+    elif kept.outdated:
+        work.reporter.say(f"{job.result_path(work.home).name} is out of date ({kept.outdated})")
+    return kept.result
+
+
+def store(job: Job, work: Workspace, result: Result) -> None:
+    """Writes a result; one that says something else and was there is renamed, not overwritten: nothing is lost.
+
+    What its ranges of episodes have left is removed.
+    """
+    with locked(work.home.results / "results", work.reporter.warn, ""):
+        for kept in result_file.put(work.home.results, result):
+            work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
+    remove_evaluated(job, work.home)
+    work.reporter.say(f"result: {job.result_path(work.home)}")
+
+
+def is_trained(stage: Stage) -> bool:
+    """Whether a stage trains a method, or tries one that was."""
+    return isinstance(stage, (MetaTrain, Trial, LaterTrial, TrainChosen))
+
+
+def put_aside(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
+    """Renames what a stage has made, but for what ``renewed`` names already: what jobs share is trained anew once."""
+    for made in _makes(stage, work.home):
+        path = made.file(work.home) if isinstance(made, Trial) else made.folder(work.home)
+        with locked(path, work.reporter.warn):
+            if path not in renewed and path.exists():
+                work.reporter.say(f"{made}: what was there is kept as {set_aside(path, 'replaced')}")
+        renewed.add(path)
+
+
+def _makes(stage: Stage, home: Home) -> list[MetaTrain | Trial]:
+    if isinstance(stage, LaterTrial):
+        trial = stage.trial(home)
+        return _makes(trial, home) if trial else []
+    if isinstance(stage, Trial):
+        return [stage, MetaTrain(stage.job)]
+    if isinstance(stage, TrainChosen):  # one of these
+        rounds = stage.job.rounds(kept_accuracies(home))
+        return [MetaTrain(replace(one.job, seed=stage.job.seed)) for one in itertools.chain.from_iterable(rounds)]
+    return [stage] if isinstance(stage, MetaTrain) else []

@@ -1,0 +1,189 @@
+"""Calibration in a run: ``--calibrate``, the numbers beside every row, and where there are none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ifsl_bench
+from ifsl_bench.board.result_file import read
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import LogReporter
+from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.jobs.job import make_jobs
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.options import make_method
+from ifsl_bench.protocol.calibration import Margins, best_bias
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.task_kind import BALANCE
+from ifsl_bench.store.check import check_file
+
+FILE = """
+import torch
+from ifsl_bench import Method, Prediction
+
+
+class Means(Method):
+    '''Nearest class mean, with something added to the logits of novel classes.'''
+
+    def __init__(self, base, ways, *, added: float = 0.0):
+        super().__init__(base, ways)
+        self.added = added
+
+    def forward(self, support, query):
+        E = len(query.features)
+        means = torch.cat([self.base.prototypes.expand(E, -1, -1), support.class_means(self.ways)], 1)
+        logits = -torch.cdist(query.features, means) ** 2
+        logits[..., -self.ways :] += self.added
+        return Prediction(logits)
+"""
+
+
+@pytest.fixture
+def task(clusters):
+    return f"{clusters / 'clusters.toml'}:clusters-1shot"
+
+
+def test_the_bias_is_that_of_the_first_half_of_the_validation_episodes(task, work):
+    result = api.run("protonet", task, work=work)
+    (found,) = find(task)
+    prepared = work.prepared(found, "linear", 0)
+    method = make_method(registry.method("protonet"), prepared.base, 5, {})
+    half = evaluate(method, "protonet", prepared.loader("val"), range(10)).margins
+    assert result.calibration.validation_episodes == 10
+    assert result.calibration.bias == best_bias(half)
+    assert result.calibration.bias != best_bias(evaluate(method, "", prepared.loader("val"), range(20)).margins)
+    test = evaluate(method, "protonet", prepared.loader("test"), range(60))
+    base, novel = test.margins.joint_hits(result.calibration.bias)
+    assert result.episodes.calibrated_base == base.tolist()
+    assert result.episodes.calibrated_novel == novel.tolist()
+    assert result.episodes.pairs == test.counts.pairs.tolist()
+    assert not result.calibration.applied
+    assert set(BALANCE) < result.summary.keys()
+    for resample, drawn in enumerate(np.random.RandomState(0).randint(10, size=(100, 10))):
+        bias = best_bias(Margins(half.base[drawn], half.novel[drawn]))
+        assert result.calibration.resampled_base[resample] == (test.margins.base >= bias).sum()
+        assert result.calibration.resampled_novel[resample] == (test.margins.novel < bias).sum()
+
+
+@pytest.mark.parametrize("method", ["imprint", "lwof", "lr"])
+def test_a_calibrated_row_differs_from_the_other_by_the_bias_and_is_of_the_same_model(method, task, work):
+    about = {"train": {"steps": 10}, "work": work}
+    plain, calibrated = (api.run(method, task, calibrate=said, **about) for said in (False, True))
+    steps = ".train.steps=10" if method == "lwof" else ""
+    assert (plain.label, calibrated.label) == (f"{method}{steps}", f"{method}+cal{steps}")
+    assert calibrated.provenance["checkpoint"] == plain.provenance["checkpoint"]
+    assert len(list(work.home.trained.glob("*/"))) == (method == "lwof")
+    assert calibrated.options == plain.options
+    assert (calibrated.calibration.applied, plain.calibration.applied) == (True, False)
+    assert calibrated.calibration.bias == plain.calibration.bias
+    a, b = plain.episodes, calibrated.episodes
+    assert (b.base_joint, b.novel_joint) == (a.calibrated_base, a.calibrated_novel)
+    for name in ("base_alone", "novel_alone", "pairs", "calibrated_base", "calibrated_novel", "classes"):
+        assert getattr(b, name) == getattr(a, name)
+    assert calibrated.summary["acc"] == plain.summary["calibrated_acc"] == calibrated.summary["calibrated_acc"]
+    assert calibrated.summary["delta"] == plain.summary["calibrated_delta"]
+    assert calibrated.summary["ausuc"] == plain.summary["ausuc"]
+    files = sorted((work.home.results / "clusters-1shot").glob("*.json"))
+    assert [read(path) for path in files] == [calibrated, plain]
+    again = api.run(method, task, calibrate=True, **about)
+    assert again.provenance["time"] == calibrated.provenance["time"], "stored already"
+
+
+def test_a_constant_on_the_novel_logits_changes_hits_and_nothing_that_is_calibrated(task, work, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(FILE)
+    plain, moved = (api.run(f"{file}:Means", task, options={"added": added}, work=work) for added in (0.0, -4096.0))
+    assert moved.summary["novel_joint"]["mean"] < plain.summary["novel_joint"]["mean"]
+    assert moved.calibration.bias == pytest.approx(plain.calibration.bias + 4096, abs=0.01)
+    for name in ("ausuc", "calibrated_acc", "calibrated_delta"):
+        assert moved.summary[name]["mean"] == pytest.approx(plain.summary[name]["mean"], abs=0.1), "but for rounding"
+    hits = (np.add(r.episodes.calibrated_base, r.episodes.calibrated_novel) for r in (plain, moved))
+    assert np.abs(np.subtract(*hits)).sum() <= 3
+
+
+def test_options_follow_the_mark_in_a_label(task, work):
+    (job,) = make_jobs(Request(["lr+a"], [task], {"gamma": "0.5"}, episodes=30, calibrate=True), work.home)
+    assert job.label == "lr+a+cal.gamma=0.5.episodes=30"
+    assert [one.job.label for one in job.rounds()[0]] == ["lr+a.gamma=0.5.episodes=30"]
+    (tuned,) = make_jobs(Request(["lr"], [task], trials=3, calibrate=True), work.home)
+    assert tuned.label == "lr+cal@tuned-3"
+    assert not any(one.job.calibrated for one in tuned.rounds()[0]), "its trials are those of the other row"
+
+
+def test_regular_tasks_stay_as_they_are_and_cannot_be_calibrated(clusters, task, work, call):
+    with (clusters / "clusters.toml").open("a") as file:
+        file.write('\n[variants.regular]\nof = "clusters-1shot"\nregular = true\n')
+    regular = f"{clusters / 'clusters.toml'}:regular"
+    result = api.run("protonet", regular, work=work)
+    assert result.summary.keys() == {"acc"}
+    assert result.calibration is None
+    assert result.episodes.pairs == result.episodes.calibrated_base == []
+    status, _, err = call("run", "--method", "protonet", "--task", regular, "--calibrate", "--home",
+                          str(clusters / "home"))  # fmt: skip
+    assert status == 2
+    assert err.splitlines()[-1] == (
+        "ifsl-bench: --calibrate: task regular has no base classes, so there is no bias to find"
+    )
+
+
+def test_few_validation_classes_cost_a_row_its_calibrated_numbers_alone(write_features, tmp_path, clusters, capfd):
+    from ifsl_bench.data.preparing.prepare import prepare
+
+    work = api.workspace(tmp_path / "home", device="cpu", reporter=LogReporter())
+    classes = {"base": 8, "novel/train": 9, "novel/val": 4, "novel/test": 7}
+    given = write_features(tmp_path / "few", classes=classes)
+    prepare(work.home, "clusters", given, False, work.reporter, allow_partial=True)
+    task = f"{clusters / 'clusters.toml'}:clusters-1shot"
+    result = api.run("imprint", task, work=work)
+    assert "no calibrated Acc., since validation episodes cannot be drawn" in capfd.readouterr().err
+    assert result.calibration is None
+    assert set(BALANCE) & result.summary.keys() == {"harmonic", "ausuc"}
+    assert check_file(next((work.home.results / "clusters-1shot").iterdir()), {"clusters-1shot": find(task)[0]},
+                      work.home).failures[1:] == ()  # fmt: skip
+    with pytest.raises(UserError, match="novel/val"):
+        api.run("imprint", task, calibrate=True, work=work)
+
+
+def test_a_stored_model_takes_no_calibrate(call):
+    status, _, err = call("run", "--checkpoint", "x", "--task", "glyphs-5shot", "--calibrate")
+    assert status == 2
+    assert "--checkpoint takes one --task, and method, options and seed from the model itself" in err
+
+
+@pytest.fixture
+def file(task, work) -> Path:
+    api.run("imprint", task, calibrate=True, work=work)
+    return work.home.results / "clusters-1shot" / "imprint+cal.seed-0.json"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: None, ""),
+        (lambda v: v.update(label="imprint"), "label: 'imprint'"),
+        (lambda v: v["calibration"].update(applied=False), "calibration has base hits that rise, or novel hits"),
+        (lambda v: v["calibration"].update(validation_episodes=20),
+         "calibration.validation_episodes is 20, the task has 10 for it"),
+    ],
+)  # fmt: skip
+def test_check_knows_calibrated_rows(file, task, work, change, message, installed, monkeypatch):
+    stored = json.loads(file.read_text())
+    change(stored)
+    file.write_text(json.dumps(stored))
+    if not installed:
+        monkeypatch.setattr(registry, "names", lambda group: {})
+    found = check_file(file, {"clusters-1shot": find(task)[0]}, work.home)
+    ours = [line for line in found.failures if line.startswith(("label", "calibration", "summary", "episodes"))]
+    assert [message in line for line in ours[:1]] == [True] * bool(message), found.failures
+
+
+def test_a_notebook_can_ask_for_it():
+    with pytest.raises(UserError, match="has no base classes"):
+        ifsl_bench.run("imprint", "glyphs-regular-5shot", calibrate=True)

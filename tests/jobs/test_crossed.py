@@ -1,0 +1,317 @@
+"""Base classes of one data set, novel classes of another: the same as both put together by hand, and kept apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from ifsl_bench.backbone.pretrain import pretraining_key
+from ifsl_bench.board.measured import mismatch
+from ifsl_bench.board.result_file import Result
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.data.pools import Dataset, open_dataset
+from ifsl_bench.data.preparing.outline import ensure_of
+from ifsl_bench.data.writer import Writer, build
+from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.jobs.job import make_jobs
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.protocol.limits import check_task
+from ifsl_bench.protocol.task import Task
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.variants import Change, make_change, split
+from ifsl_bench.store.check import check_file
+
+TASKS = """
+[dataset]
+name = "alpha"
+mean = [0.45]
+std = [0.2]
+[pretraining]
+backbone = "resnet-small"
+steps = 4
+batch = 16
+[pretraining.schedule]
+rate = 0.05
+[meta_training]
+steps = 4
+validate_every = 2
+[meta_training.schedule]
+rate = 1e-2
+[evaluation]
+episodes = 12
+validation_episodes = 8
+[episode]
+ways = 3
+novel_queries = 4
+base_queries = 4
+[tasks.alpha-1shot]
+shots = 1
+[tasks.alpha-shared-1shot]
+shots = 1
+protocol = "shared"
+"""
+POOLS = ("base/train", "base/val", "base/test", "novel/train", "novel/val", "novel/test")
+CLASSES = {"base": ("cat", "dog", "elk", "fox", "gnu"), "novel/train": ("hen", "ibis", "jay", "kite"),
+           "novel/val": ("lark", "mole", "newt"), "novel/test": ("owl", "pig", "quail", "ram")}  # fmt: skip
+IMAGES = {pool: 9 + i for i, pool in enumerate(POOLS)}
+
+
+def pixels(name: str, pool: str, classes: int, size: int) -> np.ndarray:
+    """Of a pool, uint8 [classes * n, size, size, 1], noise around a shade of each class."""
+    random = np.random.default_rng([len(name), sum(name.encode()), POOLS.index(pool)])
+    shades = random.integers(60, 196, (classes, 1, 1, 1)).repeat(IMAGES[pool], 0)
+    return np.clip(shades + random.integers(-50, 50, (len(shades), size, size, 1)), 0, 255).astype(np.uint8)
+
+
+def make(home: Home, name: str, size: int = 16, sources: Mapping[str, str] | None = None, few: int | None = None,
+         prefix: str = "", without: str = "") -> Dataset:  # fmt: skip
+    """A data set; ``sources`` says whose images a pool has, ``few`` that novel pools have so many classes."""
+
+    def fill(writer: Writer) -> None:
+        for pool in POOLS:
+            if pool == without:
+                continue
+            side = pool if pool in CLASSES else "base"
+            names = CLASSES[side][: few if pool in ("novel/val", "novel/test") else None]
+            source = (sources or {}).get(pool, name)
+            if source == "beta" != name:
+                names = tuple(prefix + one for one in names)
+            labels = np.repeat(np.arange(len(names)), IMAGES[pool])
+            with writer.pool(pool, labels, names, (size, size, 1)) as images:
+                images[:] = pixels(source, pool, len(names), size)
+
+    home.data.mkdir(parents=True, exist_ok=True)
+    return build(home.data / name, name, "made of noise", fill, {})
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    """A home with ``alpha``, ``beta`` (whose classes have the same names) and both, put together by hand."""
+    path = tmp_path_factory.mktemp("crossed")
+    home = Home.locate(path / "home")
+    for name in ("alpha", "beta"):
+        make(home, name)
+    sources = dict.fromkeys(POOLS, "alpha") | {"novel/val": "beta", "novel/test": "beta"}
+    make(home, "both", sources=sources, prefix="beta:")
+    (path / "tasks.toml").write_text(TASKS)
+    return path
+
+
+@pytest.fixture
+def work(root) -> Workspace:
+    return api.workspace(root / "home", device="cpu")
+
+
+def task_of(root: Path, name: str) -> Task:
+    (task,) = find(f"{root / 'tasks.toml'}:{name}")
+    return task
+
+
+def by_hand(task: Task) -> Task:
+    """The same task, by name and numbers, on the data set that was put together."""
+    dataset = msgspec.structs.replace(task.dataset, name="both")
+    return msgspec.structs.replace(task, dataset=dataset, novel_from=None)
+
+
+class Messages(Reporter):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def same(a: Result, b: Result) -> bool:
+    """Whether two results agree in every count of every episode. A bool: a list of differences takes minutes."""
+    return bool(a.episodes == b.episodes) and a.calibration == b.calibration
+
+
+@pytest.mark.parametrize("name", ["alpha-1shot", "alpha-shared-1shot"])
+@pytest.mark.parametrize("method", ["imprint", "lwof"])
+def test_every_count_is_that_of_the_data_set_put_together_by_hand(name, method, root, work):
+    """Pretraining, features, meta-training with its validation, calibration, and the test episodes."""
+    train = {"steps": 4} if method == "lwof" else {}
+    tasks, change = [f"{root / 'tasks.toml'}:{name}"], Change(novel_from="beta")
+    (job,) = make_jobs(Request([method], tasks, {}, train, calibrate=True, change=change), work.home)
+    assert job.task.name == f"{name}+novel-from=beta"
+    found = api.run_job(job, work)
+    wanted = api.run_job(replace(job, task=by_hand(job.task)), work)
+    assert same(found, wanted)
+    assert found.training.get("validation") == wanted.training.get("validation")
+    assert found.pretraining["sha256"] == wanted.pretraining["sha256"]  # base/train is the same
+    plain = api.run_job(replace(job, task=task_of(root, name)), work)
+    assert plain.pretraining["key"] == found.pretraining["key"] != wanted.pretraining["key"]
+    assert not same(plain, found)
+    assert (plain.novel_fingerprint, plain.fingerprint) == ("", found.fingerprint)
+    assert found.novel_fingerprint == open_dataset(work.home.data / "beta").fingerprint
+
+
+def test_features_are_those_of_the_pools_own_images_under_the_base_data_sets_normalisation(root, work):
+    task = task_of(root, "alpha-1shot+novel-from=beta")
+    plain, crossed = (PreparedTask(one, "linear", 0, work) for one in (task_of(root, "alpha-1shot"), task))
+    for pool in POOLS:
+        name = "beta" if pool in ("novel/val", "novel/test") else "alpha"
+        images = pixels(name, pool, len(CLASSES.get(pool, CLASSES["base"])), 16)
+        scaled = (torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255 - 0.45) / 0.2
+        network, features = crossed.pretrained.network, crossed.features(pool)
+        with torch.inference_mode():
+            np.testing.assert_allclose(features, network(scaled).numpy(), rtol=1e-3, atol=1e-3)
+    for pool in ("novel/val", "novel/test"):  # in one cache, under one pretraining
+        assert not np.allclose(plain.features(pool), crossed.features(pool), atol=1e-2)
+    folders = [path.name for path in (work.home.features / plain.pretrained.key).glob("[!.]*") if path.is_dir()]
+    assert len(folders) == len(POOLS) + 2
+
+
+def test_classes_of_one_name_stay_two(root, work):
+    dataset = ensure_of(task_of(root, "alpha-1shot+novel-from=beta"), work.home, work.reporter)
+    assert dataset.pool("novel/test").classes == ("beta:owl", "beta:pig", "beta:quail", "beta:ram")
+    assert dataset.pool("novel/train").classes == CLASSES["novel/train"]
+    assert dataset.manifest["pools"]["novel/test"]["classes"] == list(dataset.pool("novel/test").classes)
+    assert not dataset.partial
+
+
+def test_fewer_base_classes_go_together_with_novel_ones_of_another_data_set(root, work):
+    task = task_of(root, "alpha-1shot+base-classes=4+novel-from=beta")
+    dataset = ensure_of(task, work.home, work.reporter)
+    assert len(dataset.pool("base/test").classes) == 4
+    assert dataset.pool("novel/val").classes[0] == "beta:lark"
+
+
+def test_names_hashes_and_pretrainings():
+    name = "glyphs-5shot+ways=10+novel-from=tiny-pack"
+    assert split(name) == ("glyphs-5shot", Change(ways=10, novel_from="tiny-pack"))
+    (task,) = find("glyphs-5shot+novel-from=tiny-pack+ways=10")
+    assert (task.name, task.variant_of, task.digest) == (name, "glyphs-5shot", None)
+    (plain,), (wide,) = find("glyphs-5shot"), find("glyphs-5shot+ways=10")
+    assert len({task.hash, plain.hash, wide.hash}) == 3
+    assert "novel_from" not in plain.definition()
+    assert pretraining_key(task, "f", "linear", 0) == pretraining_key(plain, "f", "linear", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("glyphs-5shot+novel-from=glyphs", "is on data set 'glyphs' already; novel-from takes another data set"),
+        ("glyphs-5shot+novel-from=", "novel-from takes the name of a data set"),
+        ("glyphs-5shot+novel-from", "novel-from takes the name of a data set"),
+        ("glyphs-5shot+novel-from=A b", "novel-from must be the name of a data set, not 'A b'"),
+        ("glyphs-5shot+novel-from=cub+novel-from=tiny", "novel-from is there twice"),
+    ],
+)
+def test_mistakes_in_names(name, said):
+    with pytest.raises(UserError, match=said):
+        find(name)
+    with pytest.raises(UserError, match="must be the name of a data set, not 7"):
+        make_change({"novel-from": 7})
+
+
+@pytest.fixture
+def refused(root, call, tmp_path, monkeypatch):
+    """Says a command's one line of refusal, on the data of the module's home and those made here."""
+    import shutil
+
+    home = Home.locate(tmp_path / "home")
+    shutil.copytree(root / "home" / "data", home.data)
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(home.cache))
+    monkeypatch.chdir(root)
+
+    def run(novel: str, *more: str) -> str:
+        lines = set()
+        for how in ((), ("--dry-run",)):
+            task = ("--task", "tasks.toml:alpha-1shot", "--novel-from", novel)
+            status, out, err = call("run", "--method", "imprint", *task, "--device", "cpu", "-q", *how, *more)
+            assert (status, out, err.count("\n")) == (2, "", 1), (out, err)
+            lines.add(err)
+        assert not home.pretrained.exists()
+        (line,) = lines
+        return line
+
+    run.home = home
+    return run
+
+
+def test_what_does_not_go_together_is_refused_in_one_line_before_anything_is_trained(refused):
+    home = refused.home
+    make(home, "large", size=20)
+    make(home, "few", few=2)
+    make(home, "lacking", without="novel/val")
+    assert "20x20x1 beside 16x16x1; both need images of one size" in refused("large")
+    assert "need 3 novel classes, novel/test of few has 2" in refused("few")
+    assert "cannot come from data set 'lacking': it has no pool novel/val" in refused("lacking")
+    assert "is on data set 'alpha' already; novel-from takes another data set" in refused("alpha")
+    assert "unknown data set 'cup'" in refused("cup")
+    assert "did you mean 'cub'" in refused("cup")
+    cub = refused("cub")
+    assert "data set 'cub' is not prepared in" in cub
+    assert "It needs CUB_200_2011.tgz" in cub
+    assert "ifsl-bench data prepare cub --from PATH" in cub
+
+
+def test_a_plan_knows_sizes_before_data_are_made(call):
+    """Neither is prepared; of both it is known what they will be."""
+    status, out, err = call("plan", "--method", "imprint", "--task", "tiny-5shot", "--novel-from", "cub")
+    assert (status, out) == (2, "")
+    assert "84x84x3 beside 64x64x3" in err
+    status, out, err = call("plan", "--method", "imprint", "--task", "tiny-5shot", "--novel-from", "cub-64")
+    assert status == 0, err
+    assert "data set tiny with novel classes of cub-64" in out
+    assert re.search(r"tiny' is not prepared in", out)
+
+
+def test_a_campaign_file_says_it_for_some_of_its_runs(root, call, monkeypatch, tmp_path):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(root / "home"))
+    file = tmp_path / "campaign.toml"
+    file.write_text(f'[[run]]\nmethods = "imprint"\ntasks = "{root / "tasks.toml"}:alpha-1shot"\n'
+                    'novel-from = ["beta", "both"]\n')  # fmt: skip
+    status, _, err = call("run", str(file), "--results", str(tmp_path / "results"), "--device", "cpu", "-q")
+    assert status == 0, err
+    folders = sorted(path.name for path in (tmp_path / "results").iterdir() if path.is_dir())
+    assert [name for name in folders if "+" in name] == [
+        "alpha-1shot+novel-from=beta", "alpha-1shot+novel-from=both",
+    ]  # fmt: skip
+
+
+def test_a_stored_result_is_used_until_the_novel_data_change_and_never_compared_with_others(tmp_path):
+    home = Home.locate(tmp_path / "home")
+    for name in ("alpha", "beta"):
+        make(home, name)
+    (tmp_path / "tasks.toml").write_text(TASKS)
+    task, work = f"{tmp_path / 'tasks.toml'}:alpha-1shot", api.workspace(home.cache, device="cpu", reporter=Messages())
+    first = api.run("lwof", task, train={"steps": 4}, change={"novel-from": "beta"}, work=work)
+    again = api.run("lwof", task, train={"steps": 4}, change={"novel-from": "beta"}, work=work)
+    assert again.provenance["time"] == first.provenance["time"]
+    (file,) = (home.results / "alpha-1shot+novel-from=beta").glob("lwof*.json")
+    (crossed,) = find(f"{task}+novel-from=beta")
+    report = check_file(file, {crossed.name: crossed}, home)
+    assert [failure for failure in report.failures if "files changed since commit" not in failure] == []
+
+    make(home, "beta", sources={"novel/val": "gamma", "novel/test": "gamma"})
+    work = api.workspace(home.cache, device="cpu", reporter=Messages())  # the other has the old data open
+    other = api.run("lwof", task, train={"steps": 4}, change={"novel-from": "beta"}, work=work)
+    assert any("out of date (changed: novel classes' data)" in line for line in work.reporter.said)
+    assert other.novel_fingerprint != first.novel_fingerprint
+    assert not same(other, first)
+    assert other.provenance["checkpoint"] != first.provenance["checkpoint"]  # validated on other images
+    assert "the data of novel classes differ" in mismatch(first, other)
+
+
+def test_a_task_file_may_name_it(tmp_path):
+    text = TASKS + '[variants.alpha-to-beta]\nof = "alpha-1shot"\nnovel_from = "beta"\n'
+    (tmp_path / "t.toml").write_text(text)
+    (task,) = find(f"{tmp_path / 't.toml'}:alpha-to-beta")
+    assert (task.novel_from, task.dataset.name, task.variant_of) == ("beta", "alpha", "")
+    bad = msgspec.structs.replace(task, novel_from="B b")
+    with pytest.raises(UserError, match="novel_from 'B b'"):
+        check_task(bad, "here")

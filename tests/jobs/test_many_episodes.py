@@ -1,0 +1,290 @@
+"""Many episodes: evaluation in ranges, which finds the same however it is cut, and resumes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import random
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from ifsl_bench.board.result_file import Result, read
+from ifsl_bench.campaigns import api
+from ifsl_bench.campaigns.run import run_campaign
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.episodic import evaluation
+from ifsl_bench.episodic.evaluation import BLOCKS, Evaluated, batch_size, evaluate, evaluated_of, joined, record_of
+from ifsl_bench.jobs import ranges
+from ifsl_bench.jobs.evaluating import stages_of
+from ifsl_bench.jobs.job import make_jobs
+from ifsl_bench.jobs.ranges import Calibrate, EvaluateRange, ranges_of
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.jobs.training import MetaTrain, backbone_of
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.method import Method, Prediction
+from ifsl_bench.plugin.options import make_method
+from ifsl_bench.protocol.calibration import find_bias
+from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
+from ifsl_bench.scheduler.graph import graph_of
+from ifsl_bench.store.check import check_file
+from ifsl_bench.store.reproduce import reproduce, run_unstored
+
+QUICK = ("protonet", "imprint", "lwof", "lr", "lr+s", "lr+a", "mlp", "mlp+s", "mlp+a")
+OPTIONS = {"lr": {"weight_decay": 0.1}, "mlp": {"weight_decay": 0.1}}
+
+
+@pytest.fixture
+def task(clusters):
+    return f"{clusters / 'clusters.toml'}:clusters-1shot"
+
+
+@pytest.fixture
+def in_ranges(monkeypatch):
+    """Sixteen episodes make a range."""
+    monkeypatch.setattr(ranges, "RANGE", 16)
+
+
+def job_of(method, task, work, episodes, steps=False):
+    train = {"steps": 5} if steps else {}
+    return make_jobs(Request([method], [task], {}, train, episodes=episodes), work.home)[0]
+
+
+def same(a: Evaluated, b: Evaluated) -> bool:
+    """Bit by bit, NaN where the other is NaN."""
+    pairs = [(getattr(a.counts, name), getattr(b.counts, name)) for name in (*COUNTS, *MORE_COUNTS)]
+    pairs += [(a.statistics[name], b.statistics[name]) for name in a.statistics]
+    if a.margins and b.margins:
+        pairs += [(a.margins.base, b.margins.base), (a.margins.novel, b.margins.novel)]
+    if a.calibrated and b.calibrated:
+        pairs += [(a.calibrated.curve, b.calibrated.curve), (a.calibrated.base_joint, b.calibrated.base_joint)]
+    alike = all((x is None) == (y is None) for x, y in ((a.margins, b.margins), (a.calibrated, b.calibrated)))
+    return alike and a.statistics.keys() == b.statistics.keys() and all(
+        (x is None and y is None) or (x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes())
+        for x, y in pairs
+    )  # fmt: skip
+
+
+def cuts(seed: int, count: int) -> list[range]:
+    """The episodes, cut at random points."""
+    points = [0, *sorted(random.Random(seed).sample(range(1, count), 6)), count]
+    return [range(a, b) for a, b in itertools.pairwise(points)]
+
+
+class Neighbours(Method):
+    """Its answers are those of the whole batch: of how many episodes it has, what they are, and at which place."""
+
+    def forward(self, support, query):
+        E, Q, _ = query.features.shape
+        classes = support.hidden.shape[1] + self.ways
+        place = torch.arange(E * Q * classes).reshape(E, Q, classes)
+        return Prediction(torch.sin(place * (1 + E) + query.features.sum()), statistics={"size": torch.full((E,), E)})
+
+
+@pytest.mark.parametrize("name", [*QUICK, "neighbours"])
+def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name, task, work, monkeypatch):
+    monkeypatch.setattr(evaluation, "batch_size", lambda *_: 8)
+    prepared = backbone_of(job_of("protonet", task, work, None)).prepared(work)
+    loader, count = prepared.loader("test"), 75  # the last block is of three
+    torch.manual_seed(0)
+    if name == "neighbours":
+        method: Method = Neighbours(prepared.base, 5)
+    else:
+        _, kind, meant = registry.resolve(name)
+        method = make_method(kind, prepared.base, 5, {**meant, **OPTIONS.get(name, {})})
+    once = evaluate(method, name, loader, range(count))
+    parts = [evaluate(method, name, loader, part, whole=count) for part in cuts(1, count)]
+    assert same(joined(parts), once)
+    bias = find_bias(once.margins)
+    counted = evaluate(method, name, loader, range(count), bias=bias)
+    parts = [evaluate(method, name, loader, part, whole=count, bias=bias) for part in cuts(2, count)]
+    assert same(joined(parts), counted)
+    base, novel = once.margins.joint_hits(bias.value)
+    assert np.array_equal(counted.counts.calibrated_base, base)
+    assert np.array_equal(counted.counts.calibrated_novel, novel)
+    for at, *hits in counted.calibrated.curve:
+        assert [int(part.sum()) for part in once.margins.joint_hits(at)] == hits
+    records = [json.loads(json.dumps(record_of(part))) for part in parts]
+    again = [evaluated_of(r, len(part.counts), bias) for r, part in zip(records, parts, strict=True)]
+    for part, read_again in zip(parts, again, strict=True):
+        for key, values in part.statistics.items():
+            assert np.array_equal(read_again.statistics[key], values, equal_nan=True)
+    assert joined(again).described() == counted.described()
+
+
+def test_blocks_divide_the_ranges_and_depend_on_nothing_but_the_task(task, work):
+    assert all(ranges.RANGE % size == 0 and (size > 2000 or 2000 % size == 0) for size in BLOCKS)
+    loader = backbone_of(job_of("protonet", task, work, None)).prepared(work).loader("test")
+    assert batch_size(loader, 50) in BLOCKS
+
+
+def _plain(result: Result) -> Result:
+    """Without times."""
+    keep = {"parameters"}
+    return msgspec.structs.replace(
+        result,
+        cost={key: value for key, value in result.cost.items() if key in keep},
+        provenance={key: value for key, value in result.provenance.items() if key not in ("time", "command")},
+    )
+
+
+@pytest.mark.parametrize("about", [{}, {"calibrate": True}, {"options": {"learner": "lr"}, "tune": 2}])
+def test_a_result_in_ranges_is_that_of_one_pass(about, task, work, monkeypatch):
+    """Also beyond the task's own 60 episodes, the last range shorter than the others."""
+    monkeypatch.setattr("ifsl_bench.jobs.evaluating.commit", lambda: "")
+    method = "ridge" if "tune" in about else "imprint"
+    once = api.run(method, task, episodes=100, work=work, **about)
+    shutil.rmtree(work.home.results)
+    monkeypatch.setattr(ranges, "RANGE", 16)
+    result = api.run(method, task, episodes=100, work=work, **about)
+    assert _plain(result) == _plain(once)
+    assert result.label.endswith(".episodes=100")
+    assert len(result.episodes) == 100
+    assert not list((work.home.cache / "evaluated").glob("*")), "removed when the result is stored"
+    path, own = next(work.home.results.rglob("*.json")), job_of("protonet", task, work, None).task
+    assert check_file(path, {own.name: own}, work.home).failures == ()
+
+
+def test_ranges_run_anywhere_in_any_order_and_a_run_that_was_stopped_goes_on(task, work, in_ranges, monkeypatch):
+    job = job_of("lr+a", task, work, 100, steps=True)
+    graph = graph_of([job], work)
+    nodes = [node for node in graph.nodes.values() if isinstance(node.stage, EvaluateRange)]
+    assert [(node.stage.start, node.stage.stop) for node in nodes][::6] == [(0, 16), (96, 100)]
+    assert all(graph.nodes[key].stage == Calibrate(job) for node in nodes for key in node.needs)
+    (last,) = (node for node in graph.nodes.values() if node.last)
+    assert set(last.needs) == {node.key for node in nodes}
+    for node in graph.nodes.values():
+        if node not in nodes and node is not last:
+            node.stage.compute(work)
+    random.Random(0).shuffle(nodes)
+    for node in nodes[:5]:
+        elsewhere = api.workspace(work.home.cache, work.home.results, "cpu")
+        pickle.loads(pickle.dumps(node.stage)).compute(elsewhere)
+    assert sum(node.stage.cached(work.home) for node in nodes) == 5
+    assert len([n for n in graph_of([job], work).nodes.values() if isinstance(n.stage, EvaluateRange)]) == 2
+    asked = []
+    real = ranges.evaluate
+    monkeypatch.setattr(ranges, "evaluate", lambda *a, **k: asked.append(a[3]) or real(*a, **k))
+    damaged, other = (node.stage.file(work.home) for node in nodes[:2])
+    damaged.write_bytes(damaged.read_bytes().replace(b"u1", b"u2", 1))
+    other.write_text(other.read_text()[:50])
+    result = api.run_job(job, work)
+    assert sorted((r.start, r.stop) for r in asked) == sorted(
+        (n.stage.start, n.stage.stop) for n in [*nodes[:2], *nodes[5:]]
+    )
+    monkeypatch.setattr(ranges, "RANGE", 10_000)
+    once = api.run_job(job, work, rerun=True)
+    assert _plain(once) == _plain(result)
+
+
+def test_what_was_found_by_another_method_is_not_used(task, work, in_ranges, monkeypatch):
+    job = job_of("lwof", task, work, 40, steps=True)
+    *_, evaluation_ = stages_of(job)
+    run_unstored(job, work)
+    kept = [one for one in (Calibrate(job), *ranges_of(job)) if one.cached(work.home)]
+    assert len(kept) == 4
+    monkeypatch.setattr(ranges, "own_code", lambda: "other code")
+    assert not any(one.cached(work.home) for one in kept)
+    monkeypatch.undo()
+    monkeypatch.setattr(ranges, "RANGE", 16)
+    (folder,) = (path for path in work.home.trained.glob("*") if path.is_dir())
+    folder.rename(folder.with_name("gone"))
+    assert not any(one.cached(work.home) for one in kept), "another training would have other weights"
+    assert evaluation_.inputs() == ranges_of(job)
+
+
+def test_a_regular_task_has_no_bias_in_ranges_either(clusters, work, in_ranges):
+    path = clusters / "clusters.toml"
+    path.write_text(path.read_text() + '[variants.regular]\nof = "clusters-5shot"\nregular = true\n')
+    result = api.run("protonet", f"{path}:regular", episodes=40, work=work)
+    assert result.calibration is None
+    assert set(result.summary) == {"acc"}
+    assert len(result.episodes) == 40
+
+
+def test_more_episodes_than_the_task_has_are_checked_on_its_own_first(clusters, work, call):
+    text = (clusters / "clusters.toml").read_text()
+    (clusters / "clusters.toml").write_text(text + f'digest = "{"0" * 64}"\n')
+    name = f"{clusters / 'clusters.toml'}:clusters-shared-5shot"
+    with pytest.raises(UserError, match="the test episodes of clusters-shared-5shot have digest"):
+        api.run("protonet", name, episodes=100, work=work)
+
+
+@pytest.mark.parametrize("count", [1, 0, -3, 1_000_001, 10**12, True, 2.5])
+def test_a_number_of_episodes_that_nobody_can_run_is_refused_in_a_line(count, task, work):
+    with pytest.raises(UserError, match=r"--episodes must be 2 to 1,000,000 for task clusters-1shot, not "):
+        job_of("protonet", task, work, count)
+
+
+def test_tables_and_comparisons_say_what_more_episodes_do_not_do(here, call, monkeypatch):
+    monkeypatch.setattr("ifsl_bench.board.show.MANY", 99)
+    name = "clusters.toml:clusters-1shot"
+    status, out, err = call(
+        "run", "--method", "protonet,imprint", "--task", name, "--episodes", "100", "--device", "cpu"
+    )
+    assert status == 0, err
+    said = "Over more episodes than the task's 60: protonet.episodes=100, imprint.episodes=100."
+    assert said in out.replace(
+        "imprint.episodes=100, protonet.episodes=100", "protonet.episodes=100, imprint.episodes=100"
+    )
+    assert "narrower, not the one over classes" in out
+    status, out, _ = call("compare", "protonet.episodes=100", "imprint.episodes=100", "--task", name)
+    assert status == 0
+    assert "100 episodes" in out
+    assert "but the number of classes limits this one" in out
+
+
+def test_the_first_episodes_of_many_are_those_of_few(task, work, in_ranges):
+    """A result of its own, with a digest over all."""
+    few, many = (api.run("imprint", task, episodes=n, work=work) for n in (None, 100))
+    assert few.digest != many.digest
+    for name in (*COUNTS, "pairs", "calibrated_base", "classes"):
+        column = few.episodes.column(name)
+        assert np.array_equal(many.episodes.column(name)[: len(column)], column)
+
+
+def test_a_result_of_many_episodes_is_reproduced(task, work, in_ranges, monkeypatch):
+    monkeypatch.setattr("ifsl_bench.board.episode_counts.READABLE", 100)
+    api.run("imprint", task, episodes=100, work=work)
+    path = next(work.home.results.rglob("*.json"))
+    assert isinstance(read(path).episodes.base_joint, str)
+    found = reproduce(path, work, task=task.rpartition(":")[0])
+    assert found.identical, found.line
+    assert not list((work.home.cache / "evaluated").glob("*"))
+
+
+def test_what_is_forgotten_goes_at_once_and_a_second_run_keeps_what_it_writes_meanwhile(
+    task, work, in_ranges, monkeypatch
+):
+    job = job_of("imprint", task, work, 40)
+    first, *_ = ranges_of(job)
+    first.compute(work)
+    file, real = first.file(work.home), shutil.rmtree
+
+    def beside(folder, **how):
+        assert first.kept(work.home, None) is None, "there is nothing, and no half"
+        assert not file.parent.exists()
+        first.compute(work)  # of the second run
+        real(folder, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", beside)
+    ranges.remove_evaluated(job, work.home)
+    assert file.exists()
+    assert [path.name for path in file.parent.parent.iterdir()] == [file.parent.name]
+
+
+def test_retrain_after_an_interrupted_run_of_many_episodes_trains_anew(task, work, in_ranges):
+    job = job_of("lwof", task, work, 40, steps=True)
+    for stage in stages_of(job)[:-1]:
+        stage.compute(work)  # interrupted before the result: all ranges of the old model are there
+    old = MetaTrain(job).folder(work.home)
+    (old / "mark").touch()
+    assert all(one.cached(work.home) for one in ranges_of(job))
+    assert run_campaign([job], work, retrain=True).made == [job]
+    assert not (MetaTrain(job).folder(work.home) / "mark").exists()
+    (aside,) = [path.parent for path in work.home.trained.rglob("mark")]
+    assert "replaced" in aside.name

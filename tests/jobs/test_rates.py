@@ -1,0 +1,62 @@
+"""Times that are foretold."""
+
+from __future__ import annotations
+
+import pytest
+
+from ifsl_bench.common.files import Home
+from ifsl_bench.jobs.rates import ACCELERATED, COARSE, Amount, Rates, roughly, seconds_together
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home.locate(tmp_path)
+
+
+def test_a_rate_is_ones_own_or_that_of_the_likest_or_the_tables(home):
+    mine, sister, other = (Amount("evaluation", f"{name}/cpu", 200) for name in ("lr/a", "lr/b", "mlp/a"))
+    rates = Rates(home)
+    assert rates.seconds(mine) == 200 * COARSE["evaluation"]
+    assert rates.seconds(Amount("features", "net/cuda", 1e6)) == 1e6 * COARSE["features"] * ACCELERATED
+    assert not rates.knows(mine)
+    rates.learn(mine, 4.0)
+    known = Rates(home)
+    assert known.seconds(mine) == pytest.approx(4.0)
+    assert known.seconds(sister) == pytest.approx(4.0), "another task's is better than none"
+    assert known.knows(sister)
+    assert known.seconds(other) == 200 * COARSE["evaluation"]
+    known.learn(mine, 1.0)
+    assert Rates(home).seconds(mine) == pytest.approx(2.0), "the geometric mean"
+
+
+def test_what_nobody_knows_has_no_time_and_what_is_done_takes_none(home):
+    rates = Rates(home)
+    assert rates.seconds(None) is None
+    assert rates.seconds(Amount("data", "mine/cpu", 1.0)) is None
+    assert rates.seconds(Amount("data", "glyphs/cpu", 1.0, 7.0)) == 7.0
+    assert rates.seconds(Amount("pretraining", "net/cpu", 0.0)) == 0.0
+    rates.learn(Amount("features", "net/cpu", 0.0), 1.0)
+    assert not rates.path.exists()
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"evaluation": 1}', '{"evaluation": {"a": -1.0}}', "\x00"])
+def test_a_damaged_file_says_nothing(home, content):
+    rates = Rates(home)
+    rates.path.parent.mkdir(parents=True)
+    rates.path.write_text(content)
+    assert Rates(home).measured == {}
+    rates.learn(Amount("evaluation", "lr/a/cpu", 2.0), 1.0)
+    assert Rates(home).measured == {"evaluation": {"lr/a/cpu": 0.5}}
+
+
+def test_the_time_of_several_workers():
+    whole, small = (3.0, 2), (2.0, 1)
+    assert seconds_together([whole, small, small], 1, 2) == 7
+    assert seconds_together([whole, small, small], 2, 2) == 3 + 2
+    assert seconds_together([(9.0, 1), small, small], 2, 4) == 9
+
+
+def test_times_are_said_roughly():
+    said = [roughly(seconds) for seconds in (None, 3.2, 119, 148, 3000, 7200, 90000, 400000)]
+    assert said == ["unknown", "about 3 s", "about 120 s", "about 2.5 min", "about 50 min", "about 2.0 h", "about 25 h",
+                    "about 4.6 days"]  # fmt: skip

@@ -1,0 +1,330 @@
+"""The stages of a run, and a method from a file or a class."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import types
+
+import pytest
+
+import ifsl_bench
+from ifsl_bench.campaigns import api
+from ifsl_bench.campaigns.plan import plan_of
+from ifsl_bench.common.checkpoint import CheckpointFolder
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.progress import LogReporter
+from ifsl_bench.common.sealed import read_sealed, write_sealed
+from ifsl_bench.jobs import evaluating
+from ifsl_bench.jobs.evaluating import Evaluate, stages_of
+from ifsl_bench.jobs.job import make_jobs
+from ifsl_bench.jobs.preparation import Pretrain
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.jobs.training import MetaTrain
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.find_method import Chosen, find_method
+from ifsl_bench.plugin.method_source import method_source
+from ifsl_bench.store.reproduce import run_unstored
+
+FILE = """
+import torch
+from ifsl_bench import Method, Prediction
+
+SHIFT = 0.0
+
+class Base(Method):
+    def forward(self, support, query):
+        raise AssertionError
+
+
+class Means(Base):
+    '''Nearest class mean, cosine.'''
+
+    def __init__(self, base, ways, *, temperature: float = 10.0):
+        super().__init__(base, ways)
+        self.temperature = temperature
+
+    def forward(self, support, query):
+        E = len(query.features)
+        means = torch.cat([self.base.prototypes.expand(E, -1, -1), support.class_means(self.ways)], 1)
+        h, c = (torch.nn.functional.normalize(x, dim=-1) for x in (query.features, means))
+        return Prediction(self.temperature * h @ c.mT + SHIFT)
+"""
+
+
+def dry_run(jobs, work):
+    """Every stage but the checks of episodes, which are part of the data set's."""
+    steps = [step for step in plan_of(jobs, work).steps if step.kind != "episodes"]
+    return [{"stage": str(step), "state": step.state} for step in steps]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "own.py"
+    path.write_text(FILE)
+    return path
+
+
+def jobs_of(methods, task, work, train=None):
+    return make_jobs(Request(methods, [task], {}, train or {}), work.home)
+
+
+@pytest.mark.parametrize("name", ["protonet", "lwof", "lr", "mlp+a"])
+def test_a_dry_run_lists_what_a_run_does_and_a_run_leaves_it_cached(name, task, work):
+    (job,) = jobs_of([name], task, work, {"steps": "5"})
+    stages = stages_of(job)
+    assert [row["stage"] for row in dry_run([job], work)] == [str(stage) for stage in stages]
+    assert [stage.cached(work.home) for stage in stages] == [True] + [False] * (len(stages) - 1), "data are there"
+    run_unstored(job, work)
+    assert all(stage.cached(work.home) for stage in stages[:-1])
+    rows = dry_run([job], work)
+    assert [row["state"] for row in rows] == ["cached"] * (len(stages) - 1) + ["to do"]
+    api.run_job(job, work)
+    assert [row["state"] for row in dry_run([job], work)] == ["cached"], "the result is stored"
+
+
+@pytest.mark.slow("a process for each stage")
+def test_every_stage_can_be_pickled_and_runs_in_another_process_to_the_same_artefact(task, work, clusters, file):
+    (job,) = jobs_of(["lwof"], task, work, {"steps": "10"})
+    (own,) = jobs_of([f"{file}:Means"], task, work)
+    for one in (job, own):
+        for stage in stages_of(one):
+            again = pickle.loads(pickle.dumps(stage))
+            assert again == stage
+            assert again.key(work.home) == stage.key(work.home)
+    script = (
+        "import pickle, sys\nfrom ifsl_bench.campaigns import api\n"
+        "work = api.workspace(sys.argv[1], device='cpu')\n"
+        "for stage in pickle.load(sys.stdin.buffer): made = stage.compute(work)\n"
+        "print(made.summary['acc']['mean'])"
+    )
+    for one in (job, own):
+        command = [sys.executable, "-c", script, str(clusters / "elsewhere")]
+        (clusters / "elsewhere").mkdir(exist_ok=True)
+        if not (clusters / "elsewhere" / "data").exists():
+            (clusters / "elsewhere" / "data").symlink_to(work.home.data)
+        done = subprocess.run(command, input=pickle.dumps(stages_of(one)), capture_output=True, timeout=300, check=True)
+        assert float(done.stdout) == run_unstored(one, work).summary["acc"]["mean"]
+
+
+def test_a_job_needs_the_plain_images_too_where_its_training_has_views(glyph_home, clusters):
+    work = api.workspace(glyph_home, device="cpu")
+    (job,) = make_jobs(Request(["lwof"], ["glyphs-5shot"], {}, {"views": 3}), work.home)
+    pools = [(s.pool, s.views) for s in stages_of(job) if hasattr(s, "pool")]
+    assert ("base/val", 3) in pools
+    assert ("base/val", 1) in pools, "validation sees plain images"
+    assert ("novel/train", 3) in pools
+    assert ("novel/train", 1) not in pools
+
+
+def test_keys_change_with_what_makes_the_artefact_and_with_nothing_else(task, work):
+    def key(name, **train):
+        (job,) = jobs_of([name], task, work, train)
+        return MetaTrain(job).key(work.home)
+
+    assert key("lwof") == key("lwof", select="last"), "every state holds both models"
+    assert len({key("lwof"), key("lwof", steps="7"), key("lr+s"), key("mlp+s"), key("lr+a")}) == 5
+    (job,) = jobs_of(["lwof"], task, work)
+    keys = {Pretrain(job.task, head, seed).key(work.home) for head in ("linear", "cosine") for seed in (0, 1)}
+    assert len(keys) == 4
+
+
+def test_a_file_is_enough_to_try_a_method(task, work, file):
+    result = api.run(f"{file}:Means", task, options={"temperature": 5}, work=work)
+    assert (result.method, result.label) == ("Means", "Means.temperature=5")
+    assert result.summary["acc"]["mean"] > 50
+    assert api.run(str(file) + ":Means", task, options={"temperature": 5}, work=work) == result, "stored"
+    chosen, _ = find_method(f"{file}:Means")
+    again = api.run(chosen.method, task, options={"temperature": 5}, work=work)
+    assert again.episodes == result.episodes
+    # Another content of the file is another method, though nobody left this process.
+    file.write_text(FILE.replace("SHIFT = 0.0", "SHIFT = torch.arange(13.0) * 9"))
+    assert api.run(f"{file}:Means", task, options={"temperature": 5}, work=work).episodes != result.episodes
+
+
+def test_the_command_line_takes_a_file(call, file, clusters, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    monkeypatch.chdir(file.parent)
+    where = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    status, out, err = call("run", "--method", "own.py:Means", "--task", where, "--device", "cpu", "-q")
+    assert (status, err) == (0, "")
+    assert "Means: rank 1 of 1" in out or "Means is the only measured row" in out
+
+
+def test_a_registered_class_keeps_its_registered_name(task, work):
+    lwof = registry.method("lwof")
+    assert find_method(lwof) == (Chosen("lwof", lwof), {})
+    assert ifsl_bench.run(registry.method("protonet"), task, work=work).label == "protonet"
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("nowhere.py:Means", "cannot read the method in .*nowhere.py: No such file"),
+        ("own.py:Meens", "unknown class 'Meens' in .*own.py; did you mean 'Means'"),
+        ("own.py:torch", "torch in .*own.py is not a subclass of ifsl_bench.Method"),
+        ("own.py", "own.py defines 2 methods; say which one: own.py:CLASS, one of Base, Means"),
+        ("broken.py:X", r"broken.py cannot be run: line 2: ZeroDivisionError"),
+        ("odd.py:X", r"odd.py cannot be run: line 3: SyntaxError"),
+        ("needs.py:X", r"option 'size' of X needs an annotation and a default value"),
+        (3, "a method is a name, path/to/file.py:Class or a subclass of ifsl_bench.Method, not 3"),
+        (dict, "<class 'dict'> is not a subclass of ifsl_bench.Method"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_one_line(said, message, file, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    (file.parent / "broken.py").write_text("x = 1\ny = x / 0\n")
+    (file.parent / "odd.py").write_text("x = 1\n\ndef :\n")
+    (file.parent / "needs.py").write_text(
+        "from ifsl_bench import Method\nclass X(Method):\n    def __init__(self, base, ways, *, size):\n        pass\n"
+        "    def forward(self, support, query):\n        pass\n"
+    )
+    with pytest.raises(UserError, match=message) as found:
+        find_method(said)
+    assert "\n" not in str(found.value)
+
+
+def test_a_class_with_the_name_of_another_method_is_refused():
+    other = type("lwof", (registry.method("protonet"),), {})
+    with pytest.raises(UserError, match=r"has the name of a registered method, lwof .*rename the class"):
+        find_method(other)
+
+
+def sourced(method) -> str:
+    method_source.cache_clear()
+    return method_source(method)
+
+
+def test_a_file_that_is_edited_during_a_run_does_not_pass_for_what_runs(file):
+    chosen, _ = find_method(f"{file}:Means")
+    sent = pickle.dumps(chosen)
+    before = method_source(chosen.method)
+    file.write_text(FILE.replace("10.0", "20.0"))
+    assert sourced(chosen.method) == before, "what was executed, not what the file holds now"
+    with pytest.raises(UserError, match="has changed since it was chosen"):
+        pickle.loads(sent)
+    assert method_source(find_method(f"{file}:Means")[0].method) != before
+    file.write_text(FILE)
+    assert method_source(find_method(f"{file}:Means")[0].method) == before
+
+
+def test_a_class_without_a_file_is_known_by_what_it_does(work, task):
+    cell = FILE.replace("class Base", "def helper(x):\n    return x * FACTOR\n\nFACTOR = 1.0\n\nclass Base")
+    cell = cell.replace("h @ c.mT + SHIFT", "helper(h @ c.mT) + SHIFT")
+    sources, results = [], []
+    for i, text in enumerate((cell, cell, cell.replace("R = 1.0", "R = -1.0"), cell.replace("x * F", "x / F"))):
+        module = types.ModuleType(f"cell{i}")
+        sys.modules[module.__name__] = module
+        exec(compile(text, "<stdin>", "exec"), vars(module))
+        sources.append(method_source(module.Means))
+        results.append(api.run(module.Means, task, work=work))
+    assert sources[0] == sources[1]
+    assert len(set(sources)) == 3
+    assert results[0] == results[1], "stored"
+    assert results[2].episodes != results[0].episodes, "another cell is another method"
+
+
+def test_a_copy_of_a_method_does_not_take_its_label(task, work, tmp_path):
+    own = tmp_path / "copy.py"
+    own.write_text("from ifsl_bench.methods.attractor import Attractor as A\nclass Copied(A):\n    'A copy.'\n"
+                   "    shorthands = {'lr+a': {'learner': 'lr'}}\n")  # fmt: skip
+    (job,) = jobs_of([f"{own}:Copied"], task, work)
+    assert job.label == "Copied"
+    (theirs,) = jobs_of(["lr+a"], task, work)
+    assert theirs.label == "lr+a"
+
+
+def test_two_methods_of_one_label_are_refused_and_one_that_is_named_twice_is_run_once(task, work, file, tmp_path):
+    other = tmp_path / "other.py"
+    other.write_text(FILE)
+    with pytest.raises(UserError, match="two different methods are called 'Means'; rename a class"):
+        jobs_of([f"{file}:Means", f"{other}:Means"], task, work)
+    assert len(jobs_of([f"{file}:Means", f"{file}:Means", "protonet", "protonet"], task, work)) == 2
+
+
+BROKEN = {
+    "raises": ("def __init__(self, base, ways):\n        raise KeyError()", "cannot be made: .*own.py line 5: Key"),
+    "lacks super": (
+        "def __init__(self, base, ways):\n        self.a = torch.nn.Linear(2, 2)",
+        r"cannot be made: .*line",
+    ),
+    "other arguments": ("def __init__(self, base):\n        super().__init__(base, 5)", r"cannot be made: .*TypeError"),
+    "tune": ("tune = [1]", r"X.tune is not read any more; give X.space a Range or Choices for each option"),
+    "space": ("space = {'a': (1, 2)}", r"X.space is .*, expected option -> ifsl_bench.Range or ifsl_bench.Choices"),
+    "grid": ("grid = {'a': (1, 2)}", r"X.grid names 'a', which is no option of its space"),
+    "defaults": (
+        "@classmethod\n    def defaults(cls, task):\n        return {'nothing': 1}",
+        "defaults names 'nothing'",
+    ),
+    "forward": (
+        "def forward(self, support, query):\n        return query.labels",
+        "failed: .*own.py line 5: Attribute",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_faulty_method_is_one_line_that_names_the_place(kind, task, work, tmp_path):
+    text, message = BROKEN[kind]
+    body = "import torch\nfrom ifsl_bench import Method, Prediction\nclass X(Method):\n    {}\n"
+    if "forward" not in text:
+        text += "\n    def forward(self, support, query):\n        return Prediction(query.base_logits)"
+    (tmp_path / "own.py").write_text(body.replace("{}", text))
+    with pytest.raises(UserError, match=message) as found:
+        api.run_job(*jobs_of([f"{tmp_path / 'own.py'}:X"], task, work), work)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("arguments", [([], "glyphs-5shot"), ("lr", 3), (None, "glyphs-5shot")])
+def test_arguments_of_other_types_are_said_to_be(arguments, work):
+    with pytest.raises(UserError, match="not "):
+        api.run(*arguments, work=work)
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"method": "{path}"}, {"method": "Learned", "distribution": {"name": "{path}"}}]
+)
+def test_a_stored_model_of_a_file_runs_no_code_that_its_folder_names(task, work, tmp_path, changed):
+    own = tmp_path / "own.py"
+    own.write_text("import torch\nfrom ifsl_bench import Method, Prediction\nclass Learned(Method):\n"
+                   "    def __init__(self, base, ways):\n        super().__init__(base, ways)\n"
+                   "        self.scale = torch.nn.Parameter(torch.ones(()))\n"
+                   "    def forward(self, support, query):\n"
+                   "        means = support.class_means(self.ways)\n"
+                   "        both = torch.cat([query.base_logits, query.features @ means.mT], -1)\n"
+                   "        return Prediction(self.scale * both)\n")  # fmt: skip
+    made = api.run(f"{own}:Learned", task, train={"steps": 5}, work=work)
+    folder = work.home.trained / made.provenance["checkpoint"]
+    file = CheckpointFolder(folder).json
+    content = read_sealed(file)
+    write_sealed(file, content | json.loads(json.dumps(changed).replace("{path}", str(own))))
+    own.write_text("raise SystemExit('ran')")
+    with pytest.raises(UserError, match=r"is of a method in a file, .*; run that file to evaluate it"):
+        api.evaluate_checkpoint(folder, task, work=work)
+
+
+def test_features_of_other_weights_are_not_cached(glyph_features_home, monkeypatch):
+    work = api.workspace(glyph_features_home, device="cpu")
+    file = glyph_features_home.parent / "few.toml"
+    (job,) = make_jobs(Request(["protonet"], [f"{file}:few-1shot"]), work.home)
+    features = stages_of(job)[2]
+    assert features.cached(work.home)
+    monkeypatch.setattr("ifsl_bench.jobs.preparation.features_sha256", lambda home, key: "another")
+    assert not features.cached(work.home)
+
+
+def test_the_commit_is_that_of_the_checkout():
+    root = str(evaluating.Path(ifsl_bench.__file__).resolve().parents[1])
+    if not (evaluating.Path(root) / ".git").exists():
+        pytest.skip("this is no checkout")
+    head = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout
+    assert evaluating.commit().removesuffix("+changes") == head.strip()
+
+
+def test_progress_names_the_job_and_not_the_class(task, work, file, capsys):
+    (job,) = jobs_of([f"{file}:Means"], task, work)
+    assert str(Evaluate(job)) == "evaluating Means on clusters-5shot, seed 0: 60 episodes"
+    run_unstored(job, api.workspace(work.home.cache, device="cpu", reporter=LogReporter()))
+    assert "evaluating Means on clusters-5shot" in capsys.readouterr().err

@@ -1,0 +1,641 @@
+"""Stages on Dask workers: who gets work, what becomes of it when something dies, and that the counts are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("distributed", reason='the extra is not installed: pip install "ifsl_bench[cluster]"')
+
+import distributed
+
+from ifsl_bench.campaigns.api import workspace
+from ifsl_bench.campaigns.run import run_campaign
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
+from ifsl_bench.jobs.job import make_jobs
+from ifsl_bench.jobs.request import Request
+from ifsl_bench.plugin.method_source import method_source
+from ifsl_bench.scheduler import cluster as module
+from ifsl_bench.scheduler import dask_workers, worker_check
+from ifsl_bench.scheduler.cluster import opened
+from ifsl_bench.scheduler.cluster_file import ClusterSpec, read_cluster
+from ifsl_bench.scheduler.executors import Place
+from ifsl_bench.scheduler.graph import Node, Wants
+from ifsl_bench.scheduler.work import Outcome, Setting
+
+
+class Heard(Reporter):
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.warned: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+
+def cluster_toml(folder: Path, text: str = "n_workers = 1", above: str = "") -> str:
+    (folder / "cluster.toml").write_text(f'class = "LocalCluster"\n{above}\n[arguments]\n{text}\n')
+    return str(folder / "cluster.toml")
+
+
+def counts(home: Path) -> dict[str, object]:
+    files = sorted((home / "results").rglob("*.json"))
+    return {str(f.relative_to(home)): json.loads(f.read_text())["episodes"] for f in files}
+
+
+def jobs_of(home: Path, methods: list[str], task: str):
+    work = workspace(home, device="cpu", reporter=Heard())
+    return make_jobs(Request(methods, [task], {}, {"steps": "30"}), work.home), work
+
+
+# -- what is asked of a worker
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home.locate(tmp_path / "home")
+
+
+def test_a_worker_that_has_what_the_command_has_is_fit_and_nothing_is_left_behind(home):
+    with worker_check.wanted(home) as needed:
+        assert worker_check.unfit(pickle.loads(pickle.dumps(needed))) == ""
+    assert list(home.cache.iterdir()) == [home.results]
+    assert not list(home.results.iterdir())
+
+
+def test_a_worker_without_the_home_folder_is_refused_with_the_path_it_lacks(home):
+    with worker_check.wanted(home) as needed:
+        home.cache.rename(home.cache.with_name("elsewhere"))  # as if it were not mounted
+        assert f"lacks the folder {home.cache}" in worker_check.unfit(needed)
+        home.cache.with_name("elsewhere").rename(home.cache)
+
+
+def test_a_worker_with_another_folder_at_that_path_is_refused(home):
+    with worker_check.wanted(home) as needed:
+        for token in needed.tokens:
+            Path(token).unlink()
+        assert f"another folder at {home.cache}" in worker_check.unfit(needed)
+        for token in needed.tokens:
+            Path(token).write_text("of another run")
+        assert f"another folder at {home.cache}" in worker_check.unfit(needed)
+
+
+def test_a_worker_with_other_code_is_refused(home, monkeypatch):
+    with worker_check.wanted(home) as needed:
+        monkeypatch.setattr(worker_check, "own_code", lambda: "other")
+        assert "runs other code of ifsl_bench" in worker_check.unfit(needed)
+
+
+def test_a_daemonic_worker_is_refused_with_the_setting_it_needs(home, monkeypatch):
+    class Daemon:
+        daemon = True
+
+    with worker_check.wanted(home) as needed:
+        monkeypatch.setattr(worker_check.multiprocessing, "current_process", Daemon)
+        assert "DASK_DISTRIBUTED__WORKER__DAEMON=False" in worker_check.unfit(needed)
+
+
+def test_a_worker_is_told_which_method_it_lacks_or_has_otherwise(home, tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from ifsl_bench.methods.imprint import Imprint\n\nclass Own(Imprint):\n    pass\n"
+    )
+    (job,) = make_jobs(Request([f"{tmp_path}/own.py:Own"], ["glyphs-5shot"]))
+    here = ("Own", pickle.dumps(job.chosen), method_source(job.method))
+    with worker_check.wanted(home, [here]) as needed:
+        assert worker_check.unfit(needed) == ""
+        (tmp_path / "own.py").unlink()
+        assert "cannot load method Own" in worker_check.unfit(needed)
+    with worker_check.wanted(home, [("Own", b"cnowhere\nOwn\n.", method_source(job.method))]) as needed:
+        assert "cannot load method Own (No module named 'nowhere')" in worker_check.unfit(needed)
+    with worker_check.wanted(
+        home,
+        [
+            (
+                job.name,
+                pickle.dumps(make_jobs(Request(["imprint"], ["glyphs-5shot"]))[0].chosen),
+                "other",
+            )
+        ],
+    ) as needed:
+        assert "has other code of method" in worker_check.unfit(needed)
+
+
+def test_of_a_home_that_cannot_be_written_to_it_is_asked_that_it_is_there(home, monkeypatch):
+    def refused(self, text):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_text", refused)
+    with worker_check.wanted(home) as needed:
+        assert set(needed.tokens) == {str(home.cache), str(home.results)}
+        assert worker_check.unfit(needed) == ""
+        shutil.rmtree(home.results)
+        assert f"lacks the folder {home.results}" in worker_check.unfit(needed)
+
+
+def test_versions_are_held_against_each_other_and_both_are_named(home, monkeypatch):
+    with worker_check.wanted(home) as needed:
+        other = {**needed.versions, "python": "3.10", "torch": ""}
+        monkeypatch.setattr(worker_check, "versions", lambda: other)
+        message = worker_check.unfit(needed)
+    assert f"has python 3.10, this command has {needed.versions['python']}: install the same on both" in message
+    assert f"has no torch, this command has {needed.versions['torch']}: install it there" in message
+
+
+def test_a_machine_takes_stages_as_long_as_it_has_cores_and_memory_and_accelerators_are_left_to_their_own(home):
+    hands = dask_workers.DaskWorkers(
+        ClusterSpec("x", "tcp://127.0.0.1:9"), Setting(home, "cpu", 4, "run"), [], Reporter()
+    )
+
+    def node(threads: int = 1, memory: int = 1, accelerator: bool = False) -> Node:
+        return Node("key", None, (), Wants(threads, memory, accelerator), (0,))
+
+    for name, host in (("a", "one"), ("b", "one"), ("c", "two")):
+        hands.places.append(Place(name, host, 2, 10.0, device=name if name == "a" else ""))
+    a, b, c = hands.places
+    assert hands._place_for(node()) in (b, c)
+    assert hands._place_for(node(accelerator=True)) is a
+    assert hands._place_for(node(threads=99, memory=99)) in (b, c)  # alone on its machine
+    b.node, c.node = node(threads=2, memory=10), node()
+    assert hands.fits(node(threads=2, memory=10))
+    assert not hands.fits(node(threads=3))
+    assert not hands.fits(node(memory=11))
+    a.node = node(accelerator=True)
+    assert not hands.fits(node())
+
+
+# -- clusters
+
+
+def test_a_cluster_on_one_machine_listens_on_the_loopback_interface_alone(home, tmp_path):
+    heard: list[str] = []
+    with opened(read_cluster(cluster_toml(tmp_path)), home, heard.append) as cluster:
+        assert cluster.client.scheduler.address.startswith("tcp://127.0.0.1:")
+        daemonic = cluster.client.run(lambda: __import__("multiprocessing").current_process().daemon)
+        assert list(daemonic.values()) == [False]
+    assert not heard
+    with opened(read_cluster(cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"')), home, heard.append):
+        pass
+    assert len(heard) == 1
+    assert "without TLS" in heard[0]
+
+
+def test_workers_of_one_machine_see_an_accelerator_each(here, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    jobs, work = jobs_of(here / "home", ["imprint"], "clusters.toml:clusters-5shot")
+    said = cluster_toml(tmp_path, "n_workers = 3\nresources = {GPU = 1}")
+    hands, _ = dask_workers.cluster_workers(said, jobs, work, "auto")
+    try:
+        hands.cluster.client.wait_for_workers(3, timeout=60)
+        with pytest.raises(UserError, match="declares GPU=1, but PyTorch sees none there"):
+            hands.look()
+        seen = hands.cluster.client.run(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
+        assert sorted(seen.values()) == ["4", "4", "6"]
+    finally:
+        hands.close()
+
+
+@pytest.mark.parametrize("files", [False, True], ids=["made-for-it", "files"])
+def test_with_keys_a_cluster_answers_only_who_has_them(files, home, tmp_path):
+    above = "security = true"
+    if files:
+        made = distributed.Security.temporary()
+        above = "[security]\n"
+        for name in ("tls_ca_file", *(f"tls_{role}_{what}" for role in ("client", "scheduler", "worker")
+                                      for what in ("cert", "key"))):  # fmt: skip
+            (tmp_path / f"{name}.pem").write_text(getattr(made, name))
+            above += f'{name} = "{name}.pem"\n'
+    said = cluster_toml(tmp_path, 'n_workers = 1\nhost = "0.0.0.0"', above)
+    heard: list[str] = []
+    with opened(read_cluster(said), home, heard.append) as cluster:
+        address = cluster.client.scheduler.address
+        assert address.startswith("tls://")
+        cluster.client.wait_for_workers(1, timeout=20)
+        with pytest.raises(UserError, match="needs keys"), opened(read_cluster(address), home, heard.append):
+            pass
+        other = distributed.Security.temporary()
+        with pytest.raises(OSError, match=r"TLS certificate does not match|Timed out"):
+            distributed.Client(address, security=other, timeout=1, set_as_default=False)
+        if files:
+            keys = "".join(line + "\n" for line in above.splitlines() if "client" in line or "_ca_" in line)
+            (tmp_path / "address.toml").write_text(f'address = "{address}"\n[security]\n{keys}')
+            with opened(read_cluster(str(tmp_path / "address.toml")), home, heard.append) as another:
+                assert another.client.submit(os.getpid).result() != os.getpid()
+    assert not heard
+
+
+def test_keys_of_jobs_are_removed_with_the_cluster_also_where_no_job_is_taken(home, tmp_path, monkeypatch):
+    """Not only when Python takes the cluster apart, which a command that ends does not wait for."""
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition' >&2\nexit 1\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    file = tmp_path / "slurm.toml"
+    file.write_text('class = "SLURMCluster"\nsecurity = true\n[arguments]\nn_workers = 1\ncores = 1\nmemory = "1GB"\n'
+                    'interface = "lo"\n')  # fmt: skip
+    kept = []
+    with contextlib.suppress(UserError), opened(read_cluster(str(file)), home, lambda text: None) as cluster:
+        kept.append(cluster)
+        assert len(list((home.cache / "keys").iterdir())) == 3
+        cluster.mend(0)
+    assert kept
+    assert not list((home.cache / "keys").iterdir())
+
+
+def refused_to_open(spec: ClusterSpec, home: Home, told: str) -> None:
+    with pytest.raises(UserError, match=re.escape(told)), opened(spec, home, lambda text: None):
+        pass
+
+
+def test_a_scheduler_that_is_not_there_is_told_at_once(home):
+    start = time.monotonic()
+    refused_to_open(ClusterSpec("x", "tcp://127.0.0.1:9"), home, "no scheduler answers at tcp://127.0.0.1:9: ")
+    assert time.monotonic() - start < 5
+
+
+def test_what_listens_and_says_nothing_is_no_scheduler(home, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        refused_to_open(ClusterSpec("x", address), home, f"what listens at {address} does not answer as a scheduler")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('n_workers = 1\ninterface = "none7"', "cannot be started"),
+        ('n_workers = 1\nthreads_per_worker = "two"', "cannot be started"),
+    ],
+)
+def test_a_cluster_that_cannot_be_started_says_why(arguments, told, home, tmp_path):
+    refused_to_open(read_cluster(cluster_toml(tmp_path, arguments)), home, told)
+
+
+def test_a_queueing_system_that_is_not_there_is_named(home, tmp_path):
+    (tmp_path / "c.toml").write_text('class = "MoabCluster"\n[arguments]\nn_workers = 1\ncores = 1\nmemory = "1GB"\n')
+    refused_to_open(read_cluster(str(tmp_path / "c.toml")), home, "needs the command msub")
+
+
+# -- campaigns
+
+PRELOAD = """
+import errno, os, time
+
+def full(handle):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+def dask_setup(worker):
+    if worker.name == 0:
+        real = time.time
+        time.time = lambda: real() + 3600
+    if worker.name == {full}:
+        os.fsync = full
+"""
+
+
+def on_cluster(home: Path, methods: list[str], task: str, said: str):
+    jobs, work = jobs_of(home, methods, task)
+    hands, work = dask_workers.cluster_workers(said, jobs, work, "auto")
+    return run_campaign(jobs, work, executor=hands), work.reporter
+
+
+@pytest.mark.slow("starts a cluster of two processes: 10 s")
+def test_counts_are_those_of_one_process_though_a_clock_is_an_hour_ahead_and_a_disk_is_full(here, tmp_path):
+    shutil.copytree("home", "alone")
+    jobs, work = jobs_of(here / "alone", ["imprint", "lwof"], "clusters.toml:clusters-5shot")
+    assert not run_campaign(jobs, work).failed
+    (tmp_path / "preload.py").write_text(PRELOAD.format(full=1))
+    said = cluster_toml(tmp_path, f'n_workers = 2\npreload = ["{tmp_path}/preload.py"]')
+    ended, heard = on_cluster(here / "home", ["imprint", "lwof"], "clusters.toml:clusters-5shot", said)
+    assert not ended.failed
+    assert counts(here / "home") == counts(here / "alone")
+    (told,) = [text for text in heard.warned if "gets no more work" in text]
+    assert "the disk is full" in told
+
+
+@pytest.mark.slow("starts two clusters: 15 s")
+def test_where_every_worker_is_without_room_the_run_ends_in_one_line_and_goes_on_later(here, tmp_path):
+    (tmp_path / "preload.py").write_text(PRELOAD.format(full=0))
+    said = cluster_toml(tmp_path, f'n_workers = 1\npreload = ["{tmp_path}/preload.py"]')
+    with pytest.raises(UserError, match=r"gets no more work: .*the disk is full.*the same command goes on"):
+        on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", said)
+    ended, _ = on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
+    assert not ended.failed
+
+
+def test_other_versions_on_the_workers_are_refused_before_anything_runs(here, tmp_path, monkeypatch):
+    real = worker_check.version
+    other = {"ifsl_bench": "9.9", "torch": "1.0", "numba": "0.1"}
+    monkeypatch.setattr(worker_check, "version", lambda name: other.get(name) or real(name))
+    with pytest.raises(UserError) as error:
+        on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
+    assert re.search(r"worker tcp://\S+ on \S+ has ifsl_bench \S+, this command has 9.9: install", str(error.value))
+    assert "this command has 1.0" in str(error.value)
+    assert "has numba " in str(error.value)
+    assert "numpy" not in str(error.value)
+    assert not (here / "home" / "logs").exists() or not list((here / "home" / "logs").rglob("result/*"))
+
+
+def test_a_campaign_that_is_done_starts_no_cluster(here, tmp_path, monkeypatch):
+    jobs, work = jobs_of(here / "home", ["imprint"], "clusters.toml:clusters-5shot")
+    run_campaign(jobs, work)
+    monkeypatch.setattr(dask_workers, "opened", None)
+    ended, _ = on_cluster(here / "home", ["imprint"], "clusters.toml:clusters-5shot", cluster_toml(tmp_path))
+    assert ended.made == jobs
+
+
+def test_of_two_commands_a_worker_with_two_threads_runs_one_stage_at_a_time(home, monkeypatch):
+    inside, most = [], []
+
+    def run_packed(content, key, *_):
+        inside.append(key)
+        most.append(len(inside))
+        time.sleep(0.3)
+        inside.remove(key)
+        return Outcome(key, "done")
+
+    monkeypatch.setattr(dask_workers, "run_packed", run_packed)
+    how = {"n_workers": 1, "threads_per_worker": 2, "processes": False, "dashboard_address": None}
+    with distributed.LocalCluster(**how) as one:
+        clients = [distributed.Client(one, set_as_default=False) for _ in range(2)]
+        futures = [
+            client.submit(dask_workers.run_on_worker, b"", str(i), Setting(home, "cpu", 2, str(i)), 2)
+            for i, client in enumerate(clients)
+        ]
+        assert [future.result(timeout=30).key for future in futures] == ["0", "1"]
+        for client in clients:
+            client.close()
+    assert most == [1, 1]
+
+
+# -- a scheduler of somebody else's
+
+
+class Running:
+    """A scheduler and its workers, in processes of their own."""
+
+    def __init__(self, folder: Path, workers: int = 1, daemon: str = "False", **variables: str) -> None:
+        environment = {**os.environ, "DASK_DISTRIBUTED__WORKER__DAEMON": daemon, **variables}
+        file, log = folder / f"scheduler-{uuid.uuid4().hex}.json", open(folder / "dask.log", "ab")  # noqa: SIM115
+        common = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--no-dashboard"]
+        start = [sys.executable, "-m", "distributed.cli.dask_"]
+        self.scheduler = subprocess.Popen([*start[:2], f"{start[2]}scheduler", *common, "--port", "0"], stderr=log)
+        worker = [*start[:2], f"{start[2]}worker", *common, "--nthreads", "1", "--death-timeout", "10"]
+        self.workers = [subprocess.Popen(worker, stderr=log, env=environment) for _ in range(workers)]
+        for _ in range(300):
+            with contextlib.suppress(OSError, ValueError):
+                self.address = json.loads(file.read_text())["address"]
+                return
+            time.sleep(0.1)
+        raise AssertionError((folder / "dask.log").read_text())
+
+    def end(self) -> None:
+        for process in (*self.workers, self.scheduler):
+            process.terminate()
+        for process in (*self.workers, self.scheduler):
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[type[Running]]:
+    started: list[Running] = []
+
+    def start(**how) -> Running:
+        started.append(Running(tmp_path, **how))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.end()
+
+
+def command(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+    line = [sys.executable, "-m", "ifsl_bench", "run", *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(line, env={**os.environ, **variables}, **pipes)
+
+
+@pytest.mark.slow("starts a scheduler, a worker and the command: 10 s")
+def test_a_method_that_only_the_client_has_is_told_in_one_line(running, here, tmp_path):
+    package = tmp_path / "client-only"
+    (package / "mine-1.0.dist-info").mkdir(parents=True)
+    (package / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (package / "mine-1.0.dist-info" / "entry_points.txt").write_text("[ifsl_bench.methods]\nmine = mine:Mine\n")
+    (package / "mine.py").write_text(
+        "from ifsl_bench.methods.imprint import Imprint\n\nclass Mine(Imprint):\n    pass\n"
+    )
+    cluster = running()
+    asked = ["--method", "mine", "--task", "clusters.toml:clusters-5shot"]
+    there = command(*asked, "--cluster", cluster.address, PYTHONPATH=str(package))
+    _, told = there.communicate(timeout=120)
+    assert there.returncode == 2
+    assert len(told.strip().splitlines()) == 1
+    assert "cannot load method mine (No module named 'mine'); install it there" in told
+
+
+@pytest.mark.slow("starts a scheduler, a worker and the command, twice, to train 6,000 steps: 40 s")
+def test_a_scheduler_that_dies_ends_the_run_in_one_line_and_the_same_command_goes_on(running, here):
+    cluster = running()
+    asked = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--train", "steps=6000", "--quiet"]
+    first = command(*asked, "--cluster", cluster.address)
+    until = time.monotonic() + 100
+    logs = Path("home/logs/meta-training")
+    while not any('"stage"' in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
+        time.sleep(0.1)
+    models = Path("home/trained")
+    while not list(models.glob("*/state-*")) and time.monotonic() < until:  # a checkpoint to go on from
+        time.sleep(0.1)
+    time.sleep(1)
+    cluster.scheduler.kill()
+    start = time.monotonic()
+    _, told = first.communicate(timeout=60)
+    assert time.monotonic() - start < 10
+    assert first.returncode == 2
+    assert told.strip().splitlines() == [
+        f"ifsl-bench: the scheduler of {cluster.address} is gone; the same command goes on from where it stopped"
+    ]
+    for worker in cluster.workers:  # which has nobody to work for
+        worker.wait(60)
+    (log,) = logs.glob("*.log")
+    assert "nobody listens" in log.read_text()
+    again = command(*asked, "--cluster", running().address)
+    again.communicate(timeout=200)
+    assert again.returncode == 0
+    events = [json.loads(line) for line in log.read_text().splitlines() if line]
+    assert any(event["kind"] == "stage" and event.get("done") for event in events), "it was resumed"
+
+
+@pytest.mark.slow("starts a scheduler, a daemonic worker and the command: 10 s")
+def test_a_daemonic_worker_of_a_running_scheduler_is_refused(running, here):
+    cluster = running(daemon="True")
+    asked = ["--method", "imprint", "--task", "clusters.toml:clusters-5shot", "--cluster", cluster.address]
+    done = command(*asked)
+    _, told = done.communicate(timeout=120)
+    assert done.returncode == 2
+    assert "is daemonic" in told
+    assert "DASK_DISTRIBUTED__WORKER__DAEMON=False" in told
+
+
+# -- what dies
+
+
+def killing(home: Path, kinds: list[str], asked: list[str]) -> tuple[int, str]:
+    """Runs a command, and kills the worker of the first stage of each kind once it has made some steps."""
+    running, killed = command(*asked), set()
+    errors: list[str] = []
+    import threading
+
+    reader = threading.Thread(target=lambda: errors.append(running.communicate()[1]))
+    reader.start()
+    while reader.is_alive():
+        time.sleep(0.05)
+        for kind in kinds:
+            for log in (home / "logs" / kind).glob("*.log"):
+                text = log.read_text()
+                if kind not in killed and '"kind":"stage"' in text and '"kind":"done"' not in text:
+                    time.sleep(1)  # some steps
+                    os.kill(int(re.findall(r'"writer":"[^"]*-(\d+)-\d+"', text)[-1]), signal.SIGKILL)
+                    killed.add(kind)
+    assert killed == set(kinds)
+    return running.returncode, errors[0]
+
+
+@pytest.fixture
+def long_tasks(glyph_home: Path) -> Path:
+    """The short tasks, with enough steps for a worker to be killed in the middle of its pretraining."""
+    path = glyph_home.parent / "few.toml"
+    path.write_text(path.read_text().replace("steps = 6\n", "steps = 40\n"))
+    return glyph_home
+
+
+def same_with_two_killed(home: Path, said: str) -> None:
+    alone = home.with_name("alone")
+    shutil.copytree(home, alone)
+    asked = ["--method", "imprint,lwof", "--task", f"{home.parent}/few.toml:few-1shot", "--train", "steps=1500"]
+    first = command(*asked, "--jobs", "1", "--home", str(alone))
+    first.communicate(timeout=300)
+    assert first.returncode == 0
+    status, told = killing(home, ["pretraining", "meta-training"], [*asked, "--home", str(home), "--cluster", said])
+    assert status == 0
+    assert told.count("died; it is run again") == 2
+    assert len(counts(home)) == 2
+    assert counts(home) == counts(alone)
+
+
+@pytest.mark.slow("starts the command with a cluster of two workers: 10 s")
+def test_ctrl_c_ends_all_workers_within_seconds(here, tmp_path, patience):
+    asked = ["--method", "lwof", "--task", "clusters.toml:clusters-5shot", "--quiet"]
+    running = command(*asked, "--cluster", cluster_toml(tmp_path, "n_workers = 2"))
+    until = time.monotonic() + 100
+    logs = Path("home/logs/meta-training")
+    while not any('"stage"' in log.read_text() for log in logs.glob("*.log")) and time.monotonic() < until:
+        time.sleep(0.1)
+    processes = psutil.Process(running.pid).children(recursive=True)
+    start = time.monotonic()
+    running.send_signal(signal.SIGINT)
+    _, told = running.communicate(timeout=60)
+    assert time.monotonic() - start < patience(20)  # 5, and what Python takes to end, where nothing else runs
+    assert running.returncode == 130
+    assert told.strip() == "ifsl-bench: interrupted; the same command goes on from where it stopped"
+    assert len(processes) >= 2
+    assert not psutil.wait_procs(processes, timeout=3)[1]
+
+
+@pytest.mark.slow("waits for a worker that does not end: 3 s")
+def test_workers_that_do_not_end_by_themselves_are_killed(home, tmp_path):
+    with opened(read_cluster(cluster_toml(tmp_path)), home, lambda text: None) as cluster:
+        (pid,) = cluster.client.run(os.getpid).values()
+        stuck = cluster.client.submit(time.sleep, 3600)
+        time.sleep(0.2)
+        start = time.monotonic()
+        process = psutil.Process(pid)
+    del stuck
+    assert time.monotonic() - start < 6
+    assert not psutil.wait_procs([process], timeout=3)[1]
+
+
+@pytest.mark.slow("trains on images twice, while workers are killed: a minute")
+def test_two_workers_one_killed_in_pretraining_one_in_meta_training_end_with_the_counts_of_one_process(
+    long_tasks, tmp_path
+):
+    same_with_two_killed(long_tasks, cluster_toml(tmp_path, "n_workers = 2"))
+
+
+@pytest.mark.slow("trains on images twice, in jobs of Slurm, while two are killed: a minute")
+def test_slurm_ends_with_the_counts_of_one_process(long_tasks, tmp_path):
+    idle = shutil.which("sinfo") and subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True).stdout
+    if not idle or not re.search("idle|mix", idle):
+        pytest.skip("Slurm is not running here, or has no idle node")
+    (tmp_path / "slurm.toml").write_text(
+        'class = "SLURMCluster"\n[arguments]\nn_workers = 2\ncores = 1\nmemory = "2GB"\ninterface = "lo"\n'
+    )
+    same_with_two_killed(long_tasks, str(tmp_path / "slurm.toml"))
+    assert not subprocess.run(["squeue", "-h", "-n", "dask-worker", "-t", "R,PD"], capture_output=True).stdout
+
+
+@pytest.mark.slow("prepares 3,000 images in a worker: 10 s")
+def test_a_worker_prepares_images_with_processes_of_its_own(home, tmp_path):
+    import numpy as np
+    from PIL import Image
+
+    from ifsl_bench.data.read.decode_workers import WORTH
+
+    rng = np.random.default_rng(0)
+    for i in range(WORTH + 60):
+        folder = tmp_path / "images" / f"class-{i % 30:02}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    with opened(read_cluster(cluster_toml(tmp_path)), home, lambda text: None) as cluster:
+        future = cluster.client.submit(_prepare, str(home.cache), str(tmp_path / "images"))
+        children, images = future.result(timeout=120)
+    assert images == WORTH + 60
+    assert children >= min(2, os.cpu_count() or 1)
+
+
+def _prepare(home: str, images: str) -> tuple[int, int]:
+    """How many processes it took, and how many images there are."""
+    import threading
+
+    from ifsl_bench.common.progress import Reporter
+    from ifsl_bench.data.preparing.prepare import prepare
+
+    most, done = [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            most.append(len(psutil.Process().children(recursive=True)))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        made = prepare(Home.locate(home), "own", Path(images), False, Reporter())
+    finally:
+        done.set()
+        watcher.join()
+    return max(most), sum(pool["shape"][0] for pool in made.manifest["pools"].values())

@@ -1,0 +1,195 @@
+"""The loop, with executors that only pretend, held against rules that any order must keep."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Mute
+from ifsl_bench.scheduler.graph import Graph, Node, Wants
+from ifsl_bench.scheduler.logs import Log
+from ifsl_bench.scheduler.loop import TRIES, schedule
+from ifsl_bench.scheduler.work import Outcome
+
+JOBS = 4
+
+
+def random_graph(chance: random.Random, whole: int) -> Graph:
+    """Nodes "0", "1", ... with arrows from earlier ones; some want a machine of ``whole`` threads."""
+    nodes: dict[str, Node] = {}
+    for index in range(chance.randint(1, 14)):
+        needs = tuple(chance.sample(list(nodes), min(len(nodes), chance.choice((0, 0, 1, 2)))))
+        wants = Wants(chance.choice((1, 1, 1, whole)), accelerator=chance.random() < 0.2)
+        nodes[str(index)] = Node(str(index), None, needs, wants, ())  # type: ignore[arg-type]
+    results: dict[str, set[int]] = {key: set() for key in nodes}
+
+    def claim(key: str, job: int) -> None:
+        results[key].add(job)
+        for needed in nodes[key].needs:
+            claim(needed, job)
+
+    for job in range(JOBS):
+        claim(chance.choice(list(nodes)), job)
+    kept = {key: Node(key, None, node.needs, node.wants, tuple(sorted(results[key])))  # type: ignore[arg-type]
+            for key, node in nodes.items() if results[key]}  # fmt: skip
+    return Graph((None,) * JOBS, kept)  # type: ignore[arg-type]
+
+
+class Pretend:
+    """Ends nodes in any order, as a table says, in a thread of its own; checks what it is given."""
+
+    def __init__(self, graph: Graph, chance: random.Random, ends: dict[str, list[str]], size: int, in_order: bool):
+        self.graph, self.chance, self.ends, self.size, self.in_order = graph, chance, ends, size, in_order
+        self.running: dict[str, tuple[Node, Future]] = {}
+        self.done: set[str] = set()
+        self.given: list[str] = []
+        self.submitted = threading.Semaphore(0)
+        threading.Thread(target=self.end_them, daemon=True).start()
+
+    def fits(self, node: Node) -> bool:
+        nodes = [other for other, _ in self.running.values()]
+        if node.wants.accelerator and any(other.wants.accelerator for other in nodes):  # there is one
+            return False
+        return not nodes or sum(n.wants.threads for n in nodes) + node.wants.threads <= self.size
+
+    def submit(self, node: Node) -> Future:
+        assert self.done.issuperset(node.needs), "a node waits for what it needs"
+        assert node.key not in self.done
+        assert node.key not in self.running, "one owner at a time"
+        assert self.fits(node)
+        self.given.append(node.key)
+        future: Future = Future()
+        self.running[node.key] = node, future
+        self.submitted.release()
+        return future
+
+    def end_them(self) -> None:
+        while True:
+            self.submitted.acquire()
+            node, future = self.chance.choice([pair for pair in list(self.running.values()) if not pair[1].done()])
+            future.set_result(self.end(node))
+
+    def end(self, node: Node) -> Outcome:
+        how = self.ends[node.key].pop(0) if self.ends.get(node.key) else "done"
+        return Outcome(node.key, how, how)  # type: ignore[arg-type]
+
+    def outcome(self, node: Node, future: Future) -> Outcome:
+        del self.running[node.key]
+        outcome = future.result()
+        if outcome.how == "done":
+            self.done.add(node.key)
+        return outcome
+
+    def look(self) -> None: ...
+
+
+NOWHERE = Home.locate("/nowhere")  # without logs
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_any_graph_is_run_to_its_end_whatever_fails(in_order):
+    for case in range(300):
+        chance = random.Random(case)
+        size = chance.choice((1, 2, 4))
+        graph = random_graph(chance, size)
+        ends = {key: chance.choice(([], [], [], ["failed"], ["lost"], ["lost"] * TRIES, ["lost", "failed"]))
+                for key in graph.nodes}  # fmt: skip
+        bad = {key for key, how in ends.items() if "failed" in how or len(how) == TRIES}
+        workers = Pretend(graph, chance, {key: list(how) for key, how in ends.items()}, size, in_order)
+        before: list[str] = []
+        failures = schedule(graph, workers, NOWHERE, before=lambda node: before.append(node.key))  # noqa: B023
+        spoilt = {job for key in bad for job in graph.nodes[key].results}
+        assert {failure.job for failure in failures} <= spoilt
+        for job in range(JOBS):
+            mine = {key for key, node in graph.nodes.items() if job in node.results}
+            failed = job in {failure.job for failure in failures}
+            assert failed == bool(mine & bad), "a job fails if something that it needs does, and only then"
+            assert failed or mine <= workers.done
+        assert Counter(before) == Counter(set(workers.given)), "what is to be set aside is, once"
+        assert all(count <= TRIES for count in Counter(workers.given).values())
+        for failure in failures:
+            assert failure.node is not None
+            assert failure.node.key in bad
+            assert failure.why in ("failed", f"lost, {TRIES} times")
+
+
+def test_what_many_wait_for_goes_first_and_one_worker_goes_job_by_job():
+    def node(key: str, results: tuple[int, ...]) -> Node:
+        return Node(key, None, (), Wants(), results)  # type: ignore[arg-type]
+
+    nodes = {n.key: n for n in (node("one", (0,)), node("all", (0, 1, 2, 3)), node("two", (1, 2)))}
+    graph = Graph((None,) * 4, nodes)  # type: ignore[arg-type]
+    given = {}
+    for in_order in (False, True):
+        workers = Pretend(graph, random.Random(0), {}, 1, in_order)
+        schedule(graph, workers, NOWHERE)
+        given[in_order] = workers.given
+    assert given == {False: ["all", "two", "one"], True: ["one", "all", "two"]}
+
+
+def test_work_for_the_whole_machine_is_not_passed_by_for_ever():
+    """It is the second most wanted; while it waits for room, what is wanted less does not take the room."""
+    nodes = {"a": Node("a", None, (), Wants(1), (0, 1, 2)), "whole": Node("whole", None, (), Wants(2), (0, 1))}  # type: ignore[arg-type]
+    nodes |= {str(n): Node(str(n), None, (), Wants(1), (3,)) for n in range(20)}  # type: ignore[arg-type]
+    workers = Pretend(Graph((None,) * 4, nodes), random.Random(1), {}, 2, False)  # type: ignore[arg-type]
+    schedule(workers.graph, workers, NOWHERE)
+    assert workers.given[:2] == ["a", "whole"]
+
+
+def test_a_node_that_nobody_needs_any_more_is_not_begun():
+    bad = Node("bad", None, (), Wants(), (0,))  # type: ignore[arg-type]
+    other = Node("other", None, (), Wants(), (0,))  # type: ignore[arg-type]
+    workers = Pretend(Graph((None,), {"bad": bad, "other": other}), random.Random(0), {"bad": ["failed"]}, 1, True)  # type: ignore[arg-type]
+    (failure,) = schedule(workers.graph, workers, NOWHERE)
+    assert workers.given == ["bad"]
+    assert (failure.node, failure.why) == (bad, "failed")
+
+
+def test_what_takes_long_goes_first_where_equally_many_wait_for_it():
+    """What nobody knows goes before, and what ends a job before that."""
+
+    def node(key: str, needs: tuple[str, ...] = (), last: bool = False) -> Node:
+        seconds = {"a": 1.0, "b": 5.0, "c": 3.0}.get(key[0])
+        return Node(key, None, needs, Wants(), (0,), last=last, seconds=seconds)  # type: ignore[arg-type]
+
+    nodes = [node(key) for key in ("a1", "b1", "c1", "a2", "b2", "c2", "d1")]
+    nodes.append(node("end", ("a1",), last=True))
+    graph = Graph((None,), {n.key: n for n in nodes})  # type: ignore[arg-type]
+    workers = Pretend(graph, random.Random(0), {}, 1, False)
+    schedule(graph, workers, NOWHERE)
+    assert workers.given == ["d1", "b1", "b2", "c1", "c2", "a1", "end", "a2"]
+
+
+class Ended(Pretend):
+    """Workers that die when they have come so far, one place an attempt; after the last they end the node."""
+
+    def __init__(self, graph: Graph, places: list[int], home: Home):
+        self.places, self.home = places, home
+        super().__init__(graph, random.Random(0), {}, 1, False)
+
+    def end(self, node: Node) -> Outcome:
+        if not self.places:
+            return super().end(node)
+        with Log(self.home, node.key, "it", Mute()) as log, log.stage("training", 1000) as stage:
+            stage.advance(self.places.pop(0))
+        return Outcome(node.key, "lost", "its worker died")
+
+
+@pytest.mark.parametrize(
+    ("places", "tries"),
+    [([100, 200, 300, 400, 500, 600], 7), ([500, 500, 500], 3), ([500, 502, 501], 3), ([100, 400, 400, 400], 4),
+     ([300, 100, 200], 3)],
+)  # fmt: skip
+def test_a_node_whose_worker_dies_goes_on_as_long_as_it_comes_further(places, tries, tmp_path: Path):
+    node = Node("one", None, (), Wants(), (0,))  # type: ignore[arg-type]
+    home = Home.locate(tmp_path)
+    workers = Ended(Graph((None,), {"one": node}), list(places), home)  # type: ignore[arg-type]
+    failures = schedule(workers.graph, workers, home)
+    assert len(workers.given) == tries
+    assert bool(failures) == (tries == len(places))

@@ -1,0 +1,279 @@
+"""``ifsl-bench cache``: what it lists, what it removes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
+from ifsl_bench.common.locks import locked
+from ifsl_bench.common.owners import partial_of
+from ifsl_bench.kernels.store import sources_folder
+from ifsl_bench.store import cache
+from ifsl_bench.store.cache import Choice, listed, pruning
+from tests.fuzz.small import run
+
+MADE = {"data", "pretrained", "features", "trained", "trials"}
+
+
+def days_pass(home: Path, days: float = 2) -> None:
+    """As if nothing there had been used for days."""
+    then = time.time() - days * 86400
+    for path in (*home.rglob("*"), home):
+        os.utime(path, (then, then), follow_symlinks=False)
+
+
+@pytest.fixture(scope="module")
+def made(made_once):
+    """A home after a tuned run of lwof, with the models and trials of two settings, and features."""
+
+    def fill(root: Path) -> None:
+        run(root)
+        days_pass(root / "home")
+
+    return made_once("cached", fill)
+
+
+@pytest.fixture
+def root(made, tmp_path):
+    """A copy of it, to prune; its task file has another path, which no name depends on."""
+    shutil.copytree(made, tmp_path / "here", symlinks=True)
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def prune(call, root):
+    def prune(*arguments: str) -> tuple[int, str, str]:
+        return call("cache", "prune", "--home", str(root / "home"), *arguments)
+
+    return prune
+
+
+def paths(root: Path) -> set[str]:
+    """All items of the home."""
+    home = Home.locate(root / "home")
+    return {item.path.relative_to(home.cache).as_posix() for item in listed(home)}
+
+
+def rows(out: str) -> set[str]:
+    """The kinds in a printed table, without its head and sum."""
+    return {line.split()[0] for line in out.splitlines() if re.search(r" [kM]B +[0-9]{4}-", line)}
+
+
+def kinds(root: Path) -> set[str]:
+    return {item.kind for item in listed(Home.locate(root / "home"))}
+
+
+def test_the_list_has_every_byte_once_by_task_and_method(call, root):
+    home = root / "home"
+    (home / "pretrained" / ".x.lock").touch()
+    status, out, _ = call("cache", "--home", str(home), "--format", "json")
+    assert status == 0
+    (table,) = json.loads(out)["tables"] if isinstance(json.loads(out), dict) else [json.loads(out)]
+    rows = table["rows"] if isinstance(table, dict) and "rows" in table else table
+    text = json.dumps(rows)
+    for word in (*MADE, "tiny-images-1shot", "lwof", "tiny-images-resnet-small-cosine"):
+        assert word in text
+    items = listed(Home.locate(home))
+    inside = [path for path in home.rglob("*") if path.is_file() and not path.name.endswith(".lock")]
+    results = [path for path in inside if home / "results" in path.parents]
+    assert sum(item.bytes for item in items) == sum(path.stat().st_size for path in inside if path not in results)
+    assert len({item.path for item in items}) == len(items)
+
+
+def test_what_is_used_says_so_without_access_times(root):
+    home = Home.locate(root / "home")
+    before = {item.path: item.used for item in listed(home)}
+    assert max(before.values()) < time.time() - 86400
+    shutil.rmtree(home.results)
+    run(root)
+    after = {
+        item.path: item.used for item in listed(home) if item.kind in ("data", "pretrained", "features", "trained")
+    }
+    assert after
+    unused = [path.parent.name for path, used in after.items() if used < time.time() - 3600]
+    assert unused == ["trained"], "the model of another setting"
+
+
+def test_what_is_left_over_goes_where_nothing_is_chosen(prune, root):
+    whole = paths(root)
+    (root / "home" / "trained" / "x-seed0-0123.replaced-0").mkdir()
+    days_pass(root / "home")
+    status, out, err = prune("--yes")
+    assert (status, err) == (0, "")
+    assert "set aside" in out
+    assert paths(root) == whole
+    assert prune("--dry-run") == (0, "nothing to remove\n", "")
+
+
+def test_all_that_is_old_goes_but_data_that_only_their_user_can_make(prune, root):
+    assert prune("--unused", "3", "--yes")[1].startswith("nothing to remove")
+    status, out, _ = prune("--unused", "1", "--dry-run")
+    assert status == 0
+    assert "stay: made from files of yours: ifsl-bench data remove" in out
+    assert {"pretrained", "trained"} <= kinds(root)
+    assert prune("--unused", "1", "--yes")[0] == 0
+    assert paths(root) == {"data/tiny-images"} | {path for path in paths(root) if path.startswith("digests/")}
+    assert not list((root / "home").rglob(".removed-*"))
+    shutil.rmtree(root / "home" / "results")
+    assert run(root), "and all can be made again"
+
+
+def test_names_are_kinds_and_what_these_are_of(prune, root):
+    before = paths(root)
+    for names in (["features"], ["features", "tiny-images"], ["tiny-images", "features", "resnet"]):
+        assert rows(prune(*names, "--dry-run")[1]) == {"features"}, names
+    assert prune("trained", "features", "lwof", "--yes")[0] == 0
+    assert before - paths(root) == {path for path in before if path.startswith("trained/")}
+    assert prune("images", "lwo", "--dry-run")[0] == 2
+    status, _, err = prune("imagen", "--yes")
+    assert status == 2
+    assert err == f"ifsl-bench: nothing in {root / 'home'} is called 'imagen'; 'ifsl-bench cache' lists what is there\n"
+
+
+def test_a_home_that_is_too_large_loses_what_was_used_longest_ago(prune, root):
+    home = Home.locate(root / "home")
+    size = {item.path: item.bytes for item in listed(home)}
+    models = sorted(path for path in home.trained.iterdir() if not path.name.startswith("."))
+    for days, model in zip((5, 4), models, strict=True):
+        then = time.time() - days * 86400
+        os.utime(model / "checkpoint.json", (then, then))
+    most = (sum(size.values()) - size[models[0]]) / 1e9
+    assert prune("--most", str(most), "--yes")[0] == 0
+    assert set(size) - {item.path for item in listed(home)} == {models[0]}
+    assert prune("--most", str(most), "--yes") == (0, "nothing to remove\n", "")
+
+
+def test_nobody_is_asked_where_nobody_is(prune, root):
+    before = paths(root)
+    status, out, err = prune("trials")
+    assert status == 2
+    assert "trials" in out
+    assert "--yes removes what is listed" in err
+    assert paths(root) == before
+
+
+def test_what_is_locked_or_was_used_lately_stays_with_what_runs_start_from(prune, root):
+    home = Home.locate(root / "home")
+    model, other = sorted(home.trained.glob("[!.]*"))
+    everything, starting = ("--unused", "0", "--dry-run"), {"pretrained", "features", "trained"}
+    with locked(model):
+        status, out, _ = prune(*everything)
+    assert status == 0
+    assert not starting & rows(out), "models of one task and method stay together"
+    assert "stay: a process holds its lock" in out
+    assert "stay: perhaps needed by a process that runs" in out
+    assert starting <= rows(prune(*everything)[1])
+    os.utime(other / "checkpoint.json")
+    assert not starting & rows(prune(*everything)[1])
+
+
+def test_what_is_used_between_the_question_and_the_removal_stays(root):
+    home = Home.locate(root / "home")
+    found = pruning(home, Choice(["trained"]))
+    model, *_ = sorted(home.trained.glob("[!.]*"))
+    os.utime(model / "checkpoint.json")
+    said = []
+    cache.prune(found.going, said.append)
+    assert said == [f"{model} is in use by now, and stays"]
+    assert [path.name for path in home.trained.iterdir() if not path.name.startswith(".")] == [model.name]
+
+
+@pytest.mark.slow("two runs from data to result, one of them disturbed all the while")
+def test_a_run_beside_a_prune_that_takes_everything_ends_with_the_same_result(root, monkeypatch):
+    """Again and again, whatever is there is removed, used or not, while a run goes from nothing to its result."""
+    wanted, home = run(root), Home.locate(root / "home")
+    shutil.rmtree(home.results)
+    monkeypatch.setattr(cache, "RECENT", -1e9)
+    monkeypatch.setattr(cache, "is_locked", lambda path: False)
+    ended, removed = threading.Event(), []
+
+    def take() -> None:
+        while not ended.is_set():
+            try:
+                going = pruning(home, Choice(["trained", "features", "trials"])).going
+            except (OSError, UserError):  # the latter where nothing of these kinds is there
+                continue
+            removed.append(cache.prune(going, lambda text: None))
+
+    taker = threading.Thread(target=take)
+    taker.start()
+    try:
+        found = run(root)
+    finally:
+        ended.set()
+        taker.join()
+    assert found == wanted
+    assert sum(removed) > 0
+
+
+def test_what_is_not_ours_and_what_is_being_written_stays(prune, root):
+    home = root / "home"
+    (home / "notes.txt").write_text("mine")
+    (home / "trained" / ".removed-x@node7.0123abcd-4711-89abcdef").mkdir()
+    mine = partial_of(home / "features" / "tiny" / "novel-test")
+    mine.mkdir(parents=True)
+    process = subprocess.run([sys.executable, "-c", f"""
+from pathlib import Path
+from ifsl_bench.common.owners import partial_of
+print(partial_of(Path({str(home / "results" / "tiny-images-1shot" / "x.json")!r})))"""],
+        capture_output=True, text=True, check=True)  # fmt: skip
+    left = Path(process.stdout.strip())
+    left.touch()
+    _, out, _ = prune("--unused", "0", "--dry-run")
+    assert "not made by this version of ifsl-bench" in out
+    assert prune("--yes")[0] == 0
+    assert prune("--unused", "0", "--yes")[0] == 0
+    assert (home / "notes.txt").exists()
+    assert mine.exists(), "this process lives"
+    assert (home / "trained" / ".removed-x@node7.0123abcd-4711-89abcdef").exists(), "of another machine, and new"
+    assert not left.exists(), "its process has ended"
+
+
+def test_compiled_code_of_other_versions_and_what_was_set_aside_goes(prune, root):
+    home = root / "home"
+    for name in ("0123456789abcdef", sources_folder()):
+        (home / "compiled" / name).mkdir(parents=True)
+        (home / "compiled" / name / "checksums.json").write_text("{}")
+    aside = home / "trained" / "x-seed0-0123.replaced-0"
+    aside.mkdir()
+    (aside / "checkpoint.json").write_text("{}")
+    days_pass(home)
+    assert prune("--yes")[0] == 0
+    assert [path.name for path in (home / "compiled").iterdir() if not path.name.startswith(".")] == [sources_folder()]
+    assert not aside.exists()
+
+
+def test_keys_of_a_cluster_go_after_a_month(prune, root):
+    """Jobs of a long campaign that wait in a queue read them when they start."""
+    keys = root / "home" / "keys"
+    keys.mkdir()
+    for name in ("new.pem", "old.pem"):
+        (keys / name).write_text("-----BEGIN CERTIFICATE-----\n")
+    days_pass(root / "home", 29)
+    then = time.time() - 31 * 86400
+    os.utime(keys / "old.pem", (then, then))
+    assert prune("--yes")[0] == 0
+    assert [path.name for path in keys.iterdir() if not path.name.startswith(".")] == ["new.pem"]
+
+
+def test_an_empty_home_lists_and_removes_nothing(call, tmp_path):
+    assert call("cache", "--home", str(tmp_path / "none"))[0] == 0
+    assert call("cache", "prune", "--home", str(tmp_path / "none"))[1] == "nothing to remove\n"
+
+
+def test_data_list_counts_features(call, root):
+    status, out, _ = call("data", "list", "--home", str(root / "home"), "--format", "json")
+    assert status == 0
+    size = sum(path.stat().st_size for path in (root / "home" / "features").rglob("features.npy"))
+    assert f"{size / 1e6:.1f} MB" in out

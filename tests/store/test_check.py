@@ -1,0 +1,415 @@
+"""Contributed result files: a good one passes, and whatever is wrong with one is named."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ifsl_bench.board.result_file import file_name, parse, read, summary_entry, write
+from ifsl_bench.board.result_folder import packaged_root, stored
+from ifsl_bench.campaigns import api
+from ifsl_bench.cli import main as cli
+from ifsl_bench.common.errors import is_printable
+from ifsl_bench.common.files import Home
+from ifsl_bench.protocol.metrics import summarise
+from ifsl_bench.protocol.task_files import find
+from ifsl_bench.store import check
+from ifsl_bench.store.check import check_file
+from tests.board.result_fields import listed
+
+COMMIT = "0123456789abcdef" * 2 + "01234567"
+STORED = sorted(packaged_root().glob("*/*.seed-*.json"))
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    """A good file in its folder."""
+    path = tmp_path / "glyphs-5shot" / "lwof.seed-1.json"
+    path.parent.mkdir()
+    write(tmp_path, listed(parse(packaged_root() / "glyphs-5shot" / path.name)))
+    return path
+
+
+def altered(path: Path, change) -> Path:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+    return path
+
+
+@pytest.mark.slow("checks all results")
+def test_every_stored_result_passes():
+    failures = {str(path): check_file(path).failures for path in STORED}
+    assert len(failures) >= 36
+    assert not any(failures.values()), {path: found for path, found in failures.items() if found}
+
+
+def test_a_good_file_in_one_line(file):
+    found, acc = check_file(file), json.loads(file.read_text())["summary"]["acc"]
+    said = f"ok: lwof on glyphs-5shot, seed 1, 2,000 episodes, Acc. {acc['mean']:.2f} ± {acc['interval']:.2f}"
+    assert found.line.startswith(said)
+    # An environment without the data cannot draw their classes again; one of another version cannot speak for that.
+    assert {text.partition(",")[0] for text in found.unverified} <= {"classes", "distribution"}
+
+
+def test_a_good_file_is_written_anew_with_every_value_in_a_fifth_of_the_bytes(file, call):
+    altered(file, lambda v: v.update(probe={"library": "torch"}))  # as files of earlier versions have
+    before, others, size = read(file), json.loads(file.read_text()), file.stat().st_size
+    assert call("check", "--rewrite", str(file))[0] == 0
+    after, raw = read(file), json.loads(file.read_text())
+    assert listed(after) == before
+    assert raw.pop("episodes")["classes"].startswith("drawn 2000 x 5 of 108")
+    del others["episodes"]
+    assert raw == others
+    assert file.stat().st_size < size / 5
+    assert after.episodes == read(packaged_root() / "glyphs-5shot" / file.name).episodes
+
+
+def test_classes_of_other_episodes_are_packed_as_they_are(file):
+    altered(file, lambda v: v["episodes"]["classes"].reverse())
+    before = read(file)
+    check.rewrite(file)
+    assert listed(read(file)) == before
+
+
+def test_a_bad_file_is_not_written_anew(file, call):
+    altered(file, lambda v: v.update(fingerprint="0" * 64))
+    before = file.read_bytes()
+    assert call("check", "--rewrite", str(file))[0] == 2
+    assert file.read_bytes() == before
+
+
+TUNED = {"c": {"3": 1.0}}
+
+
+def shorten(value: dict) -> None:
+    """Takes the last episode out."""
+    for name in ("base_joint", "base_alone", "novel_joint", "novel_alone", "pairs"):
+        del value["episodes"][name][-1]
+    del value["episodes"]["classes"][-5:]
+    value["episodes"] |= {"calibrated_base": [], "calibrated_novel": []}
+    value["calibration"] = None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: v.pop("digest"), "it is not a valid result: Object missing required field `digest`"),
+        (lambda v: v.update(extra=1), "unknown field `extra`"),
+        (lambda v: v.update(schema=9), "it is no result of schema 1"),
+        (lambda v: v["summary"]["acc"].update(mean=99.0), "summary.acc.mean is 99.0, the counts give"),
+        (lambda v: v["episodes"]["base_joint"].__setitem__(5, 25), "more joint hits than hits alone"),
+        (
+            lambda v: v.update(digest="0" * 64),
+            "digest: 0000000000000000, the 2,000 episodes of glyphs-5shot have 96eea",
+        ),
+        (lambda v: v.update(fingerprint="0" * 64), "fingerprint: 0000000000000000, task glyphs-5shot is pinned to 326"),
+        (
+            lambda v: v.update(task_hash="0" * 16),
+            "task_hash: 0000000000000000, today's definition of glyphs-5shot has 04",
+        ),
+        (lambda v: v.update(task="glyphs-6shot"), "task: unknown task 'glyphs-6shot'; did you mean"),
+        (lambda v: v.update(task="glyphs-5shot+ways=5"), "task: 'glyphs-5shot+ways=5' is called 'glyphs-5shot'"),
+        (
+            lambda v: v.update(task="glyphs-1shot"),
+            "folder: it lies with the results of glyphs-5shot, and is of glyphs-1",
+        ),
+        (lambda v: v.update(task="/etc/glyphs.toml"), "task: '/etc/glyphs.toml' is no task's name"),
+        (
+            lambda v: v.update(task="../glyphs.toml:glyphs-5shot"),
+            "task: '../glyphs.toml:glyphs-5shot' is no task's name",
+        ),
+        (lambda v: v.update(task="glyphs.toml+ways=3"), "task: 'glyphs.toml+ways=3' is no task's name"),
+        (lambda v: v.update(partial=True), "partial: true, data set glyphs with this fingerprint is the whole"),
+        (lambda v: v.update(label="mine"), "label: 'mine', method, options and number of episodes make it 'lwof'"),
+        (lambda v: v.update(label="mine"), "file name: label and seed make it mine.seed-1.json"),
+        (
+            lambda v: v.update(options={"normalise": True}),
+            "options and number of episodes make it 'lwof.normalise=true'",
+        ),
+        (lambda v: v.update(options={"normalize": True}), "options: unknown option 'normalize' of method 'lwof'"),
+        (lambda v: v.update(train={"steps": 5}), "number of episodes make it 'lwof.train.steps=5'"),
+        (lambda v: v.update(seed=2), "file name: label and seed make it lwof.seed-2.json"),
+        (lambda v: v.update(seed=2), "pretraining.key: 'glyphs-resnet-small-cosine-seed1"),
+        (lambda v: v["provenance"].update(commit="abc+changes"), "measured with files changed since commit abc"),
+        (lambda v: v["provenance"].pop("command"), "provenance: Object missing required field `command`"),
+        (lambda v: v["pretraining"].pop("sha256"), "pretraining: Object missing required field `sha256`"),
+        (
+            lambda v: v["episodes"].update(base_queries=26),
+            "episodes.base_queries is 26, episodes of the task have 25",
+        ),
+        (shorten, "make it 'lwof.episodes=1999'"),
+        (lambda v: v["cost"].update(seconds=math.nan), "it is not valid JSON (NaN is no finite number)"),
+        (lambda v: v["training"].update(x=[-math.inf]), "it is not valid JSON (-Infinity is no finite number)"),
+        (lambda v: v["cost"].update(parameters=-1e300), "cost[...]: Expected `float` >= 0.0"),
+        (lambda v: v["cost"].update({"a\nok: b\x1b": -1}), "cost: Invalid enum value 'a\\nok: b\\x1b'"),
+        (lambda v: v.update(tuned={"gamma": {"gamma=1": 101}}), "tuned[...][...]: Expected `float` <= 100.0"),
+        (lambda v: v.update(tuned={"normalise": {}}), "tuned: normalise is no option that method lwof tunes"),
+        (lambda v: v["pretraining"].update(accuracy="lots"), "pretraining.accuracy: Expected `object`, got `str`"),
+        (lambda v: v["pretraining"].update(processes=[2, 0]), "pretraining.processes[1]: Expected `int` >= 1"),
+        (lambda v: v["pretraining"].update(rounded="int4"), "pretraining.rounded: Invalid enum value 'int4'"),
+        (lambda v: v["pretraining"].update(processes=2), "pretraining.processes: Expected `array`, got `int`"),
+        (lambda v: v["pretraining"].update(accuracy=[1]), "pretraining.accuracy: Expected `object`, got `array`"),
+        (lambda v: v["pretraining"]["accuracy"].update(x=True), "pretraining.accuracy: Invalid enum value 'x'"),
+        (
+            lambda v: v["pretraining"].update(sha256="x"),
+            "pretraining.sha256: Expected `str` matching regex '^[0-9a-f]{64}",
+        ),
+        (lambda v: v["pretraining"].update(sha256=["x"]), "pretraining.sha256: Expected `str`, got `array`"),
+        (lambda v: v["pretraining"].update(key="a\nok: b"), "pretraining.key: 'a\\nok: b', task, data and seed make"),
+        (lambda v: v.update(digest="G" * 64), "digest: Expected `str` matching regex '^[0-9a-f]{64}"),
+        (lambda v: v.update(fingerprint="f"), "fingerprint: Expected `str` matching regex '^[0-9a-f]{64}"),
+        (lambda v: v.update(seed=-1), "seed -1 is none that a run can have"),
+        (lambda v: v["summary"]["acc"].update(p=0.5), "summary.acc.p does not follow from the counts"),
+        (lambda v: v.update(label="a\x1b[31m"), "it is not a valid result: label 'a\\x1b[31m' is not printable text"),
+        (lambda v: v.update(label="\ud800"), "it is not a valid result: label '\\ud800' is not printable text"),
+        (lambda v: v["provenance"].pop("commit"), "provenance: Object missing required field `commit`"),
+        (lambda v: v["provenance"].update(commit="main"), "provenance.commit: Expected `str` matching regex"),
+        (lambda v: v["provenance"].update(command={"a": 1}), "provenance.command: Expected `str`, got `object`"),
+        (
+            lambda v: v["provenance"].update(libraries={"torch": 2}),
+            "provenance.libraries[...]: Expected `str`, got",
+        ),
+        (
+            lambda v: v["provenance"].update(method_source="zzz"),
+            "provenance.method_source: Expected `str`",
+        ),
+        (
+            lambda v: v["provenance"].update(version="99.9"),
+            "provenance.version: '99.9' is newer than the one that checks",
+        ),
+        (lambda v: v["provenance"].update(version="new"), "provenance.version: 'new' is no version"),
+        (lambda v: v["provenance"].update(time="tomorrow"), "provenance.time: 'tomorrow' is no time"),
+        (lambda v: v["provenance"].update(time="2026-13-01T00:00:00+00:00"), "is no time as a run writes it"),
+        (
+            lambda v: v["provenance"].update(time="2026-01-01T00:00:00+02:00"),
+            "provenance.time: Expected `str`",
+        ),
+        (
+            lambda v: v["provenance"].update(time="9999-01-01T00:00:00+00:00"),
+            "9999-01-01T00:00:00+00:00 is in the future",
+        ),
+    ],
+)
+def test_each_fault_is_named(file, change, message):
+    failures = check_file(altered(file, change)).failures
+    assert any(message in failure for failure in failures), failures
+    assert all(is_printable(failure) for failure in failures)
+    assert len(set(failures)) == len(failures)
+
+
+def test_a_key_that_is_there_twice_and_a_number_beyond_all_bounds(file):
+    text = file.read_text()
+    file.write_text(text.rstrip().removesuffix("}") + ', "seed": 1}')
+    assert check_file(file).failures == ("it is not valid JSON ('seed' is there twice)",)
+    file.write_text(text.replace('"parameters": ', '"more": 1e999, "parameters": ', 1))
+    assert check_file(file).failures == ("it is not valid JSON (1e999 is no finite number)",)
+
+
+@pytest.mark.parametrize(("hours", "future"), [(20, False), (30, True)])
+def test_a_clock_may_be_a_day_ahead(file, hours, future):
+    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=hours)
+    altered(file, lambda v: v["provenance"].update(time=then.isoformat(timespec="seconds")))
+    assert ["is in the future" in failure for failure in check_file(file).failures] == [True] * future
+
+
+def test_a_release_has_no_commit(file):
+    assert check_file(altered(file, lambda v: v["provenance"].update(commit=""))).failures == ()
+
+
+def test_a_link_lies_where_it_is_as_for_tables(file, tmp_path, monkeypatch):
+    """The check agrees with the tables on which place is a file's own."""
+    results = tmp_path / "results"
+    for folder in ("glyphs-5shot", "glyphs-1shot"):
+        (results / folder).mkdir(parents=True)
+        (results / folder / file.name).symlink_to(file)
+    right, wrong = (results / folder / file.name for folder in ("glyphs-5shot", "glyphs-1shot"))
+    assert check_file(right).failures == ()
+    told = ("folder: it lies with the results of glyphs-1shot, and is of glyphs-5shot",)
+    assert check_file(wrong).failures == told
+    monkeypatch.chdir(wrong.parent)
+    assert check_file(Path(file.name)).failures == told
+    found, remarks = stored(results)
+    assert [(r.task, r.label) for r in found] == [("glyphs-5shot", "lwof")]
+    assert [str(wrong) in remark for remark in remarks] == [True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label": "zzz"}, ""),
+        ({"label": "zzz.gamma=0.5", "options": {"gamma": 0.5}}, ""),
+        (
+            {
+                "label": "zzz+s.b=x.a=1",
+                "options": {"a": 1, "b": "x", "said": True, "c": 3},
+                "tuned": TUNED,
+                "setting": "paper",
+            },
+            "",
+        ),
+        ({"label": "zzz.train.steps=5", "train": {"steps": 5}}, ""),
+        ({"label": "lr+a"}, "label: 'lr+a' is method attractor, the file is of method zzz"),
+        ({"label": "lwof"}, "label: 'lwof' is method lwof, the file is of method zzz"),
+        (
+            {"method": "lr+a", "label": "lr+a", "setting": "paper"},
+            "label: 'lr+a' is method attractor, the file is of method lr+a",
+        ),
+        ({"label": ""}, "label: '' is no method's name with the options"),
+        ({"label": "a/b"}, "label: 'a/b' is no method's name with the options"),
+        ({"label": "zzz.gamma=0.5"}, "label: 'zzz.gamma=0.5' is no method's name with the options"),
+        (
+            {"label": "zzz.c=3", "options": {"c": 3}, "tuned": TUNED, "setting": "paper"},
+            "label: 'zzz.c=3' is no method's name",
+        ),
+        ({"label": "zzz.episodes=10"}, "label: 'zzz.episodes=10' is no method's name with the options"),
+        (
+            {"label": "zzz", "train": {"steps": 5}},
+            "label: 'zzz', training and number of episodes make it end in '.train.steps=5",
+        ),
+        ({"label": "zzz", "train": {"stops": 5}}, "options: unknown training option 'stops'"),
+        ({"method": "../../x", "label": "x"}, "method: '../../x' is no name of a method"),
+        (
+            {"label": "zzz", "pretraining": {"key": "x", "sha256": "0" * 64, "accuracy": {"base/val": 1}}},
+            "pretraining.key: 'x', task, data and seed make it 'glyphs-resnet-small-linear-seed1-",
+        ),
+    ],
+)
+def test_what_can_be_told_without_the_method(file, changes, message):
+    altered(file, lambda v: v.update({"method": "zzz", **changes}))
+    found = check_file(file.rename(file.with_name(file_name(changes["label"], 1))))
+    told = [failure for failure in found.failures if "setting" not in changes or failure.startswith("label")]
+    assert [failure[: len(message)] for failure in told] == [message] * bool(message), told
+    assert any(text.startswith("label and backbone, since method") for text in found.unverified)
+
+
+def test_fewer_episodes_without_the_method(file):
+    value = json.loads(file.read_text())
+    shorten(value)
+    counts = parse(file, value).counts()
+    value |= {"method": "zzz", "digest": "0" * 64, "summary": summary_entry(summarise(counts.per_episode()))}
+    for label, good in (("zzz.episodes=1999", True), ("zzz", False), ("zzz.episodes=199", False)):
+        path = file.with_name(file_name(label, 1))
+        path.write_text(json.dumps(value | {"label": label}))
+        found = check_file(path).failures
+        assert ["make it end in '.episodes=1999'" in f for f in found if not f.startswith("calibration: ")] == [
+            True
+        ] * (not good), found
+
+
+def test_an_own_task_is_known_by_its_folder_too(measured):
+    home, paths = measured
+    path = paths["clusters-5shot"]
+    altered(path, lambda v: v["provenance"].update(commit=COMMIT))
+    tasks = {t.name: t for n in paths for t in find("clusters.toml:" + n)}
+    other = path.parent.parent / next(name for name in paths if name != "clusters-5shot") / path.name
+    path.rename(other)
+    assert [f.partition(":")[0] for f in check_file(other, tasks, home).failures] == ["folder"]
+
+
+def test_unreadable_files_and_published_rows_fail(tmp_path, file):
+    assert "it cannot be read: No such file" in check_file(tmp_path / "none.json").failures[0]
+    cut = tmp_path / "cut.json"
+    cut.write_text(file.read_text()[:900])
+    assert "not valid JSON" in check_file(cut).failures[0]
+    paper = packaged_root() / "published" / "ren2019.json"
+    assert check_file(paper).failures == ("it is a table of published rows, not the result of a run",)
+    (tmp_path / "published").mkdir()
+    assert "among the published rows" in check_file(Path(shutil.copy(file, tmp_path / "published"))).failures[0]
+
+
+def test_a_copy_elsewhere_passes_and_an_unknown_method_is_said_to_be_unverified(tmp_path, file):
+    copy = Path(shutil.copy(file, tmp_path))
+    assert check_file(copy).failures == ()
+    altered(copy, lambda v: v.update(method="theirs", label="theirs"))
+    found = check_file(copy.rename(tmp_path / "theirs.seed-1.json"))
+    assert found.failures == ()
+    assert "label and backbone, since method theirs is not installed here" in found.unverified
+    assert "label and backbone, since method theirs" in found.line.partition("(not verified: ")[2]
+
+
+@pytest.fixture
+def measured(clusters, monkeypatch):
+    """A home with results on tasks without pinned digests, made by the real run; returns (task files, paths)."""
+    monkeypatch.chdir(clusters)
+    work = api.workspace(clusters / "home", device="cpu")
+    name = "clusters.toml:clusters-5shot"
+    api.run("lr", name, episodes=20, work=work)
+    api.run("protonet", name, change={"ways": 3, "base-classes": 6}, work=work)
+    return Home.locate(clusters / "home"), {p.parent.name: p for p in work.home.results.glob("*/*.json")}
+
+
+def test_episodes_are_drawn_again_where_no_digest_is_pinned(measured):
+    home, paths = measured
+    tasks = {t.name: t for n in paths for t in find("clusters.toml:" + n)}
+    for path in paths.values():
+        altered(path, lambda v: v["provenance"].update(commit=COMMIT))  # whatever the state of this checkout
+        found = check_file(path, tasks, home)
+        assert (found.failures, found.unverified) == ((), ())
+    path = paths["clusters-5shot"]
+    label = json.loads(path.read_text())["label"]
+    assert label == "lr.episodes=20", "tuned options are not in the label"
+    good = json.loads(path.read_text())["episodes"]["classes"]
+    assert len(good) == 20 * 5
+    for classes, told in (
+        (good[5:10] + good[:5] + good[10:], "episodes.classes: others than those of the 20 episodes of clusters-5shot"),
+        (
+            [label for i, label in enumerate(good) if i % 5],
+            "episodes.classes has 80 entries, 20 episodes have 100",
+        ),
+    ):
+        altered(path, lambda v, classes=classes: v["episodes"].update(classes=classes))
+        assert check_file(path, tasks, home).failures == (told,)
+    altered(path, lambda v: v["episodes"].update(classes=good))
+    altered(path, lambda v: v.update(digest="0" * 64))
+    assert "digest: 0000000000000000, the 20 episodes" in check_file(path, tasks, home).failures[0]
+    altered(path, lambda v: v.update(partial=True))
+    told = "partial: true, data set clusters with this fingerprint is the whole"
+    assert told in check_file(path, tasks, home).failures
+    shutil.rmtree(home.data)
+    assert check_file(path, tasks, home).unverified == (
+        "digest, since data set clusters is not prepared here",
+        "classes, since data set clusters is not prepared here",
+        "partial, since data set clusters is not prepared here",
+    )
+
+
+def test_the_command(measured, file, call):
+    home, paths = measured
+    path = paths["clusters-5shot"]
+    altered(path, lambda v: v["provenance"].update(commit=COMMIT))
+
+    def check(*arguments: str) -> tuple[int, list[str], list[str]]:
+        status, out, err = call("check", *arguments, "--home", str(home.cache))
+        return status, out.splitlines(), err.splitlines()
+
+    status, out, err = check(str(file), str(path), "--task", "clusters.toml")
+    assert (status, err) == (0, [])
+    assert [line.split(": ")[1] for line in out] == ["ok", "ok"]
+    bad = file.with_name("bad.json")
+    shutil.copy(file, bad)
+    altered(bad, lambda v: v.update(digest="0" * 64))
+    status, out, err = check(str(bad), str(file))
+    assert status == 2
+    assert len(out) == 1
+    assert out[0].startswith(f"{file}: ok")
+    assert [line.startswith(f"{bad}: ") for line in err] == [True, True, False]
+    assert "file name" in err[0]
+    assert "digest" in err[1]
+    assert err[-1] == "ifsl-bench: 1 of 2 result files failed the checks"
+    assert check(str(path))[0] == 2, "a task of one's own is unknown without its file"
+
+
+def test_what_the_page_for_contributors_says_is_there():
+    page = (Path(__file__).parents[2] / "docs" / "contributing.md").read_text(encoding="utf-8")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert "(docs/contributing.md)" in readme
+    named = set(re.findall(r"ifsl-bench ([a-z]+)", page))
+    assert named >= {"run", "check", "table"}
+    assert named <= set(cli.cli.commands)

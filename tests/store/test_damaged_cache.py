@@ -1,0 +1,309 @@
+"""Files of the cache that are not what was written: noticed, set aside and made again, with the same counts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import json
+import os
+import shutil
+import weakref
+
+import pytest
+
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.errors import CorruptFile, UserError
+from ifsl_bench.common.files import Home, read_errors, read_json, sha256_file
+from ifsl_bench.common.sealed import read_sealed, write_sealed
+from ifsl_bench.data.pools import open_dataset
+from ifsl_bench.episodic import prepared
+from ifsl_bench.episodic.choosing import Tried, read_trial, write_trial
+from ifsl_bench.jobs.training import MetaTrain
+from tests.fuzz.cache import FINISHED, KILLED, Caches, make_caches, one_case
+from tests.fuzz.small import TASKS, Told, run
+
+STARTS = (FINISHED, "data half made", "pretraining's next state written", "meta-training saved twice")
+
+
+@pytest.fixture(scope="session")
+def whole(made_once):
+    """A finished cache with every kind of file, and some that a killed run left; what every later run must end with."""
+
+    def fill(root):
+        (root / "wanted.json").write_text(json.dumps(make_caches(root, STARTS).wanted))
+
+    root = made_once("caches", fill)
+    return Caches(root, json.loads((root / "wanted.json").read_text()))
+
+
+@pytest.fixture
+def cache(whole, tmp_path):
+    """A copy of the finished cache, to damage."""
+    shutil.copytree(whole.root / FINISHED, tmp_path / "copy")
+    return tmp_path / "copy", whole.wanted
+
+
+def edit(path, change):
+    """Changes a JSON file by hand."""
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def interrupted(here, monkeypatch, home, after):
+    """A meta-training of 40 steps that is interrupted at its validation number ``after``, counted from 1."""
+    seen, validate = [], MetaTrain.validate
+
+    def stop(self, work, method):
+        seen.append(1)
+        if len(seen) == after:
+            raise KeyboardInterrupt
+        return validate(self, work, method)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MetaTrain, "validate", stop)
+        with pytest.raises(KeyboardInterrupt):
+            result(here, home)
+    (path,) = home.trained.glob("*/checkpoint.json")
+    return path
+
+
+def result(here, home, told=None):
+    work = api.workspace(home.cache, device="cpu", reporter=told or Told())
+    return api.run("lwof", f"{here / 'clusters.toml'}:clusters-1shot", train={"steps": 40}, work=work)
+
+
+def test_a_step_moved_ahead_in_an_unfinished_training_is_noticed(here, monkeypatch):
+    """The counts are those of an undisturbed run, not of one that skips steps."""
+    shutil.copytree(here / "home", here / "other")
+    wanted = result(here, Home.locate(here / "other")).episodes
+    home = Home.locate(here / "home")
+    path = interrupted(here, monkeypatch, home, after=3)
+
+    def ahead(value):
+        assert value["step"] == 8
+        value |= {"step": 36, "history": {"4": 1.0, "36": 2.0}, "best": 36}
+
+    edit(path, ahead)
+    told = Told()
+    assert result(here, home, told).episodes == wanted
+    assert any("starts anew" in text and path.parent.name in text for text in told.warnings)
+    assert list(home.trained.glob("*.corrupt-0"))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["pretrained/*/checkpoint.json", "features/*/base-train/bank.json", "trials/*.json", "digests/*.json"]
+)
+@pytest.mark.parametrize("how", ["renamed key", "empty", "cut", "folder", "other artefact's"])
+def test_what_is_damaged_is_named_set_aside_and_made_again(cache, pattern, how):
+    root, wanted = cache
+    path = min((root / "home").glob(pattern))
+    content = path.read_bytes()
+    if how == "renamed key":
+        edit(path, lambda value: value.update(x=value.pop(next(k for k in value if k != "format"))))
+    elif how == "folder":
+        path.unlink()
+        path.mkdir()
+    elif how == "other artefact's":
+        value = json.loads(content)
+        value.pop("checksum")
+        name = next(key for key in ("key", "task_hash", "of") if isinstance(value.get(key), str))
+        name = "file" if "file" in value else name
+        write_sealed(path, {**value, name: "another"})
+    else:
+        path.write_bytes(b"" if how == "empty" else content[: len(content) // 2])
+    told = Told()
+    assert run(root, reporter=told) == wanted
+    assert any(str(path.parent) in text for text in told.warnings), told.warnings
+    assert list((root / "home").rglob("*.corrupt-0"))
+
+
+def test_a_stray_file_in_a_training_is_left_alone(here, monkeypatch):
+    home = Home.locate(here / "home")
+    path = interrupted(here, monkeypatch, home, after=3)
+    stray = path.parent / "model.safetensors"
+    stray.write_bytes(b"mine")
+    told = Told()
+    result(here, home, told)
+    assert stray.read_bytes() == b"mine"
+    assert told.warnings == []
+
+
+@pytest.mark.parametrize("byte", [0, 6, 8, 10, 12, 20, 30, 40, 50, 60, 70, 127])
+@pytest.mark.parametrize("bit", [0, 5, 7])
+def test_one_flipped_bit_in_the_header_of_a_prepared_array_is_named(cache, byte, bit):
+    root, _ = cache
+    folder = root / "home" / "data" / "tiny-images"
+    content = bytearray((folder / "base-val.images.npy").read_bytes())
+    content[byte] ^= 1 << bit
+    (folder / "base-val.images.npy").write_bytes(content)
+    with pytest.raises(CorruptFile, match=r"base-val\.images\.npy"):
+        open_dataset(folder).check_images("base/val")
+
+
+def test_an_array_by_columns_is_no_array_by_rows(cache):
+    """A header that is right in form and size: other pixels."""
+    root, _ = cache
+    path = root / "home" / "data" / "tiny-images" / "base-val.images.npy"
+    path.write_bytes(path.read_bytes().replace(b"'fortran_order': False", b"'fortran_order': True "))
+    with pytest.raises(CorruptFile, match="another header"):
+        open_dataset(path.parent)
+
+
+def test_changed_images_are_noticed_before_anything_is_made_of_them(cache):
+    root, _ = cache
+    path = root / "home" / "data" / "tiny-images" / "novel-test.images.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    (bank,) = (root / "home" / "features").glob("*/novel-test")
+    shutil.rmtree(bank)
+    with pytest.raises(CorruptFile, match=r"novel-test\.images\.npy .* make it again with ifsl-bench data prepare"):
+        run(root)
+    assert not bank.exists()
+
+
+def test_changed_frozen_features_are_noticed(here):
+    path = here / "home" / "data" / "clusters" / "novel-test.images.npy"
+    path.write_bytes(path.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(CorruptFile, match=r"novel-test\.images\.npy is not what was written"):
+        result(here, Home.locate(here / "home"))
+
+
+@pytest.mark.parametrize("change", ["about", "dtype", "classes"])
+def test_a_manifest_says_what_was_written(here, change):
+    path = here / "home" / "data" / "clusters" / "manifest.json"
+
+    def other(value):
+        if change == "about":
+            value["about"]["partial"] = not value["about"].get("partial")
+        elif change == "dtype":
+            value["pools"]["base/val"]["statistics"]["images"] += 1
+        else:
+            value["pools"]["novel/val"]["classes"].reverse()
+
+    edit(path, other)
+    with pytest.raises(CorruptFile, match="its checksum differs"):
+        open_dataset(path.parent)
+    value = read_json(path)
+    del value["checksum"]
+    write_sealed(path, value)
+    if change != "dtype":
+        with pytest.raises(CorruptFile, match="fingerprint is not that of the pools"):
+            open_dataset(path.parent)
+
+
+def test_a_file_without_its_checksum_or_of_another_format_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    write_sealed(path, {"a": 1})
+    assert read_sealed(path) == {"a": 1, "format": 2}
+    edit(path, lambda value: value.pop("checksum"))
+    with pytest.raises(CorruptFile, match="its checksum differs"):
+        read_sealed(path)
+    for form in (1, 3, 0, True, "2", None):
+        edit(path, lambda value, form=form: value.update(format=form))
+        with pytest.raises(CorruptFile, match="this version reads 2"):
+            read_sealed(path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"accuracy": 101.0}, {"accuracy": "high"}, {"episodes": 0}, {"unconverged": -1}, {"diverged": 1}]
+)
+def test_an_impossible_trial_is_tried_again(tmp_path, change):
+    path = tmp_path / "trial.json"
+
+    def same(_):
+        return True
+
+    write_trial(path, Tried(50.0, 10, hits={"base_joint": [3] * 10}), "abc", "a job", {})
+    assert read_trial(path, "abc", same) == Tried(50.0, 10, hits={"base_joint": [3] * 10})
+    assert read_trial(path, "other weights", same) is None
+    write_sealed(path, {**read_sealed(path), **change})
+    told = Told()
+    assert read_trial(path, "abc", same) is None
+    assert path.exists()
+    assert read_trial(path, "abc", same, told) is None
+    assert not path.exists()
+    assert "trial.json is damaged" in told.warnings[0]
+
+
+def test_a_pipe_in_place_of_a_file_does_not_keep_anybody_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe.json")
+    for read in (read_sealed, sha256_file):
+        with pytest.raises(CorruptFile, match="is not a file"):
+            read(tmp_path / "pipe.json")
+
+
+@pytest.mark.parametrize("kind", [errno.EACCES, errno.EIO])
+def test_what_cannot_be_read_is_not_taken_for_damaged(tmp_path, kind):
+    """It may be sound: nothing is set aside, nothing made again."""
+    with pytest.raises(UserError, match=r"cannot read .*x\.json: ") as told, read_errors(tmp_path / "x.json"):
+        raise OSError(kind, os.strerror(kind))
+    assert not isinstance(told.value, CorruptFile)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("pattern", ["pretrained/*/checkpoint.json", "data/*/base-val.labels.npy", "trials/*.json"])
+def test_a_file_without_permission_is_one_line(cache, pattern):
+    root, _ = cache
+    path = min((root / "home").glob(pattern))
+    path.chmod(0)
+    with pytest.raises(UserError, match=f"cannot read {path}: no permission"):
+        run(root)
+
+
+def test_links_to_nowhere_and_to_themselves_are_one_line_or_made_again(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(CorruptFile, match="is not a file"):
+        read_json(tmp_path / "loop")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError):
+        read_sealed(tmp_path / "dangling")
+    write_sealed(tmp_path / "dangling", {"a": 1})
+    assert not (tmp_path / "dangling").is_symlink()
+
+
+@pytest.mark.parametrize("case", range(8))
+def test_random_damage_ends_with_the_same_counts_or_in_one_line(whole, case):
+    """A few of the cases of ``python -m tests.fuzz --only cache``."""
+    with contextlib.suppress(UserError):  # it is one line by itself
+        assert one_case(whole, {"start": STARTS[case % 4], "chance": case}) in ("the same", "made again", "unchanged")
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_an_undamaged_cache_is_used_without_a_warning(whole, start):
+    assert one_case(whole, {"start": start}) == "the same"
+
+
+def test_what_a_run_had_open_is_freed_with_it(cache, monkeypatch):
+    """By itself, not when Python next looks for circles: after a hundred runs that would be a hundred networks."""
+    root, _ = cache
+    (root / "tiny.toml").write_text(TASKS)
+    made = []
+
+    class Seen(prepared.PreparedTask):
+        def __init__(self, *of):
+            super().__init__(*of)
+            made.append(weakref.ref(self))
+
+    monkeypatch.setattr(prepared, "PreparedTask", Seen)
+    work = api.workspace(root / "home", device="cpu", reporter=Told())
+    gc.collect()
+    gc.disable()
+    try:
+        api.run("lwof", f"{root / 'tiny.toml'}:tiny-images-1shot", train={"steps": 8}, tune=2, work=work)
+        (freed,) = made
+        del work
+        assert freed() is None
+    finally:
+        gc.enable()
+
+
+def test_every_cache_to_begin_with_has_what_a_killed_run_leaves(whole):
+    """Or the cases would all be those of a finished one."""
+    assert set(STARTS) <= {FINISHED, *KILLED}
+    folders = {start: {path.name for path in (whole.root / start / "home").iterdir()} for start in STARTS}
+    assert "pretrained" not in folders["data half made"]
+    assert list((whole.root / "data half made").rglob(".partial-tiny-images@*/progress.json"))
+    assert "features" not in folders["pretraining's next state written"]
+    assert len(list((whole.root / STARTS[2]).rglob("state-*.safetensors"))) == 2
+    assert "trials" not in folders["meta-training saved twice"]

@@ -1,0 +1,256 @@
+"""``ifsl-bench reproduce`` and ``run --retrain``."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from ifsl_bench.board import boards, result_file
+from ifsl_bench.campaigns import api
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.wording import short
+from ifsl_bench.plugin.method import Method, Prediction
+from ifsl_bench.protocol.task import MetaTraining
+from ifsl_bench.store.reproduce import job_of
+
+LEARNED = """
+import torch
+from ifsl_bench import Method, MetaTraining, Prediction
+
+class Learned(Method):
+    schedule = MetaTraining(steps=4, validate_every=2)
+
+    def __init__(self, base, ways):
+        super().__init__(base, ways)
+        self.weight = torch.nn.Parameter(torch.ones_like(base.weight[0]))
+
+    def forward(self, support, query):
+        novel = {scale} * (query.features * self.weight) @ support.class_means(self.ways).mT
+        return Prediction(torch.cat([query.base_logits, novel], -1))
+"""
+
+
+ELSEWHERE = {"device": "a processor far away"}
+
+
+@pytest.fixture
+def stored(clusters, tmp_path):
+    """A meta-trained method in a file, and its stored result."""
+    (tmp_path / "learned.py").write_text(LEARNED.format(scale=1.0))
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    api.run(str(tmp_path / "learned.py"), task, work=api.workspace(clusters / "home", device="cpu"))
+    return clusters / "home" / "results" / "clusters-5shot" / "Learned.seed-0.json"
+
+
+def again(call, stored, tmp_path, clusters, *more):
+    method, task = tmp_path / "learned.py", clusters / "clusters.toml"
+    return call("reproduce", str(stored), "--method", str(method), "--task", str(task), "--device", "cpu", *more)
+
+
+def test_the_same_job_in_an_empty_home_gives_the_same_counts(call, stored, tmp_path, clusters, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    before = {path: path.read_bytes() for path in (clusters / "home").rglob("*") if path.is_file()}
+    status, out, err = again(call, stored, tmp_path, clusters)
+    assert (status, "identical, all counts of 60 episodes" in out) == (0, True), (out, err)
+    assert {p: p.read_bytes() for p in (clusters / "home").rglob("*") if p.is_file()} == before
+
+
+def test_other_code_and_other_counts_are_said_with_status_1(call, stored, tmp_path, clusters):
+    home = ("--home", str(clusters / "home"))
+    (tmp_path / "learned.py").write_text(LEARNED.format(scale=0.2))
+    status, out, _ = again(call, stored, tmp_path, clusters, *home)
+    assert status == 1
+    assert "differs, Acc." in out
+    assert "of 60 episodes (other code of the method)" in out
+    (tmp_path / "learned.py").write_text(LEARNED.format(scale=1.0))
+    assert again(call, stored, tmp_path, clusters, *home)[0] == 0
+    # Counts that somebody has changed by one query in one episode.
+    result = result_file.read(stored)
+    hits = list(result.episodes.novel_joint)
+    hits[3] -= 1
+    episodes = msgspec.structs.replace(result.episodes, novel_joint=hits, calibrated_base=[], calibrated_novel=[])
+    changed = msgspec.structs.replace(result, episodes=episodes, calibration=None)
+    summary = result_file.summary_entry(result_file.summarise(changed.counts().per_episode()))
+    result_file.write(tmp_path / "other", msgspec.structs.replace(changed, summary=summary))
+    (path,) = (tmp_path / "other").rglob("*.json")
+    status, out, _ = again(call, path, tmp_path, clusters, *home)
+    assert status == 1
+    assert "other counts in 1 of 60 episodes" in out
+    assert again(call, path, tmp_path, clusters, *home, "--within", "0.5")[0] == 0
+    result_file.write(tmp_path / "far", msgspec.structs.replace(changed, summary=summary, provenance=ELSEWHERE))
+    (path,) = (tmp_path / "far").rglob("*.json")
+    status, out, _ = again(call, path, tmp_path, clusters, *home)
+    assert (status, "rounding went through meta-training" in out, "one stored seed does not say" in out) == (
+        1,
+        True,
+        True,
+    )
+
+
+def test_what_another_processor_explains_is_said_count_by_count_with_status_0(call, clusters):
+    home, task = clusters / "home", clusters / "clusters.toml"
+    work = api.workspace(home, device="cpu")
+    result = api.run("lr", f"{task}:clusters-5shot", work=work)
+    hits = result.episodes.column("novel_alone").tolist()
+    hits[hits.index(min(hits))] += 1
+    counts = msgspec.structs.replace(result.episodes, novel_alone=hits)
+    changed = msgspec.structs.replace(result, episodes=counts, provenance=result.provenance | ELSEWHERE, choice=None)
+    summary = result_file.summary_entry(result_file.summarise(changed.counts().per_episode()))
+    path = result_file.write(work.home.results, msgspec.structs.replace(changed, summary=summary))
+    arguments = "reproduce", str(path), "--task", str(task), "--device", "cpu", "--home", str(home)
+    status, out, _ = call(*arguments)
+    assert status == 0, out
+    assert "differs as on another processor, Acc. " in out
+    assert f"\n  stored on a processor far away, now on {result.provenance['device']}\n" in out
+    assert "\n  novel alone: 1 episodes, -0.0" in out
+    assert "joint:" not in out, "what is the same needs no line"
+
+
+def test_another_choice_with_the_same_counts_is_said_with_status_1(call, clusters):
+    """What is stored is edited, as if it had come of another search; the counts stay those of the run."""
+    home, task = clusters / "home", clusters / "clusters.toml"
+    work = api.workspace(home, device="cpu")
+    result = api.run("lr", f"{task}:clusters-5shot", tune=3, work=work)
+    path = result_file.path_of(work.home.results, result)
+
+    def again(*more):
+        return call("reproduce", str(path), "--task", str(task), "--device", "cpu", "--home", str(home), *more)[:2]
+
+    status, out = again()
+    assert (status, "identical, all counts of 60 episodes" in out) == (0, True), out
+    best = result.options["weight_decay"]
+    ((names, tried),) = result.tuned.items()
+    fewer = dict(list(tried.items())[1:])
+    for change, said, near in (
+        ({"options": result.options | {"weight_decay": 0.5}}, f"options.weight_decay is {short(best)} where 0.5 is", 1),
+        (
+            {"train": {"rate": 0.25}, "tuned": {names + ", train.rate": tried}},
+            "train.rate is the default where 0.25",
+            1,
+        ),
+        (
+            {"tuned": {names: fewer}, "rounds": [len(fewer)], "choice": None},
+            "other settings are tried, 3 where 2 are stored",
+            0,
+        ),
+        ({"passed_over": ["weight_decay=0.5"]}, "passed_over is empty where weight_decay=0.5 is stored", 0),
+        ({"edge": [] if result.edge else [names]}, "edge is ", 0),
+    ):
+        result_file.write(work.home.results, msgspec.structs.replace(result, **change))
+        status, out = again()
+        assert (status, "(+0.00 points), other counts in 0 of 60" in out, said in out) == (1, True, True), (said, out)
+        assert again("--within", "1")[0] == near, said
+
+
+@pytest.mark.parametrize("within", ["-1", "nan", "inf", "101"])
+def test_a_tolerance_that_is_none_is_refused_in_one_line(call, within):
+    status, _, err = call("reproduce", "nothing.json", "--within", within)
+    assert (status, err) == (2, f"ifsl-bench: --within takes percentage points, 0 to 100, not {within}\n")
+
+
+def test_a_result_whose_method_is_not_here_is_the_users_mistake(call, stored, clusters):
+    status, _, err = call("reproduce", str(stored), "--home", str(clusters / "home"))
+    assert status == 2
+    assert "Learned on clusters-5shot cannot be run again here" in err
+    assert call("reproduce", "nothing.json")[0] == 2
+
+
+def test_a_row_is_named_by_its_label_and_task(call, clusters, monkeypatch):
+    """All its seeds; of a file with tasks of the user's own."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    api.run(["imprint"], [task], seeds=2, work=api.workspace(clusters / "home", device="cpu"))
+    status, out, err = call("reproduce", "imprint", task, "--task", str(clusters / "clusters.toml"), "-q")
+    assert (status, err) == (0, "")
+    assert [line.partition(": ")[2][:44] for line in out.splitlines()] == [
+        f"imprint on clusters-5shot, seed {seed}: identical" for seed in (0, 1)
+    ]
+    own = ("--task", str(clusters / "clusters.toml"))
+    status, out, _ = call("reproduce", "imprint", task, *own, "-q", "--seed", "1")
+    assert (status, out.count("\n"), "imprint on clusters-5shot, seed 1: identical" in out) == (0, 1, True)
+    for said, words in (
+        (("imprint", task, *own, "--seed", "7"), "imprint on "),
+        (("x.json", "--seed", "0"), "a result file is of one seed"),
+        (("imprit", task), "did you mean 'imprint'"),
+        (("imprint",), "takes a result file, or a row"),
+    ):
+        status, out, err = call("reproduce", *said)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert words in err
+
+
+def test_the_job_of_a_result_has_its_options(clusters):
+    work = api.workspace(clusters / "home", device="cpu")
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    result = api.run("lr", task, options={"weight_decay": 0.01}, episodes=20, work=work)
+    job = job_of(result, work.home, str(clusters / "clusters.toml"))
+    assert (job.label, job.episodes, dict(job.given)["weight_decay"]) == (result.label, 20, 0.01)
+    with pytest.raises(UserError, match="cannot be run again here"):
+        job_of(msgspec.structs.replace(result, method="nobodys"), work.home, task)
+
+
+class Weighed(Method):
+    """One parameter a feature."""
+
+    schedule = MetaTraining(steps=4, validate_every=2)
+
+    def __init__(self, base, ways):
+        super().__init__(base, ways)
+        self.weight = torch.nn.Parameter(torch.ones_like(base.weight[0]))
+
+    def forward(self, support, query):
+        novel = (query.features * self.weight) @ support.class_means(self.ways).mT
+        return Prediction(torch.cat([query.base_logits, novel], -1))
+
+
+def test_retrain_trains_again_and_keeps_the_old_model(clusters):
+    work = api.workspace(clusters / "home", device="cpu")
+    task, trained = f"{clusters / 'clusters.toml'}:clusters-5shot", work.home.trained
+    first = api.run(Weighed, task, work=work)
+    (folder,) = (path for path in trained.iterdir() if path.is_dir())
+    made = (folder / "checkpoint.json").read_bytes()
+    api.run(Weighed, task, work=work, rerun=True)
+    assert (folder / "checkpoint.json").read_bytes() == made
+    second = api.run(Weighed, task, work=work, retrain=True)
+    assert second.episodes == first.episodes
+    kept = trained / f"{folder.name}.replaced-0"
+    assert (kept / "checkpoint.json").read_bytes() == made
+    assert (folder / "checkpoint.json").read_bytes() != made
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("method", "learned.py"),
+        ("method", "learned.py:Learned"),
+        ("task", "clusters.toml"),
+        ("task", "clusters.toml:clusters-5shot"),
+        ("task", "clusters-5shot+a.toml"),
+        ("task", "clusters+/../clusters.toml"),
+        ("task", "clusters+.toml:clusters-5shot"),
+        ("provenance", {"distribution": {"name": "learned.py"}}),
+    ],
+)
+def test_a_result_names_no_file_to_run(stored, clusters, tmp_path, monkeypatch, name, value):
+    """Only who types the command does."""
+    monkeypatch.chdir(tmp_path)
+    found = result_file.read(stored)
+    if name == "provenance":
+        value = found.provenance | value
+    found = msgspec.structs.replace(found, **{name: value})
+    home = api.workspace(clusters / "home", device="cpu").home
+    with pytest.raises(UserError, match="where you trust"):
+        job_of(found, home, *((None, "learned.py") if name == "task" else ("clusters.toml", None)))
+
+
+def test_the_command_to_run_a_row_again_names_the_row_that_is_shown(call, clusters, tmp_path, monkeypatch):
+    """Where the package has one of the same label: `show` means yours by it, `reproduce` the stored one."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(clusters / "home"))
+    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
+    api.run("imprint", task, work=api.workspace(clusters / "home", tmp_path / "package", device="cpu"))
+    monkeypatch.setattr(boards, "packaged_root", lambda: tmp_path / "package")
+    assert "ifsl-bench reproduce imprint clusters-5shot" in call("show", "imprint", task)[1]
+    api.run("imprint", task, work=api.workspace(clusters / "home", device="cpu"))
+    assert "ifsl-bench reproduce 'imprint (yours)' clusters-5shot" in call("show", "imprint", task)[1]
+    assert "ifsl-bench reproduce 'imprint (stored)' clusters-5shot" in call("show", "imprint (stored)", task)[1]
