@@ -17,7 +17,7 @@ from ifsl_bench.data.published_splits import check_pools, digest, rows, shuffled
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.session_lists import SessionSource
 from ifsl_bench.data.sets.mini_photographs import NAMES, Photographs, find_images
-from ifsl_bench.data.source import Count, Import
+from ifsl_bench.data.source import Count, Counts, Import
 
 LISTS = "mini-imagenet-fscil.csv.xz"
 HELD_OUT = 50  # training images of a base class in base/val
