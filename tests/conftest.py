@@ -62,8 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if len(slow) > MOST_SLOW:
         raise pytest.UsageError(f"{len(slow)} tests are marked slow, at most {MOST_SLOW} may be")
     # Workers begin with stretches of this list. Those that compile kernels are one stretch: a worker beside it that
-    # needed the same ones would compile them too.
-    items.sort(key=lambda item: not item.nodeid.startswith(COMPILING))
+    # needed the same ones would compile them too. Slow ones come early, or a worker would wait for the last of them.
+    items.sort(key=lambda item: (not item.nodeid.startswith(COMPILING), item.get_closest_marker("slow") is None))
 
 
 @pytest.fixture(scope="session")

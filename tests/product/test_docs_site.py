@@ -62,15 +62,18 @@ BUILT = pytest.mark.slow("the whole manual is built")
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
+def site(made_once) -> Path:
     for needed in ("sphinx", "myst_parser", "furo", "latex2mathml"):
         pytest.importorskip(needed, reason='the manual is built with: pip install -e ".[docs]"')
-    out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", str(DOCS), str(out)]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "PYTHONPATH": paths})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    return out
+    environment = {**os.environ, "PYTHONPATH": paths}
+
+    def fill(out: Path) -> None:
+        command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-n", str(DOCS), str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    return made_once("manual", fill)
 
 
 @pytest.fixture(scope="module")

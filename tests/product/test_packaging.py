@@ -122,7 +122,7 @@ def test_installed_wheel_works_away_from_the_repository(wheel, tmp_path):
     assert "published: ren2019" in done.stdout
 
 
-@pytest.mark.slow("builds an archive of everything")
+@pytest.mark.slow("builds an archive of all names")
 def test_a_source_archive_holds_every_file_of_the_repository(tmp_path):
     """With the tests and the documents; so whoever has it can run all tests."""
     if not (ROOT / ".git").exists():
@@ -131,6 +131,8 @@ def test_a_source_archive_holds_every_file_of_the_repository(tmp_path):
     names = {name for name in listed.decode().split("\0") if name and (ROOT / name).exists()} - {".gitignore"}
     for name in names:
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "source" / name).touch()  # what an archive holds is a matter of names
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "ifsl_bench/_version.py"):
         shutil.copy(ROOT / name, tmp_path / "source" / name)
     code = f"import setuptools.build_meta as build; build.build_sdist({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "source", check=True, capture_output=True, timeout=300)

@@ -534,13 +534,25 @@ def long_tasks(glyph_home: Path) -> Path:
     return glyph_home
 
 
-def same_with_two_killed(home: Path, said: str) -> None:
-    alone = home.with_name("alone")
-    shutil.copytree(home, alone)
-    asked = ["--method", "imprint,lwof", "--task", f"{home.parent}/few.toml:few-1shot", "--train", "steps=1500"]
-    first = command(*asked, "--jobs", "1", "--home", str(alone))
-    first.communicate(timeout=300)
-    assert first.returncode == 0
+LONG_RUN = ["--method", "imprint,lwof", "--train", "steps=1500"]
+
+
+@pytest.fixture
+def alone(made_once, long_tasks: Path) -> Path:
+    """A home with the counts of one process."""
+
+    def fill(root: Path) -> None:
+        shutil.copytree(long_tasks, root / "home")
+        shutil.copy(long_tasks.parent / "few.toml", root)
+        process = command(*LONG_RUN, "--task", f"{root}/few.toml:few-1shot", "--jobs", "1", "--home", f"{root}/home")
+        process.communicate(timeout=300)
+        assert process.returncode == 0
+
+    return made_once("long-run", fill) / "home"
+
+
+def same_with_two_killed(home: Path, alone: Path, said: str) -> None:
+    asked = [*LONG_RUN, "--task", f"{home.parent}/few.toml:few-1shot"]
     status, told = killing(home, ["pretraining", "meta-training"], [*asked, "--home", str(home), "--cluster", said])
     assert status == 0
     assert told.count("died; it is run again") == 2
@@ -582,20 +594,20 @@ def test_workers_that_do_not_end_by_themselves_are_killed(home, tmp_path):
 
 @pytest.mark.slow("trains on images twice, while workers are killed: a minute")
 def test_two_workers_one_killed_in_pretraining_one_in_meta_training_end_with_the_counts_of_one_process(
-    long_tasks, tmp_path
+    long_tasks, alone, tmp_path
 ):
-    same_with_two_killed(long_tasks, cluster_toml(tmp_path, "n_workers = 2"))
+    same_with_two_killed(long_tasks, alone, cluster_toml(tmp_path, "n_workers = 2"))
 
 
 @pytest.mark.slow("trains on images twice, in jobs of Slurm, while two are killed: a minute")
-def test_slurm_ends_with_the_counts_of_one_process(long_tasks, tmp_path):
+def test_slurm_ends_with_the_counts_of_one_process(long_tasks, request, tmp_path):
     idle = shutil.which("sinfo") and subprocess.run(["sinfo", "-h", "-o", "%t"], capture_output=True, text=True).stdout
     if not idle or not re.search("idle|mix", idle):
         pytest.skip("Slurm is not running here, or has no idle node")
     (tmp_path / "slurm.toml").write_text(
         'class = "SLURMCluster"\n[arguments]\nn_workers = 2\ncores = 1\nmemory = "2GB"\ninterface = "lo"\n'
     )
-    same_with_two_killed(long_tasks, str(tmp_path / "slurm.toml"))
+    same_with_two_killed(long_tasks, request.getfixturevalue("alone"), str(tmp_path / "slurm.toml"))
     assert not subprocess.run(["squeue", "-h", "-n", "dask-worker", "-t", "R,PD"], capture_output=True).stdout
 
 
