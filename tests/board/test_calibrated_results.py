@@ -37,6 +37,7 @@ from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.task_kind import BALANCE
 from tests.board.result_fields import PLAIN
 
+STORED = 1.1e-6  # results round to six decimals
 TASK = find("mini-5shot")[0]
 QUERIES = 25  # of base classes, and of novel ones, in an episode of the task
 
@@ -190,7 +191,8 @@ def test_tables_show_calibration_where_a_row_has_it(tmp_path, monkeypatch, full,
         load = json.loads if style == "json" else lambda text: list(csv.DictReader(io.StringIO(text)))
         rows = {row["method"]: row for row in load(render([both], style)) if row["source"] == "yours"}
         for name in BALANCE:
-            assert float(rows["new"][name]) == pytest.approx(result("new").summary[name]["mean"], abs=1e-4)
+            # Documents have four decimals.
+            assert float(rows["new"][name]) == pytest.approx(result("new").summary[name]["mean"], abs=5.1e-5)
             assert (rows["bare"][name] in (None, "")) == name.startswith("calibrated")
 
 
@@ -209,7 +211,7 @@ def test_rows_average_over_seeds_and_have_what_all_their_seeds_have():
     row = Row("m", "yours", results)
     found = row.summary()
     for name in ("ausuc", "calibrated_acc", "calibrated_delta"):
-        assert found[name].mean == pytest.approx(np.mean([r.summary[name]["mean"] for r in results]), abs=1e-5)
+        assert found[name].mean == pytest.approx(np.mean([r.summary[name]["mean"] for r in results]), abs=STORED)
     b, n = found["base_joint"].mean, found["novel_joint"].mean
     assert found["harmonic"].mean == pytest.approx(2 * b * n / (b + n))
     mixed = Row("m", "yours", (*results[:2], result(seed=2, bare=True)))
@@ -291,7 +293,7 @@ def test_rows_from_before_say_that_their_intervals_hold_choices_fixed(tmp_path, 
     found = board(tmp_path, monkeypatch, from_before(result("before")), result("new"))
     before, new = (found.row(label) for label in ("before", "new"))
     assert before.summary()["calibrated_acc"].interval == pytest.approx(
-        from_before(result("before")).summary["calibrated_acc"]["interval"], abs=1e-6
+        from_before(result("before")).summary["calibrated_acc"]["interval"], abs=STORED
     )
     said = (
         "ntervals hold what was chosen on validation episodes, a bias or options, fixed in before, measured before it "

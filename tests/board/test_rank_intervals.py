@@ -24,7 +24,7 @@ def test_over_episodes_alone_it_is_the_paired_t_test():
     a, b = drawn(0, 2, 1, 50)
     found = difference(a, b, NOTHING, 2)
     expected = stats.ttest_rel(a[0], b[0], alternative="greater")
-    assert found.p_better() == pytest.approx(expected.pvalue, rel=1e-9)
+    assert found.p_better() == pytest.approx(expected.pvalue, rel=1e-9)  # rounding, times t squared in the tail
     low, high = stats.ttest_rel(a[0], b[0]).confidence_interval(0.95)
     assert (found.mean - found.interval, found.mean + found.interval) == pytest.approx((low, high))
     fixed = np.repeat(a, 3, 0), np.repeat(b, 3, 0)
@@ -67,7 +67,7 @@ def test_the_prior_is_the_rows_variance_without_what_a_seed_does_to_all_of_them(
     own = 0.5 * rng.normal(size=(4000, 5))
     alike = own + 10 * rng.normal(size=(1, 5)) + 20 * rng.normal(size=(4000, 1))
     prior = fit_prior(alike, np.zeros(4000, bool))
-    assert prior.variance == pytest.approx(0.25, rel=0.05)
+    assert prior.variance == pytest.approx(0.25, rel=0.05)  # four standard errors: 4,000 rows, 4 degrees each
     assert prior.degrees == 4, "equal variances: as firm as it may be"
     spread = np.exp(2 * rng.normal(size=(4000, 1)))
     assert fit_prior(own * spread, np.zeros(4000, bool)).degrees < 1.5, "they have little in common"
@@ -80,6 +80,7 @@ def test_a_row_of_which_a_seed_has_collapsed_moves_no_other_row():
     before, after = (fit_prior(x, np.zeros(10, bool)) for x in (means, collapsed))
     assert after.variance == pytest.approx(before.variance, rel=0.25), "of ten rows one counts as the next"
     own = collapsed[7].var(ddof=1)
+    # The other rows' variances move too, by what the next line but one allows.
     assert after.mean == pytest.approx(before.mean + (own - means[7].var(ddof=1)) / 10, rel=0.1)
     others = [_variances(x)[np.arange(10) != 7] for x in (means, collapsed)]
     assert others[1] == pytest.approx(others[0], rel=0.25), "the effect of its seed is not that of its row"

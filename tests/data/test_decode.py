@@ -103,7 +103,7 @@ def test_what_is_transparent_is_laid_on_white():
     alpha[:12], alpha[12:18] = 0, 128
     out = decode(encoded(Image.fromarray(np.concatenate([pixels, alpha], -1))), EXACT).astype(float)
     share = alpha / 255
-    np.testing.assert_allclose(out, share * pixels + (1 - share) * 255, atol=1.01)
+    np.testing.assert_allclose(out, share * pixels + (1 - share) * 255, atol=1.01)  # rounded twice, to whole levels
     palette = Image.fromarray(picture()).quantize(8)
     out = decode(encoded(palette, "PNG", transparency=3), EXACT)
     assert (out[np.asarray(palette) == 3] == 255).all()
@@ -157,6 +157,7 @@ def test_cubic_without_averaging_is_a_sum_over_sixteen_pixels(height, width):
                 for j in range(int(np.floor(sx)) - 1, int(np.floor(sx)) + 3):
                     near = pixels[min(max(i, 0), height - 1), min(max(j, 0), width - 1)]
                     total += _keys(sy - i) * _keys(sx - j) * near
+            # Pillow rounds in fixed point.
             np.testing.assert_allclose(out[y, x], np.clip(np.rint(total), 0, 255), atol=1)
     content = encoded(pixels)
     if (height, width) != (size, size):

@@ -24,6 +24,7 @@ from ifsl_bench.figures.models import Episode, check_trained, dataset_of, episod
 from ifsl_bench.figures.style import SMALLEST, as_bytes
 from ifsl_bench.learners.attractor import attention
 
+SINGLE = 1e-4  # float32's rounding, 1e-7, of logits of some tens, sums over 64 features
 STEPS = 4  # that T-BPTT unrolls here
 
 
@@ -57,7 +58,7 @@ def test_a_course_goes_through_the_results_of_runs(trained):
     rbp, unrolled = found
 
     def of(name):
-        return pytest.approx(results[name].summary["acc"]["mean"], abs=1e-5)
+        return pytest.approx(results[name].summary["acc"]["mean"], abs=1e-6)  # stored with six decimals
 
     assert unrolled.at[STEPS].mean == of("stopped")
     assert unrolled.converged.mean == of("t-bptt")
@@ -92,7 +93,7 @@ def test_few_steps_are_plain_gradient_steps_of_the_trained_problem(trained):
         (slope,) = torch.autograd.grad(loss.sum(), v)
         v = (v - rate[:, None, None] * slope).detach().requires_grad_()
     novel = torch.nn.functional.pad(batch.query.features.double(), (0, 1), value=1.0) @ v.mT
-    assert answer.logits[..., base.shape[-1] :].double() == pytest.approx(novel.detach().numpy(), abs=1e-4)
+    assert answer.logits[..., base.shape[-1] :].double() == pytest.approx(novel.detach().numpy(), abs=SINGLE)
 
 
 def test_a_model_that_is_not_trained_is_named_with_its_command(trained, call, tmp_path):
@@ -140,7 +141,7 @@ def test_an_episode_in_its_plane_is_answered_by_the_method(trained):
         flat = np.concatenate([plane.support, plane.query])
         expected = (centred @ vectors[:, -2:].flip(1)).numpy()
         for i in range(2):
-            assert np.abs(flat[:, i]) == pytest.approx(np.abs(expected[:, i]), abs=1e-4)
+            assert np.abs(flat[:, i]) == pytest.approx(np.abs(expected[:, i]), abs=SINGLE)
         back = np.linalg.lstsq(flat, (centred @ vectors[:, -2:] @ vectors[:, -2:].T).numpy(), rcond=None)[0]
         some = np.arange(3, episode_pca.POINTS, 17)
         grid = np.stack(np.meshgrid(plane.x[some], plane.y[some]), -1).reshape(-1, 2)
@@ -160,11 +161,12 @@ def test_attractors_and_fast_weights_are_those_of_the_episode(trained):
         share = attention(batch.support.class_means(5), method.base.weight, method.tau)[0]  # [N, K]
         logits = method(batch.support, batch.query).logits[0]
     assert not found.static
-    assert share.numpy() @ found.produced == pytest.approx(found.centres[:, 0], abs=1e-5)
+    assert share.numpy() @ found.produced == pytest.approx(found.centres[:, 0], abs=SINGLE)
     x = batch.query.features[0].numpy()
     known = len(found.base)
     differences = (x[1:] - x[:1]) @ found.fast.T  # biases cancel
-    assert differences == pytest.approx((logits[1:, known:] - logits[:1, known:]).numpy(), abs=1e-3)
+    # Differences of logits, whose rounding is that of the larger ones.
+    assert differences == pytest.approx((logits[1:, known:] - logits[:1, known:]).numpy(), abs=10 * SINGLE)
     static = attractors.weights_of(opened(trained, "lr+s"), 2)
     assert static.static
     assert static.produced is None

@@ -93,7 +93,7 @@ def test_the_first_step_of_the_line_search_does_not_go_too_far():
         g, h = slopes(zero)
         d = d * float(-g / h)  # a Newton step, forwards or backwards
         reach = (d.amax(1).clamp_min(0) - d.amin(1).clamp_max(0)).max()
-        assert float(slopes(reach.log1p() / reach, d=d)[0]) <= 1e-12
+        assert float(slopes(reach.log1p() / reach, d=d)[0]) <= 1e-12  # rounding, of scores up to 1,000
 
 
 def test_the_networks_representer_and_its_hessian_in_the_metric():
@@ -114,12 +114,15 @@ def test_the_networks_representer_and_its_hessian_in_the_metric():
     torch.testing.assert_close((s * image).sum(), penalty)
 
 
+RESIDUAL = 1e-12 * 1000  # what is asked of the inverses, times what the kernels make of it
+
+
 def test_the_structured_inverse_of_softmax_regression_is_one():
     args = regression()
     operator = SoftmaxRegression().hessian(expand(0.2 * normal(1, N, S), args), args)
     rhs = normal(1, N, D + 1, seed=2)
     for found in (operator.inverse(rhs, 1e-12, 1000), operator.direct(rhs)):
-        torch.testing.assert_close(operator.product(found.value), rhs, rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(operator.product(found.value), rhs, rtol=RESIDUAL, atol=RESIDUAL)
 
 
 def test_the_structured_inverse_of_the_network_is_one():
@@ -129,7 +132,7 @@ def test_the_structured_inverse_of_the_network_is_one():
     operator = TanhNetwork(N, H).hessian(v, args)
     rhs = Network(*(normal(*part.shape, seed=2) for part in v))
     for found, other in zip(operator.product(operator.inverse(rhs, 1e-12, 1000).value), rhs, strict=True):
-        torch.testing.assert_close(found, other, rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(found, other, rtol=RESIDUAL, atol=RESIDUAL)
 
 
 def test_the_neumann_series_is_the_sum_that_it_says():

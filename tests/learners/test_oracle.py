@@ -21,8 +21,16 @@ from ifsl_bench.solve import (
     measured,
     minimise,
 )
+from tests.tolerances import rounding
 
 KINDS = ["none", "static", "attn"]
+FORMULA = rounding(torch.float64, 25 * 64)  # sums over 25 support rows of 64 features
+CONDITION = 100  # of the inner problems' Hessians in the metric of their penalty, with room
+SOLVED = {torch.float64: 1e-9 * CONDITION, torch.float32: rounding(torch.float32, 1, CONDITION)}  # DualNewton's stop
+ADJOINT = {
+    torch.float64: SOLVED[torch.float64],
+    torch.float32: 1e-5 * CONDITION,
+}  # conjugate gradients' stop in float32
 RBP = Neumann(20, float(np.float32(0.1)), 1.0)
 EXACT = ConjugateGradient(1e-12, 5000)
 
@@ -35,10 +43,10 @@ class Stay:
         return measured(objective, v0, args, count == 0, count)
 
 
-def close(found, expected, rtol=1e-9):
-    torch.testing.assert_close(
-        found, torch.as_tensor(expected).to(found), rtol=rtol, atol=rtol * float(np.abs(expected).max()) + 1e-14
-    )
+def close(found, expected, within=FORMULA):
+    """Within this share of the largest number; gradients at a minimum are what is left of sums that cancel."""
+    expected = torch.as_tensor(expected).to(found)
+    torch.testing.assert_close(found, expected, rtol=within, atol=within * float(expected.abs().max()) + 1e-14)
 
 
 @pytest.mark.parametrize("point", ["init", "probe", "tight"])
@@ -54,7 +62,7 @@ def test_lr_objective_its_parts_and_its_gradient(episode, kind, point):
         close(((pull.precisions * (v - pull.centres).square()).sum() / 2).detach(), e.stored[f"{point}/reg_term"])
     gradient = SoftmaxRegression().gradient(v, args).detach()[0]
     expected = np.concatenate([e.stored[f"{point}/grad/w_class_b"].T, e.stored[f"{point}/grad/b_class_b"][:, None]], 1)
-    torch.testing.assert_close(gradient, torch.as_tensor(expected), rtol=1e-9, atol=1e-12)
+    close(gradient, expected)
 
 
 @pytest.mark.parametrize("point", ["init", "probe", "tight"])
@@ -77,7 +85,7 @@ def test_mlp_objective_its_parts_and_its_gradient(episode, kind, point):
     found = objective.gradient(v, args)
     expected = e.network_point(f"{point}/grad")
     for part, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(part.detach(), other, rtol=1e-9, atol=1e-12)
+        close(part.detach(), other)
 
 
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
@@ -94,49 +102,49 @@ def test_hessian_products(episode, learner, kind):
         v, d, jtv = (e.network_point(f"probe/{k}") for k in ("w", "v", "jtv"))
         found = [(a - b).detach() for a, b in zip(d, objective.hessian(v, args).product(d), strict=True)]
     for part, other in zip(found, jtv, strict=True):
-        torch.testing.assert_close(part, other, rtol=1e-8, atol=1e-10)
+        close(part, other)
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-6), (torch.float32, 1e-3)])
+@pytest.mark.parametrize("dtype", SOLVED)
 @pytest.mark.parametrize("kind", KINDS)
-def test_lr_solution_and_logits(episode, kind, dtype, rtol):
+def test_lr_solution_and_logits(episode, kind, dtype):
     e = episode(f"lr_{kind}", dtype)
     solution = minimise(SoftmaxRegression(), DualNewton(), None, e.regression()[0])
     assert bool(solution.converged.all())
     expected = e.regression_point("tight/w")
     value = solution.value.detach()
-    assert float((value - expected).norm() / expected.norm()) < rtol
+    assert float((value - expected).norm() / expected.norm()) < SOLVED[dtype]
     logits = e.joint(scores(solution.value, e.query)).detach()
     expected = e.tensor("tight/query_logits_no_dummy_step")
-    assert float((logits - expected).norm() / expected.norm()) < rtol
-    close(e.query_loss(scores(solution.value, e.query)).detach(), e.stored["tight/query_loss"], rtol)
+    assert float((logits - expected).norm() / expected.norm()) < SOLVED[dtype]
+    close(e.query_loss(scores(solution.value, e.query)).detach(), e.stored["tight/query_loss"], SOLVED[dtype])
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-6), (torch.float32, 1e-3)])
+@pytest.mark.parametrize("dtype", SOLVED)
 @pytest.mark.parametrize("linear", [RBP, ConjugateGradient(), Direct()], ids=["rbp", "cg", "direct"])
 @pytest.mark.parametrize("kind", ["static", "attn"])
-def test_lr_meta_gradients(episode, kind, linear, dtype, rtol):
+def test_lr_meta_gradients(episode, kind, linear, dtype):
     e = episode(f"lr_{kind}", dtype)
     solution = minimise(SoftmaxRegression(), DualNewton(), None, e.regression()[0], Implicit(linear))
     e.query_loss(scores(solution.value, e.query)).backward()
     assert solution.adjoint.episodes == 1
     assert solution.adjoint.failed == 0
-    assert e.worst("tight/meta_grad" if linear is RBP else "tight/exact_meta_grad") < rtol
+    assert e.worst("tight/meta_grad" if linear is RBP else "tight/exact_meta_grad") < SOLVED[dtype]
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-6), (torch.float32, 2e-3)])
+@pytest.mark.parametrize("dtype", ADJOINT)
 @pytest.mark.parametrize("linear", [RBP, EXACT], ids=["rbp", "cg"])
 @pytest.mark.parametrize("kind", ["static", "attn"])
-def test_mlp_meta_gradients_at_the_stored_solution(episode, kind, linear, dtype, rtol):
+def test_mlp_meta_gradients_at_the_stored_solution(episode, kind, linear, dtype):
     e = episode(f"mlp_{kind}", dtype)
     linear = ConjugateGradient(1e-5, 5000) if linear is EXACT and dtype == torch.float32 else linear
     solution = minimise(TanhNetwork(5), Stay(), e.network_point("tight/w"), e.network()[0], Implicit(linear))
     novel = activations(solution.value, e.query)[1]
     loss = e.query_loss(novel)
-    close(loss.detach(), e.stored["tight/query_loss"], rtol)
+    close(loss.detach(), e.stored["tight/query_loss"], SOLVED[dtype])
     loss.backward()
     assert solution.adjoint.failed == 0
-    assert e.worst("tight/meta_grad" if linear is RBP else "tight/exact_meta_grad") < rtol
+    assert e.worst("tight/meta_grad" if linear is RBP else "tight/exact_meta_grad") < ADJOINT[dtype]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,6 +163,7 @@ def test_mlp_search_from_beside_the_stored_solution_returns_to_it(episode, kind)
     solution = minimise(TanhNetwork(5), LBFGS(1e-6), near, e.network()[0])
     assert bool(solution.converged.all())
     for found, expected in zip(solution.value, there, strict=True):
+        # The stop, 1e-6 of the gradient beside the minimum, over a decay of 1e-5 along what the data leave free.
         torch.testing.assert_close(found.detach(), expected, rtol=1e-3, atol=1e-4)
 
 
@@ -169,14 +178,14 @@ def test_unrolled_gradient_descent_trajectory_and_meta_gradients(episode):
             v = minimise(SoftmaxRegression(), GradientDescent(1.0, steps), start, args).value[0]
         w = e.tensor("trajectory/w/w_class_b")[steps - 1].T
         b = e.tensor("trajectory/w/b_class_b")[steps - 1]
-        torch.testing.assert_close(v, torch.cat([w, b[:, None]], 1), rtol=1e-8, atol=1e-10)
+        close(v, torch.cat([w, b[:, None]], 1))
     solution = minimise(SoftmaxRegression(), GradientDescent(1.0, 20), start, args, Unroll())
     novel = scores(solution.value, e.query)
     close(e.joint(novel).detach(), e.stored["query_logits"])
     loss = e.query_loss(novel)
     close(loss.detach(), e.stored["query_loss"])
     loss.backward()
-    assert e.worst("meta_grad") < 1e-8
+    assert e.worst("meta_grad") < FORMULA
 
 
 def test_outcomes_are_what_solvers_return():

@@ -23,6 +23,7 @@ from ifsl_bench.plugin.options import check_method
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.solve import LBFGS, measured
 from ifsl_bench.solve.tree import tree_map
+from tests.tolerances import rounding
 
 _spec = importlib.util.spec_from_file_location("contract", Path(__file__).parent / "test_methods_contract.py")
 assert _spec is not None
@@ -70,7 +71,9 @@ def test_float32_agrees_with_float64_in_most_episodes(method):
     logits = single(narrow, Query(query.features.float(), query.base_logits.float())).logits
     assert logits.dtype == torch.float32
     worst = (logits.double() - method(support, query).logits).abs().amax((1, 2))
-    assert float((worst.max() if method.learner.convex else worst.median()).detach()) < 2e-3
+    assert (
+        float((worst.max() if method.learner.convex else worst.median()).detach()) < 2e-3
+    )  # float32's stop, 1e-5, of logits up to 100
 
 
 @pytest.mark.parametrize("plugin", [Ridge, StaticAttractor, Attractor])
@@ -131,6 +134,10 @@ def stay(z) -> Stay:
     return learner
 
 
+SOLVED = 1e-9 * 1000  # the solver's stop, times the condition of the stored problems
+FORMULA = rounding(torch.float64, 20 * 25 * 64)  # up to 20 steps of sums over 25 rows of 64 features
+
+
 def relative(found: Tensor, expected: Tensor) -> float:
     return float((found.detach() - expected.detach()).norm() / expected.detach().norm().clamp_min(1e-12))
 
@@ -146,12 +153,12 @@ def test_stored_logits_and_meta_gradients(oracle, kind, learner, gradient):
     if learner == "mlp":
         method.learner = stay(z)
     logits = method(support, query).logits
-    assert relative(logits[0].detach(), z["tight/query_logits_no_dummy_step"]) < 1e-6
+    assert relative(logits[0].detach(), z["tight/query_logits_no_dummy_step"]) < SOLVED
     F.cross_entropy(logits[0], target).backward()
     expected = pieces(kind, learner, z, "tight/meta_grad" if gradient == "rbp" else "tight/exact_meta_grad")
     assert {name for name, _ in method.named_parameters()} == set(expected)
     for name, parameter in method.named_parameters():
-        assert relative(parameter.grad, expected[name]) < 1e-6, name
+        assert relative(parameter.grad, expected[name]) < SOLVED, name
 
 
 def test_stored_unrolled_logits_and_meta_gradients(oracle):
@@ -163,11 +170,11 @@ def test_stored_unrolled_logits_and_meta_gradients(oracle):
     for training in (False, True):
         method.train(training).zero_grad()
         prediction = method(support, query)
-        assert relative(prediction.logits[0].detach(), z["query_logits"]) < 1e-9
+        assert relative(prediction.logits[0].detach(), z["query_logits"]) < FORMULA
         assert prediction.statistics["step_rate"].item() == 1
         F.cross_entropy(prediction.logits[0], target).backward()
         for name, expected in pieces("attn", "lr", z, "meta_grad").items():
-            assert relative(method.get_parameter(name).grad, expected) < 1e-7, name
+            assert relative(method.get_parameter(name).grad, expected) < 10 * FORMULA, name  # backwards and forwards
 
 
 @pytest.mark.parametrize("learner", ["lr", "mlp"])
@@ -177,7 +184,7 @@ def test_stored_baselines(oracle, learner):
     method = Ridge(base, N, learner=learner, weight_decay=float(np.float32(1e-3)))
     if learner == "mlp":
         method.learner = stay(z)
-    assert relative(method(support, query).logits[0], z["tight/query_logits_no_dummy_step"]) < 1e-6
+    assert relative(method(support, query).logits[0], z["tight/query_logits_no_dummy_step"]) < SOLVED
 
 
 def test_the_network_s_unrolled_steps_are_those_of_a_plain_loop():
@@ -209,7 +216,7 @@ def test_the_network_s_unrolled_steps_are_those_of_a_plain_loop():
     hidden = torch.cat([support.hidden, torch.zeros(contract.E, N, dtype=torch.bool)], 1)[:, None]
     F.cross_entropy(logits.masked_fill(hidden, -torch.inf).flatten(0, 1), target.flatten()).backward()
     for mine, parameter in zip(found, method.parameters(), strict=True):
-        assert relative(mine, parameter.grad) < 1e-8
+        assert relative(mine, parameter.grad) < FORMULA
 
 
 def test_hiding_a_base_class_is_removing_it(method):
@@ -222,7 +229,7 @@ def test_hiding_a_base_class_is_removing_it(method):
     method.base = Base(base.weight[shown], base.bias[shown], base.prototypes[shown])
     fewer = Support(support.features, support.labels, hidden[:, shown], support.base_logits[..., shown])
     alone = method(fewer, Query(query.features, query.base_logits[..., shown])).logits
-    torch.testing.assert_close(alone[..., len(shown) :], logits[..., contract.K :], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(alone[..., len(shown) :], logits[..., contract.K :], rtol=SOLVED, atol=SOLVED)
 
 
 def test_without_base_logits_the_softmax_is_over_the_novel_classes(method):
@@ -279,7 +286,7 @@ def test_initial_values(learner):
     assert not torch.equal(a.offset[0], b.offset[0])
     for method, gamma in ((a, 0.01), (make(0, gamma=0.3), 0.3)):
         for log_gamma in method.log_gamma:
-            torch.testing.assert_close(log_gamma.exp(), torch.full_like(log_gamma, gamma), rtol=1e-6, atol=0)
+            torch.testing.assert_close(log_gamma.exp(), torch.full_like(log_gamma, gamma), rtol=1e-6, atol=0)  # float32
     for plugin in (Attractor, StaticAttractor):
         one, five = (plugin.defaults(task) for name in ("glyphs-1shot", "glyphs-5shot") for task in find(name))
         assert (one, five) == ({"gamma": 0.1}, {})
@@ -305,7 +312,7 @@ def test_statistics_say_how_it_went(learner, converge):
     assert bool((found["solver_steps"] == 9).all()) != converge
     assert bool((near["solver_unconverged"] == 0).all())
     if converge:
-        assert bool((near["gradient_norm"] < 1e-6).all())
+        assert bool((near["gradient_norm"] < 1e-6).all())  # the solver's stop, of gradients up to 100
     if learner == "lr":  # 1.8 over the largest eigenvalue of the Hessian at the start
         args = method.learner.arguments(
             (far.features, far.labels, far.base_logits.logsumexp(-1)),
@@ -315,7 +322,7 @@ def test_statistics_say_how_it_went(learner, converge):
         objective = method.learner.objective
         h = torch.autograd.functional.hessian(lambda v: objective.value(v, args)[0], start)[0, :, :, 0].flatten(2)
         largest = torch.linalg.eigvalsh(h.flatten(0, 1).flatten(1))[-1]
-        assert float(found["step_rate"][0] * largest) == pytest.approx(1.8, rel=1e-2)
+        assert float(found["step_rate"][0] * largest) == pytest.approx(1.8, rel=1e-2)  # an estimate by power iteration
 
 
 def test_a_solve_that_needs_more_steps_is_flagged():
@@ -383,4 +390,4 @@ def test_other_impossible_options():
     grid = Ridge.grid["weight_decay"]
     assert len(grid) == 25
     assert (grid[0], grid[-1]) == (1e-13, 1e-1)
-    np.testing.assert_allclose(np.diff(np.log10(grid)), 0.5, atol=1e-3)
+    np.testing.assert_allclose(np.diff(np.log10(grid)), 0.5, atol=1e-3)  # values have three digits

@@ -171,7 +171,9 @@ def test_lda_of_the_others_does_not_depend_on_where_hidden_classes_are(oracle, f
 def test_the_inverse_of_a_covariance_is_the_pseudo_inverse_where_there_is_none(rank):
     x = np.random.default_rng(0).normal(size=(rank, 8))
     found = inverse(torch.from_numpy(x.T @ x))
-    np.testing.assert_allclose(found, np.linalg.pinv(x.T @ x, rcond=1e-10, hermitian=True), rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        found, np.linalg.pinv(x.T @ x, rcond=1e-10, hermitian=True), rtol=1e-6, atol=1e-9
+    )  # of eigenvalues down to the cut
 
 
 def test_lda_says_what_it_lacks(oracle):

@@ -67,13 +67,18 @@ def test_shape_and_finiteness(method, hide):
         assert value.shape == (E,)
 
 
+SOLVED = (
+    1e-9 * 1000
+)  # the solvers' stop in float64, times a condition and logits of 30 each: where the sums' order differs
+
+
 @pytest.mark.parametrize("hide", [False, True])
 def test_logits_follow_a_permutation_of_the_queries(method, hide):
     support, query = make_episodes(method.base, hide)
     order = torch.randperm(Q, generator=torch.Generator().manual_seed(3))
     logits = method(support, query).logits
     permuted = method(support, Query(query.features[:, order], query.base_logits[:, order])).logits
-    torch.testing.assert_close(permuted, logits[:, order], rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(permuted, logits[:, order], rtol=SOLVED, atol=SOLVED)
 
 
 @pytest.mark.parametrize("hide", [False, True])
@@ -86,7 +91,7 @@ def test_an_episode_ignores_the_rest_of_its_batch(method, hide):
             Support(support.features[at], support.labels[at], support.hidden[at], support.base_logits[at]),
             Query(query.features[at], query.base_logits[at]),
         ).logits
-        torch.testing.assert_close(alone[0], logits[e], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(alone[0], logits[e], rtol=SOLVED, atol=SOLVED)
 
 
 def test_each_query_ignores_the_other_queries(method):
@@ -94,7 +99,7 @@ def test_each_query_ignores_the_other_queries(method):
     support, query = make_episodes(method.base)
     logits = method(support, query).logits
     alone = method(support, Query(query.features[:, :1], query.base_logits[:, :1])).logits
-    torch.testing.assert_close(alone, logits[:, :1], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(alone, logits[:, :1], rtol=SOLVED, atol=SOLVED)
 
 
 def test_support_order_does_not_matter(method):
@@ -103,7 +108,9 @@ def test_support_order_does_not_matter(method):
     turned = Support(
         support.features[:, order], support.labels[:, order], support.hidden, support.base_logits[:, order]
     )
-    torch.testing.assert_close(method(turned, query).logits, method(support, query).logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        method(turned, query).logits, method(support, query).logits, rtol=10 * SOLVED, atol=10 * SOLVED
+    )
 
 
 def test_hidden_features_of_a_base_class_do_not_leak(method):
@@ -124,7 +131,7 @@ def test_hidden_features_of_a_base_class_do_not_leak(method):
     for tensor in changed:
         tensor[..., 2] += 5.0
     after = other(Support(support.features, support.labels, hidden, changed[0]), Query(query.features, changed[1]))
-    torch.testing.assert_close(masked_logits(after, hidden), before, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(masked_logits(after, hidden), before, rtol=SOLVED, atol=SOLVED)
 
 
 def test_no_state_between_calls(method):
@@ -160,7 +167,7 @@ def test_float32_agrees_with_float64(method):
     assert logits.dtype == torch.float32
     gaps = (logits.double() - method(support, query).logits).abs().flatten(1).amax(1)  # [E]
     # Where the inner problem has several minima, rounding may lead an episode to another one; not most of them.
-    assert gaps.median() < 2e-3
+    assert gaps.median() < 2e-3  # float32's stop, 1e-5, of logits up to 100
     assert gaps.max() < 1
 
 

@@ -24,6 +24,7 @@ from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
+from tests.tolerances import rounding
 
 _spec = importlib.util.spec_from_file_location("stored", Path(__file__).parent / "test_attractors.py")
 assert _spec is not None
@@ -31,6 +32,7 @@ assert _spec.loader is not None
 stored = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(stored)
 
+FORMULA = rounding(torch.float64, 25 * 64 * 3)  # sums over 25 rows of 64 features, in three layers
 N, UNITS = 5, 40
 Theta = Mapping[str, Tensor]  # meta-parameters by the methods' names; empty without an attractor
 
@@ -139,7 +141,7 @@ class Episode:
         h = self.hessian(z, theta)
         assert float(torch.linalg.eigvalsh(h)[0]) > 0
         polished = z - torch.linalg.solve(h, self.slope(z, theta))
-        assert float(self.slope(polished, theta).norm()) < 1e-10
+        assert float(self.slope(polished, theta).norm()) < 1e-10  # a Newton step squares the 1e-6 that SciPy leaves
         assert relative(polished, z) < 1e-6
         return polished, h
 
@@ -196,16 +198,18 @@ def test_the_formulas_give_the_stored_numbers(oracle, learner, kind):
     episode, theta = stored_episode(z, learner, kind)
     start, probe, tight = (stored_point(z, f"{name}/w", learner) for name in ("init", "probe", "tight"))
     torch.testing.assert_close(
-        episode.slope(probe, theta), stored_point(z, "probe/grad", learner), rtol=1e-10, atol=1e-12
+        episode.slope(probe, theta), stored_point(z, "probe/grad", learner), rtol=FORMULA, atol=FORMULA
     )
     pull = episode.pull(theta)
     fall = episode.inner(start, pull) - episode.inner(tight, pull)  # W_3's stored centre adds a constant to both
-    assert fall.item() == pytest.approx(float(z["init/inner_loss"] - z["tight/inner_loss"]), rel=1e-10)
-    assert float(episode.slope(tight, theta).norm()) < 1e-12
+    assert fall.item() == pytest.approx(float(z["init/inner_loss"] - z["tight/inner_loss"]), rel=1e-10)  # a difference
+    assert float(episode.slope(tight, theta).norm()) < 1e-12  # what theirs was solved to
     if learner == "lr":
-        assert relative(episode.minimum(theta, tight)[0], tight) < 1e-8
-    assert relative(episode.joint(tight, episode.q), z["tight/query_logits_no_dummy_step"]) < 1e-12
-    assert episode.query_loss(tight).item() == pytest.approx(float(z["tight/query_loss"]), rel=1e-12)
+        assert (
+            relative(episode.minimum(theta, tight)[0], tight) < 1e-8
+        )  # 1e-12 over a decay of 1e-5, and less where data pull
+    assert relative(episode.joint(tight, episode.q), z["tight/query_logits_no_dummy_step"]) < FORMULA
+    assert episode.query_loss(tight).item() == pytest.approx(float(z["tight/query_loss"]), rel=FORMULA)
     if not theta:
         return
     hessian = episode.hessian(tight, theta)
@@ -214,17 +218,19 @@ def test_the_formulas_give_the_stored_numbers(oracle, learner, kind):
         found = episode.meta_gradient(tight, hessian, theta, series)
         assert set(found) == set(expected)
         for name, gradient in found.items():
-            assert relative(gradient, expected[name]) < 1e-7, (prefix, name)
+            assert relative(gradient, expected[name]) < 1e-7, (prefix, name)  # 1e-12 through the inverse, twice
 
 
 def test_the_formulas_give_the_stored_unrolled_numbers(oracle):
     z = oracle("bptt20_lr_attn_s5_nomask")
     episode, theta = stored_episode(z, "lr", "attn")
     found = episode.unrolled(stored_point(z, "init/w", "lr"), theta, 20, 1.0)
-    assert relative(episode.joint(found, episode.q), z["query_logits"]) < 1e-12
+    assert relative(episode.joint(found, episode.q), z["query_logits"]) < FORMULA
     gradient = torch.autograd.grad(episode.query_loss(found), list(theta.values()))
     for name, value in zip(theta, gradient, strict=True):
-        assert relative(value, stored.pieces("attn", "lr", z, "meta_grad")[name]) < 1e-10, name
+        assert relative(value, stored.pieces("attn", "lr", z, "meta_grad")[name]) < 20 * FORMULA, (
+            name
+        )  # through as many steps
 
 
 D, K, Q = 8, 9, 12
@@ -388,5 +394,5 @@ def test_protonet_and_imprint(shots, mode):
                 else:
                     expected = [7.0 * (h @ c) / (h.norm() * c.norm()) for c in map(unit, [*base.weight, *means])]
                 seen = torch.cat([ep.shown, torch.ones(N, dtype=torch.bool)])
-                torch.testing.assert_close(logits[e, i][seen], torch.stack(expected)[seen], rtol=1e-12, atol=1e-12)
+                torch.testing.assert_close(logits[e, i][seen], torch.stack(expected)[seen], rtol=FORMULA, atol=FORMULA)
                 assert bool(logits[e, i][~seen].isneginf().all())

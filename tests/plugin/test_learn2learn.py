@@ -171,7 +171,7 @@ def test_images_are_normalised_or_transformed_and_the_data_set_is_learn2learns(l
     drawn = bench.sampler("test").sample(4, 1)
     (x, _), (q, _) = split(*tasks[4], 1)
     expected = novel.images[drawn.support[0].numpy()].transpose(0, 3, 1, 2)
-    np.testing.assert_allclose(x.numpy(), (expected / 255 - 0.5) / 0.25, atol=1e-6)
+    np.testing.assert_allclose(x.numpy(), (expected / 255 - 0.5) / 0.25, atol=1e-6)  # of numbers up to 2 in float32
     pools = {True: novel, False: base}
     queries = zip(drawn.query[0].tolist(), drawn.query_novel[0].tolist(), strict=True)
     expected = np.stack([pools[is_novel].images[row] for row, is_novel in queries])
@@ -324,7 +324,7 @@ def test_anil_makes_the_steps_of_a_loop_written_out(learn2learn, hide, first_ord
     ends = [(plain[0] + sign * step * direction).detach().requires_grad_() for sign in (1, -1)]
     losses = [float(written_out(end, plain[1], True)[1].detach()) for end in ends]
     slope = (losses[0] - losses[1]) / (2 * step)
-    exact = abs(float((weight.grad[0] * direction).sum()) - slope) < 1e-6 * max(1, abs(slope))
+    exact = abs(float((weight.grad[0] * direction).sum()) - slope) < 1e-6 * max(1, abs(slope))  # step^2, and eps / step
     assert exact != first_order  # first order is not the gradient
     method.eval()
     with torch.no_grad():

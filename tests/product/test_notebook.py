@@ -82,7 +82,7 @@ def test_rows_and_episodes_are_those_of_the_files(pandas):
         np.testing.assert_allclose(mine["acc"], 2.0 * hits)  # percent of 50 queries
         summary = row.to_pandas().iloc[seed]
         assert (summary["method"], summary["task"], summary["seed"]) == ("lr", TASK, seed)
-        assert summary["acc"] == pytest.approx(raw["summary"]["acc"]["mean"], abs=1e-6)
+        assert summary["acc"] == pytest.approx(raw["summary"]["acc"]["mean"], abs=1e-6)  # stored with six decimals
         assert summary["commit"] == raw["provenance"]["commit"]
         one = ifsl_bench.load(path)
         assert one.to_pandas().iloc[0]["acc"] == summary["acc"]

@@ -54,7 +54,7 @@ def test_ausuc_is_the_area_under_a_sweep_of_all_biases(seed):
     margins = some(seed)
     counts = Counts(*(np.zeros(4, int),) * 4, 5, 4, pairs=margins.pairs())
     for e, found in enumerate(counts.per_episode()["ausuc"]):
-        assert found == pytest.approx(100 * area(margins.base[e], margins.novel[e]), abs=1e-9)
+        assert found == pytest.approx(100 * area(margins.base[e], margins.novel[e]), abs=1e-9)  # rounding, in percent
 
 
 def acc(margins: Margins, bias: float) -> int:
@@ -153,6 +153,7 @@ def test_the_curve_goes_through_quantiles_of_the_validation_margins():
     biases = curve_biases(validation)
     at = np.sort(validation.finite())
     assert len(biases) == POINTS
+    # Biases are kept in single precision, with a rounding of 6e-8, through a difference of logits.
     assert (biases[0], biases[25], biases[-1]) == pytest.approx((at[0], np.median(at), at[-1]), rel=1e-5)
     assert found.curve.shape == (POINTS, 3)
     for bias, base, novel in found.curve:
@@ -177,6 +178,7 @@ def test_the_harmonic_mean_is_of_the_means_and_its_interval_that_of_the_delta_me
     assert found.mean == pytest.approx(of(mean))
     assert found.interval == pytest.approx(1.96 * np.sqrt(slope @ np.cov(b, n) @ slope / 400))
     resampled = [of(np.array([b[i].mean(), n[i].mean()])) for i in generator.integers(0, 400, (2000, 400))]
+    # Four standard errors of a deviation of 2,000.
     assert found.interval == pytest.approx(1.96 * np.std(resampled), rel=0.06)
     assert harmonic(np.zeros(3), np.zeros(3)).tolist() == [0, 0, 0]
 

@@ -53,6 +53,7 @@ def quartic_args(episodes=4, rows=6, size=5, seed=0, dtype=torch.float64):
     return Args(a, torch.randn(episodes, rows, generator=g, dtype=dtype), torch.tensor(0.3, dtype=dtype))
 
 
+STOP = 1e-9 * 1000  # of the first gradient, as L-BFGS is asked in the tests of saddles, with room for flat places
 SOLVERS = [LBFGS(1e-11), Newton(1e-12), GradientDescent(0.05, 800, 1e-6)]
 
 
@@ -77,6 +78,7 @@ def test_gradcheck(objective, solver, adjoint):
         return minimise(objective, solver, v0, Args(*leaves), adjoint).value.sin().sum()
 
     leaves = [leaf.clone().requires_grad_() for leaf in args]
+    # Central differences with 1e-6: gradient descent stops at 1e-6 of the first gradient, which is in both ends alike.
     assert torch.autograd.gradcheck(loss, leaves, atol=1e-5, rtol=1e-3, fast_mode=True)
 
 
@@ -85,6 +87,7 @@ def test_all_solvers_agree_and_report():
     found = [minimise(quartic, solver, v0, args) for solver in SOLVERS]
     for solution in found:
         assert bool(solution.converged.all())
+        # The loosest of them, descent, stops at 1e-6 of the first gradient, and goes far below in 800 steps.
         torch.testing.assert_close(solution.value, found[0].value, rtol=1e-6, atol=1e-8)
         torch.testing.assert_close(solution.objective, quartic(solution.value, args))
         assert solution.steps.shape == solution.gradient_norm.shape == (4,)
@@ -105,7 +108,9 @@ def test_lbfgs_treats_every_episode_as_if_it_were_alone(objective):
             quartic, LBFGS(1e-10), v0[i : i + 1], Args(args.a[i : i + 1], args.b[i : i + 1], args.strength)
         )
         assert int(alone.steps) == pytest.approx(int(whole.steps[i]), rel=0.3, abs=10)
-        torch.testing.assert_close(alone.value[0], whole.value[i], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            alone.value[0], whole.value[i], rtol=1e-4, atol=1e-6
+        )  # 1e-10 through a condition of 1e4
 
 
 def test_trees_of_unknowns_and_arguments():
@@ -117,9 +122,11 @@ def test_trees_of_unknowns_and_arguments():
     for solver in (LBFGS(), Newton()):
         solution = minimise(f, solver, v0, ({"t": t}, scale, None))
         assert bool(solution.converged.all())
-        torch.testing.assert_close(solution.value["x"], t.expand(3, 2, 2), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(solution.value["x"], t.expand(3, 2, 2), rtol=1e-3, atol=1e-3)  # float32's stop: 1e-5
         solution.value["y"][0].sum().backward()
-        torch.testing.assert_close(scale.grad, -4 / scale.detach() ** 2, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(
+            scale.grad, -4 / scale.detach() ** 2, rtol=1e-2, atol=1e-2
+        )  # a derivative of it, at scales of 1 to 4
         scale.grad = None
 
 
@@ -182,7 +189,9 @@ def test_a_series_that_grows_is_replaced_by_what_it_would_tend_to(damping, dtype
     t = (1 - damping) * eye - 0.5 * h
     series = 0.5 * sum(torch.linalg.matrix_power(t, k) for k in range(21)) @ weight[:, :, None]
     u = torch.where(torch.tensor([False, True, False, True])[:, None], limit, series[:, :, 0])
-    near = {torch.float64: 1e-6, torch.float32: 1e-3}[dtype]
+    near = {torch.float64: 1e-6, torch.float32: 1e-3}[
+        dtype
+    ]  # L-BFGS stops at 1e-8 and 1e-5, through a condition of 100
     torch.testing.assert_close(b.grad, (a @ u[:, :, None])[:, :, 0], rtol=near, atol=near)
 
 
@@ -245,7 +254,7 @@ def test_a_saddle_that_a_search_runs_into_is_left_as_often_as_asked():
     v0 = torch.tensor([[0.3, 0.0], [-1.0, 0.7]], dtype=torch.float64)
     stays = minimise(two_wells, LBFGS(1e-9), v0, strength)
     assert bool(stays.converged.all())
-    torch.testing.assert_close(stays.value[0], torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(stays.value[0], torch.zeros(2, dtype=torch.float64), rtol=0, atol=STOP)
     left = minimise(two_wells, LBFGS(1e-9, escapes=1), v0, strength)
     assert bool(left.converged.all())
     torch.testing.assert_close(left.value[:, 1].abs(), torch.full((2,), 0.5**0.5, dtype=torch.float64))
@@ -268,8 +277,7 @@ def test_a_saddle_has_a_gradient_by_minres_and_is_counted():
         assert (solution.adjoint.indefinite, solution.adjoint.failed) == (1 - escapes, 0)
         # -1 over the second derivatives 2 a and -2 a, or 2 a and 4 a in a well.
         inverse = torch.tensor([[-1.0, expected[1]], [-0.25, -0.125]], dtype=torch.float64)
-        torch.testing.assert_close(c.grad[0], inverse[0], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(c.grad[1], inverse[1], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(c.grad, inverse, rtol=10 * STOP, atol=10 * STOP)  # third derivatives up to 24
 
 
 def test_implicit_differentiation_refuses_what_need_not_be_stationary():
@@ -319,7 +327,9 @@ def test_largest_curvature():
     args, v = quartic_args(), torch.full((4, 5), 0.5, dtype=torch.float64)
     h = args.a.mT @ args.a + torch.diag_embed(args.strength + 0.3 * v.square())
     found = largest_curvature(FunctionObjective(quartic), v, args, steps=300)
-    torch.testing.assert_close(found, torch.linalg.eigvalsh(h)[:, -1], rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        found, torch.linalg.eigvalsh(h)[:, -1], rtol=1e-4, atol=0
+    )  # the gap's share to the power of 600
 
 
 def test_largest_curvature_of_an_indefinite_hessian():
@@ -338,7 +348,7 @@ def test_lbfgs_takes_long_steps_where_the_curvature_is_negative():
     v0 = torch.tensor([[4.0, 0.0], [3.0, 2.0]], dtype=torch.float64)
     solution = minimise(well, LBFGS(1e-9, max_steps=60), v0, torch.zeros(2, dtype=torch.float64))
     assert bool(solution.converged.all())
-    torch.testing.assert_close(solution.value, torch.zeros(2, 2, dtype=torch.float64), rtol=0, atol=1e-6)
+    torch.testing.assert_close(solution.value, torch.zeros(2, 2, dtype=torch.float64), rtol=0, atol=STOP)
 
 
 @pytest.mark.parametrize("adjoint", [Implicit(), Unroll()], ids=["implicit", "unroll"])
