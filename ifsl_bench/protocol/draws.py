@@ -84,9 +84,9 @@ def distinct_of_few(words: Tensor, total: Tensor) -> Tensor:
         total: [...] the number of things to choose from.
     """
     targets = _targets(words, total).flatten(0, -2)  # [R, count]
-    places = torch.arange(int(total.max()), device=words.device).repeat(len(targets), 1)
+    places = torch.arange(int(total.max()), device=words.device, dtype=torch.int32).repeat(len(targets), 1)
     for i, target in enumerate(targets.split(1, 1)):
         pick = places.gather(1, target)
         places.scatter_(1, target, places[:, i : i + 1].clone())
         places[:, i : i + 1] = pick
-    return places[:, : words.shape[-1]].reshape(words.shape)
+    return places[:, : words.shape[-1]].long().reshape(words.shape)

@@ -39,6 +39,7 @@ class SessionCounts:
         queries: [n, T + 1] queries of the classes of each session.
         base_classes: K.
         ways: N.
+        state_bytes: what the method carries on after session T, beside the base classifier; None where nobody says.
     """
 
     hits: np.ndarray
@@ -47,6 +48,7 @@ class SessionCounts:
     queries: np.ndarray
     base_classes: int
     ways: int
+    state_bytes: int | None = None
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -55,6 +57,11 @@ class SessionCounts:
     def sessions(self) -> int:
         """T."""
         return self.queries.shape[1] - 1
+
+    @property
+    def bytes_per_class(self) -> float | None:
+        """Bytes of the state for each novel class."""
+        return None if self.state_bytes is None else self.state_bytes / (self.sessions * self.ways)
 
     @cached_property
     def _square(self) -> np.ndarray:
@@ -102,6 +109,7 @@ class SessionCounts:
             hits=np.where(columns == 0, first, 0),
             novel_as_base=novel,
             base_as_novel=np.zeros_like(novel),
+            state_bytes=0,
         )
 
     def compact(self) -> SessionCounts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,8 @@ def test_the_lazy_row_of_the_common_lists():
     assert cub.value("base")[0] == 100
     assert cub.value("novel_as_base")[0] == 100
     assert cub.value("base_as_novel")[0] == 0
+    assert cub.bytes_per_class == 0
+    assert replace(cub, state_bytes=100 * 2048).bytes_per_class == 2048, "one class mean of 512 numbers"
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="needs the published rows in ../shared/fscil")
