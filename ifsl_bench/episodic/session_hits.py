@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,11 +76,15 @@ def _counts(hits: Tensor, as_base: Tensor, session: Tensor, base_classes: int, w
     t, g = triangle_rows(sessions - 1)
     queries = groups.sum(1)
     met = torch.ones(sessions, sessions, device=hits.device).tril()[1:, 1:]
-    parts = {
-        "hits": summed[:, t, g],
-        "novel_as_base": (base_taken[:, 1:, 1:] * met).sum(2),
-        "base_as_novel": queries[:, :1] - base_taken[:, 1:, 0],
-        "queries": queries,
-    }
-    arrays = {name: part.to("cpu", torch.int64).numpy() for name, part in parts.items()}
-    return SessionCounts(**arrays, base_classes=base_classes, ways=ways).compact()
+
+    def array(part: Tensor) -> np.ndarray:
+        return part.to("cpu", torch.int64).numpy()
+
+    return SessionCounts(
+        hits=array(summed[:, t, g]),
+        novel_as_base=array((base_taken[:, 1:, 1:] * met).sum(2)),
+        base_as_novel=array(queries[:, :1] - base_taken[:, 1:, 0]),
+        queries=array(queries),
+        base_classes=base_classes,
+        ways=ways,
+    ).compact()
