@@ -5,20 +5,24 @@ Labels, titles and notes may be somebody else's text: HTML has them escaped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
+from ifsl_bench.board.columns import HEADINGS
 from ifsl_bench.board.data_frames import EPISODE, FACTS, data_frame, episodes, facts, line
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.board.table import Table
+from ifsl_bench.board.table import Table, plain_table
 from ifsl_bench.common.errors import one_line
 
 if TYPE_CHECKING:
     import pandas
 
 
+WHOLE = ' style="white-space: nowrap"'  # a number and its interval on one line
+OWN = ' style="font-weight: bold"'  # a row of the user's own
 MOST = 30  # rows that a notebook shows as text
 MOST_HTML = 200  # and as HTML: a page of all tasks, not all of somebody's results
 
@@ -81,6 +85,8 @@ def _html(table: Table[Any], most: int) -> str:
 
     cells = [[one_line(cell.text) for cell in row] for row in table.cells()[:most]]  # tabulate escapes them
     grid = tabulate(cells, table.headings(), "html", disable_numparse=True)
+    mine = iter([table.mine(row) for row in table.sorted_rows()])
+    grid = re.sub("<tr><td>", lambda _: f"<tr{OWN if next(mine) else ''}><td>", grid).replace("<td>", f"<td{WHOLE}>")
     notes = "".join(f"<br>{escape(one_line(note))}" for note in table.notes)
     lead = f"<p>{escape(one_line(table.lead))}</p>" if table.lead else ""
     title = f"<p><b>{escape(one_line(table.title))}</b></p>{lead}"
@@ -125,4 +131,18 @@ class Results(Sequence["Result"]):
         return "\n".join([f"{len(self)} result{'s' * (len(self) != 1)}", *shown, *more])
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(repr(self))}</pre>"
+        shown = _html(plain_table([_shown(result) for result in self]), MOST_HTML) if len(self) else "<p>no results</p>"
+        more = f"<p>... and {len(self) - MOST_HTML} more; to_pandas() has them all</p>" if len(self) > MOST_HTML else ""
+        return shown + more
+
+
+def _shown(result: Result) -> dict[str, str]:
+    """A result as a row of a notebook's table."""
+    values = {name: result.summary[name] for name in ("acc", "calibrated_acc", "delta") if name in result.summary}
+    return {
+        "task": result.task,
+        "method": result.label,
+        "seed": str(result.seed),
+        **{HEADINGS[name].text: f"{one['mean']:.2f} ± {one['interval']:.2f}" for name, one in values.items()},
+        "episodes": f"{len(result.episodes):,}",
+    }

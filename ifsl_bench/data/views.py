@@ -7,7 +7,8 @@ drawn, not the first ones, because files often list classes by kind.
 With novel classes of another data set, pretraining and meta-training see the first one alone, its novel/train included
 where it has one. The pools novel/val and novel/test are those of the second, so episodes of validation and testing have
 base queries of the one and novel classes of the other, as in the cross-domain setting of Chen et al. (ICLR 2019). Novel
-classes are called ``DATASET:CLASS``, so that classes of two data sets that have one name stay two.
+classes are called ``DATASET:CLASS``, so that classes of two data sets that have one name stay two. Grey images beside
+coloured ones get three equal channels.
 """
 
 from __future__ import annotations
@@ -128,10 +129,32 @@ class Crossed(Dataset):
     def pool(self, name: str) -> Pool:
         if name not in NOVEL:
             return self.base.pool(name)
-        return replace(self.novel.pool(name), classes=tuple(self.manifest["pools"][name]["classes"]))
+        pool = replace(self.novel.pool(name), classes=tuple(self.manifest["pools"][name]["classes"]))
+        if grey_beside_colour(self.base.shape, self.novel.shape):
+            return replace(pool, images=cast(np.ndarray, _Coloured(pool.images)))
+        return pool
 
     def check_images(self, pool: str) -> None:
         (self.novel if pool in NOVEL else self.base).check_images(pool)
+
+
+class _Coloured:
+    """Grey images [n, H, W, 1] with three equal channels, made when asked for."""
+
+    def __init__(self, images: np.ndarray) -> None:
+        self.images, self.shape = images, (*images.shape[:3], 3)
+        self.ndim, self.dtype = images.ndim, images.dtype
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, at: Any) -> np.ndarray:
+        return np.repeat(self.images[at], 3, -1)
+
+
+def grey_beside_colour(shape: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether ``other`` [H, W, C] is of grey images of the size of these coloured ones."""
+    return len(shape) == 3 and tuple(other) == (*shape[:2], 1) and shape[2] == 3
 
 
 def short(fingerprint: str) -> str:
@@ -147,7 +170,7 @@ def check_crossing(base: str, shape: Sequence[int], novel: str, other: Sequence[
         shape, other: of their images [H, W, C], or features [D].
         pools: that ``novel`` has.
     """
-    if tuple(shape) != tuple(other):
+    if tuple(shape) != tuple(other) and not grey_beside_colour(shape, other):
         sizes = ["x".join(map(str, one)) for one in (other, shape)]
         raise UserError(
             f"novel classes of {novel!r} do not fit base classes of {base!r}: {sizes[0]} beside {sizes[1]}; both need "
@@ -167,7 +190,11 @@ def crossed(base: Dataset, novel: Dataset) -> Crossed:
     pools, others = base.manifest["pools"], novel.manifest["pools"]
     check_crossing(base.name, base.shape, novel.name, novel.shape, others)
     taken = {
-        pool: {**others[pool], "classes": [f"{novel.name}:{name}" for name in others[pool]["classes"]]}
+        pool: {
+            **others[pool],
+            "shape": [*others[pool]["shape"][:1], *base.shape],
+            "classes": [f"{novel.name}:{name}" for name in others[pool]["classes"]],
+        }
         for pool in NOVEL
     }
     return Crossed(base.name, base.folder, {**base.manifest, "pools": {**pools, **taken}}, base, novel)

@@ -21,6 +21,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset, open_dataset
 from ifsl_bench.data.preparing.outline import ensure_of
+from ifsl_bench.data.views import crossed
 from ifsl_bench.data.writer import Writer, build
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.jobs.job import make_jobs
@@ -315,3 +316,28 @@ def test_a_task_file_may_name_it(tmp_path):
     bad = msgspec.structs.replace(task, novel_from="B b")
     with pytest.raises(UserError, match="novel_from 'B b'"):
         check_task(bad, "here")
+
+
+def test_grey_novel_classes_beside_coloured_base_classes_get_three_equal_channels(tmp_path):
+    home = Home.locate(tmp_path)
+    grey, colours = make(home, "beta"), np.random.default_rng(0)
+
+    def fill(writer: Writer) -> None:
+        for pool in POOLS:
+            labels, side = np.repeat(np.arange(5), 6), pool if pool.startswith("novel") else "base"
+            with writer.pool(pool, labels, tuple(f"{side} {i}" for i in range(5)), (16, 16, 3)) as images:
+                images[:] = colours.integers(0, 256, (30, 16, 16, 3))
+
+    colour = build(home.data / "gamma", "gamma", "made of noise", fill, {})
+    both = crossed(colour, grey)
+    for name in ("novel/val", "novel/test"):
+        pool, plain = both.pool(name), grey.pool(name)
+        assert pool.images.shape == (*plain.images.shape[:3], 3)
+        assert tuple(both.manifest["pools"][name]["shape"]) == pool.images.shape
+        rows = np.array([3, 0, 5])
+        for channel in range(3):
+            np.testing.assert_array_equal(pool.images[rows][..., channel], plain.images[rows][..., 0])
+        np.testing.assert_array_equal(pool.images[1:3].shape, (2, 16, 16, 3))
+    np.testing.assert_array_equal(both.pool("base/train").images, colour.pool("base/train").images)
+    with pytest.raises(UserError, match="16x16x3 beside 16x16x1"):
+        crossed(grey, colour)

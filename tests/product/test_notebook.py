@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -137,6 +138,21 @@ def test_what_a_row_lacks_changes_no_type(pandas):
     assert [str(kind) for kind in frame.dtypes] == ["boolean", "Int64", "object"]
     assert (frame["a"][0], frame["b"][0], frame["c"][0]) == (True, 1, 1 << 70)
     assert frame.isna().iloc[1].all()
+
+
+def test_html_keeps_intervals_on_one_line_marks_own_rows_and_shows_results_as_a_table(one_seed_of_mine):
+    shown = ifsl_bench.table(TASK)._repr_html_()
+    rows = re.findall(r'<tr( style="font-weight: bold")?>(<td.*?)</tr>', shown)
+    assert len(rows) == len(ifsl_bench.table(TASK))
+    for bold, row in rows:
+        assert row.count("<td") == row.count('<td style="white-space: nowrap">')
+        assert bool(bold) == ("yours" in row)
+    results = ifsl_bench.load("lr (stored)", TASK)
+    table = results._repr_html_()
+    assert table.count("<tr>") == 1 + len(results)
+    for result in results:
+        assert f"{result.summary['acc']['mean']:.2f} ± {result.summary['acc']['interval']:.2f}" in table
+    assert "no results" in results[:0]._repr_html_()
 
 
 def test_a_result_that_somebody_changes_is_as_it_was_when_it_is_loaded_again():
