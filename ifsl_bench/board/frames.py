@@ -89,8 +89,9 @@ def _html(table: Table[Any], most: int) -> str:
     grid = re.sub("<tr><td>", lambda _: f"<tr{OWN if next(mine) else ''}><td>", grid).replace("<td>", f"<td{WHOLE}>")
     notes = "".join(f"<br>{escape(one_line(note))}" for note in table.notes)
     lead = f"<p>{escape(one_line(table.lead))}</p>" if table.lead else ""
-    title = f"<p><b>{escape(one_line(table.title))}</b></p>{lead}"
-    return f"{title}{grid}<p><small>{notes.removeprefix('<br>')}</small></p>"
+    title = f"<p><b>{escape(one_line(table.title))}</b></p>" if table.title else ""
+    below = f"<p><small>{notes.removeprefix('<br>')}</small></p>" if notes else ""
+    return f"{title}{lead}{grid}{below}"
 
 
 class Results(Sequence["Result"]):
