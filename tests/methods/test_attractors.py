@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,13 +21,8 @@ from ifsl_bench.plugin.options import check_method
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.solve import LBFGS, measured
 from ifsl_bench.solve.tree import tree_map
+from tests.methods import test_methods_contract as contract
 from tests.tolerances import rounding
-
-_spec = importlib.util.spec_from_file_location("contract", Path(__file__).parent / "test_methods_contract.py")
-assert _spec is not None
-assert _spec.loader is not None
-contract = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(contract)
 
 D, K, N = 64, 12, 5  # of the stored episodes
 CLASSES = {"static": StaticAttractor, "attn": Attractor}

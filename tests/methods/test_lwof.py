@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,12 +12,7 @@ from ifsl_bench.methods.lwof import LwoF
 from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
-
-_spec = importlib.util.spec_from_file_location("contract", Path(__file__).parent / "test_methods_contract.py")
-assert _spec is not None
-assert _spec.loader is not None
-contract = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(contract)
+from tests.methods import test_methods_contract as contract
 
 
 class Theirs(LwoF):

@@ -6,10 +6,8 @@ methods to what no stored case has: 1 shot, hidden base classes, other decays, g
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,13 +22,8 @@ from ifsl_bench.methods.static_attractor import StaticAttractor
 from torch import Tensor
 
 from ifsl_bench.plugin.method import Base, Query, Support, masked_logits
+from tests.methods import test_attractors as stored
 from tests.tolerances import rounding
-
-_spec = importlib.util.spec_from_file_location("stored", Path(__file__).parent / "test_attractors.py")
-assert _spec is not None
-assert _spec.loader is not None
-stored = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(stored)
 
 FORMULA = rounding(torch.float64, 25 * 64 * 3)  # sums over 25 rows of 64 features, in three layers
 N, UNITS = 5, 40
