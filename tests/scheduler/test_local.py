@@ -159,14 +159,12 @@ LONG = ["--method", "lwof", "--task", TASKS, "--train", "steps=4000", "--device"
 
 @pytest.mark.slow("workers are started four times, and train for a while")
 @pytest.mark.skipif(os.name != "posix", reason="signals of POSIX")
-def test_ctrl_c_and_the_death_of_the_parent_end_all_workers_and_lose_no_checkpoint(mine, call, patience):
+def test_ctrl_c_and_the_death_of_the_parent_end_all_workers_and_lose_no_checkpoint(mine, call):
     process = start(*LONG)
     workers = children(process, 2)
     wait_for_checkpoints(mine / "home", 2)
-    begun = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the parent and its workers hear it
     _, err = process.communicate(timeout=30)
-    assert time.monotonic() - begun < patience(15)  # a second or two, where nothing else runs
     assert process.returncode == 130
     assert err.splitlines()[-1] == "ifsl-bench: interrupted; the same command goes on from where it stopped"
     assert "Traceback" not in err
