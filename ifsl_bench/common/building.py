@@ -130,9 +130,9 @@ def whole(folder: Path, read: Callable[[], T]) -> T:
             except (CorruptFile, Stale, FileNotFoundError) as error:
                 failed = error
             same = _identity(folder) == before
-        if same:
-            if failed is not None:
-                raise failed
+        if same and failed is not None:
+            raise failed
+        if same and before is not None:  # else it was read between two moments without a folder
             return cast(T, found)
     raise UserError(f"{folder} changes faster than it can be read: other processes write it; end them")
 
