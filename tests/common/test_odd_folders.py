@@ -81,8 +81,8 @@ def test_a_complete_cache_wants_no_lock(here, monkeypatch):
         "backbone.pretrain",
         "backbone.features",
         "data.preparing.prepare",
-        "running.stages",
-        "running.stored",
+        "jobs.training",
+        "store.stored",
     ):
         monkeypatch.setattr(f"ifsl_bench.{room}.locked", refuse)
     run(here)
