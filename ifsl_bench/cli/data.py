@@ -55,7 +55,6 @@ def data_list(home: str | None, style: str) -> None:
         "ifsl-bench data prepare tiny --from tiny-imagenet-200.zip",
         "ifsl-bench data prepare cifar-fs --download",
         "ifsl-bench data prepare birds --from photographs/ --split birds.csv",
-        "ifsl-bench data prepare mine --from features/",
     ),
 )
 @click.argument("name", shell_complete=complete_data)

@@ -54,8 +54,8 @@ def _list(style: str) -> None:
         rows = [{name: row[name] for name in shown} for row in rows]
     show_tables([plain_table(rows, fold={"what": 48}, drop=("paper", "package", "trained"))], style)
     if style in READERS:
-        for name, shorthands in shorthands_of().items():
-            say(f"\n{name} is {' or '.join(shorthands)}, by its options", style)
+        named = "; ".join(f"{name} is {' or '.join(also)}" for name, also in shorthands_of().items())
+        say(f"\nBy options: {named}", style)
         say("\nDetails of a method: ifsl-bench methods NAME", style)
 
 

@@ -44,7 +44,7 @@ def test_a_stored_choice_is_inside_what_was_tried_or_marked_below_the_table(name
         (label, name)
         for note in notes
         if note.startswith("Chosen at an end")
-        for label, names in re.findall(r"(\S+) \(([^)]+)\)", note)
+        for label, names in re.findall(r"(\S+): ([^;]+)[;.]", note.partition("beyond. ")[2])
         for name in names.split(", ")
     }
     earlier = {
