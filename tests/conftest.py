@@ -63,7 +63,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"{len(slow)} tests are marked slow, at most {MOST_SLOW} may be")
     # Workers begin with stretches of this list. Those that compile kernels are one stretch: a worker beside it that
     # needed the same ones would compile them too. Slow ones come early, or a worker would wait for the last of them.
-    items.sort(key=lambda item: (not item.nodeid.startswith(COMPILING), item.get_closest_marker("slow") is None))
+    items.sort(key=lambda item: (not item.nodeid.startswith(COMPILING), not [*item.iter_markers("slow")]))
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,7 @@ def test_its_commands_run_on_a_small_task(site, clusters):
     assert rows.keys() >= {"proto-imaml", "proto-rbp"}
     assert {"cosine", "yes"} <= set(rows["proto-imaml"]), "its head, and that it is meta-trained"
     assert "proto-imaml.train.steps=20: provisional (1 seed)" in ran
-    assert "A = proto-imaml.train.steps=20, B = imprint" in compared
+    assert "A = proto-imaml.train.steps=20 (yours), B = imprint (yours)" in compared
 
     folder = clusters / "home" / "results" / "clusters-5shot"
     names = {p.name.removesuffix(".seed-0.json") for p in folder.iterdir()}

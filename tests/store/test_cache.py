@@ -102,7 +102,7 @@ def test_what_is_used_says_so_without_access_times(root):
     }
     assert after
     unused = [path.parent.name for path, used in after.items() if used < time.time() - 3600]
-    assert unused == ["trained"], "the model of another setting"
+    assert unused in ([], ["trained"]), "the model of another setting, unless that is tried on test episodes"
 
 
 def test_what_is_left_over_goes_where_nothing_is_chosen(prune, root):
