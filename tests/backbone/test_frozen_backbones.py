@@ -180,6 +180,7 @@ def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home
     assert centred.key != raw.key
     bank = np.load(home.features / raw.features_key / "base-train" / "features.npy")
     assert bank.mean() > 0, "of a ReLU"
+    # kept as float32, of float64 sums in another order
     np.testing.assert_allclose(centred.mean, bank.mean(0, dtype=np.float64), rtol=1e-6)
     assert raw.mean is None
     assert (centred.entry()["centre"], raw.entry()["centre"]) == ("mean", "none")
@@ -189,6 +190,7 @@ def test_features_of_a_frozen_backbone_are_centred_unless_the_task_says_not(home
     moments = Moments.of(bank, pool.starts)
     base = base_classifier(centred, moments)
     seen = feature_pool(bank, pool, base, CPU, centred.mean)
+    # float32 means lose the number of images times eps
     torch.testing.assert_close(seen.features.mean(0), torch.zeros(bank.shape[1]), rtol=0, atol=1e-5)
     of_class = torch.stack([seen.features[a:b].mean(0) for a, b in itertools.pairwise(pool.starts)])
     torch.testing.assert_close(base.prototypes, of_class, rtol=1e-4, atol=1e-5)
@@ -262,6 +264,7 @@ def test_torchvisions_features_are_what_its_classifier_takes(home):
     with torch.no_grad():
         theirs = network(zoo.ResNet18_Weights.IMAGENET1K_V1.transforms()(images))
         ours = network.fc(made.network(made.normalise(images.permute(0, 2, 3, 1))))
+    # float32 sums of up to 4,608 terms (512 channels of 3x3), in another layout of memory
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
     assert made.entry()["pretrained_on"] == ["imagenet-1k"]
 
@@ -287,6 +290,7 @@ def test_the_linear_classifier_is_the_minimum_that_scikit_learn_finds():
     assert said["converged"]
     with torch.no_grad():
         p = head(torch.from_numpy(rows)).softmax(1).numpy()
+    # where the solver stops: a gradient of 1e-5, over the curvature that the decay gives, 5e-3
     np.testing.assert_allclose(p, theirs.predict_proba(rows.astype(np.float64)), atol=2e-3)
 
 
@@ -306,7 +310,9 @@ def test_the_cosine_classifier_fits_what_can_be_told_apart():
 
     scale = head.scale.item()
     slope = (value(scale + 1e-3) - value(scale - 1e-3)) / 2e-3
+    # the solver stops at a gradient of 1e-5, and differences over 1e-3 are off by about 1e-6
     assert abs(slope + 5e-4 * scale) < 2e-5, "decay holds the temperature"
+    # float32 sums over 150 images, of a loss of order one
     assert abs(value(scale) + 5e-4 * scale**2 / 2 - said["loss"]) < 1e-4
 
 

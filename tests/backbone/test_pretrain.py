@@ -144,6 +144,7 @@ def test_first_step_is_plain_sgd_with_weight_decay_on_matrices(frozen, tmp_path)
     probability = F.softmax(x @ weight.T + bias, -1) - F.one_hot(y, len(pool.classes))
     expected = weight - 0.05 * (probability.T @ x / len(y) + 0.1 * weight)
     half = 2.0**-11  # of a value, by which rounding moves it at most
+    # atol: float32 sums over all images of a step
     torch.testing.assert_close(trainer.head.weight.double(), expected, atol=1e-5, rtol=half)
     torch.testing.assert_close(trainer.head.bias.double(), bias - 0.05 * probability.mean(0), atol=1e-6, rtol=half)
 
@@ -166,6 +167,7 @@ def test_finished_weights_are_half_precision_and_accuracy_is_theirs(few):
     images = torch.from_numpy(np.array(dataset.pool("base/val").images))
     with torch.inference_mode():
         hits = made.head(made.network(made.normalise(images))).argmax(1).numpy() == dataset.pool("base/val").labels
+    # two images whose logits tie up to rounding, in batches of another size
     assert made.info["accuracy"]["base/val"] == pytest.approx(hits.mean(), abs=2 / len(hits))
 
 
@@ -230,6 +232,7 @@ def test_damaged_checkpoint_is_named_and_made_again(frozen, damage):
     assert first.key in log.getvalue()
     assert "starts anew" in log.getvalue()
     assert again.info["finished"]
+    # half-precision weights between 1 and 2 are 0.001 apart; a training again rounds in another order
     torch.testing.assert_close(again.head.weight, first.head.weight, rtol=0, atol=1e-3)
     assert len(list(home.pretrained.glob("*.corrupt-0"))) == 1
 

@@ -40,6 +40,7 @@ def test_bank_holds_the_networks_outputs(few):
     with torch.no_grad():
         images = (torch.from_numpy(pool.images[rows]).float() / 255 - 0.5) / 0.25
         expected = pretrained.network(images.permute(0, 3, 1, 2))
+    # float32 sums of up to 1,728 terms (192 channels of 3x3), in another order in a batch of another size
     np.testing.assert_allclose(bank[rows], expected.numpy(), atol=2e-4)
 
 
@@ -93,6 +94,7 @@ def test_base_prototypes_are_class_means(few):
     pool = dataset.pool("base/train")
     base = base_classifier(pretrained, Moments.of(bank, pool.starts))
     for k in (0, 50, 99):
+        # a float32 mean of some hundred images: their number times eps
         np.testing.assert_allclose(base.prototypes[k], bank[pool.labels == k].mean(0), rtol=1e-4, atol=1e-5)
     assert torch.equal(base.weight, pretrained.head.weight)
     assert base.scale == 1.0
@@ -106,6 +108,7 @@ def test_base_covariance_is_that_of_images_about_their_class_means_and_is_kept(f
     first = class_moments(folder, bank, pool.starts, LogReporter(log))
     labels = np.asarray(pool.labels)
     apart = np.concatenate([bank[labels == k] - bank[labels == k].mean(0, dtype=np.float64) for k in range(100)])
+    # float64 sums over all images, which lose their number times eps, and a hundred times that where terms cancel
     np.testing.assert_allclose(first.covariance, np.cov(apart, rowvar=False, bias=True), rtol=1e-9, atol=1e-12)
     np.testing.assert_array_equal(first.counts, np.bincount(labels))
     base = base_classifier(pretrained, first)
@@ -143,6 +146,7 @@ def test_loader_gathers_the_right_rows_and_logits(few):
     )
     np.testing.assert_array_equal(batch.query.features, expected)
     logits = batch.query.features @ base.weight.T + base.bias
+    # float32 sums of 256 terms, in another order in a product of another size
     torch.testing.assert_close(batch.query.base_logits, logits, atol=1e-4, rtol=1e-4)
     logits = batch.support.features @ base.weight.T + base.bias
     torch.testing.assert_close(batch.support.base_logits, logits, atol=1e-4, rtol=1e-4)

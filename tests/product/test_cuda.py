@@ -61,6 +61,7 @@ def test_every_method_gives_the_answers_and_gradients_of_the_cpu(name, options, 
     searches = any(key.startswith("solver_") for key in prediction.statistics)
     assert not differs(Asked(name, ours, support, query, support.hidden, searches), answers[1], answers[0])
     if gradients:
+        # without a search: float32 sums forward and backward, in another order
         close = F.cosine_similarity(*gradients, dim=0)
         assert close > 0.98 if searches else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
 
@@ -195,6 +196,7 @@ def test_pretraining_in_float32_and_features_are_those_of_the_cpu(glyph_home, mo
         )
     (ours, bank), (theirs, other_bank) = found
     for a, b in zip(ours.network.state_dict().values(), theirs.network.state_dict().values(), strict=True):
+        # float32 rounding that the steps of a pretraining amplify, on another processor
         torch.testing.assert_close(a, b.cpu(), rtol=1e-2, atol=1e-3)
     np.testing.assert_allclose(bank, other_bank, rtol=1e-2, atol=1e-2)
 
@@ -238,4 +240,5 @@ def test_features_are_those_of_the_cpu_to_all_digits_of_float32(glyph_features_h
     there = pretrain(home, task, dataset, "linear", 0, DEVICE, Reporter())  # the same weights, from the cache
     blocks = _forward(task, there, dataset.pool("base/val"), DEVICE, 1)
     theirs = np.concatenate(list(blocks))
+    # float32 through one network: a hundred eps; TF32 would lose 5e-4
     assert np.abs(ours - theirs).max() < 1e-5 * np.abs(ours).max()

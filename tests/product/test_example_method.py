@@ -213,6 +213,7 @@ def reference(parameters: dict[str, float], base: Base, support: Support, query:
 
     found = optimize.minimize(loss, centres.ravel(), jac=True, method="BFGS", options={"gtol": 1e-7})
     flat = optimize.root(lambda flat: loss(flat)[1], found.x, tol=1e-14).x
+    # a root in float64: rounding of sums of some hundred terms
     assert np.abs(loss(flat)[1]).max() < 1e-12
     v = flat.reshape(N, D)
     return np.concatenate([base.scale * q @ w.T - parameters["margin"], q @ v.T], 1)
@@ -233,6 +234,7 @@ def test_logits_are_those_of_the_minimum(example):
         assert not prediction.statistics["solver_unconverged"].any()
         for episode in range(E):
             expected = torch.from_numpy(reference(PARAMETERS, base, support, query, episode))
+            # where the solver of the method stops
             torch.testing.assert_close(prediction.logits[episode].detach(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -255,6 +257,7 @@ def test_implicit_gradients_are_finite_differences(example):
         found[gradient] = {name: float(parameter.grad) for name, parameter in method.named_parameters()}
     for name, value in PARAMETERS.items():
         ends = [loss({**PARAMETERS, name: value + step}) for step in (-1e-3, 1e-3)]
+        # central differences over 1e-3 are off by its square, times a third derivative
         assert found["implicit"][name] == pytest.approx((ends[1] - ends[0]) / 2e-3, rel=1e-4), name
     assert found["rbp"]["log_length"] != pytest.approx(found["implicit"]["log_length"], rel=1e-2), "truncated, damped"
 

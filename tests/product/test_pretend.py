@@ -279,6 +279,7 @@ def test_every_method_gives_the_same_answers_and_gradients(name, options):
     asked = Asked(name, ours, support, query, support.hidden, searches)
     assert not differs(asked, answers[1], answers[0])
     if gradients:
+        # without a search: float32 sums forward and backward, in another order
         close = F.cosine_similarity(*gradients, dim=0)  # of a minimum that is not convex, found by another rounding
         assert close > 0.98 if searches else torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
 
@@ -406,6 +407,7 @@ def test_meta_training_gives_the_same_parameters(here, name):
                 steps = {k: v for k, v in counts.waits.items() if "meta_training.py" in k or "loader" in k}
                 assert sum(steps.values()) <= 2 * 2 + 6, steps
     for key, value in found[0].items():
+        # float32 rounding that a few steps of training amplify
         torch.testing.assert_close(found[1][key], value, rtol=1e-3, atol=1e-5)
 
 
@@ -502,6 +504,7 @@ def test_pretraining_and_features_are_those_of_the_cpu(glyph_home, monkeypatch):
             assert bool(counts.launches) == (device == DEVICE)
     (ours, bank), (theirs, other_bank) = found
     for a, b in zip(ours, theirs, strict=True):
+        # float32 rounding that a few steps of pretraining amplify
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(bank, other_bank, rtol=1e-3, atol=1e-3)
 
