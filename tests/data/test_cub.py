@@ -77,7 +77,7 @@ def archive(tmp_path_factory) -> Path:
 def unpacked(archive, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
+        packed.extractall(folder)
     return folder / "CUB_200_2011"
 
 
