@@ -35,6 +35,7 @@ html_theme = "furo"
 html_title = f"ifsl_bench {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["manual.css"]
+html_search_scorer = str(DOCS / "search_scores.js")
 html_copy_source = False
 html_show_sphinx = False
 html_math_renderer = "mathml"  # MathJax, the default, would be loaded from a network
@@ -75,15 +76,21 @@ def _read(app: Any, page: str, source: list[str]) -> None:
     source[0] = _inward(text)
 
 
-def _keep_numbers_whole(_: Any, document: Any, __: str) -> None:
-    """In a table a number stays on one line with its ±."""
+NAME = 24  # the longest name that a table keeps on one line; what is longer is a command, a path or a checksum
+
+
+def _keep_whole(_: Any, document: Any, __: str) -> None:
+    """In a table a number stays on one line with its ±, and a short name too."""
     for entry in document.findall(nodes.entry):
         for text in list(entry.findall(nodes.Text)):
             if " ± " in text:
                 text.parent.replace(text, nodes.Text(text.replace(" ± ", "\u00a0±\u00a0")))
+        for code in entry.findall(nodes.literal):
+            if len(code.astext()) <= NAME:
+                code["classes"].append("name")
 
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("source-read", _read)
-    app.connect("doctree-resolved", _keep_numbers_whole)
+    app.connect("doctree-resolved", _keep_whole)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

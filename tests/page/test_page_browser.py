@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,26 +18,11 @@ from ifsl_bench.page.html import page_html
 from ifsl_bench.protocol.task_files import find, packaged
 from tests.page.test_page import HOSTILE, TASK, made, write_results
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 OTHER = "mini-1shot"
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]  # for root, and for containers
 MOST_BYTES, MOST_SECONDS = 3_000_000, 2.0
 SIZES = {"desk": (1280, 900), "telephone": (400, 800)}
 
 pytestmark = pytest.mark.slow("a browser beside the tests")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="Playwright is not installed: pip install playwright"
-    )
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed: apt install chromium")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

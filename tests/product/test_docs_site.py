@@ -10,7 +10,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 import pytest
@@ -131,6 +131,42 @@ def test_numbers_in_tables_stay_on_one_line_with_their_interval(site):
     cells = re.findall(r"<td>(.*?)</td>", text, re.DOTALL)
     assert sum("\u00a0±\u00a0" in cell for cell in cells) > 500
     assert not any(re.search(r"\d ± \d", cell) for cell in cells)
+
+
+@BUILT
+@pytest.mark.parametrize("width", [1280, 1440])
+def test_no_table_or_formula_is_cut_on_a_desk(site, read, chromium, width):
+    page = chromium.new_page(viewport={"width": width, "height": 900})
+    wide = "[...document.querySelectorAll('.table-wrapper, .formula')].map(box => box.scrollWidth - box.clientWidth)"
+    boxes, cut = 0, {}
+    for path in [path for path in read if path.name != "leaderboard.html"]:
+        page.goto(path.as_uri())
+        beyond = page.evaluate(wide)
+        boxes += len(beyond)
+        if max(beyond, default=0) > 0 or page.evaluate("document.documentElement.scrollWidth") > width:
+            cut[path.name] = beyond
+    page.close()
+    assert cut == {}
+    assert boxes > 100
+
+
+@BUILT
+@pytest.mark.parametrize(
+    ("question", "first"),
+    [
+        ("own images", "data.html#your-own-images"),
+        ("own features", "data.html#your-own-features"),
+        ("own method", "tutorial.html#your-own-method"),
+        ("cluster", "cluster.html"),
+        ("figure", "figures.html"),
+    ],
+)
+def test_the_search_finds_the_page_that_is_about_it_first(site, chromium, question, first):
+    page = chromium.new_page()
+    page.goto(f"{(site / 'search.html').as_uri()}?q={quote(question)}")
+    link = page.locator("ul.search > li > a").first
+    assert re.sub(r"\?[^#]*", "", link.get_attribute("href") or "") == first
+    page.close()
 
 
 @BUILT
