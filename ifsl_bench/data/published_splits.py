@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.source import Count, Counts, Import
+from ifsl_bench.data.source import Count, Counts, DatasetSource, Import
 
-Groups = Mapping[str, Sequence[object]]  # class -> its images, in whatever way they are named
 Image = TypeVar("Image")
+Pools = dict[str, dict[str, Sequence[Image]]]  # pool -> class -> images
 LISTED = 3  # missing images that a message names
 
 
@@ -59,6 +59,21 @@ def held_out(images: Sequence[Image], salt: str) -> dict[str, list[Image]]:
     return {pool: [images[i] for i in sorted(part)] for pool, part in parts.items()}
 
 
+def divided(classes: Mapping[str, Sequence[Image]], sides: Mapping[str, str], salt: str) -> Pools[Image]:
+    """Pool -> class -> images: of the classes on the side train drawn by :func:`held_out`, of the others whole.
+
+    Args:
+        sides: class -> train, val or test.
+        salt: what the draw depends on beside the name of a class.
+    """
+    pools: Pools[Image] = {pool: {} for pool in ("base/train", "base/val", "base/test", "novel/val", "novel/test")}
+    for name, images in classes.items():
+        whole = {f"novel/{sides[name]}": images}
+        for pool, part in (held_out(images, f"{salt}:{name}") if sides[name] == "train" else whole).items():
+            pools[pool][name] = part
+    return pools
+
+
 def report_missing(to: Import, missing: Sequence[str], what: str) -> None:
     """Says that some images of a list are missing, and names the first.
 
@@ -77,7 +92,7 @@ def report_missing(to: Import, missing: Sequence[str], what: str) -> None:
     to.reporter.warn(f"{len(missing):,} images are missing: {named}")
 
 
-def check_pools(to: Import, what: str, expected: Counts, pools: dict[str, dict[str, Sequence[Image]]]) -> None:
+def check_pools(to: Import, what: str, expected: Counts, pools: Pools[Image]) -> None:
     """Sorts each pool's classes by name, drops those that cannot be used, and compares the rest with what should be.
 
     A class without images is dropped, and one of the base classes that any of the three base pools lacks.
@@ -93,3 +108,23 @@ def check_pools(to: Import, what: str, expected: Counts, pools: dict[str, dict[s
     to.check_counts(what, expected, {p: Count(len(g), sum(map(len, g.values()))) for p, g in pools.items()})
     if empty := [pool for pool in expected if not pools[pool]]:
         raise UserError(f"{to.origin} has no images of {what} for {', '.join(empty)}; nothing can be made of it")
+
+
+class PublishedData(DatasetSource):
+    """A data set whose classes and images are published.
+
+    Attributes:
+        shape: (H, W, C) of an image.
+        counts: classes and images of each pool.
+        lists: the packaged files that say which image is for what; the recipe changes with them.
+    """
+
+    shape: ClassVar[tuple[int, int, int]]
+    counts: ClassVar[Counts]
+    lists: ClassVar[Sequence[str]] = ()
+
+    def recipe(self) -> str:
+        return ", ".join([self.name, "1", *([digest(*self.lists)] if self.lists else [])])
+
+    def outline(self) -> tuple[tuple[int, ...], Counts]:
+        return self.shape, self.counts

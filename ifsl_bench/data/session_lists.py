@@ -9,10 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.published_splits import shuffled
-from ifsl_bench.data.source import DatasetSource
+from ifsl_bench.data.published_splits import Image, Pools, PublishedData, shuffled
+from ifsl_bench.data.source import Count
 
 SESSION_POOLS = ("base/train", "base/val", "base/test", "novel/support", "novel/test")
+HELD_OUT = 50  # training images of a base class in base/val, of the 500 in CIFAR-100 and mini-ImageNet
+COUNTS_60_40 = {  # of both data sets: 60 base and 40 novel classes
+    "base/train": Count(60, 60 * 450),
+    "base/val": Count(60, 60 * HELD_OUT),
+    "base/test": Count(60, 60 * 100),
+    "novel/support": Count(40, 40 * 500),
+    "novel/test": Count(40, 40 * 100),
+}
 
 
 @dataclass(frozen=True)
@@ -63,23 +71,31 @@ class SessionList:
             images[row.test].setdefault(row.name, []).append(row.image)
         return cls(sessions, images[False], images[True])
 
-    def pools(self, others: Mapping[str, Sequence[str]], held_out: int, salt: str) -> dict[str, dict[str, list[str]]]:
+    def pools(self, images: Mapping[str, Mapping[str, Image]], held_out: int, salt: str) -> Pools[Image]:
         """Pool -> class -> images, in the list's order.
 
         Args:
-            others: class -> images that the list does not name; of novel classes they follow the listed supports.
+            images: class -> name in the list -> image, of all that are there. Those of novel classes that the list does
+                not name follow the listed supports.
             held_out: so many training images of each base class are base/val, drawn by a hash of ``salt`` and class.
         """
-        pools: dict[str, dict[str, list[str]]] = {pool: {} for pool in SESSION_POOLS}
+        pools: Pools[Image] = {pool: {} for pool in SESSION_POOLS}
         for name, session in self.sessions.items():
-            train, side = self.train.get(name, ()), "novel" if session else "base"
-            pools[f"{side}/test"][name] = list(self.test.get(name, ()))
+            train, test, present = self.train.get(name, ()), self.test.get(name, ()), images.get(name, {})
+            drawn = set() if session else set(shuffled(train, f"{salt}:{name}")[:held_out])
+            parts = {
+                "base/train": [image for image in train if image not in drawn],
+                "base/val": [image for image in train if image in drawn],
+                "base/test": test,
+            }
             if session:
-                pools["novel/support"][name] = [*train, *others.get(name, ())]
-            else:
-                out = set(shuffled(train, f"{salt}:{name}")[:held_out])
-                pools["base/train"][name] = [image for image in train if image not in out]
-                pools["base/val"][name] = [image for image in train if image in out]
+                listed = {*train, *test}
+                parts = {
+                    "novel/support": [*train, *(image for image in present if image not in listed)],
+                    "novel/test": test,
+                }
+            for pool, part in parts.items():
+                pools[pool][name] = [present[image] for image in part if image in present]
         return pools
 
 
@@ -89,7 +105,7 @@ def order_of(sessions: Mapping[str, int], classes: Sequence[str]) -> np.ndarray:
     return np.array([classes.index(name) for name in novel], np.int64)
 
 
-class SessionSource(DatasetSource):
+class SessionSource(PublishedData):
     """A data set whose classes come in the sessions of a published list."""
 
     @abstractmethod

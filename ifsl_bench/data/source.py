@@ -147,7 +147,6 @@ class DatasetSource(ABC):
         own: whether it is the user's own, with settings in place of a recipe and with tasks made for it.
         forms: what it can be made from, the likeliest first.
         object_forms: objects of other libraries that it can be made from.
-        address: where :meth:`fetch` gets its files from; "" where a user has to get them.
     """
 
     name: str
@@ -156,19 +155,6 @@ class DatasetSource(ABC):
     own: ClassVar[bool] = False
     forms: Sequence[Form] = ()
     object_forms: Sequence[ObjectForm] = ()
-
-    @property
-    def address(self) -> str:
-        return ""
-
-    def fetch(self, folder: Path) -> Path:
-        """Gets the archive that it is made from into a folder, and checks it.
-
-        Raises:
-            OSError: it cannot be reached.
-            RuntimeError: what came has another checksum.
-        """
-        raise NotImplementedError(f"{self.name} has no address")
 
     @abstractmethod
     def recipe(self) -> str:
@@ -208,6 +194,24 @@ class DatasetSource(ABC):
     def details(self, dataset: Dataset) -> list[tuple[str, list[dict[str, object]]]]:
         """Further tables (title, rows) for ``ifsl-bench data stats``."""
         return []
+
+
+class Downloadable(DatasetSource):
+    """A data set whose archive may be downloaded by a program."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """Where :meth:`fetch` gets the archive."""
+
+    @abstractmethod
+    def fetch(self, folder: Path) -> Path:
+        """Gets the archive into a folder and checks it.
+
+        Raises:
+            OSError: it cannot be reached.
+            RuntimeError: what came has another checksum.
+        """
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, rows
 from ifsl_bench.data.registered import dataset_source
-from ifsl_bench.data.session_lists import ListedImage, SessionList, SessionSource, order_of
+from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionList, SessionSource, order_of
 from ifsl_bench.data.sets import cifar_sessions, cub_sessions
 
 SHARED = Path(__file__).parents[3] / "shared" / "fscil"
@@ -102,7 +102,7 @@ def test_cifars_pools_are_those_of_the_list(kind, home, tmp_path, cifar, packed,
     path = path if kind == "folder" else packed(path, kind)
     dataset = prepare(home, "cifar100-sessions", path, False, messages, allow_partial=True)
     assert dataset.partial
-    pools = {name: dataset.pool(name) for name in cifar_sessions.COUNTS}
+    pools = {name: dataset.pool(name) for name in COUNTS_60_40}
     for label, name in enumerate(NAMES):
         listed = [int(row["index"]) for row in CIFAR if row["role"] == "train" and int(row["index"]) < TRAIN]
         mine = [i for i in listed if cifar["train"][i] == label]

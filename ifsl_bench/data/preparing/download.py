@@ -14,7 +14,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import command, prepared
-from ifsl_bench.data.source import DatasetSource
+from ifsl_bench.data.source import Downloadable
 from ifsl_bench.plugin import registry
 
 
@@ -24,14 +24,14 @@ def fetched_before(home: Home, name: str) -> Dataset | None:
     return prepared(home, name)
 
 
-def _source(name: str) -> DatasetSource:
+def _source(name: str) -> Downloadable:
     known = registry.names(registry.DATASETS)
     if name not in known:
         raise unknown("data set", name, known, see="ifsl-bench data list")
     source = registered.dataset_source(name)
     if not source.needs_source:
         raise UserError(f"data set {name!r} needs no files: leave --download out")
-    if not source.address:
+    if not isinstance(source, Downloadable):
         raise UserError(f"data set {name!r} has to be got by hand, docs/data.md says where; then: {command(name)}")
     return source
 

@@ -17,10 +17,10 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import ListItem, note_duplicates
 from ifsl_bench.data.pickle_pools import copy_rows, integers, load_dict, opened, text
-from ifsl_bench.data.published_splits import check_pools, columns, digest, held_out
+from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided
 from ifsl_bench.data.read.archive import Entry, FileTree, some
 from ifsl_bench.data.read.stored_array import StoredArray
-from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import
+from ifsl_bench.data.source import Count, Downloadable, Form, Import
 
 CLASSES = "cifar-fs.csv"
 SHAPE = (32, 32, 3)
@@ -88,15 +88,9 @@ class Cifar100(Form):
         self, to: Import, names: Sequence[str], train: np.ndarray, test: np.ndarray
     ) -> dict[str, dict[str, Sequence[int]]]:
         """Pool -> class -> rows of both files, one after the other; ``names`` are those of their labels."""
-        found = np.concatenate([train, test])
-        pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
-        for label, name in enumerate(names):
-            rows = np.flatnonzero(found == label).tolist()
-            if sides()[name] == "train":
-                for pool, part in held_out(rows, f"cifar-fs:{name}").items():
-                    pools[pool][name] = part
-            else:
-                pools[f"novel/{sides()[name]}"][name] = rows
+        labels = np.concatenate([train, test])
+        rows = {name: np.flatnonzero(labels == label).tolist() for label, name in enumerate(names)}
+        pools: dict[str, dict[str, Sequence[int]]] = divided(rows, sides(), "cifar-fs")
         check_pools(to, "CIFAR-FS", COUNTS, pools)
         return pools
 
@@ -184,12 +178,13 @@ def _named(
     return {pool: {name: list(map(item, rows)) for name, rows in groups.items()} for pool, groups in pools.items()}
 
 
-class CifarFS(DatasetSource):
+class CifarFS(PublishedData, Downloadable):
     """The classes of Bertinetto et al. (2019), with base images held out."""
 
     name = "cifar-fs"
     summary: ClassVar[str] = "CIFAR-FS, 64+16+20 classes, 32x32; from CIFAR-100's cifar-100-python.tar.gz"
     forms = (Cifar100(),)
+    shape, counts, lists = SHAPE, COUNTS, (CLASSES,)
 
     @property
     def address(self) -> str:
@@ -203,12 +198,6 @@ class CifarFS(DatasetSource):
 
         download_url(CIFAR100.url, folder, CIFAR100.filename, CIFAR100.tgz_md5)
         return folder / CIFAR100.filename
-
-    def recipe(self) -> str:
-        return f"cifar-fs, 1, {digest(CLASSES)}"
-
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
-        return SHAPE, COUNTS
 
     def build(self, to: Import) -> None:
         if self.form(to.files) is None:

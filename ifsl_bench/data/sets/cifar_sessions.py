@@ -14,45 +14,27 @@ from typing import ClassVar
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.published_splits import check_pools, digest, report_missing, rows
-from ifsl_bench.data.session_lists import ListedImage, SessionList, SessionSource
-from ifsl_bench.data.sets.cifar_fs import PARTS, SHAPE, Cifar100, CifarFS, sides
-from ifsl_bench.data.source import Count, Counts, Import
+from ifsl_bench.data.published_splits import check_pools, report_missing, rows
+from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionList, SessionSource
+from ifsl_bench.data.sets.cifar_fs import PARTS, Cifar100, CifarFS, sides
+from ifsl_bench.data.source import Import
 
 LISTS = "cifar100-fscil.csv.xz"
-HELD_OUT = 50  # training images of a base class in base/val
 WHAT = "CIFAR-100's session lists"
-COUNTS = {
-    "base/train": Count(60, 60 * 450),
-    "base/val": Count(60, 60 * HELD_OUT),
-    "base/test": Count(60, 60 * 100),
-    "novel/support": Count(40, 40 * 500),
-    "novel/test": Count(40, 40 * 100),
-}
 
 
 class SessionArrays(Cifar100):
     def pools(
         self, to: Import, names: Sequence[str], train: np.ndarray, test: np.ndarray
     ) -> dict[str, dict[str, Sequence[int]]]:
-        listed = SessionList.of(WHAT, _listed(to, names, train, test))
-        named = {image for images in listed.train.values() for image in images}
-        others: dict[str, list[str]] = {}
-        for row, label in enumerate(train):
-            if (image := f"{PARTS[0]}[{row}]") not in named:
-                others.setdefault(names[label], []).append(image)
-        pools: dict[str, dict[str, Sequence[int]]] = {
-            pool: {name: [_row(image, len(train)) for image in images] for name, images in groups.items()}
-            for pool, groups in listed.pools(others, HELD_OUT, "cifar100-sessions").items()
-        }
-        check_pools(to, WHAT, COUNTS, pools)
+        session_list = SessionList.of(WHAT, _listed(to, names, train, test))
+        images: dict[str, dict[str, int]] = {name: {} for name in names}
+        for start, part, labels in ((0, PARTS[0], train), (len(train), PARTS[1], test)):
+            for row, label in enumerate(labels):
+                images[names[label]][f"{part}[{row}]"] = start + row
+        pools: dict[str, dict[str, Sequence[int]]] = session_list.pools(images, HELD_OUT, "cifar100-sessions")
+        check_pools(to, WHAT, COUNTS_60_40, pools)
         return pools
-
-
-def _row(image: str, train: int) -> int:
-    """The row of ``train[i]`` or ``test[i]`` in both files, one after the other."""
-    part, _, index = image[:-1].partition("[")
-    return int(index) + (train if part == PARTS[1] else 0)
 
 
 def _listed(to: Import, names: Sequence[str], train: np.ndarray, test: np.ndarray) -> Iterator[ListedImage]:
@@ -87,13 +69,8 @@ class CifarSessions(CifarFS, SessionSource):
         "CIFAR-100, 60 base and 40 novel classes of the session lists; from cifar-100-python.tar.gz"
     )
     forms = (SessionArrays(),)
+    counts, lists = COUNTS_60_40, (LISTS,)
 
     def sessions(self) -> dict[str, int]:
         names = sorted(sides())  # a class's label is its place
         return {names[int(row["fine_label"])]: int(row["session"]) for row in rows(LISTS) if row["fine_label"]}
-
-    def recipe(self) -> str:
-        return f"{self.name}, 1, {digest(LISTS)}"
-
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
-        return SHAPE, COUNTS

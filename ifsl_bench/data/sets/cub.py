@@ -15,10 +15,10 @@ from typing import ClassVar
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.published_splits import check_pools, columns, digest, held_out
+from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import
+from ifsl_bench.data.source import Count, Form, Import
 
 CLASSES = "cub.csv"
 COUNTS = {  # of the images of each class that the list has
@@ -74,33 +74,19 @@ class Photographs(Form):
         return any((match := _IMAGE.fullmatch(entry.path)) and match[1] in sides() for entry in tree.entries)
 
     def build(self, to: Import) -> None:
-        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
-        for name, images in find_images(to.files).items():
-            paths = list(images.values())
-            if sides()[name] == "train":
-                for pool, part in held_out(paths, f"cub:{name}").items():
-                    pools[pool][name] = part
-            else:
-                pools[f"novel/{sides()[name]}"][name] = paths
+        paths = {name: list(images.values()) for name, images in find_images(to.files).items()}
+        pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), "cub")
         check_pools(to, "CUB-200-2011", COUNTS, pools)
         import_images(to, pools, ImageSpec(self.size, fit="stretch"))
 
 
-class Cub(DatasetSource):
+class Cub(PublishedData):
     """The classes of Chen et al. (2019), with base images held out, 84x84."""
 
     name = "cub"
     summary: ClassVar[str] = "CUB-200-2011, 100+50+50 classes of birds, 84x84; from CUB_200_2011.tgz or its folder"
-    size: ClassVar[int] = 84
-
-    def __init__(self) -> None:
-        self.forms = (Photographs(self.size),)
-
-    def recipe(self) -> str:
-        return f"{self.name}, 1, {digest(CLASSES)}"
-
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
-        return (self.size, self.size, 3), COUNTS
+    forms = (Photographs(84),)
+    shape, counts, lists = (84, 84, 3), COUNTS, (CLASSES,)
 
 
 class Cub64(Cub):
@@ -108,4 +94,5 @@ class Cub64(Cub):
 
     name = "cub-64"
     summary: ClassVar[str] = "the same as cub, 64x64; for --novel-from, beside base classes of that size"
-    size: ClassVar[int] = 64
+    forms = (Photographs(64),)
+    shape = (64, 64, 3)

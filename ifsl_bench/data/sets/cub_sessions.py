@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.published_splits import check_pools, digest, report_missing, rows
+from ifsl_bench.data.published_splits import check_pools, report_missing, rows
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.session_lists import ListedImage, SessionList, SessionSource
 from ifsl_bench.data.sets.cub import Photographs, find_images
-from ifsl_bench.data.source import Count, Counts, Import
+from ifsl_bench.data.source import Count, Import
 
 LISTS = "cub200-fscil.csv.xz"
 HELD_OUT = 8  # training images of a base class in base/val
@@ -35,21 +35,14 @@ COUNTS = {
 class SessionPhotographs(Photographs):
     def build(self, to: Import) -> None:
         paths = {
-            f"{name}/{file}": path for name, files in find_images(to.files).items() for file, path in files.items()
+            name: {f"{name}/{file}": path for file, path in files.items()}
+            for name, files in find_images(to.files).items()
         }
         images = [ListedImage(row["image"], _class(row["image"]), int(row["session"]), row["role"] == "test")
                   for row in rows(LISTS)]  # fmt: skip
-        if missing := [row.image for row in images if row.image not in paths]:
+        if missing := [row.image for row in images if row.image not in paths.get(row.name, {})]:
             report_missing(to, missing, f"images of {WHAT}")
-        listed = SessionList.of(WHAT, images)
-        named, others = {row.image for row in images}, dict[str, list[str]]()
-        for image in paths:
-            if image not in named:
-                others.setdefault(_class(image), []).append(image)
-        pools: dict[str, dict[str, Sequence[str]]] = {
-            pool: {name: [paths[image] for image in group if image in paths] for name, group in groups.items()}
-            for pool, groups in listed.pools(others, HELD_OUT, "cub-sessions").items()
-        }
+        pools: dict[str, dict[str, Sequence[str]]] = SessionList.of(WHAT, images).pools(paths, HELD_OUT, "cub-sessions")
         check_pools(to, WHAT, COUNTS, pools)
         import_images(to, pools, ImageSpec(self.size, fit="crop"))
 
@@ -64,12 +57,7 @@ class CubSessions(SessionSource):
     name = "cub-sessions"
     summary: ClassVar[str] = "CUB-200-2011, 100 base and 100 novel classes of the session lists; from CUB_200_2011.tgz"
     forms = (SessionPhotographs(SIZE),)
-
-    def recipe(self) -> str:
-        return f"{self.name}, 1, {digest(LISTS)}"
+    shape, counts, lists = (SIZE, SIZE, 3), COUNTS, (LISTS,)
 
     def sessions(self) -> dict[str, int]:
         return {_class(row["image"]): int(row["session"]) for row in rows(LISTS)}
-
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
-        return (SIZE, SIZE, 3), COUNTS

@@ -31,13 +31,13 @@ from ifsl_bench.data.pickle_pools import (
     required,
     text,
 )
-from ifsl_bench.data.published_splits import check_pools, columns, digest, held_out, shuffled
+from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided, shuffled
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.sets import ilsvrc
 from ifsl_bench.data.sets.mini_photographs import Photographs, find_images
-from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import, ObjectForm
+from ifsl_bench.data.source import Count, Form, Import, ObjectForm
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
@@ -52,6 +52,7 @@ HELD_OUT_COUNTS = COUNTS | {
     "base/val": Count(64, 64 * 60),
     "base/test": Count(64, 64 * 60),
 }
+HELD_OUT = "mini-imagenet-held-out"
 EXTRA = 300  # images of a base class in base/test, and at most in base/val
 _SIDES = {"base/train": "train", "base/val": "train", "base/test": "train", "novel/val": "val", "novel/test": "test"}
 
@@ -151,18 +152,13 @@ class Caches(Form):
 
 def _copy_caches(to: Import, caches: Mapping[str, tuple[Images, object, str]]) -> None:
     """Writes the pools from the images, the ``class_dict`` and the place of train, val and test."""
-    pools: dict[str, dict[str, Sequence[int]]] = {pool: {} for pool in COUNTS}
-    arrays: dict[str, Images] = {}
+    rows: dict[str, list[int]] = {}
     for side, (images, classes, where) in caches.items():
         groups = _class_rows(classes, len(images), where)
         _check_sides(groups, side, where)
-        for wnid, rows in groups.items():
-            if side == "train":
-                for pool, part in held_out(rows, f"mini-imagenet-held-out:{wnid}").items():
-                    pools[pool][wnid] = part
-            else:
-                pools[f"novel/{side}"][wnid] = rows
-        arrays |= {pool: images for pool in pools if _SIDES[pool] == side}
+        rows |= groups
+    pools: dict[str, dict[str, Sequence[int]]] = divided(rows, sides(), HELD_OUT)
+    arrays = {pool: caches[_SIDES[pool]][0] for pool in pools}
     check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
     _copy(to, pools, arrays)
 
@@ -241,57 +237,37 @@ class Ilsvrc(Form):
 
 class HeldOutPhotographs(Photographs):
     def build(self, to: Import) -> None:
-        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
-        for wnid, images in find_images(to).items():
-            paths = list(images.values())
-            if sides()[wnid] != "train":
-                pools[f"novel/{sides()[wnid]}"][wnid] = paths
-                continue
-            for pool, part in held_out(paths, f"mini-imagenet-held-out:{wnid}").items():
-                pools[pool][wnid] = part
+        paths = {wnid: list(images.values()) for wnid, images in find_images(to).items()}
+        pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), HELD_OUT)
         check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
         import_images(to, pools, ImageSpec(SIZE))
 
 
-class _Mini(DatasetSource):
-    counts: ClassVar[Mapping[str, Count]] = COUNTS
-
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
-        return SHAPE, self.counts
-
-
-class MiniImageNet(_Mini):
+class MiniImageNet(PublishedData):
     """The exact protocol of Ren et al. (2019)."""
 
     name = "mini-imagenet"
     summary: ClassVar[str] = "mini-ImageNet, exact protocol; from LwoF's five pickles"
     forms = (LwofPickles(),)
-
-    def recipe(self) -> str:
-        return "mini-imagenet, 1"
+    shape, counts = SHAPE, COUNTS
 
 
-class MiniIlsvrc(_Mini):
+class MiniIlsvrc(PublishedData):
     """A variant: base/val and base/test are other images."""
 
     name = "mini-imagenet-ilsvrc"
     summary: ClassVar[str] = "mini-ImageNet, variant: other images in base/val and base/test; from ILSVRC-2012"
     forms = (Ilsvrc(),)
-
-    def recipe(self) -> str:
-        return f"mini-imagenet-ilsvrc, 1, {digest(CLASSES, NAMES)}"
+    shape, counts, lists = SHAPE, COUNTS, (CLASSES, NAMES)
 
 
-class MiniHeldOut(_Mini):
+class MiniHeldOut(PublishedData):
     """A variant: base/val and base/test are held out of base/train."""
 
-    name = "mini-imagenet-held-out"
+    name = HELD_OUT
     summary: ClassVar[str] = (
         "mini-ImageNet, variant: base images held out; from its 60,000 JPEGs, or learn2learn's caches"
     )
     forms = (Caches(), HeldOutPhotographs())
     object_forms = (CacheObjects(),)
-    counts = HELD_OUT_COUNTS
-
-    def recipe(self) -> str:
-        return "mini-imagenet-held-out, 1"
+    shape, counts = SHAPE, HELD_OUT_COUNTS

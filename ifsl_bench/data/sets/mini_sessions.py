@@ -13,41 +13,25 @@ from typing import ClassVar
 
 from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import SHAPE, SIZE
-from ifsl_bench.data.published_splits import check_pools, digest, rows, shuffled
+from ifsl_bench.data.published_splits import check_pools, rows
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.session_lists import SessionSource
+from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionList, SessionSource
 from ifsl_bench.data.sets.mini_photographs import NAMES, Photographs, find_images
-from ifsl_bench.data.source import Count, Counts, Import
+from ifsl_bench.data.source import Import
 
 LISTS = "mini-imagenet-fscil.csv.xz"
-HELD_OUT = 50  # training images of a base class in base/val
-COUNTS = {
-    "base/train": Count(60, 60 * 450),
-    "base/val": Count(60, 60 * HELD_OUT),
-    "base/test": Count(60, 60 * 100),
-    "novel/support": Count(40, 40 * 500),
-    "novel/test": Count(40, 40 * 100),
-}
+WHAT = "mini-ImageNet's session lists"
 
 
 class SessionPhotographs(Photographs):
     def build(self, to: Import) -> None:
-        role = {row["filename"]: (row["session"] == "0", row["role"] == "test") for row in rows(LISTS)}
-        base_classes = {name[:9] for name, (base, _) in role.items() if base}
-        pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
-        for wnid, images in find_images(to).items():
-            test = [path for name, path in images.items() if role.get(name, (False, False))[1]]
-            listed = [path for name, path in images.items() if name in role and not role[name][1]]
-            if wnid in base_classes:
-                held_out = set(shuffled(listed, f"mini-imagenet-sessions:{wnid}")[:HELD_OUT])
-                pools["base/train"][wnid] = [path for path in listed if path not in held_out]
-                pools["base/val"][wnid] = [path for path in listed if path in held_out]
-                pools["base/test"][wnid] = test
-            else:
-                others = [path for name, path in images.items() if name not in role]
-                pools["novel/support"][wnid] = [*listed, *others]
-                pools["novel/test"][wnid] = test
-        check_pools(to, "mini-ImageNet's session lists", COUNTS, pools)
+        images = (
+            ListedImage(row["filename"], row["wnid"], int(row["session"]), row["role"] == "test") for row in rows(LISTS)
+        )
+        pools: dict[str, dict[str, Sequence[str]]] = SessionList.of(WHAT, images).pools(
+            find_images(to), HELD_OUT, "mini-imagenet-sessions"
+        )
+        check_pools(to, WHAT, COUNTS_60_40, pools)
         import_images(to, pools, ImageSpec(SIZE))
 
 
@@ -57,12 +41,7 @@ class MiniSessions(SessionSource):
     name = "mini-imagenet-sessions"
     summary: ClassVar[str] = "mini-ImageNet, 60 base and 40 novel classes of the session lists; from its 60,000 JPEGs"
     forms = (SessionPhotographs(),)
-
-    def recipe(self) -> str:
-        return f"{self.name}, 1, {digest(LISTS, NAMES)}"
+    shape, counts, lists = SHAPE, COUNTS_60_40, (LISTS, NAMES)
 
     def sessions(self) -> dict[str, int]:
         return {row["wnid"]: int(row["session"]) for row in rows(LISTS)}
-
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
-        return SHAPE, COUNTS

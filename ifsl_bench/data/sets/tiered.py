@@ -21,13 +21,13 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.image_pools import ListItem, import_images
 from ifsl_bench.data.loaded_objects import as_array, attribute, reading
 from ifsl_bench.data.pickle_pools import SHAPE, SIZE, Rows, list_items, listed, required
-from ifsl_bench.data.published_splits import check_pools, columns, digest, held_out
+from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, held_out
 from ifsl_bench.data.read.archive import FileTree, open_tree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import Item
 from ifsl_bench.data.sets import ilsvrc
 from ifsl_bench.data.sets.tiered_files import class_names, copy_npz, images_entry, is_npz, read_labels
-from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import, ObjectForm
+from ifsl_bench.data.source import Count, Form, Import, ObjectForm
 
 CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
@@ -211,29 +211,20 @@ def _where(side: str) -> str:
     return f"the {side} TieredImagenet"
 
 
-class _Tiered(DatasetSource):
-    def outline(self) -> tuple[tuple[int, ...], Counts]:
-        return SHAPE, COUNTS
-
-
-class TieredImageNet(_Tiered):
+class TieredImageNet(PublishedData):
     """The exact protocol of Ren et al. (2019)."""
 
     name = "tiered-imagenet"
     summary: ClassVar[str] = "tiered-ImageNet, exact protocol; from the files of Ren et al. (2019) or ILSVRC-2012"
     forms = (AttractorFiles(), IlsvrcFolder())
-
-    def recipe(self) -> str:
-        return f"tiered-imagenet, 1, {digest(CLASSES, PHASES)}"
+    shape, counts, lists = SHAPE, COUNTS, (CLASSES, PHASES)
 
 
-class Tiered2018(_Tiered):
+class Tiered2018(PublishedData):
     """A variant: the images of the base classes are drawn into the three base pools."""
 
     name = "tiered-imagenet-2018"
     summary: ClassVar[str] = "tiered-ImageNet, variant: base pools drawn; from the files of 2018 (learn2learn's)"
     forms = (Files2018(),)
     object_forms = (LoadedFiles(),)
-
-    def recipe(self) -> str:
-        return f"tiered-imagenet-2018, 1, {digest(CLASSES)}"
+    shape, counts, lists = SHAPE, COUNTS, (CLASSES,)
