@@ -103,8 +103,8 @@ class AttractorMethod(Method):
 
     @classmethod
     def few_episodes(cls, options: Mapping[str, Any]) -> int | None:
-        """As measured on an H100 and 16 cores beside it (BENCHMARKS.md); exact gradients of a network factorise its
-        Hessian, which the device was slower at with up to 1,024 episodes."""
+        """As measured on an H100 and 16 cores beside it (BENCHMARKS.md), which were always faster at exact gradients of
+        a network."""
         if options["learner"] == "mlp" and options["gradient"] != "t-bptt":
             return None if options["gradient"] == "implicit" else 2 * FEW
         return FEW

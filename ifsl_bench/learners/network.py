@@ -27,7 +27,6 @@ from ifsl_bench.solve.tree import Tree, doubled, tree_map
 
 from . import compiled
 from .checks import Pull, check_arguments
-from .network_curvature import solved
 from .network_space import DualSpace, Network, NetworkArgs, Shape, activation_curvature, activations, draws
 from .softmax import TINY, cross_entropy, residual, scores, spread
 
@@ -171,12 +170,8 @@ class NetworkHessian(Operator):
         output, skip, hidden = space.inverse_1 * rhs.output, space.inverse_3 * rhs.skip, space.inverse_2 * rhs.hidden
         da, df, moved = curvature(scores(hidden, x), skip @ x.mT, output)
         b = -space.join(da, df, space.inverse_1 * moved)
-        if space.at_once:
-            z, indefinite = solved(space.at(*activations(v, x), v.output), space.inverse_1, b)
-            steps = torch.zeros_like(indefinite, dtype=torch.long)
-        else:
-            apply, image = space.with_penalty(curvature), space.image(b)
-            z, steps, indefinite = self_adjoint_solve(apply, space.image, b, image, tolerance or 1e-10, max_steps)
+        apply, image = space.with_penalty(curvature), space.image(b)
+        z, steps, indefinite = self_adjoint_solve(apply, space.image, b, image, tolerance or 1e-10, max_steps)
         correction = space.expand(z, centred=False)
         u = Network(output + correction.output, skip + correction.skip, hidden + correction.hidden)
         # What is left of H u = rhs, in the norm in which it bounds u's error where the objective curves as the penalty.

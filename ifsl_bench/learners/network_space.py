@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ifsl_bench.solve.tree import Tree, dot, doubled, tree_map
 
-from .network_curvature import Activations, FactorisedHessian, factorised, room
 from .softmax import (
     cross_entropy,
     floored,
@@ -27,7 +26,6 @@ from .softmax import (
 )  # fmt: skip
 from .whitened import WhitenedNetwork
 
-FEW = 16  # curvatures of single hidden units that a search looks at together
 Curvature = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
@@ -162,31 +160,6 @@ class DualSpace:
     def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         return self.with_penalty(_curvature(*self._activations(z), self.args))
 
-    def factorising(self) -> DualSpace | None:
-        return self.double() if self.at_once else None
-
-    @property
-    def at_once(self) -> int:
-        return room(self.shape.ways, self.shape.hidden, self.args.features.shape[1])
-
-    def factorised(self, z: Tensor) -> FactorisedHessian:
-        return factorised(self.at(*self._activations(z)), self.inverse_1, FEW)
-
-    def values(self, z: Tensor, image: Tensor) -> Tensor:
-        args, count, h = self.args, self.args.features.shape[1], self.shape.hidden
-        a, skip, _ = image.split([h * count, self.shape.ways * count, self.shape.ways * (h + 1)], 2)
-        output = z[:, :, -self.shape.ways * (h + 1) :].unflatten(2, (-1, h + 1)) + args.output_centres
-        t = torch.tanh(self.hidden_0 + a.unflatten(2, (h, count)))  # [T, E, H, S]
-        f = output[..., :-1] @ t + (output[..., -1:] + self.skip_0 + skip.unflatten(2, (-1, count)))
-        rest, labels = (part.expand(len(z), -1, -1).flatten(0, 1) for part in (args.rest, args.labels))
-        fit = cross_entropy(f.flatten(0, 1), rest, labels).mean(1)
-        return fit.view(f.shape[:2]) + (z * image).sum(2) / 2
-
-    def at(self, t: Tensor, f: Tensor, output: Tensor) -> Activations:
-        """What the Hessian needs for activations t [E, H, S], scores f [E, N, S] and weights [W b]."""
-        output = output.expand(len(t), -1, -1)
-        return Activations(self.kernel_2, self.kernel_3, t, f, output, self.args.rest, self.args.labels)
-
     def _activations(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """tanh of the hidden inputs [E, H, S], scores [E, N, S] and weights [W b] at z."""
         a, skip, _ = self.parts(self.image(z))
@@ -214,9 +187,7 @@ class DualSpace:
     def take(self, index: Tensor) -> DualSpace:
         return DualSpace.of(self.shape, self.args.take(index))
 
-    def double(self, index: Tensor | None = None) -> DualSpace:
-        if index is None:
-            return self if self.dtype == torch.float64 else DualSpace.of(self.shape, doubled(self.args))
+    def double(self, index: Tensor) -> DualSpace:
         begin = tree_map(lambda leaf: leaf[index], self.shape.begin)
         return DualSpace.of(replace(self.shape, begin=begin), doubled(self.args.take(index)))
 

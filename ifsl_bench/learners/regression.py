@@ -115,7 +115,7 @@ class RegressionHessian(Operator):
         if compiled.serves(rhs):
             return compiled.regressions(self.args).inverse(self.v, rhs, tolerance or 1e-10, max_steps, ACCURATE)
         if patience(rhs) > 1 and self.args.centres.shape[-2] * self.args.features.shape[1] <= FACTORISED:
-            return self.direct(rhs)  # a dozen operations, in place of a dozen for each step
+            return self._factorised(rhs)  # a dozen operations, in place of a dozen for each step
         k, inverse_p, pi, b = self._reduced(rhs)
         w, steps = dual.system(k, pi, b, tolerance or 1e-10, max_steps)
         return self._checked(rhs, w, pi, inverse_p, steps)
@@ -134,12 +134,10 @@ class RegressionHessian(Operator):
             return problems.curvature(self.v, torch.from_numpy(compiled.normal(problems.unknowns)), steps)
         return super().largest(like, steps)
 
-    def direct(self, rhs: Tree, limit: int = 2048) -> LinearOutcome:
+    def _factorised(self, rhs: Tree) -> LinearOutcome:
         """The same system, factorised, in float64."""
         k, inverse_p, pi, b = self._reduced(rhs)
         episodes, ways, count = pi.shape
-        if ways * count > limit:
-            raise ValueError(f"Direct() would factorise {ways * count} x {ways * count}; use ConjugateGradient()")
         m = -pi[:, :, None] * pi[:, None] / count  # [E, N, N, S]
         m.diagonal(dim1=1, dim2=2).add_((pi / count).mT)
         mk = (m[..., None] * k[:, None, None]).transpose(2, 3).reshape(episodes, ways * count, ways * count)

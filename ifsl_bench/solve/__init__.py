@@ -18,15 +18,15 @@ Problems of incremental few-shot episodes, with closed forms and solvers of thei
 
 from .adjoint import Adjoint, Implicit, Unroll
 from .lbfgs import LBFGS
-from .linear import AdjointReport, ConjugateGradient, Direct, LinearOutcome, LinearSolver, Neumann, Operator
+from .linear import AdjointReport, ConjugateGradient, LinearOutcome, LinearSolver, Neumann, Operator
 from .minimise import minimise
 from .objective import FunctionObjective, Guarded, Objective, Splits
 from .outcome import Outcome, Solution, Solver, measured
-from .solvers import GradientDescent, Newton, largest_curvature
+from .solvers import GradientDescent, largest_curvature
 from .space import HasSpace, Space
 
 __all__ = [
-    "LBFGS", "Adjoint", "AdjointReport", "ConjugateGradient", "Direct", "FunctionObjective", "GradientDescent",
-    "Guarded", "HasSpace", "Implicit", "LinearOutcome", "LinearSolver", "Neumann", "Newton", "Objective", "Operator",
+    "LBFGS", "Adjoint", "AdjointReport", "ConjugateGradient", "FunctionObjective", "GradientDescent",
+    "Guarded", "HasSpace", "Implicit", "LinearOutcome", "LinearSolver", "Neumann", "Objective", "Operator",
     "Outcome", "Solution", "Solver", "Space", "Splits", "Unroll", "largest_curvature", "measured", "minimise",
 ]  # fmt: skip

@@ -21,14 +21,12 @@ from .history import History
 from .iterate import State, chosen, iterate
 from .objective import Objective
 from .outcome import Outcome, relative_tolerance
-from .saddle_free import saddle_free
 from .search import Bracket, aside, falls, first_step, rounding, weak_wolfe
 from .space import Space, Whitened, coordinates
-from .tree import Tree, dot, tree_map
+from .tree import Tree, dot
 
 FIRST_LOOK, LOOK = 20, 10  # turns before the first look at how far the episodes have come, and between two
 LATE = 60  # turns after which few episodes are left, for whom twice as many pairs are kept
-EARLY = 40  # turns after which Newton's method goes on, where saddles are to be left and Hessians factorised
 CAREFUL = 16  # turns with a line search that also goes further: what minimum is found is decided here
 
 GoOn = Callable[[Space, Tensor, Tensor], Outcome]  # a space of some episodes, points, and which episodes they are
@@ -50,7 +48,6 @@ class LBFGS:
 
     escapes: how often an episode that has converged where the objective curves downwards, at a saddle, goes on from a
     lower point along that curvature. One that is at a saddle still counts as converged: its gradient has vanished.
-    Where the space can factorise Hessians, Newton's method goes on from the EARLY-th turn (`saddle_free`).
 
     max_steps: evaluations of the objective for each episode. history: pairs kept, twice as many in long searches.
     max_trials: evaluations in one line search.
@@ -91,13 +88,6 @@ class LBFGS:
             z = torch.where(still[:, None], z + aside(z), z)
             begin = _begin(space, z, self.history)
         goal = self.relative(z.dtype) * begin.norm
-        if self.escapes and self.max_steps > EARLY and (double := space.factorising()) is not None:
-            early = replace(self, max_steps=EARLY)._search(space, goal, begin, EARLY)
-            z = early.v.to(double.dtype)
-            found = saddle_free(double, z, goal.to(z), self.gap, self.escapes)
-            norm, value = found.gradient_norm.to(goal), found.objective.to(goal)
-            v = tree_map(lambda leaf: leaf.to(goal.dtype), double.expand(found.v))
-            return Outcome(v, found.converged, early.steps + found.steps, norm, value)
         found = self._search(space, goal, begin)
         found = self._past_saddles(
             space, found, lambda part, z, rows: self._search(part, goal[rows], _begin(part, z, self.history))
@@ -122,7 +112,7 @@ class LBFGS:
             found = found.put(rows, go_on(part or space, z, rows))
         return found
 
-    def _search(self, space: Space, goal: Tensor, begin: _Search, first_look: int = FIRST_LOOK) -> Outcome:
+    def _search(self, space: Space, goal: Tensor, begin: _Search) -> Outcome:
         """Down to a gradient of norm `goal` [E]; the point is in the space's coordinates."""
         begin.goal = goal
         whitened = space.whitened()
@@ -138,7 +128,7 @@ class LBFGS:
         def settle(s: _Search) -> tuple[_Search, Tensor]:
             return turn.settle(s, self.gap if space.penalised else torch.inf, 0.25**self.max_trials)
 
-        s = iterate(turn, begin, self.max_steps, settle, take, LOOK, first_look)
+        s = iterate(turn, begin, self.max_steps, settle, take, LOOK, FIRST_LOOK)
         z = whitened.back(s.point[:, : s.d.shape[1]])
         # Here it was in other coordinates; what counts is where z is.
         value, _, norm = space.evaluate(z, space.image(z))

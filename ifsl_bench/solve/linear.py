@@ -47,15 +47,6 @@ class Operator:
         share = (left / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
         return LinearOutcome(unpack(x, rhs), share, steps, ~(share <= max(10 * tolerance, 1e-12)), indefinite)
 
-    def direct(self, rhs: Tree, limit: int = 512) -> LinearOutcome:
-        """H^-1 rhs from a factorisation."""
-        b = pack(rhs)
-        h = self.dense(rhs, limit)
-        x = torch.linalg.solve_ex(h, b[:, :, None])[0]
-        wrong = (h @ x)[:, :, 0] - b
-        share = (dot(wrong, wrong) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
-        return LinearOutcome(unpack(x[:, :, 0], rhs), share, torch.zeros_like(share), ~(share <= ACCURATE))
-
     def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
         """See `Neumann`: its sum, and where the last term is longer than the one before it, or not finite [E]."""
         terms = tensors(rhs)
@@ -92,18 +83,6 @@ class Operator:
             # Not d . h: where eigenvalues come as +-lambda, d is a mixture of both and the quotient means nothing.
             size, d = h.norm(dim=1), h
         return size
-
-    def dense(self, like: Tree, limit: int) -> Tensor:
-        """H [E, P, P] column by column, for small problems; like: a tree that H acts on."""
-        flat = pack(like)
-        size = flat.shape[1]
-        if size > limit:
-            raise ValueError(
-                f"{size} unknowns, and a dense Hessian is formed up to {limit}: use ConjugateGradient() in place of "
-                f"Direct(), LBFGS() in place of Newton(), or give the objective's Hessian a `direct` of its own"
-            )
-        unit = torch.eye(size, dtype=flat.dtype, device=flat.device)
-        return torch.stack([pack(self.product(unpack(unit[i].expand_as(flat), like))) for i in range(size)], 2)
 
 
 @dataclass
@@ -185,14 +164,6 @@ class ConjugateGradient:
 
     def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
         return report.take(operator.inverse(rhs, self.tol, self.max_steps))
-
-
-@dataclass(frozen=True)
-class Direct:
-    """One factorisation an episode: the operator's own where it has one, of the dense H of small problems else."""
-
-    def solve(self, operator: Operator, rhs: Tree, report: AdjointReport) -> Tree:
-        return report.take(operator.direct(rhs))
 
 
 @dataclass(frozen=True)

@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-T = TypeVar("T")
-
 LEAST = 1e-4  # a good step takes off so much of what the slope promised
-
-
-def backtrack(
-    evaluate: Callable[[Tensor], tuple[Tensor, T]], value: Tensor, slope: Tensor, trials: int = 40
-) -> tuple[Tensor, Tensor, Tensor, T]:
-    """The first t of 1, 1/2, 1/4 ... with a sufficient decrease of the value [E], given its slope [E] at t = 0.
-
-    evaluate(t) is the value there and anything else. Returns t, whether it is not good enough, and what was there.
-    """
-    eps = torch.finfo(value.dtype).eps
-    t = torch.ones_like(value)
-    for _ in range(trials):
-        there, more = evaluate(t)
-        bad = ~(there <= value + LEAST * t * slope + 4 * eps * value.abs())
-        if not bool(bad.any()):
-            break
-        t = torch.where(bad, t / 2, t)
-    return t, bad, there, more
 
 
 def first_step(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:

@@ -50,9 +50,6 @@ class Space(Protocol):
     def double(self, index: Tensor) -> Space | None:
         """The same for some episodes in float64, or None where that is no use."""
 
-    def factorising(self) -> Any | None:
-        """The same in float64, as a `saddle_free.Factorising`; None where Hessians are too large for that."""
-
 
 class Whitened(Protocol):
     """Coordinates w [E, P] in which |w| is the length of z in the metric of its `Space`."""
@@ -129,9 +126,6 @@ class LargeSpace:
         return _Plain(self)
 
     def double(self, index: Tensor) -> None:
-        return None
-
-    def factorising(self) -> None:
         return None
 
 

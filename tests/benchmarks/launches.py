@@ -203,7 +203,8 @@ def works() -> Iterator[Work]:
     for learner in ("lr", "mlp"):
         slow = learner == "mlp"
         title = f"{learner.upper()}+A, meta-training"
-        for gradient, name in (("rbp", "RBP"), ("implicit", "exact")):
+        gradients = {"rbp": "RBP"} if slow else {"rbp": "RBP", "implicit": "exact"}  # no device is given MLP+A's exact
+        for gradient, name in gradients.items():
             row = Row("", learner, 5, 0, gradient)
             few = AttractorMethod.few_episodes({"learner": learner, "gradient": gradient})
             auto = place_of("meta-training", DEVICE, forced=False, episodes=1, few=few).device

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ifsl_bench.learners import DualNewton, NetworkArgs, Regression, SoftmaxRegression, TanhNetwork
-from ifsl_bench.solve import LBFGS, ConjugateGradient, GradientDescent, Neumann, Newton, minimise
+from ifsl_bench.solve import LBFGS, ConjugateGradient, GradientDescent, Neumann, minimise
 
 
 def regression(features=None, labels=None, rest=None, ways=2, precision=0.1):
@@ -129,7 +129,7 @@ def test_a_pull_that_is_none_is_refused(learner):
         (lambda: LBFGS(escapes=-1), "at least 0"),
         (lambda: LBFGS(escapes=1.5), "at least 0"),
         (lambda: LBFGS(gap=-1.0), "positive"),
-        (lambda: Newton(max_steps=1.5), "whole number"),
+        (lambda: LBFGS(max_steps=1.5), "whole number"),
         (lambda: GradientDescent(0.0), "positive"),
         (lambda: GradientDescent(0.1, 0), "at least 1"),
         (lambda: ConjugateGradient(-1.0), "positive"),

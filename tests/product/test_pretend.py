@@ -55,11 +55,9 @@ TRAINING = {
     "lr+a": (1500, 12),
     "lr+a implicit": (1500, 12),
     "mlp+a": (10_000, 40),
-    "mlp+a implicit": (8400, 40),  # of a search of as many steps as its processor's rounding makes it, within a tenth
 }
 # Of a step of pretraining the small network: copies to the device, waits and launches.
 PRETRAINING = (2, 1.2, 200)
-SLOW = {name: pytest.mark.slow("tens of thousands of calls, each looked at") for name in ("mlp+a implicit",)}
 
 
 def variants() -> list[tuple[str, dict]]:
@@ -292,11 +290,7 @@ def _paper(name: str, count: int) -> tuple[Method, Episodes]:
     return made(spelled.get(label, label), options, on(drawn.base(), DEVICE)).to(DEVICE), drawn
 
 
-def _with_slow(names):
-    return [pytest.param(name, marks=SLOW.get(name, ())) for name in names]
-
-
-@pytest.mark.parametrize("name", _with_slow(EVALUATION))
+@pytest.mark.parametrize("name", EVALUATION)
 def test_an_evaluation_keeps_to_its_budget(name):
     with accelerator() as counts, torch.no_grad():
         method, drawn = _paper(name, 256)
@@ -308,7 +302,7 @@ def test_an_evaluation_keeps_to_its_budget(name):
         assert counts.waits.total() <= waits, counts.waits
 
 
-@pytest.mark.parametrize("name", _with_slow(TRAINING))
+@pytest.mark.parametrize("name", TRAINING)
 def test_a_step_of_meta_training_keeps_to_its_budget(name):
     with accelerator() as counts:
         method, drawn = _paper(name, 64)
