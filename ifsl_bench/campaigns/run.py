@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from ifsl_bench.campaigns.watching import Told, watching
 from ifsl_bench.common import processor
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home, check_writable
@@ -20,12 +20,15 @@ from ifsl_bench.data.preparing.prepare import is_prepared, prepare
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.protocol.task import Task
-from ifsl_bench.scheduler.executors import Executor, Here, Processes, check_sendable
+from ifsl_bench.scheduler.executors import Executor, Here, check_sendable
 from ifsl_bench.scheduler.graph import Graph, Node, graph_of
 from ifsl_bench.scheduler.logs import log_path
-from ifsl_bench.scheduler.loop import Failure, schedule
+from ifsl_bench.scheduler.loop import Failure, FailureWatch, Watch, schedule
 from ifsl_bench.scheduler.work import Setting
 from ifsl_bench.store.stored import put_aside
+
+if TYPE_CHECKING:
+    from ifsl_bench.scheduler.local_workers import LocalWorkers
 
 MOST_SAID = 3  # jobs that are named where one cause has stopped many
 
@@ -66,8 +69,7 @@ def run_campaign(
         UserError: the only job cannot be run, or all of them for one and the same reason; or results cannot be written,
             which is told before anything is computed.
     """
-    here = nullcontext(Told(work.reporter, alone=len(jobs) == 1))
-    with watching(work.reporter, executor.count) if executor else here as watch:
+    with _watch(jobs, work, executor) as watch:
         graph = graph_of(jobs, work, rerun, retrain, command)
         if graph.nodes:  # else no result is written
             check_writable(work.home.results)
@@ -84,6 +86,14 @@ def run_campaign(
     failed = {failure.job for failure in failures}
     made = [job for index, job in enumerate(graph.jobs) if index not in failed]
     return Ended(made, [graph.jobs[index] for index in sorted(failed)], _lines(failures, graph, work))
+
+
+def _watch(jobs: Sequence[Job], work: Workspace, executor: Executor | None) -> AbstractContextManager[Watch]:
+    if executor is None:
+        return nullcontext(FailureWatch(work.reporter, alone=len(jobs) == 1))
+    from ifsl_bench.campaigns.watching import watching
+
+    return watching(work.reporter, executor.count)
 
 
 def _tell_refused(graph: Graph, work: Workspace) -> None:
@@ -103,7 +113,7 @@ def _aside(work: Workspace) -> Callable[[Node], None]:
 
 def workers_for(
     jobs: Sequence[Job], work: Workspace, device: str, count: int | None, devices: str | None
-) -> Processes | None:
+) -> LocalWorkers | None:
     """Worker processes of this machine; None where this process alone is asked for.
 
     Args:
@@ -123,11 +133,13 @@ def workers_for(
                         "one worker each, or name fewer devices")  # fmt: skip
     if (count or 1) == 1 and not numbers:
         return None
+    from ifsl_bench.scheduler.local_workers import LocalWorkers
+
     check_sendable(jobs)
     setting = Setting(work.home, device, processor.cores(), uuid.uuid4().hex, str(work.curves or ""))
     if numbers is None and work.device.type == "cuda" and work.device.index is None and count:
         numbers = list(range(min(count, torch.cuda.device_count())))
-    return Processes(setting, count or len(numbers or ()), numbers)
+    return LocalWorkers(setting, count or len(numbers or ()), numbers)
 
 
 def numbers_in(said: str) -> list[int]:

@@ -15,7 +15,7 @@ from ifsl_bench.jobs.rates import seconds_together
 from ifsl_bench.jobs.training import JobStage
 from ifsl_bench.scheduler.graph import Graph, Node
 from ifsl_bench.scheduler.logs import Event
-from ifsl_bench.scheduler.loop import Watch
+from ifsl_bench.scheduler.loop import FailureWatch, Watch
 from ifsl_bench.scheduler.work import Outcome
 
 if TYPE_CHECKING:
@@ -124,24 +124,7 @@ def in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class Told(Watch):
-    """Says what is lost and what fails, where nothing else has to be said, since stages speak for themselves.
-
-    Args:
-        alone: whether one job is run, of which the end says why it failed.
-    """
-
-    def __init__(self, reporter: Reporter, alone: bool = False) -> None:
-        self.reporter, self.alone = reporter, alone
-
-    def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
-        if again:
-            self.reporter.warn(f"{node}: {outcome.why}; it is run again, from its last checkpoint")
-        elif outcome.how != "done" and not self.alone:
-            self.reporter.say(f"{node} failed: {outcome.why}")  # and once more in the list at the end
-
-
-class Live(Told):
+class Live(FailureWatch):
     """One line for the whole run, redrawn; what several workers warn of is said once."""
 
     def __init__(self, reporter: Reporter, workers: int) -> None:

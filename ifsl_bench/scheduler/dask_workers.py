@@ -33,8 +33,9 @@ from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin.method_source import method_source
 from ifsl_bench.scheduler.cluster import Cluster, opened
 from ifsl_bench.scheduler.cluster_file import ACCELERATOR, LOCAL, ClusterSpec, dask, read_cluster
-from ifsl_bench.scheduler.executors import MEMORY, Executor, Place, check_sendable, print_to, visible
+from ifsl_bench.scheduler.executors import Executor, Place, check_sendable
 from ifsl_bench.scheduler.graph import Node
+from ifsl_bench.scheduler.local_workers import MEMORY, print_to, visible
 from ifsl_bench.scheduler.work import Outcome, Setting, packed, plainly, run_packed
 from ifsl_bench.scheduler.worker_check import MustHave, unfit, wanted, without_accelerator
 

@@ -1,44 +1,26 @@
 """Where nodes run: in places, each of which takes one node at a time.
 
 ``submit(node)`` hands a node to an idle place and returns a future, ``outcome(node, future)`` tells what became of it.
-:class:`Here` has this process as its only place, :class:`Processes` has worker processes of loky on this machine, and
-:class:`ifsl_bench.scheduler.dask_workers.DaskWorkers` those of a cluster.
+:class:`Here` has this process as its only place, :class:`ifsl_bench.scheduler.local_workers.LocalWorkers` has worker
+processes of loky on this machine, and :class:`ifsl_bench.scheduler.dask_workers.DaskWorkers` those of a cluster.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
-import re
-import signal
-import sys
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from concurrent.futures import BrokenExecutor, Future
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import psutil
-import torch
-
-from ifsl_bench.backbone.device import keep_freed_memory
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Relay
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.scheduler.graph import Node
-from ifsl_bench.scheduler.work import Outcome, Setting, attempt, packed, plainly, run_packed
+from ifsl_bench.scheduler.work import Outcome, attempt, plainly
 
-if TYPE_CHECKING:
-    import loky
-
-STARTS = 3  # workers in a row that die before they are ready, after which nothing is tried any more
-MEMORY = 0.9  # of the memory that is free at the beginning, for all workers together
-LONG = 1 << 20  # bytes of a worker's log, after which it is begun anew
 HERE = "here"  # the device of places that see what this process sees
 
 
@@ -65,7 +47,7 @@ class Place:
     future: Any = None
 
 
-class Executor:
+class Executor(ABC):
     """The base of those that run nodes; they say how one is sent to a place, and what becomes of one that is lost."""
 
     in_order = False
@@ -108,17 +90,19 @@ class Executor:
         place.node, place.future, place.last = None, None, node.key
         return outcome
 
-    def look(self) -> None:
+    def look(self) -> None:  # noqa: B027  # in one process there is nothing to see
         """Sees which places there are; called every second or so."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # or to end
         """Ends all places, and what they run."""
 
+    @abstractmethod
     def _send(self, place: Place, node: Node) -> Any:
-        raise NotImplementedError
+        """Starts the node in a place; returns a future of its outcome."""
 
+    @abstractmethod
     def _lost(self, place: Place, node: Node, error: Exception) -> Outcome:
-        raise NotImplementedError
+        """The outcome of a node whose future has an error in place of one."""
 
     def _place_for(self, node: Node) -> Place | None:
         """An idle place on a machine with room; accelerators are left to those that want one, and what the nodes before
@@ -164,153 +148,8 @@ class Here(Executor):
         future.set_result(outcome)
         return future
 
-
-class Processes(Executor):
-    """So many processes, which share the cores; each with an accelerator, if there are any.
-
-    Each is a pool of one of loky's: a pool gives up all its work where one of its processes is killed, and its
-    processes see the same accelerators.
-
-    Args:
-        devices: numbers of accelerators, as CUDA counts them here, which the processes get in turn, and see no others.
-            None: all see what this process sees.
-
-    Raises:
-        UserError: there are no such accelerators.
-    """
-
-    def __init__(self, setting: Setting, count: int, devices: Sequence[int] | None = None) -> None:
-        self.setting = setting
-        seen = [visible(device) for device in devices] if devices else [HERE]
-        share, memory = max(1, setting.cores // count), MEMORY * psutil.virtual_memory().available / count
-        self.places = [Place(str(n), "", share, memory, seen[n % len(seen)]) for n in range(count)]
-        self._pools: dict[str, loky.ProcessPoolExecutor] = {}
-        self._ready: dict[str, Future[int]] = {}  # done when a pool's process has started
-        self._unready = 0  # starts that failed since one went well
-        self._theirs, self._ours = Pipe(duplex=False)  # says nothing, and closes where this process ends
-
-    def _send(self, place: Place, node: Node) -> Future[Outcome]:
-        with _no_interrupts():  # nor are they heard by what is started meanwhile
-            if place.name not in self._pools:
-                self._start(place)
-            share = max(place.threads, node.wants.threads)
-            return self._pools[place.name].submit(run_packed, packed(node), node.key, self.setting, share)
-
-    def _start(self, place: Place) -> None:
-        # No modules from the current folder; and a process that has read large data has not lost memory.
-        environment = {"PYTHONSAFEPATH": "1", "LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
-        if place.device != HERE:
-            environment["CUDA_VISIBLE_DEVICES"] = place.device
-        import loky
-        from loky.backend import resource_tracker
-
-        with _environment({"PYTHONWARNINGS": "ignore"}):  # no remarks as it cleans up after a parent that was killed
-            resource_tracker.ensure_running()
-        about = self._theirs, self.setting, place.name
-        pool = loky.ProcessPoolExecutor(1, initializer=_begin_worker, initargs=about, env=environment)
-        self._pools[place.name] = pool
-        self._ready[place.name] = pool.submit(os.getpid)
-
     def _lost(self, place: Place, node: Node, error: Exception) -> Outcome:
-        ready = self._ready.pop(place.name, None)
-        started = ready is not None and ready.done() and ready.exception() is None
-        self._unready = 0 if started else self._unready + 1
-        if (pool := self._pools.pop(place.name, None)) is not None:
-            pool.shutdown(wait=False, kill_workers=True)
-        if self._unready >= STARTS:
-            raise UserError(f"worker processes end as they start: run with --jobs 1, or see what they say in "
-                            f"{self.setting.home.logs / 'workers'}") from error  # fmt: skip
-        if isinstance(error, BrokenExecutor):
-            return Outcome(node.key, "lost", f"its worker {_end(str(error))}")
-        return Outcome(node.key, "lost", f"its worker cannot be started ({plainly(error)})")
-
-    def close(self) -> None:
-        with _no_interrupts():  # who presses Ctrl-C twice shall not leave workers behind
-            for pool in self._pools.values():
-                pool.shutdown(kill_workers=True)
-            self._pools.clear()
-            self._ours.close()
-
-
-def _end(message: str) -> str:
-    """What became of a process of loky's, whose message has its status: ``{SIGKILL(-9)}``, ``{EXIT(1)}``."""
-    status = re.search(r"\((-?\d+)\)\}", message)
-    if status is None:
-        return "died"
-    number = int(status[1])
-    if number >= 0:
-        return f"ended with status {number}"
-    return f"was killed by signal {-number}" + (", perhaps for want of memory" if number == -9 else "")
-
-
-def _begin_worker(parent: Connection, setting: Setting, name: str) -> None:
-    """What a worker process does first."""
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    print_to(setting, name)
-    keep_freed_memory()
-
-
-def _end_with(parent: Connection) -> None:
-    wait([parent])
-    with contextlib.suppress(psutil.Error):
-        for child in psutil.Process().children(recursive=True):
-            with contextlib.suppress(psutil.Error):
-                child.kill()
-    os._exit(1)
-
-
-def print_to(setting: Setting, name: str) -> None:
-    """What methods and libraries print in this process goes to a file: standard output is for tables.
-
-    It goes behind what is there, which may be of another run that is not over, until that is long.
-    """
-    try:
-        path = setting.home.logs / "workers" / f"{name}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        if os.fstat(target).st_size > LONG:
-            os.ftruncate(target, 0)
-    except OSError:
-        target = os.open(os.devnull, os.O_WRONLY)
-    sys.stdout.flush()
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    os.close(target)
-
-
-@contextmanager
-def _environment(more: dict[str, str]) -> Iterator[None]:
-    """Variables that a process started inside inherits."""
-    before = dict(os.environ)
-    os.environ.update(more)
-    try:
-        yield
-    finally:
-        for name in more:
-            os.environ.pop(name) if name not in before else os.environ.update({name: before[name]})
-
-
-@contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Inside, Ctrl-C is not heard, and what is started never hears it."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not the main thread, which alone hears it
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def visible(device: int) -> str:
-    """What CUDA_VISIBLE_DEVICES calls the device of that number."""
-    if (there := torch.cuda.device_count()) <= device:
-        seen = f"sees {there} CUDA devices here, numbered from 0" if there else "sees no CUDA device here; --jobs N"
-        raise UserError(f"--devices {device}: PyTorch {seen}" + ("" if there else " is for the processor's cores"))
-    names = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    return names[device].strip() if names else str(device)
+        raise error  # a mistake of ours: whatever a stage raises is an outcome
 
 
 def check_sendable(jobs: Iterable[Job]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ifsl_bench.common.files import Home
+from ifsl_bench.common.progress import Reporter
 from ifsl_bench.scheduler.executors import Executor
 from ifsl_bench.scheduler.graph import Graph, Node
 from ifsl_bench.scheduler.logs import Event, Tail, log_path
@@ -41,6 +42,23 @@ class Watch:
 
     def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
         """A node ended, or will be handed out ``again``."""
+
+
+class FailureWatch(Watch):
+    """Reports nodes that are lost or fail, and nothing else: in this process stages report their own progress.
+
+    Args:
+        alone: whether one job is run, of which the end says why it failed.
+    """
+
+    def __init__(self, reporter: Reporter, alone: bool = False) -> None:
+        self.reporter, self.alone = reporter, alone
+
+    def ended(self, node: Node, outcome: Outcome, again: bool) -> None:
+        if again:
+            self.reporter.warn(f"{node}: {outcome.why}; it is run again, from its last checkpoint")
+        elif outcome.how != "done" and not self.alone:
+            self.reporter.say(f"{node} failed: {outcome.why}")  # and once more in the list at the end
 
 
 @dataclass(frozen=True)

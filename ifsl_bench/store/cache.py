@@ -27,7 +27,7 @@ from ifsl_bench.plugin import registry
 
 STARTS = ("data", "pretrained", "features")  # what every run starts from
 OF_JOBS = ("trained", "trials", "evaluated")
-KINDS = (*STARTS, *OF_JOBS, "compiled", "logs", "keys")
+KINDS = (*STARTS, *OF_JOBS, "compiled", "logs", "rates", "keys")
 STAYS = ("digests", "tasks", "weights")  # pinned, for the user to change, and given
 UNFINISHED, ASIDE, UNKNOWN = "unfinished", "set aside", "unknown"
 ORDER = (*KINDS, *STAYS, ASIDE, UNFINISHED, UNKNOWN)
@@ -120,6 +120,8 @@ def _kind_and_name(kind: str, path: Path) -> tuple[str, Path, str]:
         return UNFINISHED, path, f"{kind}: {what(path.name).removeprefix(PARTIAL).removeprefix(REMOVED)}"
     if match := _ASIDE.fullmatch(path.name):
         return ASIDE, path, f"{kind}: {match[1]}"
+    if kind == "logs" and path.name == "rates.json":
+        return "rates", path, ""
     name = path.parent.name if kind in _IN_FOLDERS else path.name
     return kind, path, _SEED.sub("", unquote(name)) if kind in (*STARTS, *OF_JOBS, "logs") else ""
 

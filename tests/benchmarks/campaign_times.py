@@ -93,8 +93,9 @@ def a_stage_more(way: str, scratch: Path, home: Path, count: int) -> float:
     from ifsl_bench.jobs.request import Request
     from ifsl_bench.protocol.task_files import find
     from ifsl_bench.scheduler.dask_workers import cluster_workers
-    from ifsl_bench.scheduler.executors import Executor, Here, Processes
+    from ifsl_bench.scheduler.executors import Executor, Here
     from ifsl_bench.scheduler.graph import Graph, Node, Wants
+    from ifsl_bench.scheduler.local_workers import LocalWorkers
     from ifsl_bench.scheduler.loop import Watch, schedule
     from ifsl_bench.scheduler.work import Outcome, Setting
 
@@ -113,7 +114,7 @@ def a_stage_more(way: str, scratch: Path, home: Path, count: int) -> float:
     if file := cluster_file(way, scratch):
         workers, _ = cluster_workers(str(file), jobs, work, "cpu")
     elif way == "two":
-        workers = Processes(Setting(work.home, "cpu", processor.cores(), uuid.uuid4().hex), 2)
+        workers = LocalWorkers(Setting(work.home, "cpu", processor.cores(), uuid.uuid4().hex), 2)
     else:
         workers = Here(work)
     try:

@@ -26,8 +26,9 @@ from ifsl_bench.episodic import prepared as prepared
 from ifsl_bench.jobs.job import make_jobs
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.plugin.method import Method
-from ifsl_bench.scheduler.executors import Processes, check_sendable
+from ifsl_bench.scheduler.executors import check_sendable
 from ifsl_bench.scheduler.graph import Node, Wants, graph_of
+from ifsl_bench.scheduler.local_workers import LocalWorkers
 from ifsl_bench.scheduler.logs import Log
 from ifsl_bench.scheduler.work import Setting
 
@@ -258,13 +259,13 @@ def test_workers_that_cannot_start_are_given_up(count, here, monkeypatch):
     jobs = make_jobs(Request(["protonet"], ["clusters.toml:clusters-1shot"]))
     resource_tracker.ensure_running()  # which is started in the same way
     monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    workers = Processes(Setting(work.home, "cpu", 2, ""), count)
+    workers = LocalWorkers(Setting(work.home, "cpu", 2, ""), count)
     with pytest.raises(UserError, match="worker processes end as they start"):
         run_campaign(jobs, work, executor=workers)
 
 
 def test_cores_and_memory_are_shared_and_whole_machines_are_not():
-    workers = Processes(Setting(Home(Path("/nowhere"), Path("/nowhere")), "cpu", 8, ""), 3)
+    workers = LocalWorkers(Setting(Home(Path("/nowhere"), Path("/nowhere")), "cpu", 8, ""), 3)
     assert [place.threads for place in workers.places] == [2, 2, 2]
 
     def node(threads: int, memory: int = 0) -> Node:
@@ -282,7 +283,7 @@ def test_cores_and_memory_are_shared_and_whole_machines_are_not():
 def test_places_of_one_accelerator_take_turns_and_the_others_are_left_to_what_needs_none(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
-    workers = Processes(Setting(Home(Path("/nowhere"), Path("/nowhere")), "cuda", 8, ""), 3, [0, 1])
+    workers = LocalWorkers(Setting(Home(Path("/nowhere"), Path("/nowhere")), "cuda", 8, ""), 3, [0, 1])
     assert [place.device for place in workers.places] == ["4", "6", "4"]
     node = Node("", None, (), Wants(1, 0, accelerator=True), ())  # type: ignore[arg-type]
     workers.places[0].node = node

@@ -85,6 +85,7 @@ def test_the_list_has_every_byte_once_by_task_and_method(call, root):
     for word in (*MADE, "tiny-images-1shot", "lwof", "tiny-images-resnet-small-cosine"):
         assert word in text
     items = listed(Home.locate(home))
+    assert {item.path.name for item in items if item.kind == "rates"} == {"rates.json"}
     inside = [path for path in home.rglob("*") if path.is_file() and not path.name.endswith(".lock")]
     results = [path for path in inside if home / "results" in path.parents]
     assert sum(item.bytes for item in items) == sum(path.stat().st_size for path in inside if path not in results)
