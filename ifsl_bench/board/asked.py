@@ -1,4 +1,4 @@
-"""From names of tasks, rows and files to boards and rows: what commands and notebooks ask for. Imports no torch."""
+"""The boards and rows that commands and notebooks name, by task, label and file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ifsl_bench.board.result_folder import LEFT_OUT
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin.registry import names_file
-from ifsl_bench.protocol.task_files import find, own, packaged
+from ifsl_bench.protocol.task_files import find, find_one, own, packaged
 
 
 def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> list[Board]:
-    """Of the named tasks, or of all that have any row; with the rows of these labels alone, where any are given.
+    """The boards of the named tasks, or of all that have any row; with the rows of these labels alone, if any.
 
     Raises:
         UserError: an unknown task or label.
@@ -30,10 +30,10 @@ def boards_of(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> lis
     chosen = [task for name in tasks for task in find(name, home=folders)]
     boards = [load_board(task, folders.results) for task in chosen or [*packaged().values(), *own(folders).values()]]
     if labels:
-        known = {label for board in boards for label in board.labels}
+        labels_here = {label for board in boards for label in board.labels}
         for label in labels:
             if not any(board.knows(label) for board in boards):
-                raise unknown("row", label, known, where=f"of {', '.join(tasks) or 'any task'}",
+                raise unknown("row", label, labels_here, where=f"of {', '.join(tasks) or 'any task'}",
                               see=f"ifsl-bench table {' '.join(tasks)}".strip())  # fmt: skip
         boards = [board.only(labels) for board in boards]
     if tasks:
@@ -54,7 +54,7 @@ def in_setting(boards: Sequence[Board], setting: str | None) -> list[Board]:
 
 
 def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Home) -> list[Board]:
-    """As :func:`boards_of`; without a task, those on which something is measured.
+    """The boards of the named tasks, see :func:`boards_of`, or of all on which something is measured.
 
     Raises:
         UserError: an unknown task or label, or nothing is measured.
@@ -68,11 +68,8 @@ def measured_boards(tasks: Sequence[str], labels: Sequence[str], folders: Home) 
 
 
 def board_of(task: str, folders: Home) -> Board:
-    """Of the one task of that name; raises :class:`UserError` where there is none, or a file with several."""
-    (found, *more) = find(task, home=folders)
-    if more:
-        raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-    return load_board(found, folders.results)
+    """The board of the one task of that name; raises :class:`UserError` where there is none, or a file with several."""
+    return load_board(find_one(task, folders), folders.results)
 
 
 def row_of(board: Board, label: str) -> Row:
@@ -82,12 +79,13 @@ def row_of(board: Board, label: str) -> Row:
         return row
     labels = {row.label for row in (*board.rows, *board.others)}
     about = (f"{LEFT_OUT}{label}, seed ", f"/{label}.seed-")
-    if left := [said for said in board.left_out if any(part in said for part in about)]:
-        raise UserError(f"there is no row {label} of task {board.name}; {left[0]}")
+    if remarks := [remark for remark in board.left_out if any(part in remark for part in about)]:
+        raise UserError(f"there is no row {label} of task {board.name}; {remarks[0]}")
     if not labels:
         raise UserError(f"nothing is measured on {board.name} here; make a row with: "
                         f"ifsl-bench run --method {label} --task {board.name}")  # fmt: skip
-    if names_file(label) and (mine := [one for one in labels if method_of(one) == label.rpartition(":")[2]]):
+    method = label.rpartition(":")[2]
+    if names_file(label) and (mine := [row_label for row_label in labels if method_of(row_label) == method]):
         raise UserError(f"{label} is a method; its rows on {board.name} are called {', '.join(sorted(mine))}")
     raise unknown("row", label, labels, where=f"of task {board.name}", see=f"ifsl-bench table {board.name}")
 
@@ -101,11 +99,10 @@ def pair_of(a: str, b: str, task: str | None, folders: Home) -> tuple[Row, Row, 
     if task:
         board = board_of(task, folders)
         first, second = row_of(board, a), row_of(board, b)
-        among = board.compared if all(any(row is one for one in board.compared) for row in (first, second)) else ()
-        return first, second, tuple(among)
+        return first, second, board.compared if {first, second} <= {*board.compared} else ()
     for name in (a, b):
         if not os.path.exists(name):
             raise UserError(f"there is no result file {name}; to compare labels of a task, add --task TASK")
     results = [read(Path(name)) for name in (a, b)]
-    first, second = (Row(f"{one.label}.seed-{one.seed}", FILE, (one,)) for one in results)
+    first, second = (Row(f"{result.label}.seed-{result.seed}", FILE, (result,)) for result in results)
     return first, second, ()

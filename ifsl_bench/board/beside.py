@@ -48,15 +48,15 @@ def pairs_of(board: Board) -> list[Pair]:
     """
     variant = board.task.variant_of
     papers = [paper for paper in (published(variant) if variant else board.papers) if not paper.protocol]
-    found = []
+    pairs = []
     for paper in papers:
         if (row := board.row(paper.label) or _changed(board, paper.label)) is None:
             continue
         reasons = [f"a variant of {variant}"] if variant else []
         reasons += [] if row.label == paper.label else ["with other options or episodes"]
         reasons += [board.apart(row) or "not on all episodes of the task"] if row not in board.compared else []
-        found.append(Pair(board, row, paper, "; ".join(reasons)))
-    return found
+        pairs.append(Pair(board, row, paper, "; ".join(reasons)))
+    return pairs
 
 
 def _changed(board: Board, label: str) -> Row | None:

@@ -69,7 +69,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The statements of which each would contradict it."""
         if self.says == "equivalent":
             return [(a, b, self.margin), (b, a, self.margin)]
-        return [one for one in ((a, b, 0.0), (b, a, 0.0)) if one not in self.needs(a, b)]
+        return [statement for statement in ((a, b, 0.0), (b, a, 0.0)) if statement not in self.needs(a, b)]
 
     def verdict(self, shown: bool) -> str:
         """Where nothing contradicts it: of a claim that has been shown, or has not."""
@@ -121,7 +121,7 @@ class Judged:
     @property
     def text(self) -> str:
         """The sentence with its numbers."""
-        least, *_, most = sorted(self.evidence, key=lambda one: one.by) * 2
+        least, *_, most = sorted(self.evidence, key=lambda evidence: evidence.by) * 2
         return self.claim.text.format(*self.evidence, least=least, most=most, margin=self.claim.margin)
 
 
@@ -161,16 +161,16 @@ def judge(claims: Mapping[str, Claim], folders: Home) -> list[Judged]:
     evidence = {name: _evidence(claim, boards) for name, claim in claims.items()}
     p: dict[Key, float] = {}  # of each statement once, however many claims share it
     for name, claim in claims.items():
-        for one in evidence[name]:
-            needs, fears = _keys(claim, one)
-            p |= {key: _p(one, key) for key in (*needs, *fears)}
+        for compared in evidence[name]:
+            needs, fears = _keys(claim, compared)
+            p |= {key: _p(compared, key) for key in (*needs, *fears)}
     shown = {key for key, sure in zip(p, holm(np.array(list(p.values()))), strict=True) if sure}
     return [_judged(name, claim, evidence[name], shown) for name, claim in claims.items()]
 
 
 def _judged(name: str, claim: Claim, evidence: list[Evidence], shown: set[Key]) -> Judged:
     needs, fears = (
-        set(chain.from_iterable(keys)) for keys in zip(*(_keys(claim, one) for one in evidence), strict=True)
+        set(chain.from_iterable(keys)) for keys in zip(*(_keys(claim, compared) for compared in evidence), strict=True)
     )
     if fears & shown:
         return Judged(name, claim, evidence, "contradicted", False)
@@ -178,38 +178,39 @@ def _judged(name: str, claim: Claim, evidence: list[Evidence], shown: set[Key]) 
     return Judged(name, claim, evidence, claim.verdict(holds), holds)
 
 
-def _keys(claim: Claim, one: Evidence) -> tuple[list[Key], list[Key]]:
+def _keys(claim: Claim, evidence: Evidence) -> tuple[list[Key], list[Key]]:
     """Of the statements on one difference that have to be shown, and of those that would contradict the claim."""
-    a, b = one.a.label, one.b.label
-    needs, fears = claim.needs(a, b), claim.fears(a, b)
-    return [(one.task, claim.metric, *each) for each in needs], [(one.task, claim.metric, *each) for each in fears]
+    a, b, at = evidence.a.label, evidence.b.label, (evidence.task, claim.metric)
+    return [(*at, *statement) for statement in claim.needs(a, b)], [
+        (*at, *statement) for statement in claim.fears(a, b)
+    ]
 
 
-def _p(one: Evidence, key: Key) -> float:
+def _p(evidence: Evidence, key: Key) -> float:
     """One-sided p-value of the hypothesis that a statement is wrong."""
     *_, first, _, beyond = key
-    mean = one.mean if first == one.a.label else -one.mean
-    return replace(one.difference, mean=mean - beyond).p_better()
+    mean = evidence.mean if first == evidence.a.label else -evidence.mean
+    return replace(evidence.difference, mean=mean - beyond).p_better()
 
 
 def _evidence(claim: Claim, boards: Mapping[str, Board]) -> list[Evidence]:
-    found = []
+    evidence = []
     for a, b in claim.rows:
         for task in claim.tasks:
             board = boards[task]
             first = row_of(board, a)
             family = Ranking(board.compared, claim.metric, setting_of(first)).family
-            others = family if b == ANY else [row_of(board, b)]
-            found += [_compared(claim, board, first, other) for other in others if other is not first]
-    return found
+            rivals = family if b == ANY else [row_of(board, b)]
+            evidence += [_compared(claim, board, first, rival) for rival in rivals if rival is not first]
+    return evidence
 
 
 def _compared(claim: Claim, board: Board, a: Row, b: Row) -> Evidence:
     gap = overall(a, b, board.compared, claim.metric)
     fixed = ["novel classes", *(["trained models"] if gap.models_fixed else [])]
     fixed += ["backbone"] if a.one_pretraining and b.one_pretraining else []
-    said = ", ".join(fixed) + ("" if _backbones(a) == _backbones(b) else "; backbones differ")
-    return Evidence(a, b, board.name, gap, -gap.mean if claim.says == "behind" else gap.mean, said)
+    fixed_text = ", ".join(fixed) + ("" if _backbones(a) == _backbones(b) else "; backbones differ")
+    return Evidence(a, b, board.name, gap, -gap.mean if claim.says == "behind" else gap.mean, fixed_text)
 
 
 def _backbones(row: Row) -> set[str]:
@@ -217,41 +218,42 @@ def _backbones(row: Row) -> set[str]:
     return {str(result.pretraining.get("key")).rpartition("-seed")[0] for result in row.results}
 
 
-def claim_table(one: Judged) -> Table[Evidence]:
+def claim_table(judged_claim: Judged) -> Table[Evidence]:
     """A claim: its sentence, the verdict, and a row for each difference."""
-    metric = HEADINGS[one.claim.metric].text
+    claim, edge = judged_claim.claim, edges_of(judged_claim)
 
     def record(evidence: Evidence) -> dict[str, object]:
         gap = evidence.difference
         return {
-            "claim": one.name, "sentence": one.text, "says": one.claim.says, "margin": one.claim.margin or None,
-            "verdict": one.verdict, "a": evidence.a.label, "b": evidence.b.label, "task": evidence.task,
-            "metric": one.claim.metric, "difference": rounded(gap.mean, 6), "interval": rounded(gap.interval, 6),
-            "fixed": evidence.fixed, "edge": edges_of(one),
+            "claim": judged_claim.name, "sentence": judged_claim.text, "says": claim.says,
+            "margin": claim.margin or None, "verdict": judged_claim.verdict, "a": evidence.a.label,
+            "b": evidence.b.label, "task": evidence.task, "metric": claim.metric, "difference": rounded(gap.mean, 6),
+            "interval": rounded(gap.interval, 6), "fixed": evidence.fixed, "edge": edge,
         }  # fmt: skip
 
     columns: list[Column[Evidence]] = [
         Column("task", lambda e: e.task, fold=18),
         Column("A", lambda e: e.a.label, fold=18),
         Column("B", lambda e: e.b.label, fold=18),
-        Column(f"A - B, {metric}", lambda e: plus_minus(e.difference, "+")),
+        Column(f"A - B, {HEADINGS[claim.metric].text}", lambda e: plus_minus(e.difference, "+")),
         Column("held fixed", lambda e: e.fixed, fold=24, drop=1),
         Column(fields=record),
     ]
-    notes = [f"chosen at the edge of what was tried: {edge}"] if (edge := edges_of(one)) else []
-    return Table(columns, one.evidence, f"{one.name}: {one.verdict}", notes, lead=one.text)
+    notes = [f"chosen at the edge of what was tried: {edge}"] if edge else []
+    title = f"{judged_claim.name}: {judged_claim.verdict}"
+    return Table(columns, judged_claim.evidence, title, notes, lead=judged_claim.text)
 
 
-def edges_of(one: Judged) -> str:
+def edges_of(judged_claim: Judged) -> str:
     """The options of a claim's rows that were chosen at the edge of what was tried, in words."""
-    rows = {row.label: row.edge for e in one.evidence for row in (e.a, e.b) if row.edge}
+    rows = {row.label: row.edge for e in judged_claim.evidence for row in (e.a, e.b) if row.edge}
     return "; ".join(f"{label}: {', '.join(options)}" for label, options in sorted(rows.items()))
 
 
-def summary(found: Collection[Judged]) -> str:
+def summary(claims: Collection[Judged]) -> str:
     """How many claims there are, how many hold, and what the verdicts rest on."""
-    holding = sum(one.holds for one in found)
+    holding = sum(claim.holds for claim in claims)
     return (
-        f"{holding} of {len(found)} claims hold. A - B: points, with 95% interval over episodes and seeds. Verdicts: "
+        f"{holding} of {len(claims)} claims hold. A - B: points, with 95% interval over episodes and seeds. Verdicts: "
         f"all claims at once, by Holm's procedure at {LEVEL:.0%}."
     )

@@ -62,9 +62,9 @@ def task_columns(
         known: the metrics that some row has. Readers are not shown what no row has; programs get it always.
     """
     kind = task.kind
-    wanted = kind.fields if full else [name for name in HEADINGS if name in kind.fields and HEADINGS[name].short]
-    metrics = [_metric(name, kind.shows(name, known), bold=ranked) for name in wanted]
-    metrics += [_metric(name, shown=False, bold=False) for name in BALANCE if name not in wanted]
+    names = kind.fields if full else [name for name in HEADINGS if name in kind.fields and HEADINGS[name].short]
+    metrics = [_metric(name, kind.shows(name, known), bold=ranked) for name in names]
+    metrics += [_metric(name, shown=False, bold=False) for name in BALANCE if name not in names]
     return [
         TASK,
         *((VARIANT, KIND, COMPARABLE, RANK) if ranked else ()),
@@ -118,12 +118,12 @@ def _source(ranked: bool) -> Column[Entry]:
         return entry.source if entry.measured else f"published: {entry.source}"
 
     def text(entry: Entry) -> str:
-        said = plain(entry) + (", transductive" if entry.measured and entry.measured.transductive else "")
+        source = plain(entry) + (", transductive" if entry.measured and entry.measured.transductive else "")
         if entry.measured and (mark := MARKS[entry.measured.novel_seen]):
-            said += f", {mark}"
+            source += f", {mark}"
         if entry.comparable or not (entry.measured or ranked):
-            return said
-        return f"{said}, {'not comparable' if entry.measured else 'other protocol'}"
+            return source
+        return f"{source}, {'not comparable' if entry.measured else 'other protocol'}"
 
     return Column("source", text, lambda entry: {"source": plain(entry) if ranked else text(entry)}, fold=11)
 

@@ -78,13 +78,13 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         )
         notes.append(f"{first} has {seeds_in_words(a.seeds)}, {second} has {seeds_in_words(b.seeds)}: {used}")
     theirs_by_seed = {result.seed: result for result in b.results}
-    pairs = [(left, theirs_by_seed[left.seed]) for left in a.results if left.seed in theirs_by_seed]
+    pairs = [(ours_at, theirs_by_seed[ours_at.seed]) for ours_at in a.results if ours_at.seed in theirs_by_seed]
     by_seed = {name: a.by_seed(name, common).mean(1) - b.by_seed(name, common).mean(1) for name in ours}
     notes += [
-        f"seed {left.seed}: the two start from backbones that were trained separately (another machine?)"
-        for left, right in pairs
-        if left.pretraining.get("key") == right.pretraining.get("key")
-        and left.pretraining.get("sha256") != right.pretraining.get("sha256")
+        f"seed {ours_at.seed}: the two start from backbones that were trained separately (another machine?)"
+        for ours_at, right in pairs
+        if ours_at.pretraining.get("key") == right.pretraining.get("key")
+        and ours_at.pretraining.get("sha256") != right.pretraining.get("sha256")
     ]
     if len(common) > 1 and a.one_pretraining and b.one_pretraining:
         notes.append("all seeds start from one pretraining: the intervals over seeds hold the backbone fixed")
@@ -101,9 +101,9 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         effects = dict(zip(ours, by_class.effects.tolist(), strict=True))
     notes += [f"{note[0].lower()}{note[1:-1]}" for note in solve_notes({first: a.solves, second: b.solves})]
     notes += [
-        f"there is also {_called(other)!r}, with {seeds_in_words(other.seeds)}"
-        for other in among
-        if other.label in (a.label, b.label) and all(other is not one for one in (a, b))
+        f"there is also {_called(row)!r}, with {seeds_in_words(row.seeds)}"
+        for row in among
+        if row.label in (a.label, b.label) and row not in (a, b)
     ]
     return Comparison(
         first,
@@ -130,14 +130,14 @@ def overall(a: Row, b: Row, among: Sequence[Row], metric: str) -> Difference:
 
 
 def _called(row: Row) -> str:
-    """A row's label and whose it is, as commands take both; of a file the label alone, which names it."""
-    return row.label if row.origin == FILE else f"{row.label} ({row.origin})"
+    """The full name of a row; of a file the label alone, which names it."""
+    return row.label if row.origin == FILE else row.full_name
 
 
 def _over_classes(a: Row, differences: np.ndarray, choices: np.ndarray) -> OverClasses | str:
     """Of differences [n, m], to whose means choices add variances [m], or why there is no such interval."""
-    found = over_classes(differences, a.results[0].classes(), choices)
-    return f"no interval over classes: {found}" if isinstance(found, str) else found
+    over = over_classes(differences, a.results[0].classes(), choices)
+    return f"no interval over classes: {over}" if isinstance(over, str) else over
 
 
 def _over_seeds(values: np.ndarray) -> Estimate:
@@ -149,22 +149,23 @@ def _over_seeds(values: np.ndarray) -> Estimate:
     return Estimate(float(values.mean()), float(stdtrit(n - 1, 0.975) * np.std(values, ddof=1)) / math.sqrt(n))
 
 
-def verdict(found: Comparison) -> str:
+def verdict(comparison: Comparison) -> str:
     """What the accuracies say of the two, in a sentence: at 5%, over episodes and seeds where there are several."""
-    gap = found.overall["acc"] if len(found.seeds) > 1 else found.episodes["acc"]
+    gap = comparison.overall["acc"] if len(comparison.seeds) > 1 else comparison.episodes["acc"]
     if gap.mean == gap.interval == 0:
-        return f"{found.a} and {found.b} have the same accuracy in every episode."
+        return f"{comparison.a} and {comparison.b} have the same accuracy in every episode."
     if gap.p > LEVEL:
-        said = f"Acc. does not tell {found.a} and {found.b} apart"
+        sentence = f"Acc. does not tell {comparison.a} and {comparison.b} apart"
     else:
-        better, worse = (found.a, found.b) if gap.mean > 0 else (found.b, found.a)
-        said = f"{better} has a significantly higher Acc. than {worse}"
-    said += f" (p {p_value(gap.p)}"
-    if len(found.seeds) < 2:
-        return f"{said}), over episodes alone: of these trained models; a claim about methods needs --seeds 3 or more."
-    if found.overall["acc"].models_fixed:
-        return f"{said}, over episodes; neither depends on the training seed)."
-    return f"{said}, over episodes and {len(found.seeds)} seeds)."
+        better, worse = (comparison.a, comparison.b) if gap.mean > 0 else (comparison.b, comparison.a)
+        sentence = f"{better} has a significantly higher Acc. than {worse}"
+    sentence += f" (p {p_value(gap.p)}"
+    if len(comparison.seeds) < 2:
+        sentence += "), over episodes alone: of these trained models"
+        return f"{sentence}; a claim about methods needs --seeds 3 or more."
+    if comparison.overall["acc"].models_fixed:
+        return f"{sentence}, over episodes; neither depends on the training seed)."
+    return f"{sentence}, over episodes and {len(comparison.seeds)} seeds)."
 
 
 def p_value(value: float) -> str:
@@ -218,17 +219,18 @@ def over_classes(differences: np.ndarray, classes: np.ndarray, choices: np.ndarr
     sums = np.zeros((count, centred.shape[1]))  # over the episodes that hold a class; N times Z'd
     np.add.at(sums, at, centred[:, None])
     fitted = ways * vectors @ ((vectors.T @ sums) / values[:, None])  # [C, m]
-    left = centred - fitted[at].mean(1)
-    left_over = (left**2).sum(0) / (n - count)  # s_E
-    between = ((centred**2).sum(0) - (left**2).sum(0)) / (count - 1)  # s_M
-    held = together.diagonal()  # n_c
-    weight = float(((held / (ways * n)) ** 2).sum())
-    k = (n / ways - float((held**2).sum()) / (n * ways**2)) / (count - 1)
-    negative = between < left_over
-    parts = np.where(negative, [[0.0], [1 / n]], [[weight / k], [1 / n - weight / k]]) * [between, left_over]  # [2, m]
+    residuals = centred - fitted[at].mean(1)
+    mean_square = (residuals**2).sum(0) / (n - count)  # s_E
+    between = ((centred**2).sum(0) - (residuals**2).sum(0)) / (count - 1)  # s_M
+    holding = together.diagonal()  # n_c
+    weight = float(((holding / (ways * n)) ** 2).sum())
+    k = (n / ways - float((holding**2).sum()) / (n * ways**2)) / (count - 1)
+    negative = between < mean_square
+    shares = np.where(negative, [[0.0], [1 / n]], [[weight / k], [1 / n - weight / k]])
+    parts = shares * [between, mean_square]  # [2, m]
     variance = parts.sum(0) + choices
     spread = parts[0] ** 2 / (count - 1) + parts[1] ** 2 / (n - count) + choices**2 / (RESAMPLES - 1)
     degrees = np.divide(variance**2, spread, out=np.full_like(variance, float(n - count)), where=spread > 0)
     degrees = np.maximum(degrees, FEWEST)
-    effects = np.sqrt(np.maximum(0.0, between - left_over) / k)
+    effects = np.sqrt(np.maximum(0.0, between - mean_square) / k)
     return OverClasses(means, stdtrit(degrees, 0.975) * np.sqrt(variance), degrees, effects, count)

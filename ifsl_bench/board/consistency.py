@@ -122,20 +122,20 @@ def odd_solves(solves: Any) -> str:
 
 def counted(solves: Mapping[str, int], statistics: Mapping[str, Mapping[str, float]], episodes: int) -> Counted:
     """Of one seed: what meta-training says of its solves, and the statistics of so many test episodes."""
-    found = {kind: (solves[kind], solves[total]) for kind, (total, _) in KINDS.items() if kind in solves}
-    if told := statistics.get("solver_unconverged"):
-        failed = told.get("total", 0.0) + told.get("not_finite", 0.0)
-        found[EVALUATION] = int(min(max(failed, 0), episodes)), episodes
-    return found
+    counts = {kind: (solves[kind], solves[total]) for kind, (total, _) in KINDS.items() if kind in solves}
+    if statistic := statistics.get("solver_unconverged"):
+        failed = statistic.get("total", 0.0) + statistic.get("not_finite", 0.0)
+        counts[EVALUATION] = int(min(max(failed, 0), episodes)), episodes
+    return counts
 
 
 def over_seeds(seeds: Iterable[Counted]) -> Counted:
     """Of all seeds; of a kind that not all say, of those that do."""
     each = [*seeds]
     return {
-        kind: (sum(one[kind][0] for one in each if kind in one), sum(one[kind][1] for one in each if kind in one))
+        kind: (sum(seed[kind][0] for seed in each if kind in seed), sum(seed[kind][1] for seed in each if kind in seed))
         for kind in KINDS
-        if any(kind in one for one in each)
+        if any(kind in seed for seed in each)
     }
 
 
@@ -147,9 +147,9 @@ def solve_notes(rows: Mapping[str, Counted]) -> list[str]:
     """
     notes = []
     for kind, (_, happened) in KINDS.items():
-        told = [(name, *solves[kind]) for name, solves in rows.items() if solves.get(kind, (0, 0))[0]]
-        if told:
-            which = ", ".join(f"{name} in {count:,} of {total:,}" for name, count, total in told)
+        counts = [(name, *solves[kind]) for name, solves in rows.items() if solves.get(kind, (0, 0))[0]]
+        if counts:
+            which = ", ".join(f"{name} in {count:,} of {total:,}" for name, count, total in counts)
             stage = "test episodes" if kind == EVALUATION else "episodes of meta-training, over all seeds"
             notes.append(f"{happened[0].upper()}{happened[1:]}: {which} {stage}.")
     return notes

@@ -44,12 +44,13 @@ def calibrated_point(row: Row) -> tuple[float, float] | None:
 
 def _curve(result: Result) -> np.ndarray:
     """The curve of one seed, [m, 3], ascending in the bias."""
-    found, counts = result.calibration, result.counts()
-    assert found is not None
+    calibration, counts = result.calibration, result.counts()
+    assert calibration is not None
     assert counts.calibrated_base is not None
     assert counts.calibrated_novel is not None
-    points = dict(zip(found.curve.bias, zip(found.curve.base_joint, found.curve.novel_joint, strict=True), strict=True))
-    points[found.bias] = int(counts.calibrated_base.sum()), int(counts.calibrated_novel.sum())
-    points[found.bias if found.applied else 0.0] = int(counts.base_joint.sum()), int(counts.novel_joint.sum())
+    curve, applied = calibration.curve, calibration.bias if calibration.applied else 0.0
+    points = {b: hits for b, *hits in zip(curve.bias, curve.base_joint, curve.novel_joint, strict=True)}
+    points[calibration.bias] = [int(counts.calibrated_base.sum()), int(counts.calibrated_novel.sum())]
+    points[applied] = [int(counts.base_joint.sum()), int(counts.novel_joint.sum())]
     base, novel = len(counts) * counts.base_queries, len(counts) * counts.novel_queries
     return np.array([(b, 100 * points[b][0] / base, 100 * points[b][1] / novel) for b in sorted(points)])

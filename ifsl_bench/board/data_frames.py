@@ -40,8 +40,8 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
             f"to_pandas(): pandas is installed but cannot be imported ({type(error).__name__}: {error}); "
             f"to install it again: {INSTALL} --force-reinstall"
         ) from error
-    names = dict.fromkeys([*names, *(name for one in records for name in one)])
-    columns = {name: [one.get(name) for one in records] for name in names}
+    names = dict.fromkeys([*names, *(name for record in records for name in record)])
+    columns = {name: [record.get(name) for record in records] for name in names}
     frame = pandas.DataFrame(columns)
     for name, values in columns.items():
         kinds = set(map(type, values)) - {type(None)}
@@ -55,9 +55,9 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
 
 def line(result: Any) -> str:
     """A result in a line: what it is of, and its accuracy."""
-    found = result.summary["acc"]
-    said = f"{result.label} on {result.task}, seed {result.seed}"
-    return one_line(f"{said}: Acc. {found['mean']:.2f} ± {found['interval']:.2f}% of {len(result.episodes):,} episodes")
+    acc = result.summary["acc"]
+    subject = f"{result.label} on {result.task}, seed {result.seed}"
+    return one_line(f"{subject}: Acc. {acc['mean']:.2f} ± {acc['interval']:.2f}% of {len(result.episodes):,} episodes")
 
 
 def facts(result: Any) -> dict[str, Any]:

@@ -57,9 +57,7 @@ def entries_of(board: Board, rank: bool = False) -> list[Entry]:
     Ranks are among all of the task's comparable rows, whichever are shown.
     """
     if rank:
-        shown = {id(row) for row in board.rows}
-        places = [place for place in board.ranking.places if id(place.row) in shown]
-        comparable = [_measured(board, place.row, True, place) for place in places]
+        comparable = [_measured(board, place.row, True, place) for place in board.places]
     else:
         comparable = [_measured(board, row, True) for row in board.rows]
     others = [_measured(board, row, False) for row in board.others]

@@ -24,7 +24,7 @@ def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
     for result in results:
         if id(result) not in reasons:
             counts.setdefault(result.digest, []).append(_count(result))
-    expected = {digest: _expected(task, digest, found) for digest, found in counts.items()}
+    expected = {digest: _expected(task, digest, counts_here) for digest, counts_here in counts.items()}
     for result in results:
         if id(result) not in reasons and _count(result) != expected[result.digest]:
             reasons[id(result)] = (
@@ -56,12 +56,12 @@ def _odd_episodes(task: Task, result: Result) -> str:
     episodes, shape, count = result.episodes, task.episode, _count(result)
     if count > (most := most_episodes(shape)):
         return f"it has {count:,} episodes; this task allows at most {most:,}"
-    for name, found, expected in (
+    for name, number, expected in (
         ("base_queries", episodes.base_queries, shape.base_queries),
         ("novel_queries", episodes.novel_queries, shape.ways * shape.novel_queries),
     ):
-        if found != expected:
-            return f"episodes.{name} is {found}, episodes of the task have {expected}"
+        if number != expected:
+            return f"episodes.{name} is {number}, episodes of the task have {expected}"
     used, half = result.calibration and result.calibration.validation_episodes, len(task.evaluation.halves[0])
     if used not in (None, half):
         return f"calibration.validation_episodes is {used}, the task has {half} for it"

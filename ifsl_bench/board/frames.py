@@ -56,21 +56,21 @@ class Frame:
 
     def __repr__(self) -> str:
         lines: list[str] = []
-        left = MOST
+        room = MOST
         for table in self._tables:
-            if left <= 0:
+            if room <= 0:
                 break
             grid = render([Table(table.columns, table.rows, order=table.order)]).split("\n")
-            lines += ["", *_above(table), *grid[: 2 + left]]
-            left -= len(table.rows)
+            lines += ["", *_above(table), *grid[: 2 + room]]
+            room -= len(table.rows)
         return "\n".join([*lines[1:], *filter(None, [self._more(MOST)])])
 
     def _repr_html_(self) -> str:
-        shown, left = list[str](), MOST_HTML
+        shown, room = list[str](), MOST_HTML
         for table in self._tables:
-            if left > 0:
-                shown.append(_html(table, left))
-            left -= len(table.rows)
+            if room > 0:
+                shown.append(_html(table, room))
+            room -= len(table.rows)
         closing = (f"<p>{escape(one_line(text))}</p>" for text in (self._more(MOST_HTML), self._closing) if text)
         return "".join([*shown, *closing])
 
@@ -144,6 +144,6 @@ def _shown(result: Result) -> dict[str, str]:
         "task": result.task,
         "method": result.label,
         "seed": str(result.seed),
-        **{HEADINGS[name].text: f"{one['mean']:.2f} ± {one['interval']:.2f}" for name, one in values.items()},
+        **{HEADINGS[name].text: f"{value['mean']:.2f} ± {value['interval']:.2f}" for name, value in values.items()},
         "episodes": f"{len(result.episodes):,}",
     }

@@ -69,8 +69,8 @@ def _kind(task: Task) -> str:
 def _table(boards: Sequence[Board], full: bool) -> str:
     columns = [name for name, heading in HEADINGS.items() if heading.paper and (full or heading.paper_short)]
     measured = [row for board in boards for row in (*board.rows, *board.others)]
-    known = [name for name in columns if having(measured, name)]
-    columns = [name for name in columns if boards[0].task.kind.shows(name, known)]
+    filled = [name for name in columns if having(measured, name)]
+    columns = [name for name in columns if boards[0].task.kind.shows(name, filled)]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     twice = {row.label for row in measured if row.origin != STORED} & {
         row.label for row in measured if row.origin == STORED
@@ -101,8 +101,8 @@ def _table(boards: Sequence[Board], full: bool) -> str:
         if len(blocks) > 1 or block == APART:
             width = 1 + len(boards) * len(columns)
             lines.append(rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escaped(block[1])}}}}} \\")
-        for label, found in sorted(blocks[block].items(), key=lambda item: _place(item[1]), reverse=True):
-            cells = [_cell(found.get(board.name), name, bold) for board in boards for name in columns]
+        for label, by_task in sorted(blocks[block].items(), key=lambda item: _place(item[1]), reverse=True):
+            cells = [_cell(by_task.get(board.name), name, bold) for board in boards for name in columns]
             lines.append(" & ".join([first_cell(escaped(label)), *cells]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}", r"\end{table}"])
 
@@ -134,16 +134,16 @@ def _header(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
     return [" & ".join([r"\multirow{2}{*}{Model}", *spans]) + r" \\", " & ".join([" ", *heads]) + r" \\"]
 
 
-def _place(found: Mapping[str, Entry]) -> tuple[int, float]:
+def _place(entries: Mapping[str, Entry]) -> tuple[int, float]:
     """What lines are ordered by: on how many of the tasks they are, then their mean accuracy there."""
-    return len(found), sum(entry.values["acc"].mean for entry in found.values()) / len(found)
+    return len(entries), sum(entry.values["acc"].mean for entry in entries.values()) / len(entries)
 
 
 def _block(entry: Entry) -> tuple[int, str]:
     """The block of a table that an entry is in: its place and its title."""
     if entry.kind == "measured":
         return (2, "Measured") if entry.comparable else APART
-    paper = next((one.short for one in papers("methods") if one.key.startswith(entry.source)), entry.source)
+    paper = next((paper.short for paper in papers("methods") if paper.key.startswith(entry.source)), entry.source)
     return (0, f"Published: {paper}") if entry.comparable else (1, f"Published, other protocol: {paper}")
 
 
@@ -158,26 +158,26 @@ def _label(entry: Entry, twice: Collection[str]) -> str:
 
 def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set[tuple[Entry, str]]:
     """The entries and metrics that may be the best of the ranked ones, or are the highest of several of a paper."""
-    found = set()
+    bold = set()
     for name in columns:
         ranking = Ranking(having(board.compared, name), name, board.setting)
-        tops = {id(place.row) for place in ranking.places if place.top}
-        found |= {(entry, name) for entry in entries if id(entry.measured) in tops}
+        tops = {place.row for place in ranking.places if place.top}
+        bold |= {(entry, name) for entry in entries if entry.measured in tops}
         printed = [entry for entry in entries if entry.kind == "published" and name in entry.values]
         for source in {entry.source for entry in printed}:
             values = {entry: entry.values[name].mean for entry in printed if entry.source == source}
             if len(values) > 1:
-                found |= {(entry, name) for entry, value in values.items() if value == max(values.values())}
-    return found
+                bold |= {(entry, name) for entry, value in values.items() if value == max(values.values())}
+    return bold
 
 
 def _not_shown(boards: Sequence[Board], bold: Collection[tuple[Entry, str]]) -> list[str]:
     """A comment on each task of whose measured accuracies none is bold, since what may be the best is not shown."""
-    shown = {id(entry.measured) for entry, name in bold if name == "acc"}
+    shown = {entry.measured for entry, name in bold if name == "acc"}
     lines = []
     for board in boards:
         tops = [place.row for place in board.ranking.places if place.top]
-        if board.rows and tops and not any(id(row) in shown for row in tops):
+        if board.rows and tops and not shown.intersection(tops):
             names = ", ".join(row.label for row in tops)
             lines.append(f"% None is bold among the measured rows of {board.name}: {one_line(names)} may be the best, "
                          "and is not shown.")  # fmt: skip

@@ -53,12 +53,12 @@ def task_table(board: Board, full: bool = False) -> Table[Entry]:
         return (1, 0.0) if apart else (0, -(board.ranking.level(entry.measured) if entry.measured else mean))
 
     entries = sorted(entries_of(board), key=order)
-    known = _known(entries)
-    notes = _notes(board, known)
+    metrics = _known(entries)
+    notes = _notes(board, metrics)
     means = [entry.values["acc"].mean for entry in entries if entry.comparable]
     if any(above < below for above, below in itertools.pairwise(means)):
         notes.append(SHARED)
-    return Table(task_columns(board.task, full, False, known), entries, board.name, notes, mine=_mine, whole=full)
+    return Table(task_columns(board.task, full, False, metrics), entries, board.name, notes, mine=_mine, whole=full)
 
 
 def leaderboard(
@@ -89,9 +89,9 @@ def ranked_tables(
     boards: Iterable[Board], results: Path, full: bool = False, labels: Collection[str] = ()
 ) -> tuple[list[Table[Entry]], str]:
     """What :func:`leaderboard` prints, before it is text: the tables, and what is said below all of them."""
-    found = _with_variants(boards, results, labels)
-    closing = RULE if any(len(board.compared) > 1 for board in found) else ""
-    return [ranked_table(board, full) for board in found], closing
+    shown = _with_variants(boards, results, labels)
+    closing = RULE if any(len(board.compared) > 1 for board in shown) else ""
+    return [ranked_table(board, full) for board in shown], closing
 
 
 def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]], str]:
@@ -107,10 +107,10 @@ def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]
         best = [entry for entry in entries if entry.place and entry.place.ranks] or entries
         shown = [entry for entry in entries if entry in best[:first] or _mine(entry)]
         columns = [column for column in whole.columns if column.heading in OVERVIEW]
-        left = len(whole.rows) - len(shown)
-        notes = [f"{left} more row{'s' * (left > 1)}: ifsl-bench leaderboard {board.name}"] if left else []
-        notes += solve_notes({f"{row.label} ({row.origin})": row.solves for entry in shown if (row := entry.measured)})
-        notes += [f"{said}." for said in board.left_out]
+        count = len(whole.rows) - len(shown)
+        notes = [f"{count} more row{'s' * (count > 1)}: ifsl-bench leaderboard {board.name}"] if count else []
+        notes += solve_notes({row.full_name: row.solves for entry in shown if (row := entry.measured)})
+        notes += [f"{remark}." for remark in board.left_out]
         tables.append(replace(whole, columns=columns, rows=shown, notes=notes))
     closing = (
         "Measured: mean ± 95% interval over episodes, averaged over seeds, in percent; methods as published. "
@@ -136,9 +136,9 @@ def ranked_table(board: Board, full: bool = False) -> Table[Entry]:
     if board.task.variant_of:
         title += f", a variant of {board.task.variant_of}: not comparable with it"
     entries = entries_of(board, rank=True)
-    known = _known(entries)
-    notes = [*_notes(board, known), *notes_of_ranks(board)]
-    return Table(task_columns(board.task, full, True, known), entries, title, notes, order, _mine, full)
+    metrics = _known(entries)
+    notes = [*_notes(board, metrics), *notes_of_ranks(board)]
+    return Table(task_columns(board.task, full, True, metrics), entries, title, notes, order, _mine, full)
 
 
 def _mine(entry: Entry) -> bool:
@@ -150,8 +150,8 @@ def _known(entries: Iterable[Entry]) -> set[str]:
     return {name for entry in entries for name in entry.values}
 
 
-def _notes(board: Board, known: Collection[str]) -> list[str]:
-    return [*notes_of(board), *([CALIBRATED] if "calibrated_acc" in known else [])]
+def _notes(board: Board, metrics: Collection[str]) -> list[str]:
+    return [*notes_of(board), *([CALIBRATED] if "calibrated_acc" in metrics else [])]
 
 
 def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> Sequence[Board]:
@@ -160,24 +160,24 @@ def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[st
     Variants of which nothing but stored rows is known are named below the task that they are of, where it has rows.
     """
     named = {board.name: board for board in boards}
-    found: dict[str, Board] = {}
+    shown: dict[str, Board] = {}
     every: list[Board] = []
     for board in named.values():
-        variants = [other for other in load_variants(board.task, results) if other.name not in named]
-        variants = [other.in_setting(board.setting) for other in variants]
+        variants = [variant for variant in load_variants(board.task, results) if variant.name not in named]
+        variants = [variant.in_setting(board.setting) for variant in variants]
         if labels:
-            variants = [other.only(labels) for other in variants]
-        if all(one.empty for one in (board, *variants)):
+            variants = [variant.only(labels) for variant in variants]
+        if all(board.empty for board in (board, *variants)):
             raise nothing_stored(board)
         every += (board, *variants)
         if not board.empty:
-            stored = [other for other in variants if all(row.origin == STORED for row in (*other.rows, *other.others))]
-            variants = [other for other in variants if other not in stored]
-            if names := [other.name.removeprefix(board.name) for other in stored if not other.empty]:
+            stored = [v for v in variants if all(row.origin == STORED for row in (*v.rows, *v.others))]
+            variants = [variant for variant in variants if variant not in stored]
+            if names := [variant.name.removeprefix(board.name) for variant in stored if not variant.empty]:
                 remark = f"Stored as well: {', '.join(names)} (`ifsl-bench leaderboard {board.name}{names[0]}`)"
                 board = replace(board, remarks=(*board.remarks, remark))
-        found |= {b.name: b for b in (board, *variants) if not b.empty}
-    return telling(list(found.values()), [other for other in every if other.empty])
+        shown |= {b.name: b for b in (board, *variants) if not b.empty}
+    return telling(list(shown.values()), [variant for variant in every if variant.empty])
 
 
 def nothing_stored(board: Board) -> UserError:

@@ -23,9 +23,9 @@ STORED, FILE = "stored", "file"  # origins: rows that come with the package, and
 PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
-    """One method on one task, over its seeds.
+    """One method on one task, over its seeds; equal to itself alone.
 
     Attributes:
         origin: "stored" for the leaderboard that comes with the package, "yours" for the results folder, "file" for a
@@ -36,6 +36,11 @@ class Row:
     label: str
     origin: str
     results: tuple[Result, ...]
+
+    @property
+    def full_name(self) -> str:
+        """Its label with whose row it is: "lr (stored)"; commands take both."""
+        return f"{self.label} ({self.origin})"
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -54,8 +59,8 @@ class Row:
     @property
     def novel_seen(self) -> str:
         """Whether the backbone has seen the novel classes elsewhere, one of :data:`SEEN`."""
-        said = (str(r.pretraining.get("seen", SEEN[0])) for r in self.results)
-        return max((one if one in SEEN else "may" for one in said), key=SEEN.index)
+        states = (str(r.pretraining.get("seen", SEEN[0])) for r in self.results)
+        return max((state if state in SEEN else "may" for state in states), key=SEEN.index)
 
     @property
     def one_pretraining(self) -> bool:
@@ -125,20 +130,21 @@ class Row:
 
         Averaged over seeds (over these). It is for variances: where nothing was chosen, or nobody knows, it is 0.
         """
-        asked = [c for c, seed in zip(self._resampled, self.seeds, strict=True) if seeds is None or seed in seeds]
-        known = [counts.value(metric) if counts else np.zeros(RESAMPLES) for counts in asked]
-        return np.mean(known, axis=0) if known else np.zeros(RESAMPLES)
+        of_seeds = [c for c, seed in zip(self._resampled, self.seeds, strict=True) if seeds is None or seed in seeds]
+        values = [counts.value(metric) if counts else np.zeros(RESAMPLES) for counts in of_seeds]
+        return np.mean(values, axis=0) if values else np.zeros(RESAMPLES)
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """Those that the results of all seeds have."""
-        first, *others = (counts.metrics for counts in self._counts)
-        return tuple(name for name in first if all(name in other for other in others))
+        first, *rest = (counts.metrics for counts in self._counts)
+        return tuple(name for name in first if all(name in names for names in rest))
 
     def by_seed(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """A metric for each seed (of these) and episode, [seeds, n], in percent."""
-        asked = [c for c, seed in zip(self._counts, self.seeds, strict=True) if seeds is None or seed in seeds]
-        return np.stack([counts.value(metric) for counts in asked]) if asked else np.empty((0, len(self._counts[0])))
+        of_seeds = [c for c, seed in zip(self._counts, self.seeds, strict=True) if seeds is None or seed in seeds]
+        values = [counts.value(metric) for counts in of_seeds]
+        return np.stack(values) if values else np.empty((0, len(self._counts[0])))
 
     def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """Each metric for each episode, [n], in percent, averaged over seeds (over these).
@@ -193,7 +199,7 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str
         groups.setdefault(result.label, []).append(result)
     rows, remarks = [], []
     for label, group in groups.items():
-        newest, kept = max(group, key=lambda r: str(r.provenance.get("time", ""))), []
+        newest, members = max(group, key=lambda r: str(r.provenance.get("time", ""))), []
         for result in sorted(group, key=lambda r: r.seed):
             if reason := mismatch(newest, result) or _other_method(newest, result):
                 remarks.append(
@@ -201,8 +207,8 @@ def rows_of(results: Iterable[Result], origin: str) -> tuple[list[Row], list[str
                     f"which is newer: {reason}; run it again"
                 )
             else:
-                kept.append(result)
-        rows.append(Row(label, origin, tuple(kept)))
+                members.append(result)
+        rows.append(Row(label, origin, tuple(members)))
     return rows, remarks
 
 

@@ -93,16 +93,16 @@ def load_all(*tasks: str, home: Folder = None, results: Folder = None) -> Result
 
     Files that cannot be read are left out, each with a Python warning.
     """
-    found: list[Result] = []
+    results_here: list[Result] = []
     for root in dict.fromkeys([packaged_root(), Home.locate(home, results).results]):
         some, remarks = stored(root, tasks or None)
-        found += map(copied, some)
+        results_here += map(copied, some)
         for remark in remarks:
             warnings.warn(remark, stacklevel=2)
-    return Results(found)
+    return Results(results_here)
 
 
 def listed(names: Names) -> tuple[str, ...]:
     """A name, several with commas between them as the command line takes them, or a list of either."""
-    given = (names,) if isinstance(names, str) else tuple(names)
-    return tuple(word.strip() for one in given for word in one.split(",") if word.strip())
+    texts = (names,) if isinstance(names, str) else tuple(names)
+    return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())

@@ -1,4 +1,4 @@
-"""What stands in words under a task's table. Imports no torch."""
+"""Notes in words under a task's table. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALIBRATED = "cal.: with one bias on all novel logits, found on validation episo
 
 
 def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[str]:
-    """What a reader of the task's table should know, a line each.
+    """The notes that a reader of the task's table needs, a line each.
 
     Args:
         plus_minus: where the table has the ± that papers print.
@@ -30,7 +30,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
     alike = Counter(row.label for row in measured)
 
     def called(row: Row) -> str:
-        return row.label if alike[row.label] == 1 else f"{row.label} ({row.origin})"
+        return row.label if alike[row.label] == 1 else row.full_name
 
     if board.rows:
         count = len(board.rows[0].results[0].episodes)
@@ -44,7 +44,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         )
     if any(row.one_pretraining for row in board.rows):
         notes.append("Seeds are of meta-training alone, on one pretraining: every interval holds the backbone fixed.")
-    tuned = {one.setting: one.trials for row in board.rows for one in row.results[:1] if one.trials}
+    tuned = {row.setting: row.results[0].trials for row in board.rows if row.results[0].trials}
     notes += [
         f"@{setting}: the options that did best on validation episodes, at most {trials} settings tried with one seed."
         for setting, trials in sorted(tuned.items())
@@ -53,7 +53,7 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         notes.append(f"Settings of our grid tried on the validation episodes of each seed, by row: {', '.join(many)}.")
     if edges := [f"{called(row)}: {', '.join(row.edge)}" for row in board.rows if row.edge]:
         notes.append(f"Chosen at an end of what was tried, so better values may lie beyond. {'; '.join(edges)}.")
-    notes += [f"{one[0].upper()}{one[1:]}." for one in holding_choices(board.rows)]
+    notes += [f"{remark[0].upper()}{remark[1:]}." for remark in holding_choices(board.rows)]
     if earlier := [called(row) for row in board.rows if row.earlier_search]:
         notes.append(
             "Options chosen by an earlier search, which had narrower ranges and tried nothing beside the best, and not "
@@ -61,30 +61,30 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         )
     if any(row.partial for row in board.rows):
         notes.append(f"{PARTIAL.capitalize()}.")
-    if looking := [f"{row.label} ({row.origin})" for row in (*board.rows, *board.others) if row.transductive]:
+    if looking := [row.full_name for row in measured if row.transductive]:
         notes.append(f"Transductive, seeing an episode's queries all at once, and ranked apart: {', '.join(looking)}.")
     for state, what in (("yes", "has seen"), ("may", "may have seen")):
-        if rows := [f"{row.label} ({row.origin})" for row in (*board.rows, *board.others) if row.novel_seen == state]:
+        if rows := [row.full_name for row in measured if row.novel_seen == state]:
             notes.append(
                 f"On a backbone that {what} images of the novel classes when it was pretrained elsewhere, and ranked "
                 f"apart: {', '.join(rows)}."
             )
-    notes += solve_notes({f"{row.label} ({row.origin})": row.solves for row in measured})
+    notes += solve_notes({row.full_name: row.solves for row in measured})
     notes += [
-        f"{row.label} ({row.origin}) takes nearly every base query for one of a novel class: its novel logits are "
-        "larger throughout, as where features are not centred (docs/data.md)."
+        f"{row.full_name} takes nearly every base query for one of a novel class: its novel logits are larger "
+        "throughout, as where features are not centred (docs/data.md)."
         for row in board.rows
         if _overrun(row)
     ]
-    named = board.task.pretraining.backbone
-    known = (named, named.partition(":")[0])
-    if measured and named not in (NO_BACKBONE, INCLUDED) and not any(owners(BACKBONES, one) for one in known):
-        notes.append(f"No backbone {named!r} is installed here: these rows cannot be made again on this machine.")
+    backbone = board.task.pretraining.backbone
+    installed = any(owners(BACKBONES, name) for name in (backbone, backbone.partition(":")[0]))
+    if measured and backbone not in (NO_BACKBONE, INCLUDED) and not installed:
+        notes.append(f"No backbone {backbone!r} is installed here: these rows cannot be made again on this machine.")
     above = "the rows above" if board.rows or board.papers else "results on the whole"
     apart: dict[str, list[str]] = {}
     for row in board.others:
         if reason := board.apart(row):
-            apart.setdefault(reason, []).append(f"{row.label} ({row.origin})")
+            apart.setdefault(reason, []).append(row.full_name)
     for reason, names in _alike(apart).items():
         are = "is" if len(names) == 1 else "are"
         notes.append(f"{', '.join(names)} {are} not comparable with {above}: {reason}.")
@@ -95,17 +95,17 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
 
 
 def _alike(apart: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Rows by why they stand apart; reasons that differ in what is in brackets alone are one."""
-    found: dict[str, list[str]] = {}
+    """Merges reasons for standing apart that differ in their brackets alone."""
+    merged: dict[str, list[str]] = {}
     kinds = Counter(reason.partition(" (")[0] for reason in apart)
     for reason, names in apart.items():
         kind = reason.partition(" (")[0]
-        found.setdefault(kind if kinds[kind] > 1 else reason, []).extend(names)
-    return found
+        merged.setdefault(kind if kinds[kind] > 1 else reason, []).extend(names)
+    return merged
 
 
 def _overrun(row: Row) -> bool:
-    """Whether joint prediction loses nine tenths of the base queries that are right among the base classes."""
+    """True if joint prediction loses nine tenths of the base queries that are right among the base classes."""
     if "delta_a" not in row.metrics:
         return False
     joint, alone = (float(row.by_seed(metric).mean()) for metric in ("base_joint", "base_alone"))
@@ -113,17 +113,16 @@ def _overrun(row: Row) -> bool:
 
 
 def notes_of_ranks(board: Board) -> list[str]:
-    """What a reader of the ranked table should know besides."""
-    ranking, shown = board.ranking, {id(row) for row in board.rows}
+    """The further notes that a reader of the ranked table needs."""
+    ranking, places = board.ranking, board.places
     notes = []
     if ranking.family:
         seeds = numbers_in_words(ranking.seeds)
         notes.append(f"Ranks are among {len(ranking.family)} rows on seeds {seeds}, whichever rows are shown.")
-    places = [place for place in ranking.places if id(place.row) in shown]
     reasons: dict[str, list[str]] = {}
     for place in places:
         if place.provisional:
-            reasons.setdefault(place.reason, []).append(f"{place.row.label} ({place.row.origin})")
+            reasons.setdefault(place.reason, []).append(place.row.full_name)
 
     def which(rows: list[str]) -> str:
         if len(rows) > 1 and len(rows) >= len(places) - 1:
@@ -131,9 +130,9 @@ def notes_of_ranks(board: Board) -> list[str]:
         return ", ".join(rows)
 
     if reasons:
-        said = "; ".join(f"{reason}: {which(rows)}" for reason, rows in reasons.items())
-        notes.append(f"Provisional, without a rank. {said[0].upper()}{said[1:]}.")
-    if few := [f"{p.row.label} ({p.row.origin})" for p in places if p.gap is not None and p.common_seeds < 2]:
+        reasons_text = "; ".join(f"{reason}: {which(rows)}" for reason, rows in reasons.items())
+        notes.append(f"Provisional, without a rank. {reasons_text[0].upper()}{reasons_text[1:]}.")
+    if few := [place.row.full_name for place in places if place.gap is not None and place.common_seeds < 2]:
         notes.append(
             f"* Fewer than two training seeds in common with the best row: {which(few)}. There the comparison is "
             f"over episodes alone, of these trained models and not of the methods."
@@ -142,7 +141,7 @@ def notes_of_ranks(board: Board) -> list[str]:
 
 
 def standings(board: Board, labels: Sequence[str]) -> list[list[str]]:
-    """Of each row what :func:`standing` says; of several that nothing is ranked with, one line for all."""
+    """The :func:`standing` of each row; one line for several rows that nothing is ranked with."""
     reasons = {place.reason for place in board.ranking.places}
     if len(labels) > 1 and not board.ranking.family and len(reasons) == 1:
         return [[one_line(f"All rows are provisional ({reasons.pop()}); ranks need three seeds. A difference: "
@@ -151,58 +150,51 @@ def standings(board: Board, labels: Sequence[str]) -> list[list[str]]:
 
 
 def standing(board: Board, label: str) -> list[str]:
-    """A row among the measured ones: its rank, and the paired differences to the best and the nearest.
-
-    And to the row of the same name from the other folder, which is the same method measured elsewhere.
-    """
+    """A row's rank, and its paired differences to the best row, to the nearest, and to its namesake of elsewhere."""
     mine, ranking = board.row(label), board.ranking
     if mine is None or mine not in board.rows:
         return [f"{label} is not comparable with the stored rows."] if mine else []
-    (place,) = (place for place in ranking.places if place.row is mine)
-    shown = {id(row) for row in board.rows if row is not mine}
-    others = [other for other in ranking.places if id(other.row) in shown]
-    if not others:
+    (place,) = (place for place in board.places if place.row is mine)
+    places = [place for place in board.places if place.row is not mine]
+    if not places:
         return [f"{label} is the only measured row on these episodes."]
     rank = f"provisional ({place.reason})" if place.provisional else f"rank {place.ranks} of {place.among}"
-    best = next((other.row for other in others if not other.provisional), others[0].row)
-    away = [other.row for other in others if other.row.label != label]
+    best = next((place.row for place in places if not place.provisional), places[0].row)
+    away = [place.row for place in places if place.row.label != label]
     nearest = min(away, key=lambda row: abs(ranking.of(mine, row).difference(mine, row).mean), default=best)
     kin = "" if board.setting == PAPER else f" of those ranked with it ({board.setting})"
-    found = (
+    targets = (
         [(f"best other row{kin}, the nearest", best)]
         if nearest is best
         else [(f"best other row{kin}", best), (f"nearest row{kin}", nearest)]
     )
-    said = [f"{label}: {rank}", *(f"  against the {what}, {_difference(ranking, mine, row)}" for what, row in found)]
-    said += [_again(ranking, mine, other.row) for other in others if other.row.label == label and other.row is not best]
-    return [one_line(line) for line in said]
+    lines = [f"{label}: {rank}", *(f"  against the {what}, {_difference(ranking, mine, row)}" for what, row in targets)]
+    lines += [_again(ranking, mine, p.row) for p in places if p.row.label == label and p.row is not best]
+    return [one_line(line) for line in lines]
 
 
-def _again(ranking: Ranking, mine: Row, other: Row) -> str:
-    """Of a row to the one of the same name."""
-    gap, common = _paired(ranking, mine, other)
+def _again(ranking: Ranking, mine: Row, row: Row) -> str:
+    """The difference of a row to its namesake."""
+    gap, common = _paired(ranking, mine, row)
     if common and gap.mean == gap.interval == 0:
-        return f"  {other.label} ({other.origin}) has the same accuracy in every episode ({seeds_in_words(common)})"
-    return f"  against the row of the same name, {_difference(ranking, mine, other)}"
+        return f"  {row.full_name} has the same accuracy in every episode ({seeds_in_words(common)})"
+    return f"  against the row of the same name, {_difference(ranking, mine, row)}"
 
 
-def _paired(ranking: Ranking, mine: Row, other: Row) -> tuple[Difference, tuple[int, ...]]:
+def _paired(ranking: Ranking, mine: Row, row: Row) -> tuple[Difference, tuple[int, ...]]:
     """The difference of two rows and the seeds that it is over, in the ranking that they are in."""
-    part = ranking.of(mine, other)
-    return part.difference(mine, other), part.common(mine, other)
+    part = ranking.of(mine, row)
+    return part.difference(mine, row), part.common(mine, row)
 
 
-def _difference(ranking: Ranking, mine: Row, other: Row) -> str:
-    """Of a row to another, with both numbers on the seeds that this is over where they are not those of a table."""
-    gap, common = _paired(ranking, mine, other)
-    ours, theirs = ranking.of(mine, other).means(mine, other)
-    level = f"{theirs:.2f} on {seeds_in_words(common or other.seeds)}"
+def _difference(ranking: Ranking, mine: Row, row: Row) -> str:
+    """The difference of two rows, with their numbers on its seeds where a table has other numbers."""
+    gap, common = _paired(ranking, mine, row)
+    ours, theirs = ranking.of(mine, row).means(mine, row)
+    level = f"{theirs:.2f} on {seeds_in_words(common or row.seeds)}"
     if common and set(common) != set(mine.seeds):
         level += f", where {mine.label} has {ours:.2f}"
     over = "over episodes alone, of these trained models" if gap.models_fixed else "over episodes and seeds"
     if not common:
         over += "; the two have no seed in common"
-    return (
-        f"{other.label} ({other.origin}) with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, "
-        f"p {p_value(gap.p)}, {over}"
-    )
+    return f"{row.full_name} with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value(gap.p)}, {over}"

@@ -40,10 +40,10 @@ class OwnRow:
 def measured(result: Result) -> datetime:
     """When a result was made, as it says; long ago where it says nothing that is a time."""
     try:
-        said = datetime.fromisoformat(str(result.provenance.get("time", "")))
+        time = datetime.fromisoformat(str(result.provenance.get("time", "")))
     except ValueError:
         return datetime.fromtimestamp(0, UTC)
-    return said if said.tzinfo else said.replace(tzinfo=UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def own_rows(
@@ -59,16 +59,16 @@ def own_rows(
         UserError: a task or label of which there are no results.
     """
     results, remarks = stored(root)
-    for kind, names, known in (
+    for kind, names, here in (
         ("task", tasks, {result.task for result in results}),
         ("row", labels, {result.label for result in results}),
     ):
-        if odd := [name for name in names if name not in known]:
-            raise unknown(kind, odd[0], known, where=f"among the results in {root}", see="ifsl-bench results list")
+        if odd := [name for name in names if name not in here]:
+            raise unknown(kind, odd[0], here, where=f"among the results in {root}", see="ifsl-bench results list")
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
-        wanted = (not tasks or result.task in tasks) and (not labels or result.label in labels)
-        if wanted and (since is None or measured(result) >= since):
+        is_named = (not tasks or result.task in tasks) and (not labels or result.label in labels)
+        if is_named and (since is None or measured(result) >= since):
             groups.setdefault((result.task, result.label), []).append(result)
     rows = [OwnRow(tuple(sorted(groups[key], key=lambda result: result.seed))) for key in sorted(groups)]
     return rows, remarks
@@ -89,8 +89,8 @@ def to_remove(root: Path, task: str, label: str, seed: int | None) -> list[Path]
     if not rows:
         raise UserError(f"there are no results of {label} on {task} in {root}")
     (row,) = rows
-    found = [path_of(root, result) for result in row.results if seed in (None, result.seed)]
-    if not found:
+    paths = [path_of(root, result) for result in row.results if seed in (None, result.seed)]
+    if not paths:
         seeds = numbers_in_words([result.seed for result in row.results])
         raise UserError(f"{label} on {task} has results of seeds {seeds} in {root}, and none of seed {seed}")
-    return found
+    return paths

@@ -215,14 +215,14 @@ def significantly_better(
     n = len(rows)
     chosen = np.zeros((n, RESAMPLES)) if choices is None else choices
     prior = fit_prior(np.stack([rows[i].mean(1) for i in range(n)]), fixed)
-    pairs, found = [], []
+    pairs, differences = [], []
     for i in range(n):
         row = rows[i]
         for j in range(i + 1, n):
             pairs.append((i, j))
             random, of_choices = int(not fixed[i]) + int(not fixed[j]), float((chosen[i] - chosen[j]).var(ddof=1))
-            found.append(difference(row, rows[j], prior, random, of_choices))
-    p = np.array([(d.p_better(), replace(d, mean=-d.mean).p_better()) for d in found]).reshape(-1)
+            differences.append(difference(row, rows[j], prior, random, of_choices))
+    p = np.array([(d.p_better(), replace(d, mean=-d.mean).p_better()) for d in differences]).reshape(-1)
     better = np.zeros((n, n), dtype=bool)
     for (i, j), (ours, theirs) in zip(pairs, holm(p).reshape(-1, 2), strict=True):
         better[i, j], better[j, i] = ours, theirs

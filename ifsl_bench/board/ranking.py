@@ -52,7 +52,7 @@ class Ranked:
 
     @property
     def top(self) -> bool:
-        """Whether it may be the best."""
+        """True if it may be the best."""
         return self.ranks is not None and self.ranks.first == 1
 
 
@@ -88,13 +88,13 @@ class Ranking:
         able = [row for row in able if row.origin == STORED] or able
         self.seeds = _usual(able) or _most_common(able)
         self.family = tuple(row for row in able if set(self.seeds) <= set(row.seeds))
-        self._priors: dict[tuple[int, ...], tuple[list[Row], Prior]] = {}  # by ids of rows, which it keeps alive
+        self._priors: dict[tuple[Row, ...], Prior] = {}
 
     @cached_property
     def places(self) -> list[Ranked]:
-        """All rows, the best first: by their difference to the best on the seeds that both have."""
-        found = sorted(map(self._place, self.rows), key=lambda place: -place.level)
-        return found + (self.apart.places if self.apart else [])
+        """Every row in its place, the best first: by their difference to the best on the seeds that both have."""
+        places = sorted(map(self._place, self.rows), key=lambda place: -place.level)
+        return places + (self.apart.places if self.apart else [])
 
     def difference(self, a: Row, b: Row, seeds: Sequence[int] | None = None) -> Difference:
         """Row a minus row b, over episodes and seeds, the variance over seeds moderated by the family.
@@ -116,7 +116,7 @@ class Ranking:
         return best if row is ranking.best else best + mine - theirs
 
     def means(self, a: Row, b: Row) -> tuple[float, float]:
-        """What two rows have on the seeds that they are compared on; each on its own, where none are common."""
+        """The means of two rows on the seeds that they are compared on; each on its own, where none are common."""
         x, y = self._pair(a, b, self.common(a, b))
         return float(x.mean()), float(y.mean())
 
@@ -130,7 +130,7 @@ class Ranking:
 
     def of(self, *rows: Row) -> Ranking:
         """The ranking that these rows are in: this one, or the one apart where all of them are there."""
-        here = any(row is one for row in rows for one in self.rows)
+        here = any(row in self.rows for row in rows)
         return self if here or self.apart is None else self.apart.of(*rows)
 
     def common(self, a: Row, b: Row) -> tuple[int, ...]:
@@ -139,8 +139,8 @@ class Ranking:
         ranked = not self._reason(a) and not self._reason(b)
         return tuple(seed for seed in both if seed in self.seeds) if ranked else both
 
-    def better(self, guest: Row | None = None) -> set[tuple[int, int]]:
-        """The differences that ranks rest on: pairs (a, b), by id of the row, of which a is significantly better.
+    def better(self, guest: Row | None = None) -> set[tuple[Row, Row]]:
+        """The differences that ranks rest on: pairs (a, b) of which a is significantly better.
 
         Args:
             guest: a row that is ranked with the family without being of it; None for the family's own ranks.
@@ -149,8 +149,8 @@ class Ranking:
         if not rows:
             return set()
         seeds = self.seeds if guest is None else self.common(guest, guest)
-        found = significantly_better(*self._measured(rows, seeds))
-        return {(id(rows[i]), id(rows[j])) for i, j in np.argwhere(found)}
+        better = significantly_better(*self._measured(rows, seeds))
+        return {(rows[i], rows[j]) for i, j in np.argwhere(better)}
 
     @cached_property
     def best(self) -> Row:
@@ -159,14 +159,14 @@ class Ranking:
         return max(self.family or self.rows, key=lambda row: row.by_seed(self.metric, seeds).mean())
 
     @cached_property
-    def _ranks(self) -> dict[int, RankInterval]:
-        """Of the family, by id of the row."""
-        return dict(zip(map(id, self.family), self._intervals(self.family, self.seeds), strict=True))
+    def _ranks(self) -> dict[Row, RankInterval]:
+        """The ranks of the family."""
+        return dict(zip(self.family, self._intervals(self.family, self.seeds), strict=True))
 
     def _place(self, row: Row) -> Ranked:
         ranks, among = None, 0
-        if id(row) in self._ranks:
-            ranks, among = self._ranks[id(row)], len(self.family)
+        if row in self._ranks:
+            ranks, among = self._ranks[row], len(self.family)
         elif self._is_guest(row):
             *_, ranks = self._intervals([*self.family, row], self.common(row, row))
             among = len(self.family) + 1
@@ -177,15 +177,15 @@ class Ranking:
         return Ranked(row, ranks, among, reason, gap, len(self.common(row, self.best)), level)
 
     def _is_guest(self, row: Row) -> bool:
-        """Whether a row is ranked with the family without being of it."""
-        member = any(row is one for one in self.family)
-        return _kind(row) == self.kind and bool(self.family) and not member and not self._reason(row)
+        """True if a row is ranked with the family without being of it."""
+        able = _kind(row) == self.kind and not self._reason(row)
+        return able and bool(self.family) and row not in self.family
 
     def _is_apt(self, row: Row) -> bool:
         return row.setting in (self.setting, EVERY)
 
     def _reason(self, row: Row) -> str:
-        """Why a row is provisional; "" where it is ranked."""
+        """The reason why a row is provisional; "" where it is ranked."""
         if not self._is_apt(row):
             return f"ranked separately, with --setting {row.setting}"
         if row.other_gradient:
@@ -201,16 +201,15 @@ class Ranking:
         return ""
 
     def _prior(self, *rows: Row) -> Prior:
-        """What the family, and those of these rows that are ranked with it, say of the variance over seeds."""
-        together = [*self.family, *(row for row in rows if self._is_guest(row))]
+        """The prior of the variance over seeds, from the family and those of these rows that are ranked with it."""
+        together = (*self.family, *(row for row in rows if self._is_guest(row)))
         if not together:
             return Prior(0.0, 0.0)
-        key = tuple(map(id, together))
-        if key not in self._priors:
+        if together not in self._priors:
             seeds = [seed for seed in self.seeds if all(seed in row.seeds for row in together)]
             means = np.stack([row.by_seed(self.metric, seeds).mean(1) for row in together])
-            self._priors[key] = together, fit_prior(means, _fixed(together))
-        return self._priors[key][1]
+            self._priors[together] = fit_prior(means, _fixed(together))
+        return self._priors[together]
 
     def _intervals(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[RankInterval]:
         return rank_intervals(*self._measured(rows, seeds)) if rows else []
@@ -223,12 +222,12 @@ class Ranking:
 
 def setting_of(*rows: Row, default: str = PAPER) -> str:
     """The setting that rows are ranked in together; the default where they have none in common, or any."""
-    said = {row.setting for row in rows} - {EVERY}
-    return said.pop() if len(said) == 1 else default
+    settings = {row.setting for row in rows} - {EVERY}
+    return settings.pop() if len(settings) == 1 else default
 
 
 def _kind(row: Row) -> tuple[bool, bool]:
-    """What is ranked apart: whether novel classes may have been seen before, and whether the row is transductive."""
+    """The kind of a row, each ranked by itself: (novel classes may have been seen before, transductive)."""
     return row.novel_seen != "no", row.transductive
 
 

@@ -71,12 +71,12 @@ def _no_tags(text: str) -> str:
 
 def _no_links(text: str) -> str:
     """Text in which Markdown sees no link and no image; what is between equal runs of backticks it takes as it is."""
-    return _CODE.sub(lambda found: found[0] if found[1] else f"\\{found[0]}", text)
+    return _CODE.sub(lambda match: match[0] if match[1] else f"\\{match[0]}", text)
 
 
 def _markdown_cell(text: str) -> str:
     """Text that neither ends a cell of a Markdown table nor becomes code, a link or HTML."""
-    return _no_tags(re.sub(r"[\\|`\[\]]", lambda found: f"\\{found[0]}", text))
+    return _no_tags(re.sub(r"[\\|`\[\]]", lambda match: f"\\{match[0]}", text))
 
 
 def _text(table: Table[Any]) -> str:
@@ -102,15 +102,15 @@ _DELTA = {"Delta": "\ue002", "Delta_a": "\ue003", "Delta_b": "\ue004"}
 def _latex(table: Table[Any]) -> str:
     """A plain ``tabular``; :mod:`ifsl_bench.board.latex` has the layout of papers."""
     grid = _grid(table, "latex_booktabs", lambda cell: _latex_cell(one_line(cell.text)), _latex_cell)
-    return re.sub(f"[{''.join(SIGNS)}]", lambda found: SIGNS[found[0]], grid)
+    return re.sub(f"[{''.join(SIGNS)}]", lambda match: SIGNS[match[0]], grid)
 
 
 def _latex_cell(text: str) -> str:
     text = "".join(character for character in text if character not in SIGNS)
     if _NUMBERS.fullmatch(text):
         text = re.sub(r"(?<!\S)-(?=\d)", "\ue000", text)  # not that of ranks, 2-7
-    elif (found := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)", text)) is not None:
-        text = found[1] + _DELTA[found[2]]
+    elif (match := re.fullmatch(r"(cal\. |)(Delta(?:_[ab])?)", text)) is not None:
+        text = match[1] + _DELTA[match[2]]
     elif text.startswith(("[", "*")):  # at the beginning of a line it would be an argument of the \\ before
         text = f"\ue005{text}"
     return text.replace("±", "\ue001")
@@ -138,7 +138,7 @@ def _csv_cell(value: Any) -> Any:
     """A value as spreadsheets show it: text that they would take for a formula gets an apostrophe, numbers do not."""
     if isinstance(value, list):
         text = " ".join(map(str, value))
-        return _csv_cell(text) if any(isinstance(one, str) for one in value) else text
+        return _csv_cell(text) if any(isinstance(entry, str) for entry in value) else text
     if not isinstance(value, str):
         return value
     return ("'" if value.startswith(FORMULA) else "") + one_line(value)
@@ -146,7 +146,7 @@ def _csv_cell(value: Any) -> Any:
 
 def _json(_: Sequence[str], records: Records) -> str:
     lines = json.dumps(records, indent=1, ensure_ascii=False, allow_nan=False).split("\n")  # texts have none of these
-    return "\n".join(STEERING.sub(lambda found: json.dumps(found[0])[1:-1], line) for line in lines)
+    return "\n".join(STEERING.sub(lambda match: json.dumps(match[0])[1:-1], line) for line in lines)
 
 
 READERS = {"text": _text, "markdown": _markdown, "latex": _latex}

@@ -166,9 +166,9 @@ class Result(_Part, frozen=True):
         names: set[str] = set()
         for tried in self.tuned.values():
             best = max(tried, key=lambda setting: self.accuracy(setting) or 0.0)
-            settings = [dict(part.split("=", 1) for part in one.split(", ") if "=" in part) for one in tried]
+            settings = [dict(part.split("=", 1) for part in point.split(", ") if "=" in part) for point in tried]
             chosen = settings[list(tried).index(best)]
-            names |= {name for name in chosen if _is_extreme(chosen[name], [one.get(name, "") for one in settings])}
+            names |= {name for name in chosen if _is_extreme(chosen[name], [point.get(name, "") for point in settings])}
         return sorted(names)
 
     def given(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -179,8 +179,8 @@ class Result(_Part, frozen=True):
     def counts(self) -> Counts:
         """The counts as arrays."""
         e = self.episodes
-        known = [*COUNTS, *(name for name in MORE_COUNTS if e.length(name))]
-        arrays = {name: e.column(name) for name in known}
+        names = [*COUNTS, *(name for name in MORE_COUNTS if e.length(name))]
+        arrays = {name: e.column(name) for name in names}
         return Counts(**arrays, base_queries=e.base_queries, novel_queries=e.novel_queries)
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -211,22 +211,22 @@ class Result(_Part, frozen=True):
 def _is_extreme(value: str, values: Sequence[str]) -> bool:
     """Whether a number in words is the smallest or the largest of several; words are neither."""
     try:
-        numbers = [float(one) for one in values]
+        numbers = [float(text) for text in values]
         return float(value) in (min(numbers), max(numbers))
     except ValueError:
         return False
 
 
-def calibration_entry(found: Calibrated, applied: bool) -> Calibration:
+def calibration_entry(calibrated: Calibrated, applied: bool) -> Calibration:
     """What calibration found, as a file has it; its hits of each episode are among the counts."""
-    base, novel = (found.curve[:, i].astype(int).tolist() for i in (1, 2))
+    base, novel = (calibrated.curve[:, i].astype(int).tolist() for i in (1, 2))
     return Calibration(
-        bias=found.bias,
-        validation_episodes=found.validation_episodes,
-        curve=Curve(bias=found.curve[:, 0].tolist(), base_joint=base, novel_joint=novel),
+        bias=calibrated.bias,
+        validation_episodes=calibrated.validation_episodes,
+        curve=Curve(bias=calibrated.curve[:, 0].tolist(), base_joint=base, novel_joint=novel),
         applied=applied,
-        resampled_base=found.resampled[:, 0].tolist(),
-        resampled_novel=found.resampled[:, 1].tolist(),
+        resampled_base=calibrated.resampled[:, 0].tolist(),
+        resampled_novel=calibrated.resampled[:, 1].tolist(),
     )
 
 
@@ -256,17 +256,17 @@ def put(root: Path, result: Result) -> list[Path]:
     Returns:
         The new names of what was renamed.
     """
-    path, kept = path_of(root, result), list[Path]()
+    path, renamed = path_of(root, result), list[Path]()
     for _ in range(TRIES):
         there = path.exists()
         if old := keep_old(root, result):
-            kept.append(old)
+            renamed.append(old)
         elif there:
             break  # the same hits: this one takes its place
         if write_new(path, json_bytes(msgspec.to_builtins(result))):
-            return kept
+            return renamed
     write(root, result)
-    return kept
+    return renamed
 
 
 def keep_old(root: Path, result: Result) -> Path | None:
@@ -276,7 +276,7 @@ def keep_old(root: Path, result: Result) -> Path | None:
         return None
     with contextlib.suppress(CorruptFile):
         old, new = read(path).episodes, result.episodes
-        queries = [(one.base_queries, one.novel_queries) for one in (old, new)]
+        queries = [(counts.base_queries, counts.novel_queries) for counts in (old, new)]
         if queries[0] == queries[1] and old.same(new, COLUMNS):
             return None
     return set_aside(path, "old")
@@ -338,9 +338,9 @@ def inconsistency(result: Result) -> str:
         counts, classes = result.counts(), result.episodes.column("classes")
     except OverflowError:
         return "a count is beyond all bounds"
-    found = result.calibration
-    curve = [*found.curve.base_joint, *found.curve.novel_joint] if found else []
-    curve += [*found.resampled_base, *found.resampled_novel] if found else []
+    calibration = result.calibration
+    curve = [*calibration.curve.base_joint, *calibration.curve.novel_joint] if calibration else []
+    curve += [*calibration.resampled_base, *calibration.resampled_novel] if calibration else []
     if max(counts.base_queries, counts.novel_queries, *curve) > MOST:
         return "a count is beyond all bounds"
     if reason := odd_solves(result.training.get("solves", {})):
@@ -359,21 +359,21 @@ def inconsistency(result: Result) -> str:
     if choice and (reason := odd_rivals(choice, counts, result.calibrated)):
         return f"choice {reason}"
     expected = summary_entry(summarise(counts.per_episode()))
-    if others := sorted(result.summary.keys() - expected.keys()):
-        return f"summary.{others[0]} does not follow from the counts"
+    if surplus := sorted(result.summary.keys() - expected.keys()):
+        return f"summary.{surplus[0]} does not follow from the counts"
     for name in expected:
         for part in ("mean", "interval"):
             stored = result.summary.get(name, {}).get(part, math.nan)
             if not math.isclose(stored, expected[name][part], rel_tol=0, abs_tol=2e-6):
                 return f"summary.{name}.{part} is {stored}, the counts give {expected[name][part]}"
-        if others := sorted(result.summary[name].keys() - expected[name].keys()):
-            return f"summary.{name}.{others[0]} does not follow from the counts"
+        if surplus := sorted(result.summary[name].keys() - expected[name].keys()):
+            return f"summary.{name}.{surplus[0]} does not follow from the counts"
     return ""
 
 
 def _odd_validation(training: dict[str, Any]) -> str:
     """Why nobody can draw the course of meta-training; "" where one can, or where nothing is said of it."""
-    validation, kept = training.get("validation", {}), training.get("kept_step", 0)
+    validation, step_kept = training.get("validation", {}), training.get("kept_step", 0)
     if not isinstance(validation, dict):
         return "validation is not an object"
     for step, value in validation.items():
@@ -381,22 +381,22 @@ def _odd_validation(training: dict[str, Any]) -> str:
             return f"validation: {reprlib.repr(step)} is no number of a step"
         if type(value) not in (int, float) or not 0 <= value <= 100:
             return f"validation.{step} is {reprlib.repr(value)}, no accuracy in percent"
-    if type(kept) is not int:
-        return f"kept_step is {reprlib.repr(kept)}, no whole number"
+    if type(step_kept) is not int:
+        return f"kept_step is {reprlib.repr(step_kept)}, no whole number"
     return "kept_step is missing" if validation and "kept_step" not in training else ""
 
 
-def _odd_calibration(found: Calibration | None, counts: Counts) -> str:
+def _odd_calibration(calibration: Calibration | None, counts: Counts) -> str:
     """Why this is not what calibration found on episodes with these counts; "" where it may be."""
-    if found is None:
+    if calibration is None:
         return "is not there, episodes.calibrated_base is" if counts.calibrated_base is not None else ""
-    curve = found.curve
+    curve = calibration.curve
     if len({len(curve.bias), len(curve.base_joint), len(curve.novel_joint)}) > 1:
         return "has a curve whose parts differ in length"
-    if found.validation_episodes < 1:
-        return f"says that it is from {found.validation_episodes} validation episodes"
+    if calibration.validation_episodes < 1:
+        return f"says that it is from {calibration.validation_episodes} validation episodes"
     points = np.array([curve.bias, curve.base_joint, curve.novel_joint], dtype=np.float64).T
-    if {len(found.resampled_base), len(found.resampled_novel)} not in ({0}, {RESAMPLES}):
+    if {len(calibration.resampled_base), len(calibration.resampled_novel)} not in ({0}, {RESAMPLES}):
         return f"has other than {RESAMPLES} resamples"
-    resampled = np.array([found.resampled_base, found.resampled_novel]).T.reshape(-1, 2)
-    return odd_calibration(counts, found.bias, points, resampled, found.applied)
+    resampled = np.array([calibration.resampled_base, calibration.resampled_novel]).T.reshape(-1, 2)
+    return odd_calibration(counts, calibration.bias, points, resampled, calibration.applied)

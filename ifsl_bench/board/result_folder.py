@@ -34,7 +34,7 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
     if not root.is_dir():
         return [], []
     names = sorted(tasks) if tasks is not None else sorted(p.name for p in root.iterdir() if p.is_dir())
-    found, remarks, paths = [], list[str](), list[Path]()
+    results, remarks, paths = [], list[str](), list[Path]()
     for name in (name for name in names if name != "published"):
         try:
             paths += sorted(path for path in (root / name).iterdir() if path.match("*.seed-*.json"))
@@ -53,8 +53,8 @@ def stored(root: Path, tasks: Iterable[str] | None = None) -> tuple[list[Result]
                 f"{LEFT_OUT}{path} holds {result.label}, seed {result.seed}, of {result.task}: not its place"
             )
         else:
-            found.append(result)
-    return found, remarks
+            results.append(result)
+    return results, remarks
 
 
 def read_once(path: Path) -> Result:
@@ -70,8 +70,8 @@ def read_once(path: Path) -> Result:
     if not 0 <= max(at.st_mtime_ns, at.st_ctime_ns) <= time.time_ns() - SETTLED:
         return read(path)
     stamp = at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns
-    known, result = _known.get(path, ((), None))
-    if result is None or known != stamp:
+    known_stamp, result = _known.get(path, ((), None))
+    if result is None or known_stamp != stamp:
         result = read(path)
         if path in _known or len(_known) < MOST_KNOWN:
             _known[path] = stamp, result

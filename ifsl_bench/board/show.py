@@ -71,10 +71,10 @@ def facts_of(results: Sequence[Result], again: str = "") -> str:
     width = 2 + max(map(len, names))
     lines = []
     for name in names:
-        said = [facts.get(name, [""]) for facts in each]
-        alike = all(texts == said[0] for texts in said)
-        seeds = [f"seed {result.seed}: {'; '.join(texts)}" for result, texts in zip(results, said, strict=True)]
-        for place, text in enumerate(said[0] if alike else seeds):
+        texts_of = [facts.get(name, [""]) for facts in each]
+        alike = all(texts == texts_of[0] for texts in texts_of)
+        seeds = [f"seed {result.seed}: {'; '.join(texts)}" for result, texts in zip(results, texts_of, strict=True)]
+        for place, text in enumerate(texts_of[0] if alike else seeds):
             lines.append(f"{name if not place else '':{width - 1}} {text}")
     return "\n".join(map(one_line, lines))
 
@@ -102,10 +102,10 @@ def _facts(result: Result) -> dict[str, list[str]]:
     if result.choice:
         again = np.not_equal(result.choice.winners, result.choice.chosen).sum()
         facts["choice"] = f"{again} of {RESAMPLES} resamples of the validation episodes would have chosen other options"
-    found = {key: [text] for key, text in facts.items()}
+    lines = {key: [text] for key, text in facts.items()}
     for tried in result.tuned.values():
         best_first = sorted(tried, key=lambda setting: _order(tried[setting]), reverse=True)
-        found.setdefault(TRIED, []).extend(f"{setting}: {_percent(tried[setting])}" for setting in best_first)
+        lines.setdefault(TRIED, []).extend(f"{setting}: {_percent(tried[setting])}" for setting in best_first)
     facts = {}
     if result.at_edge:
         facts["chosen at an end"] = f"{', '.join(result.at_edge)}: better values may lie beyond what was tried"
@@ -115,7 +115,7 @@ def _facts(result: Result) -> dict[str, list[str]]:
     facts |= {f"{stage} on": str(place) for stage, place in result.places.items()}
     facts["cost"] = _words(result.cost)
     facts |= {PROVENANCE.get(str(key), str(key)): _words(value) for key, value in result.provenance.items()}
-    return found | {key: [text] for key, text in facts.items()}
+    return lines | {key: [text] for key, text in facts.items()}
 
 
 def _order(accuracy: object) -> float:
@@ -134,7 +134,7 @@ def _statistic(values: Mapping[str, float], episodes: int) -> str:
 def _words(value: object, write: Callable[[object], str] | None = None) -> str:
     """A value in words: mappings as "name value, name value", numbers with as many digits as anybody reads."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{str(key).replace('_', ' ')} {_words(one, write)}" for key, one in value.items())
+        return ", ".join(f"{str(key).replace('_', ' ')} {_words(part, write)}" for key, part in value.items())
     if write is not None:
         return write(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -146,36 +146,38 @@ def _percent(value: object) -> str:
     return f"{value:.2f}%" if isinstance(value, int | float) else str(value)
 
 
-def _calibration(result: Result, found: Calibration) -> str:
+def _calibration(result: Result, calibration: Calibration) -> str:
     episodes = result.episodes
-    said = f"bias {found.bias:g} on the novel logits, found on {found.validation_episodes:,} validation episodes"
-    if found.resampled_base:
-        hits = np.add(found.resampled_base, found.resampled_novel)
+    count = calibration.validation_episodes
+    text = f"bias {calibration.bias:g} on the novel logits, found on {count:,} validation episodes"
+    if calibration.resampled_base:
+        hits = np.add(calibration.resampled_base, calibration.resampled_novel)
         spread = 100 * hits.std(ddof=1) / (len(episodes) * (episodes.base_queries + episodes.novel_queries))
-        said += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"
-    return f"{said}; part of the row" if found.applied else said
+        text += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"
+    return f"{text}; part of the row" if calibration.applied else text
 
 
-def comparison_table(found: Comparison) -> Table[str]:
+def comparison_table(comparison: Comparison) -> Table[str]:
     """A row for each metric: A - B, with the interval that claims about methods need first, and what it is over."""
-    several = len(found.seeds) > 1  # else only episodes are left
+    several = len(comparison.seeds) > 1  # else only episodes are left
 
     def record(name: str) -> dict[str, Any]:
-        over, seeds, both = found.episodes[name], found.by_seed_interval[name], found.overall[name]
-        classes = found.over_classes.get(name, NO_ESTIMATE).interval
+        over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
+        classes = comparison.over_classes.get(name, NO_ESTIMATE).interval
         return {
             "difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6), "p": over.p,
             "difference_of_seeds": rounded(seeds.mean, 6), "interval_of_seeds": rounded(seeds.interval, 6),
             "interval_overall": rounded(both.interval, 6) if several else None,
             "p_overall": both.p if several else None,
-            "interval_of_classes": rounded(classes, 6), "sd_of_classes": rounded(found.effects.get(name, math.nan), 6),
-            "classes": found.classes or None,
-            "each_seed": [round(float(value), 6) for value in found.by_seed[name]], "seeds": list(found.seeds),
-            "partial_data": found.partial, "a": found.a, "b": found.b,
+            "interval_of_classes": rounded(classes, 6),
+            "sd_of_classes": rounded(comparison.effects.get(name, math.nan), 6),
+            "classes": comparison.classes or None,
+            "each_seed": [round(float(value), 6) for value in comparison.by_seed[name]],
+            "seeds": list(comparison.seeds), "partial_data": comparison.partial, "a": comparison.a, "b": comparison.b,
         }  # fmt: skip
 
     def main(name: str) -> Difference | Paired:
-        return found.overall[name] if several else found.episodes[name]
+        return comparison.overall[name] if several else comparison.episodes[name]
 
     def half(values: Mapping[str, Paired | Estimate], name: str) -> str:
         return f"± {values[name].interval:.2f}"
@@ -184,17 +186,20 @@ def comparison_table(found: Comparison) -> Table[str]:
         METRIC,
         Column("A - B overall" if several else "A - B over episodes", lambda name: plus_minus(main(name), "+")),
         Column("p", lambda name: p_value(main(name).p).removeprefix("= ")),
-        Column("over episodes" if several else None, lambda name: half(found.episodes, name), drop=2),
-        Column("over seeds" if several else None, lambda name: half(found.by_seed_interval, name), drop=3),
-        Column("over classes" if found.classes else None, lambda name: half(found.over_classes, name)),
+        Column("over episodes" if several else None, lambda name: half(comparison.episodes, name), drop=2),
+        Column("over seeds" if several else None, lambda name: half(comparison.by_seed_interval, name), drop=3),
+        Column("over classes" if comparison.classes else None, lambda name: half(comparison.over_classes, name)),
         Column(
             "each seed" if several else None,
-            lambda name: "  ".join(f"{value:+.2f}" for value in found.by_seed[name]),
+            lambda name: "  ".join(f"{value:+.2f}" for value in comparison.by_seed[name]),
             drop=4,
         ),
         Column(fields=record),
     ]
-    title = f"A = {found.a}, B = {found.b}, task {found.task}, {found.count:,} episodes, {seeds_in_words(found.seeds)}"
+    title = (
+        f"A = {comparison.a}, B = {comparison.b}, task {comparison.task}, {comparison.count:,} episodes, "
+        f"{seeds_in_words(comparison.seeds)}"
+    )
     overall = [
         "A - B overall: percentage points, with 95% interval and p-value over episodes and seeds, as in ranks, "
         "for claims about methods. The other columns have 95% intervals of the same difference:",
@@ -203,24 +208,24 @@ def comparison_table(found: Comparison) -> Table[str]:
     alone = ["A - B over episodes: percentage points, 95% interval and paired t-test; trained models held fixed."]
     notes = [
         *(overall if several else alone),
-        *_of_classes(found),
-        *(f"Note: {note}." for note in found.notes),
+        *_of_classes(comparison),
+        *(f"Note: {note}." for note in comparison.notes),
     ]
-    return Table(columns, list(found.episodes), title, notes, lead=verdict(found))
+    return Table(columns, list(comparison.episodes), title, notes, lead=verdict(comparison))
 
 
-def _of_classes(found: Comparison) -> list[str]:
+def _of_classes(comparison: Comparison) -> list[str]:
     """What an interval over classes is, where there is one."""
-    if not found.classes:
+    if not comparison.classes:
         return []
-    said = (
-        f"over classes: over episodes and the {found.classes} novel classes that they draw from; trained models held "
-        "fixed; for claims about other classes."
+    note = (
+        f"over classes: over episodes and the {comparison.classes} novel classes that they draw from; trained models "
+        "held fixed; for claims about other classes."
     )
-    none = [name for name, over in found.over_classes.items() if over.interval and not found.effects[name]]
+    none = [name for name, over in comparison.over_classes.items() if over.interval and not comparison.effects[name]]
     if none:
         metrics = ", ".join(HEADINGS[name].text for name in none)
-        said += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
-    if found.count > MANY:
-        said += " More episodes narrow the interval over episodes, but the number of classes limits this one."
-    return [said]
+        note += f" The variance of class effects is estimated below 0, and counts as 0, for {metrics}."
+    if comparison.count > MANY:
+        note += " More episodes narrow the interval over episodes, but the number of classes limits this one."
+    return [note]

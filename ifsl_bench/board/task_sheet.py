@@ -59,8 +59,8 @@ def _base_classes(task: Task, folders: Home) -> str:
 
 def _episode(task: Task) -> str:
     episode, shots = task.episode, f"{task.shots} shot{'s' * (task.shots > 1)}"
-    found = f"{episode.ways} ways, {shots}; {episode.ways * episode.novel_queries} novel queries"
-    return f"{found}, {f'{episode.base_queries} base queries' if task.kind.has_base else 'no base classes'}"
+    novel = f"{episode.ways} ways, {shots}; {episode.ways * episode.novel_queries} novel queries"
+    return f"{novel}, {f'{episode.base_queries} base queries' if task.kind.has_base else 'no base classes'}"
 
 
 def _backbone(task: Task) -> str:
@@ -78,8 +78,8 @@ def _backbone(task: Task) -> str:
 def _results(board: Board) -> str:
     measured = len({(row.label, row.origin) for row in (*board.rows, *board.others)})
     counts = {"measured": measured, "published": len(board.papers)}
-    said = " and ".join(f"{count} {kind} row{'s' * (count > 1)}" for kind, count in counts.items() if count)
-    return f"{said}: ifsl-bench {'leaderboard' if measured else 'table'} {board.name}" if said else "none yet"
+    text = " and ".join(f"{count} {kind} row{'s' * (count > 1)}" for kind, count in counts.items() if count)
+    return f"{text}: ifsl-bench {'leaderboard' if measured else 'table'} {board.name}" if text else "none yet"
 
 
 def _seen(task: Task) -> str:

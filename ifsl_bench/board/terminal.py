@@ -70,7 +70,7 @@ def fold(text: str, width: int, hanging: int = 0) -> list[str]:
             lines.append(line + part)
             line = " " * (start + hanging)
         line, empty = line + rest, False
-    return [one.replace(JOINED, " ").rstrip() for one in [*lines, line]]
+    return [folded.replace(JOINED, " ").rstrip() for folded in [*lines, line]]
 
 
 def _broken(word: str, width: int) -> list[str]:
@@ -103,7 +103,7 @@ def _piece(text: str) -> int:
 
 def _columns(table: Table[Any]) -> list[_Shown]:
     rows = table.cells()
-    found = []
+    shown = []
     for place, column in enumerate(column for column in table.columns if column.heading is not None):
         heading = one_line(str(column.heading))
         cells = [Cell(one_line(row[place].text), row[place].bold) for row in rows]
@@ -113,8 +113,8 @@ def _columns(table: Table[Any]) -> list[_Shown]:
             word = min(LONG, max((_piece(cell.text) for cell in cells), default=0))
             least = min(natural, max(column.fold, word, _least([heading])))
         if not rows or any(cell.text for cell in cells):  # what is empty throughout says nothing
-            found.append(_Shown(heading, cells, column.fold, column.drop, natural, least))
-    return found
+            shown.append(_Shown(heading, cells, column.fold, column.drop, natural, least))
+    return shown
 
 
 def _needed(columns: Sequence[_Shown]) -> int:
@@ -123,15 +123,15 @@ def _needed(columns: Sequence[_Shown]) -> int:
 
 def _fitting(columns: list[_Shown], width: int) -> tuple[list[_Shown], list[str]]:
     """The columns that there is room for, and the headings of the others."""
-    kept = list(columns)
-    while _needed(kept) > width and (candidates := [c for c in kept if c.drop]):
+    shown = list(columns)
+    while _needed(shown) > width and (candidates := [c for c in shown if c.drop]):
         first = max(column.drop for column in candidates)
-        if first <= TELLING and any(c.fold and c.least > c.fold for c in kept):
-            kept = [replace(c, least=min(c.least, c.fold)) if c.fold else c for c in kept]
+        if first <= TELLING and any(c.fold and c.least > c.fold for c in shown):
+            shown = [replace(c, least=min(c.least, c.fold)) if c.fold else c for c in shown]
             continue
-        kept = [column for column in kept if column.drop != first]
-    there = {column.heading for column in kept}
-    return kept, [column.heading for column in columns if column.heading not in there]
+        shown = [column for column in shown if column.drop != first]
+    there = {column.heading for column in shown}
+    return shown, [column.heading for column in columns if column.heading not in there]
 
 
 def _widths(columns: Sequence[_Shown], width: int) -> list[int]:
@@ -177,8 +177,8 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
     for number, table in enumerate(tables):
         if number:
             _line(console, Text())
-        for said, look in ((table.title, "bold"), (table.lead, "")):
-            for line in fold(one_line(said), width) if said else ():
+        for heading, look in ((table.title, "bold"), (table.lead, "")):
+            for line in fold(one_line(heading), width) if heading else ():
                 _line(console, Text(line, look))
         if table.title or table.lead:
             _line(console, Text())
@@ -186,8 +186,8 @@ def print_tables(tables: Iterable[Table[Any]], console: Console, closing: str = 
         if table.whole and _needed(columns) > width:
             blocks = _blocks(columns, width)
         else:
-            kept, left_out = _fitting(columns, width)
-            blocks = [kept]
+            shown, left_out = _fitting(columns, width)
+            blocks = [shown]
             gone |= dict.fromkeys(left_out)
         for place, block in enumerate(blocks):
             if place:
@@ -228,9 +228,9 @@ def _lines(
     for number in range(max(map(len, cells), default=0)):
         text = Text(style=row)
         for place, (cell, width, style) in enumerate(zip(cells, widths, styles, strict=True)):
-            said = cell[number] if number < len(cell) else ""
-            text.append(said, style)
-            text.append(" " * (width - cell_len(said) + GAP) if place < len(cells) - 1 else "")
+            piece = cell[number] if number < len(cell) else ""
+            text.append(piece, style)
+            text.append(" " * (width - cell_len(piece) + GAP) if place < len(cells) - 1 else "")
         text.rstrip()
         yield text
 
@@ -239,7 +239,7 @@ def print_text(text: str, console: Console, style: str = "") -> None:
     """Prints a paragraph, folded at the width of the terminal; what would steer it is written out."""
     from rich.text import Text
 
-    hanging = len(found[0]) if (found := re.match(r" *\S+  +(?=\S)", text)) else 0  # a name, then what is said of it
+    hanging = len(match[0]) if (match := re.match(r" *\S+  +(?=\S)", text)) else 0  # a name, then what is said of it
     start = len(text) - len(text.lstrip(" "))
     for line in fold(one_line(text), max(LEAST, console.width), max(0, hanging - start)):
         _line(console, Text(line, style))

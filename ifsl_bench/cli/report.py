@@ -24,7 +24,7 @@ def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str 
     from ifsl_bench.board.claims import judged
     from ifsl_bench.common.errors import UserError
     from ifsl_bench.common.files import check_out, write_out
-    from ifsl_bench.page.gather import boards_of, gather
+    from ifsl_bench.page.gather import boards_with_variants, gather
     from ifsl_bench.page.html import page_html
     from ifsl_bench.protocol.task_files import find, own, packaged
 
@@ -32,7 +32,9 @@ def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str 
     check_out(path)
     folders = readable(folders_of(home, results_dir), results_dir)
     chosen = [task for name in tasks for task in find(name, home=folders)]
-    found = boards_of(chosen or [*packaged().values(), *own(folders).values()], folders.results, bool(chosen))
+    found = boards_with_variants(
+        chosen or [*packaged().values(), *own(folders).values()], folders.results, bool(chosen)
+    )
     if not found:
         raise UserError("nothing is stored yet; make a result with: ifsl-bench run --method NAME --task NAME")
     names = {board.name for board in found}

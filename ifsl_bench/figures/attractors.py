@@ -48,7 +48,7 @@ STAR: dict[str, Any] = {"marker": "*", "linestyle": "none", "markersize": 8, "co
 
 @dataclass(frozen=True)
 class Weights:
-    """Of a method, in the space of the base weights: D numbers each, biases left out.
+    """A method's weights in the space of the base weights: D numbers each, biases left out.
 
     Attributes:
         label: of the method.
@@ -71,21 +71,21 @@ class Weights:
 
     @property
     def static(self) -> bool:
-        """Whether all classes have one attractor, in every episode."""
-        found = self.centres[np.isfinite(self.centres).all(-1)]
-        return bool(np.allclose(found, found[0]))
+        """True if all classes share one attractor in every episode."""
+        centres = self.centres[np.isfinite(self.centres).all(-1)]
+        return bool(np.allclose(centres, centres[0]))
 
 
 class _Watched:
-    """A solver that notes what it finds."""
+    """A solver that records its minima."""
 
     def __init__(self, solver: Solver, seen: list[Tree]) -> None:
         self.solver, self.seen = solver, seen
 
     def run(self, objective: Any, v0: Any, args: Any) -> Outcome:
-        found = self.solver.run(objective, v0, args)
-        self.seen.append(found.v)
-        return found
+        outcome = self.solver.run(objective, v0, args)
+        self.seen.append(outcome.v)
+        return outcome
 
 
 @torch.no_grad()
@@ -107,8 +107,7 @@ def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
     size = method.base.weight.shape[1]
 
     def centres(batch: Batch) -> Tensor:
-        found = method.centres(batch.support)[part][..., :size]
-        return found.expand(len(batch), method.ways, size)
+        return method.centres(batch.support)[part][..., :size].expand(len(batch), method.ways, size)
 
     loader, dataset = ready.loader("test"), ready.prepared.dataset
     batch, drawn = loader.batch(index, 1), loader.sampler.sample(index, 1)
@@ -119,18 +118,18 @@ def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
         raise UserError(f"{job.label} stops its search early, so there is no minimum to show: leave out converge=false")
     fast = tensors(seen[-1])[part][0, :, :size]
     ids = drawn.classes[0].tolist()
-    found = [[row] for row in centres(batch)[0]]
+    by_way = [[row] for row in centres(batch)[0]]
     classes = loader.sampler.classes(min(LOOKED, job.task.evaluation.episodes))
-    for other in np.flatnonzero(np.isin(classes, ids).any(1)):
-        if int(other) == index or min(map(len, found)) >= EPISODES:
+    for episode in np.flatnonzero(np.isin(classes, ids).any(1)):
+        if int(episode) == index or min(map(len, by_way)) >= EPISODES:
             continue
-        rows = centres(loader.batch(int(other), 1))[0]
-        for way, one in enumerate(classes[other].tolist()):
-            if one in ids and len(found[ids.index(one)]) < EPISODES:
-                found[ids.index(one)].append(rows[way])
-    most = max(map(len, found))
+        rows = centres(loader.batch(int(episode), 1))[0]
+        for way, class_id in enumerate(classes[episode].tolist()):
+            if class_id in ids and len(by_way[ids.index(class_id)]) < EPISODES:
+                by_way[ids.index(class_id)].append(rows[way])
+    most = max(map(len, by_way))
     full = torch.full((len(ids), most, size), torch.nan)
-    for way, rows_of_way in enumerate(found):
+    for way, rows_of_way in enumerate(by_way):
         full[way, : len(rows_of_way)] = torch.stack(rows_of_way).float().cpu()
     names = novel_names(dataset, job.task)
     produced = _produced(method, part)
@@ -159,7 +158,7 @@ def _produced(method: AttractorMethod, part: int) -> Tensor | None:
 
 
 @styled
-def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw(methods: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str]]:
     """A row for each method that attends to base classes: on the left where base weights lead, on the right an episode.
 
     Left: base weights (rings) and the attractor that each produces where all attention is on it (crosses); an
@@ -174,35 +173,36 @@ def draw(found: Sequence[Weights], wide: bool = False) -> tuple[Figure, list[str
     features in place of fast weights; and a t-SNE keeps no distances, which matter here.
 
     Args:
-        found: of the same episode.
+        methods: their weights in one episode.
 
     Raises:
         UserError: methods that start from different base weights.
     """
-    if any(one.base.shape != found[0].base.shape or not np.allclose(one.base, found[0].base) for one in found):
+    base = methods[0].base
+    if any(method.base.shape != base.shape or not np.allclose(method.base, base) for method in methods):
         raise UserError("these methods start from different base weights, which have no plane in common: draw them "
                         "one at a time")  # fmt: skip
-    fixed = [one for one in found if one.static]
-    rows = [one for one in found if not one.static] or fixed[:1]
-    stars = [one for one in fixed if one is not rows[0]]
+    fixed = [method for method in methods if method.static]
+    rows = [method for method in methods if not method.static] or fixed[:1]
+    stars = [method for method in fixed if method is not rows[0]]
     across = 1 if rows[0].produced is None else 2
-    names, handles = ways_legend(found[0].classes)
+    names, handles = ways_legend(methods[0].classes)
     marks = _marks(rows, bool(fixed))
     side = 2.9 if wide else 1.5 * (1 if across == 2 else 1.6)
     figure = new_figure((side + 0.35) * len(rows) + legend_height(names, wide, marks), wide)
-    for one, panels in zip(rows, figure.subplots(len(rows), across, squeeze=False), strict=True):
-        if one.produced is not None:
-            _base(panels[0], one)
-            panels[0].set_title(f"{text_of(one.label)}: base classes")
-        _episode(panels[-1], one, [star.centres[0, 0] for star in stars or (fixed if one.static else [])])
-        shown = f"episode {one.index}"
-        panels[-1].set_title(shown if across == 2 else f"{text_of(one.label)}: {shown}")
+    for method, panels in zip(rows, figure.subplots(len(rows), across, squeeze=False), strict=True):
+        if method.produced is not None:
+            _base(panels[0], method)
+            panels[0].set_title(f"{text_of(method.label)}: base classes")
+        _episode(panels[-1], method, [star.centres[0, 0] for star in stars or (fixed if method.static else [])])
+        shown = f"episode {method.index}"
+        panels[-1].set_title(shown if across == 2 else f"{text_of(method.label)}: {shown}")
     legend_below(figure, handles, names, wide, marks)
-    return figure, [f"{one.label} is static: all of its attractors are the star" for one in stars]
+    return figure, [f"{method.label} is static: all of its attractors are the star" for method in stars]
 
 
 def _marks(rows: Sequence[Weights], fixed: bool) -> list[Mark]:
-    """What symbols mean whatever their class, so in white; lines join what they stand between."""
+    """Legend entries of symbols that every class has, in white; lines join the symbols on either side of them."""
     white: dict[str, Any] = {"marker": "s", "linestyle": "none", "color": "white", "markeredgecolor": "black",
                              "markeredgewidth": 0.4}  # fmt: skip
     line: dict[str, Any] = {"linestyle": "-", "linewidth": 0.8, "color": FAINT}
@@ -212,7 +212,7 @@ def _marks(rows: Sequence[Weights], fixed: bool) -> list[Mark]:
         marks += [(Line2D([], [], **RING), "base weights"), (Line2D([], [], **produced), "their attractors (joined)")]
     marks.append((Line2D([], [], **white | {"markersize": LARGE}), "attractors in this episode"))
     marks.append((Line2D([], [], **FAST | line | {"markerfacecolor": "white"}), "their fast weights (joined)"))
-    if any(np.isfinite(one.centres[:, 1:]).any() for one in rows):
+    if any(np.isfinite(method.centres[:, 1:]).any() for method in rows):
         marks.append((Line2D([], [], **white | {"markersize": SMALL + 0.4}), "attractors in other episodes"))
     return marks + ([(Line2D([], [], **STAR), "static centre")] if fixed else [])
 
@@ -227,15 +227,15 @@ def _plane(*clouds: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return centre, axes * np.sign(largest), (values**2 / (values**2).sum())[:2]
 
 
-def _base(axes: Axes, one: Weights) -> None:
-    assert one.produced is not None
-    centre, across, share = _plane(one.base, one.produced)
-    base, produced = ((cloud - centre) @ across.T for cloud in (one.base, one.produced))
+def _base(axes: Axes, weights: Weights) -> None:
+    assert weights.produced is not None
+    centre, across, share = _plane(weights.base, weights.produced)
+    base, produced = ((cloud - centre) @ across.T for cloud in (weights.base, weights.produced))
     for start, end in zip(base, produced, strict=True):
         axes.plot(*np.stack([start, end]).T, color=FAINT, linewidth=0.3, zorder=1)
     axes.plot(*base.T, **RING, zorder=2, gid="base weights")
     axes.plot(*produced.T, **PRODUCED, zorder=3, gid="attractors of base classes")
-    for way, rows in enumerate(one.centres):
+    for way, rows in enumerate(weights.centres):
         axes.plot(*((rows[0] - centre) @ across.T), **way_look(way), markersize=4.5, zorder=4)
     name_plane(axes, share)
 
@@ -246,16 +246,16 @@ def _within(points: np.ndarray, across: tuple[float, float], up: tuple[float, fl
     return points[((points > low + edge) & (points < high - edge)).all(1)]
 
 
-def _episode(axes: Axes, one: Weights, stars: Sequence[np.ndarray]) -> None:
-    shown = one.centres[np.isfinite(one.centres).all(-1)]
-    centre, across, share = _plane(shown, one.fast)
+def _episode(axes: Axes, weights: Weights, stars: Sequence[np.ndarray]) -> None:
+    shown = weights.centres[np.isfinite(weights.centres).all(-1)]
+    centre, across, share = _plane(shown, weights.fast)
 
     def flat(points: np.ndarray) -> np.ndarray:
         return (points - centre) @ across.T
 
-    for way, rows in enumerate(one.centres):
+    for way, rows in enumerate(weights.centres):
         look, rows = way_look(way), rows[np.isfinite(rows).all(-1)]
-        ends = flat(np.stack([rows[0], one.fast[way]]))
+        ends = flat(np.stack([rows[0], weights.fast[way]]))
         axes.plot(*flat(rows[1:]).T, **look | {"markeredgewidth": 0}, markersize=SMALL, alpha=0.7, zorder=2)
         axes.plot(*ends.T, color=str(look["color"]), linewidth=0.8, zorder=3)
         axes.plot(*ends[0], **look, markersize=LARGE, zorder=5, gid=f"centre {way}")
@@ -263,9 +263,9 @@ def _episode(axes: Axes, one: Weights, stars: Sequence[np.ndarray]) -> None:
     for star in stars:
         axes.plot(*flat(star), **STAR, zorder=6, gid="static centre")
     axes.margins(0.08)
-    left, right = axes.get_xlim(), axes.get_ylim()
-    if one.produced is not None:
-        axes.plot(*_within(flat(one.produced), left, right).T, **PRODUCED, zorder=1, scalex=False, scaley=False,
-                  gid="attractors of base classes near by")  # fmt: skip
-    axes.set(xlim=left, ylim=right)
+    x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
+    if weights.produced is not None:
+        axes.plot(*_within(flat(weights.produced), x_limits, y_limits).T, **PRODUCED, zorder=1, scalex=False,
+                  scaley=False, gid="attractors of base classes near by")  # fmt: skip
+    axes.set(xlim=x_limits, ylim=y_limits)
     name_plane(axes, share)

@@ -18,8 +18,8 @@ from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
 
 
-def boards_of(task: Task, home: Home) -> dict[int, Board]:
-    """Number of base classes -> what is stored of the task with so many, and of the task itself with all of them.
+def boards_by_count(task: Task, home: Home) -> dict[int, Board]:
+    """Number of base classes -> the board of the task with so many; the task itself has all of them.
 
     Raises:
         UserError: nothing is stored of the task with fewer, or nobody knows how many it has.
@@ -29,8 +29,8 @@ def boards_of(task: Task, home: Home) -> dict[int, Board]:
         for board in load_variants(task, home.results)
         if board.rows and set(change := split(board.name)[1].said()) == {"base-classes"}
     }
-    found = {int(count): board for count, board in few.items()}
-    if not found:
+    boards = {int(count): board for count, board in few.items()}
+    if not boards:
         raise UserError(f"no results of {task.name} with fewer base classes are stored; make some, for example with "
                         f"ifsl-bench run --method imprint --task {task.name} --base-classes 20")  # fmt: skip
     whole = load_board(task, home.results)
@@ -38,8 +38,8 @@ def boards_of(task: Task, home: Home) -> dict[int, Board]:
         if not (every := outline_of(task, home).base_classes):
             raise UserError(f"the number of base classes of {task.name} is unknown until data set "
                             f"{task.dataset.name} is prepared: ifsl-bench data list")  # fmt: skip
-        found[every] = whole
-    return dict(sorted(found.items()))
+        boards[every] = whole
+    return dict(sorted(boards.items()))
 
 
 @styled
@@ -62,15 +62,15 @@ def draw(
     for count in sorted(chosen, reverse=True):  # the legend has the order of the most classes
         for row in chosen[count]:
             lines.setdefault((row.label, row.origin), {})[count] = row
-    found = [line for line in lines.values() if len(line) > 1]
-    if not found:
+    shared = [line for line in lines.values() if len(line) > 1]
+    if not shared:
         raise UserError("no row of these is stored for two numbers of base classes; those that there are: "
                         f"{', '.join(map(str, boards))}")  # fmt: skip
-    firsts = [next(iter(line.values())) for line in found]
+    firsts = [next(iter(line.values())) for line in shared]
     names, looks = named_looks(firsts)
     figure = new_figure(2.0 + legend_height(names, wide), wide)
     axes = figure.add_subplot(xlabel="base classes", ylabel="Acc. (%)")
-    for name, line, look in zip(names, found, looks, strict=True):
+    for name, line, look in zip(names, shared, looks, strict=True):
         counts = sorted(line)
         values = [line[count].summary()["acc"] for count in counts]
         axes.errorbar(counts, [v.mean for v in values], [v.interval for v in values], **look, elinewidth=0.8,
@@ -78,28 +78,29 @@ def draw(
     axes.set_xticks(sorted(boards))
     grid(axes, "y")
     legend_below(figure, [Line2D([], [], **look) for look in looks], names, wide)
-    return figure, [*(_alone(lines) if labels else []), *_uneven(names, found)]
+    return figure, [*(_alone(lines) if labels else []), *_uneven(names, shared)]
 
 
 def _alone(lines: dict[tuple[str, str], dict[int, Row]]) -> list[str]:
     single = [row for line in lines.values() if len(line) < 2 for row in line.values()]
-    said = ", ".join(f"{row.label} ({row.origin})" for row in single)
-    return [f"known for only one number of base classes: {said}"] if single else []
+    names = ", ".join(row.full_name for row in single)
+    return [f"known for only one number of base classes: {names}"] if single else []
 
 
 def _uneven(names: Sequence[str], lines: Sequence[dict[int, Row]]) -> list[str]:
-    """Lines whose points are means over different numbers of seeds."""
-    found: dict[str, list[str]] = {}
+    """A note on lines whose points are means over different numbers of seeds."""
+    names_by_seeds: dict[str, list[str]] = {}
     for name, line in zip(names, lines, strict=True):
         seeds = {count: len(line[count].seeds) for count in sorted(line)}
         if len(set(seeds.values())) > 1:
-            said = ", ".join(f"{n} at {count}" for count, n in seeds.items())
-            found.setdefault(said, []).append(name)
+            seeds_text = ", ".join(f"{n} at {count}" for count, n in seeds.items())
+            names_by_seeds.setdefault(seeds_text, []).append(name)
     return [
-        f"training seeds differ by the number of base classes ({said}): {', '.join(of)}" for said, of in found.items()
+        f"training seeds differ by the number of base classes ({seeds_text}): {', '.join(of_seeds)}"
+        for seeds_text, of_seeds in names_by_seeds.items()
     ]
 
 
 def _there(board: Board, labels: Sequence[str]) -> list[str]:
-    known = {row.label.lower() for row in board.rows}
-    return [label for label in labels if label.lower() in known]
+    here = {row.label.lower() for row in board.rows}
+    return [label for label in labels if label.lower() in here]

@@ -97,8 +97,8 @@ def plane_of(ready: Ready, index: int, label: str = "") -> Plane:
             for a, b in zip(low - margin, high + margin, strict=True))  # fmt: skip
     points = torch.stack([x.expand(POINTS, -1), y[:, None].expand(-1, POINTS)], -1).reshape(-1, 2)  # [P * P, 2]
     logits = _answers(ready, episode, (centre + points.to(axes) @ axes).float())
-    known = len(episode.base_classes)
-    before, after = (part.argmax(-1).reshape(POINTS, POINTS).numpy() for part in (logits[:, :known], logits))
+    base_count = len(episode.base_classes)
+    before, after = (part.argmax(-1).reshape(POINTS, POINTS).numpy() for part in (logits[:, :base_count], logits))
     shares = (values**2 / (values**2).sum())[:2].tolist()
     places = flat.cpu().numpy()
     return Plane(label or job.label, episode, places[: len(support)], places[len(support) :], (shares[0], shares[1]),
@@ -107,12 +107,12 @@ def plane_of(ready: Ready, index: int, label: str = "") -> Plane:
 
 def _answers(ready: Ready, episode: Episode, points: torch.Tensor) -> torch.Tensor:
     """Joint logits of points [P, D] in the space of features, [P, K + N]."""
-    base, found = ready.method.base, []
+    base, logits = ready.method.base, []
     for some in points.to(base.weight).split(AT_ONCE):
         query = Query(some[None], torch.nn.functional.linear(some, base.weight, base.bias)[None])
         answer = ask(ready.method.eval(), ready.job.name, episode.batch.support, query)
-        found.append(masked_logits(answer, episode.batch.masked)[0].float().cpu())
-    return torch.cat(found)
+        logits.append(masked_logits(answer, episode.batch.masked)[0].float().cpu())
+    return torch.cat(logits)
 
 
 @styled
@@ -132,14 +132,14 @@ def draw(planes: Sequence[Plane], wide: bool = False) -> tuple[Figure, list[str]
     names, handles = ways_legend(episode.classes)
     side = 3.1 if wide else 1.45
     figure = new_figure((side + 0.25) * len(planes) + legend_height(names, wide, MARKS) + 0.1, wide)
-    for row, (left, right) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
-        _panel(left, row, side, after=False)
-        _panel(right, row, side, after=True)
-        left.set_title(f"{text_of(row.label)}, before")
-        right.set_title(f"after: {int(row.episode.right.sum())} of {len(row.query)} right")
-        for axes in (left, right):
+    for row, (before, after) in zip(planes, figure.subplots(len(planes), 2, squeeze=False), strict=True):
+        _panel(before, row, side, after=False)
+        _panel(after, row, side, after=True)
+        before.set_title(f"{text_of(row.label)}, before")
+        after.set_title(f"after: {int(row.episode.right.sum())} of {len(row.query)} right")
+        for axes in (before, after):
             name_plane(axes, row.share)
-        right.set_ylabel("")
+        after.set_ylabel("")
     legend_below(figure, handles, names, wide, MARKS)
     return figure, []
 
@@ -151,7 +151,7 @@ def way_look(way: int) -> dict[str, Any]:
 
 
 def ways_legend(classes: Sequence[str]) -> tuple[list[str], list[Line2D]]:
-    """What stands in a legend for the novel classes of an episode: N1 with its name, and its points."""
+    """Legend entries of an episode's novel classes: N1 with its name, and its points."""
     names = [f"N{way + 1} {name}" for way, name in enumerate(classes)]
     return names, [Line2D([], [], **way_look(way), markersize=5) for way in range(len(classes))]
 
@@ -164,9 +164,9 @@ def name_plane(axes: Axes, share: Sequence[float] | np.ndarray) -> None:
 def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
     from scipy.ndimage import maximum_filter, minimum_filter
 
-    known, episode = len(plane.episode.base_classes), plane.episode
+    base_count, episode = len(plane.episode.base_classes), plane.episode
     labels = plane.after if after else plane.before
-    kinds = np.where(labels < known, 0, labels - known + 1)
+    kinds = np.where(labels < base_count, 0, labels - base_count + 1)
     light = [(1 - 0.4 * (1 - np.array(to_rgb(WAYS[way % len(WAYS)])))).tolist() for way in range(len(episode.classes))]
     extent = (plane.x[0], plane.x[-1], plane.y[0], plane.y[-1])
     axes.imshow(kinds, cmap=ListedColormap([BASE, *light]), vmin=-0.5, vmax=len(light) + 0.5, origin="lower",
@@ -178,12 +178,13 @@ def _panel(axes: Axes, plane: Plane, side: float, after: bool) -> None:
     _name_regions(axes, plane, kinds)
     novel = episode.drawn.query_novel[0].cpu().numpy()
     axes.plot(*plane.query[~novel].T, "o", color=GREY, markersize=3, markeredgewidth=0.3, markeredgecolor="white")
-    way = episode.labels.numpy() - known
+    way = episode.labels.numpy() - base_count
     shots = len(plane.support) // len(episode.classes)
-    for one in range(len(episode.classes)):
-        axes.plot(*plane.query[way == one].T, **way_look(one) | {"markersize": 3, "markeredgewidth": 0})
-        axes.plot(*plane.support[one * shots : (one + 1) * shots].T, **way_look(one) | {"markersize": 5.5})
-    right = episode.right.numpy() if after else episode.logits[:, :known].argmax(-1).numpy() == episode.labels.numpy()
+    for number in range(len(episode.classes)):
+        axes.plot(*plane.query[way == number].T, **way_look(number) | {"markersize": 3, "markeredgewidth": 0})
+        axes.plot(*plane.support[number * shots : (number + 1) * shots].T, **way_look(number) | {"markersize": 5.5})
+    among_base = episode.logits[:, :base_count].argmax(-1) == episode.labels
+    right = (episode.right if after else among_base).numpy()
     axes.plot(*plane.query[~right].T, "x", color="black", markersize=3.5, markeredgewidth=0.7, gid="wrong")
     axes.set(xlim=extent[:2], ylim=extent[2:])
 

@@ -66,8 +66,8 @@ def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool =
     episode, width = answers[0].episode, PAGE if wide else COLUMN
     names, parts = _Names(episode), _order(episode)
     across = _across(max(map(len, parts)), width)
-    cell = min((width - EDGE) / across, 2 * CELL)
-    tables = [_rows([_Cell.of(int(query), answers, names, cell) for query in part], across) for part in parts]
+    cell_width = min((width - EDGE) / across, 2 * CELL)
+    tables = [_rows([_Cell.of(int(query), answers, names, cell_width) for query in part], across) for part in parts]
     support = _Support.of(episode, names, width, ROOMY if wide else NARROW)
     heads = LABEL * (2 + math.ceil(len(answers) / _beside(answers, width)))
     height = heads + LABEL + support.height
@@ -83,22 +83,22 @@ def draw(answers: Sequence[Answered], dataset: Dataset, task: Task, wide: bool =
     for rows, title in zip(tables, ("queries of novel classes", "queries of base classes"), strict=True):
         y = sheet.heading(y + GAP / 2, title) if rows else y
         for row in rows:
-            for i, one in enumerate(row):
-                one.draw(sheet, EDGE + i * cell, y, answers)
+            for i, cell in enumerate(row):
+                cell.draw(sheet, EDGE + i * cell_width, y, answers)
             y += _high(row, len(answers))
     return figure, []
 
 
 class _Names:
-    """What classes are called under a query: N1 for the first novel class, base classes by their short names."""
+    """Names of classes under a query: N1 for the first novel class, short names for base classes."""
 
     def __init__(self, episode: Episode) -> None:
         self.base = [text_of(name) for name in episode.base_classes]
         self.novel = [text_of(name) for name in episode.classes]
 
     def __getitem__(self, label: int) -> str:
-        known = len(self.base)
-        return self.base[label] if label < known else f"N{label - known + 1}"
+        base_count = len(self.base)
+        return self.base[label] if label < base_count else f"N{label - base_count + 1}"
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,12 @@ class _Sheet:
     def frame(self, x: float, y: float, size: float, kind: str, gid: str | None = None) -> None:
         self.axes.add_patch(Rectangle((x, y), size, size, fill=False, **FRAMES[kind], gid=gid))
 
-    def text(self, x: float, y: float, said: str, **more: Any) -> None:
-        """Of one line or more, the first one around ``y``; Matplotlib's baseline is that of the last."""
+    def text(self, x: float, y: float, words: str, **more: Any) -> None:
+        """Writes one line or more, the first one around ``y``; Matplotlib's baseline is that of the last."""
         self.axes.text(
             x,
-            y + CAPITAL / 2 + LINE * said.count("\n"),
-            said,
+            y + CAPITAL / 2 + LINE * words.count("\n"),
+            words,
             va="baseline",
             fontsize=TEXT,
             linespacing=72 * LINE / TEXT,
@@ -148,20 +148,20 @@ class _Cell:
 
     @classmethod
     def of(cls, query: int, answers: Sequence[Answered], names: _Names, width: float) -> _Cell:
-        said: dict[int, list[int]] = {}
-        for i, one in enumerate(answers):
-            if not one.episode.right[query]:
-                said.setdefault(int(one.episode.predicted[query]), []).append(i)
+        by_label: dict[int, list[int]] = {}
+        for i, answer in enumerate(answers):
+            if not answer.episode.right[query]:
+                by_label.setdefault(int(answer.episode.predicted[query]), []).append(i)
         name = wrapped(names[int(answers[0].episode.labels[query])], width - EDGE, TEXT, MOST_LINES)
         wrong = tuple(
             (wrapped(names[label], width - EDGE - MARK * len(by), TEXT, MOST_LINES), tuple(by))
-            for label, by in said.items()
+            for label, by in by_label.items()
         )
         return cls(query, name, wrong)
 
     @property
     def lines(self) -> int:
-        return sum(said.count("\n") + 1 for said in (self.name, *(said for said, _ in self.wrong)))
+        return sum(text.count("\n") + 1 for text in (self.name, *(text for text, _ in self.wrong)))
 
     def draw(self, sheet: _Sheet, x: float, y: float, answers: Sequence[Answered]) -> None:
         drawn = answers[0].episode.drawn
@@ -169,27 +169,27 @@ class _Cell:
         wrong = sum(len(by) for _, by in self.wrong)
         frame = "right" if not wrong else "all" if wrong == len(answers) else "some"
         sheet.image(pool[int(drawn.query[0, self.query])], x, y, IMAGE, frame)
-        for i, one in enumerate(answers):
-            self._verdict(sheet, x + IMAGE, y + LINE * (i + 0.5), i, one)
+        for i, answer in enumerate(answers):
+            self._verdict(sheet, x + IMAGE, y + LINE * (i + 0.5), i, answer)
         y += max(IMAGE, LINE * len(answers)) + LINE / 2 + 0.02
         sheet.text(x, y, self.name, color=DARK)
         y += LINE * (self.name.count("\n") + 1)
-        for said, by in self.wrong:
+        for text, by in self.wrong:
             for i, method in enumerate(by):
                 sheet.axes.plot(x + MARK * (i + 0.4), y, **_small(answers[method].label))
-            sheet.text(x + MARK * len(by), y, said, color=ORANGE, gid=f"said of query {self.query}")
-            y += LINE * (said.count("\n") + 1)
+            sheet.text(x + MARK * len(by), y, text, color=ORANGE, gid=f"said of query {self.query}")
+            y += LINE * (text.count("\n") + 1)
 
-    def _verdict(self, sheet: _Sheet, x: float, y: float, number: int, one: Answered) -> None:
-        right = bool(one.episode.right[self.query])
-        sheet.axes.plot(x + 0.07, y, **_small(one.label))
+    def _verdict(self, sheet: _Sheet, x: float, y: float, number: int, answer: Answered) -> None:
+        right = bool(answer.episode.right[self.query])
+        sheet.axes.plot(x + 0.07, y, **_small(answer.label))
         sheet.text(x + 0.12, y, RIGHT if right else WRONG, color=BLUE if right else ORANGE,
                    gid=f"query {self.query}, method {number}")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Support:
-    """How the support images stand: blocks, a class each, beside each other and below, with lines of images."""
+    """The layout of support images: a block for each class, side by side and below each other."""
 
     titles: tuple[str, ...]
     ways: int
@@ -242,7 +242,7 @@ def _small(label: str) -> dict[str, Any]:
 
 
 def _across(most: int, width: float) -> int:
-    """How many queries stand beside each other: as few as there are lines for, so that the last one is not empty."""
+    """The number of queries in a line, spread evenly over the lines so that the last one is not empty."""
     lines = math.ceil(most / int((width - EDGE) / CELL))
     return math.ceil(most / lines)
 
@@ -253,7 +253,7 @@ def _rows(cells: Sequence[_Cell], across: int) -> list[Sequence[_Cell]]:
 
 def _high(row: Sequence[_Cell], methods: int) -> float:
     """Inches of a line of queries: as much as the most that is said of one takes."""
-    return max(IMAGE, LINE * methods) + LINE * max(one.lines for one in row) + GAP
+    return max(IMAGE, LINE * methods) + LINE * max(cell.lines for cell in row) + GAP
 
 
 def _order(episode: Episode) -> tuple[np.ndarray, np.ndarray]:
@@ -264,34 +264,34 @@ def _order(episode: Episode) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _beside(answers: Sequence[Answered], width: float) -> int:
-    """How many entries of the legend fit beside each other."""
-    widest = max(width_of(_entry(one)) for one in answers) + 0.3
+    """The number of legend entries that fit beside each other."""
+    widest = max(width_of(_entry(answer)) for answer in answers) + 0.3
     return max(1, int(width / widest))
 
 
-def _entry(one: Answered) -> str:
-    right = one.episode.right
-    return f"{text_of(one.label)}: {int(right.sum())} of {len(right)} right"
+def _entry(answer: Answered) -> str:
+    right = answer.episode.right
+    return f"{text_of(answer.label)}: {int(right.sum())} of {len(right)} right"
 
 
 def _legend(axes: Axes, answers: Sequence[Answered], width: float, title: str) -> float:
     axes.text(EDGE, LABEL / 2, title, va="center", fontsize=TITLE)
     beside = _beside(answers, width)
-    for i, one in enumerate(answers):
+    for i, answer in enumerate(answers):
         x, y = i % beside * width / beside + 0.1, LABEL * (1 + i // beside) + LABEL / 2
-        axes.plot(x, y, **dots(one.label), clip_on=False)
-        axes.text(x + 0.1, y, _entry(one), va="center")
+        axes.plot(x, y, **dots(answer.label), clip_on=False)
+        axes.text(x + 0.1, y, _entry(answer), va="center")
     return LABEL * (1 + math.ceil(len(answers) / beside))
 
 
 def _key(sheet: _Sheet, y: float, methods: int) -> float:
-    """What the frames and orange names mean."""
+    """Draws the key of frames and orange names; returns the height below it."""
     x, middle, size = EDGE, y + LABEL / 2, 0.1
     entries = [("all", "wrong by all" if methods > 1 else "wrong")] + [("some", "wrong by some")] * (methods > 1)
-    for kind, said in entries:
-        sheet.frame(x, middle - size / 2, size, kind, gid=f"key: {said}")
-        sheet.text(x + size + 0.05, middle, said)
-        x += size + 0.2 + width_of(said, TEXT)
+    for kind, meaning in entries:
+        sheet.frame(x, middle - size / 2, size, kind, gid=f"key: {meaning}")
+        sheet.text(x + size + 0.05, middle, meaning)
+        x += size + 0.2 + width_of(meaning, TEXT)
     sheet.text(x, middle, "orange", color=ORANGE)
     sheet.text(x + width_of("orange ", TEXT) + 0.03, middle, "the class predicted instead")
     return y + LABEL

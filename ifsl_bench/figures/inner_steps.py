@@ -35,7 +35,7 @@ DEFAULT = inspect.signature(AttractorMethod.__init__).parameters["steps"].defaul
 
 @dataclass(frozen=True)
 class Course:
-    """How a row of models does with a search that ends early.
+    """The accuracy of a row of models against the number of inner steps.
 
     Attributes:
         label: of the method.
@@ -91,18 +91,18 @@ def courses(
         raise UserError(f"--episodes must be 2 to {most:,} for task {rows[0][0].task.name}, not {episodes}")
     if not train:  # all that is missing is told before anything is computed
         check_trained([job for jobs in rows for job in jobs], work.home)
-    found = []
+    finished = []
     for jobs, number in zip(rows, (0, *unrolled) * len(methods), strict=True):
         of_seeds = [dict(_accuracies(open_model(job, work), steps, episodes, work)) for job in jobs]
-        means = {n: estimate(np.mean([one[n] for one in of_seeds], 0)) for n in of_seeds[0]}
-        found.append(Course(_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
-    return found
+        means = {n: estimate(np.mean([accuracies[n] for accuracies in of_seeds], 0)) for n in of_seeds[0]}
+        finished.append(Course(_label(jobs[0]), number, {n: means[n] for n in steps}, means[CONVERGED]))
+    return finished
 
 
 def _jobs(
     method: str, task: str, work: Workspace, unrolled: Sequence[int], seeds: Sequence[int], options: Mapping[str, Any]
 ) -> list[list[Job]]:
-    """Of each row of models, by seed: RBP's, then T-BPTT's."""
+    """The jobs of each row of models, by seed: RBP's, then T-BPTT's."""
     if clash := sorted({"gradient", "steps", "converge"} & {*options}):
         raise UserError(f"--set {clash[0]}: inner-steps sets this itself; see --unrolled and --steps")
     if not issubclass(find_method(method)[0].method, AttractorMethod):
@@ -114,7 +114,7 @@ def _jobs(
 
 
 def _label(job: Job) -> str:
-    """Of the method, with what somebody set of it."""
+    """A label of the method with the options that a user set."""
     shown = {key: value for key, value in job.given.items() if key != "gradient" and key not in SOLVING}
     return ".".join(label(job.method, job.name, shown, job.task))
 
@@ -125,8 +125,8 @@ def _accuracies(ready: Ready, steps: Sequence[int], episodes: int, work: Workspa
     for n in (*steps, CONVERGED):
         method = ready.method if n == CONVERGED else stopped(ready, n, work)
         title = f"{job.label}: {'converged' if n == CONVERGED else f'{n:,} inner steps'}"
-        found = evaluate(method, job.name, loader, range(episodes), work.reporter, title, job.episodes)
-        yield n, found.counts.value("acc")
+        evaluation = evaluate(method, job.name, loader, range(episodes), work.reporter, title, job.episodes)
+        yield n, evaluation.counts.value("acc")
 
 
 def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
@@ -141,7 +141,7 @@ def stopped(ready: Ready, steps: int, work: Workspace) -> Method:
 
 
 @styled
-def draw(found: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[Figure, list[str]]:
+def draw(by_task: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[Figure, list[str]]:
     """A panel a task, a line a row of models; at the right end the search has converged.
 
     Follows the figure "Learning the proposed model using truncated BPTT vs. RBP. Models are evaluated with 1-shot
@@ -150,15 +150,16 @@ def draw(found: Mapping[str, Sequence[Course]], wide: bool = False) -> tuple[Fig
     line marks the steps that T-BPTT was trained with. Bars are 95% intervals over episodes.
 
     Args:
-        found: :func:`courses` by task.
+        by_task: task -> its :func:`courses`.
     """
-    rows = list(next(iter(found.values())))
+    rows = list(next(iter(by_task.values())))
     names = [course.name for course in rows]
-    across = min(len(found), 2) if wide else 1
-    figure, panels = new_panels(len(found), across, 1.75, legend_height(names, wide), wide)
-    for i, (axes, (task, of_task)) in enumerate(zip(panels, found.items(), strict=True)):
+    across = min(len(by_task), 2) if wide else 1
+    figure, panels = new_panels(len(by_task), across, 1.75, legend_height(names, wide), wide)
+    for i, (axes, (task, of_task)) in enumerate(zip(panels, by_task.items(), strict=True)):
         axes.set_title(task)
-        axes.set(xlabel="inner steps" if i >= len(found) - across else "", ylabel="Acc. (%)" if i % across == 0 else "")
+        axes.set(xlabel="inner steps" if i >= len(by_task) - across else "",
+                 ylabel="Acc. (%)" if i % across == 0 else "")  # fmt: skip
         _panel(axes, of_task)
     handles = [Line2D([], [], **_look(course, i)) for i, course in enumerate(rows)]
     legend_below(figure, handles, names, wide)
@@ -196,5 +197,5 @@ def _panel(axes: Axes, courses: Sequence[Course]) -> None:
 
 
 def _is_round(n: int) -> bool:
-    """Whether a tick has room for its number: 1, 5, 20 and the powers of ten."""
+    """True for 1, 5, 20 and the powers of ten, whose ticks have room for a number."""
     return n in (1, 5, 20) or str(n).strip("0") == "1"

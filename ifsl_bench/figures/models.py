@@ -28,6 +28,7 @@ from ifsl_bench.jobs.training import MetaTrain, backbone_of
 from ifsl_bench.plugin.method import masked_logits
 from ifsl_bench.protocol.episodes import Episodes
 from ifsl_bench.protocol.task import NO_BACKBONE, Task
+from ifsl_bench.protocol.task_files import find_one
 
 
 def jobs_of(methods: Sequence[str], task: str, home: Home, seeds: Sequence[int] = (0,),
@@ -37,10 +38,8 @@ def jobs_of(methods: Sequence[str], task: str, home: Home, seeds: Sequence[int] 
     Raises:
         UserError: an unknown method or task, an impossible option, or a file with several tasks.
     """
-    jobs = make_jobs(Request(methods, [task], options or {}, seeds=seeds), home)
-    if len({job.task.name for job in jobs}) > 1:
-        raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-    return jobs
+    find_one(task, home)
+    return make_jobs(Request(methods, [task], options or {}, seeds=seeds), home)
 
 
 def check_trained(jobs: Sequence[Job], home: Home) -> None:
@@ -66,7 +65,7 @@ def dataset_of(job: Job, work: Workspace) -> Dataset:
 
 
 def is_trained(job: Job, home: Home) -> bool:
-    """Whether nothing has to be trained for a job: no backbone, no trial, no method."""
+    """True if nothing has to be trained for a job: no backbone, no trial, no method."""
     backbone = backbone_of(job)
     if job.task.pretraining.backbone != NO_BACKBONE and not (
         backbone.cached(home) or is_offered(home, backbone.key(home))
@@ -79,12 +78,12 @@ def is_trained(job: Job, home: Home) -> bool:
 
 
 def command_of(job: Job, home: Home) -> str:
-    """What trains a job's model."""
-    words = job.row._replace(name=job.chosen.file or job.row.name).typed
-    said = ["ifsl-bench", "run", *words[:2], "--task", job.task.name, *words[2:]]
-    said += ["--seed", str(job.seed)] if job.seed else []
-    said += ["--home", str(home.cache)] if home.cache != Home.locate().cache else []
-    return shlex.join(said)
+    """The command that trains a job's model."""
+    typed = job.row._replace(name=job.chosen.file or job.row.name).typed
+    words = ["ifsl-bench", "run", *typed[:2], "--task", job.task.name, *typed[2:]]
+    words += ["--seed", str(job.seed)] if job.seed else []
+    words += ["--home", str(home.cache)] if home.cache != Home.locate().cache else []
+    return shlex.join(words)
 
 
 def check_index(task: Task, index: int) -> None:
@@ -140,5 +139,5 @@ def episode_of(ready: Ready, index: int) -> Episode:
 
 
 def novel_names(dataset: Dataset, task: Task) -> list[str]:
-    """Of all novel classes that test episodes draw from, made short."""
+    """Short names of all novel classes that test episodes draw from."""
     return short_names(dataset.pool(task.pool("test", "novel")).classes)

@@ -48,9 +48,9 @@ def draw(board: Board, wide: bool = False, metric: str = "acc", named: bool = Fa
     if not named and len(enough) >= 2:
         out, rows = [row for row in rows if not (len(row.seeds) >= SEEDS or row.fixed)], enough
     names, count = [text_of(name) for name in names_of(rows)], len(rows)
-    found = differences(board, rows, metric)
-    values = np.array([[found[i][j].mean for j in range(count)] for i in range(count)])
-    told = significant(found)
+    gaps = differences(board, rows, metric)
+    values = np.array([[gaps[i][j].mean for j in range(count)] for i in range(count)])
+    differs = significant(gaps)
     side = (PAGE if wide else COLUMN) - 0.3 - 0.06 * max(map(len, names))
     cell = min(side / count, 0.45)
     figure = new_figure(cell * count + 0.85 + 0.06 * max(map(len, names)) * 0.75, wide)
@@ -60,13 +60,13 @@ def draw(board: Board, wide: bool = False, metric: str = "acc", named: bool = Fa
     mesh = axes.pcolormesh(values, cmap=COLOURS, vmin=-most, vmax=most, edgecolors="white", linewidth=0.5)
     for i in range(count):
         for j in range(count):
-            if not told[i, j]:
+            if not differs[i, j]:
                 hatch = "" if i == j else "//////"
                 axes.add_patch(Rectangle((j, i), 1, 1, facecolor="white", edgecolor="#A0A0A0", hatch=hatch, linewidth=0,
                                          gid=f"not significant {i} {j}"))  # fmt: skip
             if i != j and cell >= NUMBER:
-                dark = told[i, j] and np.dot(mesh.to_rgba(values[i, j])[:3], LUMINANCE) < 0.5
-                box = None if told[i, j] else {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+                dark = differs[i, j] and np.dot(mesh.to_rgba(values[i, j])[:3], LUMINANCE) < 0.5
+                box = None if differs[i, j] else {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
                 axes.text(j + 0.5, i + 0.5, _number(values[i, j]), ha="center", va="center", bbox=box,
                           color="white" if dark else "black")  # fmt: skip
     axes.set(xlim=(0, count), ylim=(count, 0))
@@ -86,11 +86,11 @@ def draw(board: Board, wide: bool = False, metric: str = "acc", named: bool = Fa
     few = [name for name, row in zip(names, rows, strict=True) if len(row.seeds) < SEEDS and not row.fixed]
     notes = []
     if few:
-        said = ", ".join(few)
-        notes.append(f"with fewer than {SEEDS} seeds, so that a difference says little about the method: {said}")
+        names_text = ", ".join(few)
+        notes.append(f"with fewer than {SEEDS} seeds, so that a difference says little about the method: {names_text}")
     if out:
-        said = ", ".join(f"{row.label} ({row.origin})" for row in out)
-        notes.append(f"left out, having fewer than {SEEDS} seeds (--method names them): {said}")
+        names_text = ", ".join(row.full_name for row in out)
+        notes.append(f"left out, having fewer than {SEEDS} seeds (--method names them): {names_text}")
     return figure, notes
 
 
@@ -105,22 +105,22 @@ def differences(board: Board, rows: list[Row], metric: str) -> list[list[Differe
     rankings = {
         setting: Ranking(able, metric, setting) for setting in {PAPER, board.setting, *(row.setting for row in rows)}
     }
-    found = [[nothing for _ in rows] for _ in rows]
+    gaps = [[nothing for _ in rows] for _ in rows]
     for i, a in enumerate(rows):
         for j, b in enumerate(rows[:i]):
             common = tuple(seed for seed in a.seeds if seed in b.seeds)
             ranking = rankings[setting_of(a, b, default=board.setting)].of(a, b)
-            found[i][j] = ranking.difference(a, b, common)
-            found[j][i] = replace(found[i][j], mean=-found[i][j].mean)
-    return found
+            gaps[i][j] = ranking.difference(a, b, common)
+            gaps[j][i] = replace(gaps[i][j], mean=-gaps[i][j].mean)
+    return gaps
 
 
-def significant(found: list[list[Difference]]) -> np.ndarray:
-    """Which cells [n, n] differ from 0, either way, by Holm's procedure over all one-sided hypotheses."""
-    count = len(found)
+def significant(gaps: list[list[Difference]]) -> np.ndarray:
+    """The cells [n, n] that differ from 0, either way, by Holm's procedure over all one-sided hypotheses."""
+    count = len(gaps)
     at = [(i, j) for i in range(count) for j in range(count) if i != j]
-    rejected = holm(np.array([found[i][j].p_better() for i, j in at]))
-    told = np.zeros((count, count), dtype=bool)
-    for (i, j), one in zip(at, rejected, strict=True):
-        told[i, j] |= one
-    return told | told.T
+    rejected = holm(np.array([gaps[i][j].p_better() for i, j in at]))
+    differs = np.zeros((count, count), dtype=bool)
+    for (i, j), is_rejected in zip(at, rejected, strict=True):
+        differs[i, j] |= is_rejected
+    return differs | differs.T

@@ -1,4 +1,4 @@
-"""What ``ifsl-bench plot`` draws, as functions: one for each kind of figure, ``ifsl_bench.plot`` in a notebook.
+"""The figures of ``ifsl-bench plot`` as functions, one for each kind: ``ifsl_bench.plot`` in a notebook.
 
 Figures from results take ``methods``, labels of the only rows to draw (by default those without options of their own);
 ``setting``, "paper" by default or "tuned-12"; and ``home`` and ``results`` as :func:`ifsl_bench.table` does. Figures
@@ -29,8 +29,7 @@ from ifsl_bench.figures import tradeoff as _tradeoff
 from ifsl_bench.figures import validation as _validation
 from ifsl_bench.figures.rows import shown
 from ifsl_bench.figures.style import as_bytes, save
-from ifsl_bench.protocol.task import Task
-from ifsl_bench.protocol.task_files import find
+from ifsl_bench.protocol.task_files import find_one
 
 if TYPE_CHECKING:  # what needs torch is imported for figures with trained models alone
     from ifsl_bench.episodic.prepared import Workspace
@@ -67,7 +66,7 @@ class Drawing:
         return "\n".join([f"a figure of {width:.1f} x {height:.1f} inches; save('x.pdf') writes it", *self.notes])
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-        """With the pixels that it takes on a screen: text of 7 points is legible there."""
+        """The PNG, and its size on a screen in pixels, at which text of 7 points is legible."""
         width, height = (round(DOTS * side) for side in self.figure.get_size_inches())
         return as_bytes(self.figure, "png"), {"width": width, "height": height}
 
@@ -125,7 +124,7 @@ def base_classes(
 ) -> Drawing:  # fmt: skip
     """Accuracy against the number of base classes, from results of ``task+base-classes=N`` and of ``task``."""
     folders = Home.locate(home, results)
-    boards = _base_classes.boards_of(_task(task, folders), folders)
+    boards = _base_classes.boards_by_count(find_one(task, folders), folders)
     return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
 
 
@@ -148,12 +147,12 @@ def inner_steps(
     if not tasks:
         raise UserError("inner_steps takes the name of a task, or several")
     work = work or workspace()
-    found = {
+    by_task = {
         task: courses(listed(methods), task, work, steps=steps, unrolled=unrolled, seeds=range(seeds),
                       episodes=episodes, options=options or {}, train=train)
         for task in tasks
     }  # fmt: skip
-    return _drawing(draw(found, wide))
+    return _drawing(draw(by_task, wide))
 
 
 def episode_pca(
@@ -176,8 +175,8 @@ def attractors(
     from ifsl_bench.figures.attractors import draw, weights_of
 
     jobs, work = _jobs(task, index, methods, options, work)
-    found = [weights_of(ready, index, label) for label, ready in _opened(jobs, work, train)]
-    return _drawing(draw(found, wide))
+    weights = [weights_of(ready, index, label) for label, ready in _opened(jobs, work, train)]
+    return _drawing(draw(weights, wide))
 
 
 def episode(
@@ -195,30 +194,22 @@ def episode(
     return _drawing(draw(answers, dataset, jobs[0].task, wide))
 
 
-def _drawing(found: tuple[Figure, Sequence[str]], *boards: Board) -> Drawing:
-    """A figure with its notes, and with what was left out of the boards that it is of."""
-    figure, notes = found
-    return Drawing(figure, (*notes, *dict.fromkeys(said for board in boards for said in board.left_out)))
+def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: Board) -> Drawing:
+    """A figure with its notes, and with the remarks on files and rows that its boards leave out."""
+    figure, notes = drawn
+    return Drawing(figure, (*notes, *dict.fromkeys(remark for board in boards for remark in board.left_out)))
 
 
 def _board(name: str, methods: Names, setting: str | None, home: Folder, results: Folder) -> Board:
     """The rows of a task that are to be drawn."""
     folders = Home.locate(home, results)
-    return shown(load_board(_task(name, folders), folders.results), listed(methods), setting)
-
-
-def _task(name: str, folders: Home) -> Task:
-    """The one task of that name; raises :class:`UserError` for none, and for a file that defines several."""
-    (found, *more) = find(name, home=folders)
-    if more:
-        raise UserError(f"{name} defines several tasks; choose one as {name}:NAME")
-    return found
+    return shown(load_board(find_one(name, folders), folders.results), listed(methods), setting)
 
 
 def _jobs(
     task: str, index: int, methods: Names, options: Mapping[str, Any] | None, work: Workspace | None
 ) -> tuple[list[Job], Workspace]:
-    """Of the methods on a task, for one of its test episodes, and where they run."""
+    """The jobs of methods on a task, of which one test episode is drawn, and the workspace."""
     from ifsl_bench.episodic.prepared import workspace
     from ifsl_bench.figures.models import check_index, jobs_of
 

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.ranking import Ranked
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.figures.rows import names_of, places
+from ifsl_bench.figures.rows import names_of
 from ifsl_bench.figures.style import (
     DARK,
     dots,
@@ -50,18 +50,18 @@ def draw(boards: Sequence[Board], wide: bool = False) -> tuple[Figure, list[str]
         Line2D([], [], color=DARK, linewidth=4, alpha=0.4, solid_capstyle="round"),
     ]
     legend_below(figure, keys, KEY, wide)
-    out = {board.name: [one.row.label for one in places(board) if one.provisional] for board in boards}
+    out = {board.name: [place.row.label for place in board.places if place.provisional] for board in boards}
     return figure, [
         f"{task}: not ranked, being provisional: {', '.join(names)}" for task, names in out.items() if names
     ]
 
 
 def _placed(board: Board) -> list[Ranked]:
-    found = [place for place in places(board) if not place.provisional]
-    if not found:
+    ranked = [place for place in board.places if not place.provisional]
+    if not ranked:
         raise UserError(f"{board.name}: no row of these is ranked, for which it takes three seeds: "
                         f"ifsl-bench run --task {board.name} --method {board.rows[0].label} --seeds 3")  # fmt: skip
-    return found
+    return ranked
 
 
 def _panel(axes: Axes, board: Board, ranked: Sequence[Ranked]) -> None:
@@ -83,7 +83,7 @@ def _panel(axes: Axes, board: Board, ranked: Sequence[Ranked]) -> None:
 
 
 def _place(place: Ranked, board: Board) -> int:
-    """By accuracy, among the rows that it is ranked among."""
-    family = {id(row) for row in board.ranking.of(place.row).family}
-    before = itertools.takewhile(lambda other: other is not place, board.ranking.places)
-    return 1 + sum(id(other.row) in family for other in before)
+    """The place of a row by accuracy, among the rows that it is ranked among."""
+    family = board.ranking.of(place.row).family
+    before = itertools.takewhile(lambda better: better is not place, board.ranking.places)
+    return 1 + sum(better.row in family for better in before)

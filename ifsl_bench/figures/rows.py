@@ -1,4 +1,4 @@
-"""Which rows of a task a figure shows, and what it calls them."""
+"""The rows of a task that a figure shows, with their names and looks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
-from ifsl_bench.board.ranking import Ranked
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.figures.style import drawn_beside
 
@@ -32,37 +31,31 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) 
     if setting and setting not in settings:
         raise unknown("setting", setting, settings, where=f"of task {board.name}")
     if not labels:
-        found = board.in_setting(setting or PAPER)
-        plain = tuple(row for row in found.rows if not row.has_options)
-        found = replace(found, rows=plain or found.rows)
+        view = board.in_setting(setting or PAPER)
+        plain = tuple(row for row in view.rows if not row.has_options)
+        view = replace(view, rows=plain or view.rows)
     else:
-        known = {row.label for row in board.rows}
+        here = {row.label for row in board.rows}
         for label in labels:
             if not board.knows(label):
-                raise unknown("row", label, known, where=f"of task {board.name}")
-        found = board.only(labels)
-        found = found.in_setting(setting) if setting else found
-    if not found.rows:
-        raise UserError(f"{board.name}: none of these rows is of setting {found.setting}; there are: "
+                raise unknown("row", label, here, where=f"of task {board.name}")
+        view = board.only(labels)
+        view = view.in_setting(setting) if setting else view
+    if not view.rows:
+        raise UserError(f"{board.name}: none of these rows is of setting {view.setting}; there are: "
                         f"{', '.join(sorted(settings))}")  # fmt: skip
-    return found
-
-
-def places(board: Board) -> list[Ranked]:
-    """The rows of a board in their places, the best first. Ranks are among all that the task has."""
-    here = {id(row) for row in board.rows}
-    return [place for place in board.ranking.places if id(place.row) in here]
+    return view
 
 
 def by_accuracy(board: Board) -> list[Row]:
     """The rows of a board, the best first, in the order of ``table --rank``."""
-    return [place.row for place in places(board)]
+    return [place.row for place in board.places]
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
-    """What rows are called: by their labels, and where two share one, by their origin too."""
+    """Names of rows: their labels, with the origin where two share one."""
     often = Counter(row.label for row in rows)
-    return [row.label if often[row.label] == 1 else f"{row.label} ({row.origin})" for row in rows]
+    return [row.label if often[row.label] == 1 else row.full_name for row in rows]
 
 
 def named_looks(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:

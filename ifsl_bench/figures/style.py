@@ -1,4 +1,4 @@
-"""How every figure looks, and how it becomes a file: sizes, fonts, formats.
+"""The style of every figure, and how it becomes a file: sizes, fonts, formats.
 
 Widths are those of a two-column paper, to be included as they are (``\\includegraphics{x.pdf}``). No text is smaller
 than :data:`SMALLEST`, but on contact sheets of episodes. In PDF and SVG text is text. Nobody's settings of Matplotlib
@@ -76,7 +76,7 @@ Mark = tuple[Any, str]  # what stands in a legend, and what it means
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Inside, Matplotlib has our settings and nobody else's."""
+    """Gives Matplotlib our settings, and nobody else's, while the block runs."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(RULES)
@@ -84,7 +84,7 @@ def style() -> Iterator[None]:
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """A function that draws in our style."""
+    """Wraps a function so that it draws in our style."""
 
     @functools.wraps(draw)
     def inside(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -116,11 +116,11 @@ def format_of(path: Path) -> str:
         UserError: another one than those of :data:`FORMATS`; or a folder that is not there or cannot be written, before
             anything is drawn.
     """
-    if (found := path.suffix.lower().removeprefix(".")) not in FORMATS:
-        said = f"{path.suffix!r}" if path.suffix else "a name without any"
-        raise UserError(f"--out takes a file that ends in .pdf, .svg or .png, not {said}")
+    if (suffix := path.suffix.lower().removeprefix(".")) not in FORMATS:
+        ending = f"{path.suffix!r}" if path.suffix else "a name without any"
+        raise UserError(f"--out takes a file that ends in .pdf, .svg or .png, not {ending}")
     check_out(path)
-    return found
+    return suffix
 
 
 @styled
@@ -167,16 +167,16 @@ def drawn_beside(labels: Sequence[str], second: Sequence[bool] = ()) -> list[dic
 
     Further rows of a method have a thin line, and marks that are half white.
     """
-    found = []
+    line_looks = []
     for look in looks_of(labels, second):
-        one: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
+        line_look: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": look.dash}
         half = {"fillstyle": "left", "markerfacecoloralt": "white", "markeredgewidth": 0.6, "linewidth": 0.7}
-        found.append(one | (half if look.further else {"markeredgewidth": 0}))
-    return found
+        line_looks.append(line_look | (half if look.further else {"markeredgewidth": 0}))
+    return line_looks
 
 
 def legend_columns(labels: Sequence[str], wide: bool) -> int:
-    """How many entries of a legend stand beside each other."""
+    """The number of legend entries beside each other."""
     width = 0.42 + 0.06 * max(map(len, labels), default=0)  # inches of an entry; a letter takes a little less
     return min(max(1, int((PAGE if wide else COLUMN) / width)), max(1, len(labels)))
 
@@ -192,7 +192,7 @@ def legend_height(labels: Sequence[str], wide: bool, marks: Sequence[Mark] = ())
 def legend_below(
     figure: Figure, handles: Iterable[Any], labels: Sequence[str], wide: bool, marks: Sequence[Mark] = ()
 ) -> None:
-    """A legend under everything, in as many columns as fit; and below it another, of what marks mean.
+    """Adds a legend under everything, in as many columns as fit; and below it another, with the meaning of marks.
 
     Args:
         handles, labels: methods or classes, each of which has a look; none for the marks alone.
@@ -209,17 +209,17 @@ def legend_below(
         at = (0.5, below / figure.get_figheight())
         figure.legend(list(handles), texts, loc="lower center", bbox_to_anchor=at, ncols=legend_columns(labels, wide),
                       borderaxespad=0)  # fmt: skip
-    figure.legend([handle for handle, _ in marks], [said for _, said in marks], loc="lower center", borderaxespad=0,
-                  ncols=_mark_columns(marks, wide))  # fmt: skip
+    symbols, meanings = zip(*marks, strict=True)
+    figure.legend(symbols, meanings, loc="lower center", borderaxespad=0, ncols=_mark_columns(marks, wide))
 
 
 def _mark_columns(marks: Sequence[Mark], wide: bool) -> int:
-    """How many fit beside each other; what they say differs in length, and so do the columns."""
+    """The number of marks that fit beside each other, each column as wide as its longest text."""
 
     def width(columns: int) -> float:
         each, more = divmod(len(marks), columns)  # Matplotlib fills the first columns first
         ends = [each * i + min(i, more) for i in range(columns + 1)]
-        return sum(0.34 + 0.057 * max(len(said) for _, said in marks[a:b]) for a, b in itertools.pairwise(ends))
+        return sum(0.34 + 0.057 * max(len(meaning) for _, meaning in marks[a:b]) for a, b in itertools.pairwise(ends))
 
     fitting = [n for n in range(1, len(marks) + 1) if width(n) <= (PAGE if wide else COLUMN)]
     return max(fitting, default=1)
@@ -239,6 +239,6 @@ def lines_of_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def grid(axes: Axes, which: Literal["x", "y"] = "x") -> None:
-    """Faint lines behind everything."""
+    """Draws faint lines behind everything."""
     axes.grid(axis=which, color="#E4E4E4", linewidth=0.5)
     axes.set_axisbelow(True)

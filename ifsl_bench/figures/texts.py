@@ -22,12 +22,12 @@ def short_names(names: Sequence[str]) -> list[str]:
     """
     words = [one_line(name).split() or [one_line(name)] for name in names]
     beginnings = Counter(tuple(w[:n]) for w in words for n in range(1, len(w)))
-    left = [_forms(w, beginnings) for w in words]  # what each name may be called, the shortest first
+    candidates = [_forms(w, beginnings) for w in words]  # what each name may be called, the shortest first
     while True:
-        often = Counter(forms[0] for forms in left)
-        again = [forms for forms in left if often[forms[0]] > 1 and len(forms) > 1]
+        often = Counter(forms[0] for forms in candidates)
+        again = [forms for forms in candidates if often[forms[0]] > 1 and len(forms) > 1]
         if not again:
-            return [forms[0] for forms in left]
+            return [forms[0] for forms in candidates]
         for forms in again:
             del forms[0]
 
@@ -41,7 +41,7 @@ def _forms(words: list[str], beginnings: Mapping[tuple[str, ...], int]) -> list[
 
 @functools.lru_cache(4096)
 def width_of(text: str, size: float = SMALLEST) -> float:
-    """Of a text in our font, in inches."""
+    """The width of a text in our font, in inches."""
     if not text.strip():
         return 0.0
     return float(TextPath((0, 0), text, size=size, prop=FontProperties("DejaVu Sans")).get_extents().x1) / 72
@@ -63,16 +63,16 @@ def wrapped(text: str, width: float, size: float = SMALLEST, most: int = 2) -> s
 
 def _pieces(word: str, width: float, size: float) -> list[str]:
     """A word, or its parts where it is wider than a line, all but the last with a hyphen."""
-    found = []
+    pieces = []
     while width_of(word, size) > width and len(word) > 1:
         fit = max((n for n in range(1, len(word)) if width_of(f"{word[:n]}-", size) <= width), default=1)
-        found.append(f"{word[:fit]}-")
+        pieces.append(f"{word[:fit]}-")
         word = word[fit:]
-    return [*found, word]
+    return [*pieces, word]
 
 
 def _cut(text: str, width: float, size: float) -> str:
-    """With dots at its end, where something is missing anyway."""
+    """A text that ends in dots and is no wider than ``width``."""
     while text and width_of(f"{text}…", size) > width:
         text = text[:-1]
     return f"{text.rstrip(' (,-')}…"

@@ -51,10 +51,10 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     axes = figure.add_subplot(xlabel="base accuracy, joint (%)", ylabel="novel accuracy, joint (%)")
     for look, name, curve in zip(looks, names, curves, strict=True):
         axes.plot(curve[:, 1], curve[:, 2], **look | {"marker": ""}, label=text_of(name), zorder=2)
-    for row, look, point, other in zip(rows, looks, points, calibrated, strict=True):
+    for row, look, point, biased in zip(rows, looks, points, calibrated, strict=True):
         here = look | {"linestyle": "none", "markersize": 5}
         axes.plot(*point, **here, zorder=4, gid=f"argmax of {row.label}")
-        axes.plot(*other, **_hollow(here), zorder=3, gid=f"calibrated of {row.label}")
+        axes.plot(*biased, **_hollow(here), zorder=3, gid=f"calibrated of {row.label}")
     _view(axes, np.concatenate([points, calibrated]))
     _equal_accuracy(axes, rows[0])
     _equal_harmonic_mean(axes)

@@ -45,8 +45,8 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
         steps = sorted(set.intersection(*(set(points[0]) for points in seeds.values())))
         means = [np.mean([dict(zip(*points, strict=True))[step] for points in seeds.values()]) for step in steps]
         axes.plot(steps, means, **look | {"markersize": 3.5}, zorder=2, gid=f"mean of {name}")
-        kept = [int(result.training["kept_step"]) for result in row.results]
-        if (usual := max(sorted(set(kept)), key=kept.count)) in steps:
+        kept_steps = [int(result.training["kept_step"]) for result in row.results]
+        if (usual := max(sorted(set(kept_steps)), key=kept_steps.count)) in steps:
             axes.plot(usual, means[steps.index(usual)], **RING | {"markeredgecolor": look["color"]}, zorder=3,
                       gid=f"kept of {name}")  # fmt: skip
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -57,8 +57,8 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
 
 def _by_seed(row: Row) -> dict[int, tuple[list[int], list[float]]]:
     """Steps and accuracies in percent, by seed."""
-    found = {}
+    courses = {}
     for result in row.results:
         history = {int(step): float(value) for step, value in result.training["validation"].items()}
-        found[result.seed] = sorted(history), [history[step] for step in sorted(history)]
-    return found
+        courses[result.seed] = sorted(history), [history[step] for step in sorted(history)]
+    return courses

@@ -1,4 +1,4 @@
-"""From boards to what the page says, in plain dataclasses. Imports no torch."""
+"""The content of the page, from boards, in plain dataclasses. Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.table import Table
 from ifsl_bench.page.origins import Origin, origin_of
-from ifsl_bench.page.pairs import DIGITS, Pair, pairs_of
 from ifsl_bench.page.references import Citation, citation_of_label, citation_of_paper, citation_of_row
+from ifsl_bench.page.row_pairs import DIGITS, RowPair, row_pairs
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_kind import BALANCE, METRICS
 
@@ -94,7 +94,7 @@ class PageBoard:
     entries: list[Entry]
     rows: list[int]
     queries: tuple[int, int]
-    pairs: dict[str, list[Pair]]
+    pairs: dict[str, list[RowPair]]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class PageClaim:
 
 @dataclass(frozen=True)
 class Page:
-    """All that the page says."""
+    """The content of the page."""
 
     boards: list[PageBoard]
     rows: list[PageRow]
@@ -125,12 +125,12 @@ class Page:
     claims: list[PageClaim]
 
 
-def boards_of(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
-    """What is known of tasks and of the tasks whose protocols depart from theirs, as far as there are rows.
+def boards_with_variants(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
+    """The boards of tasks and of their variants that have rows.
 
     Args:
-        named: whether somebody has asked for these very tasks. Then one without rows is an error, and each is followed
-            by those that depart from it; these come last otherwise.
+        named: the user named these tasks: one without rows is an error, and each is followed by its variants. Otherwise
+            all variants come last.
 
     Raises:
         UserError: nothing is stored of such a task, nor of a variant of it.
@@ -138,17 +138,17 @@ def boards_of(tasks: Iterable[Task], results: Path, named: bool) -> list[Board]:
     boards = {task.name: load_board(task, results) for task in tasks}
     every: dict[str, Board] = {}
     for board in boards.values():
-        variants = [other for other in load_variants(board.task, results) if other.name not in boards]
-        if named and all(one.empty for one in (board, *variants)):
+        variants = [variant for variant in load_variants(board.task, results) if variant.name not in boards]
+        if named and all(member.empty for member in (board, *variants)):
             raise nothing_stored(board)
-        every |= {one.name: one for one in (board, *variants)}
-    found = [one for one in every.values() if not one.empty]
-    return telling(found if named else sorted(found, key=lambda one: one.name not in boards), every.values())
+        every |= {member.name: member for member in (board, *variants)}
+    shown = [member for member in every.values() if not member.empty]
+    return telling(shown if named else sorted(shown, key=lambda member: member.name not in boards), every.values())
 
 
 def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
-    """What is known of these tasks, in each setting that has rows of its own, and claims on them."""
-    found: list[PageBoard] = []
+    """The page of these boards, each in every setting that has rows of its own, and of claims on them."""
+    page_boards: list[PageBoard] = []
     rows: list[PageRow] = []
     citations: dict[Citation, int] = {}
     for board in boards:
@@ -162,11 +162,11 @@ def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
                 if _key(entry) not in numbers:
                     numbers[_key(entry)] = len(rows)
                     rows.append(_row(entry, names[entry.label] > 1, looks, citations))
-            found.append(_board(view, table, entries, numbers))
-    return Page(found, rows, list(citations), [_claim(one, rows) for one in claims])
+            page_boards.append(_board(view, table, entries, numbers))
+    return Page(page_boards, rows, list(citations), [_claim(claim, rows) for claim in claims])
 
 
-def _claim(one: Judged, rows: Sequence[PageRow]) -> PageClaim:
+def _claim(judged: Judged, rows: Sequence[PageRow]) -> PageClaim:
     numbers = {(row.task, row.label): at for at, row in enumerate(rows) if row.source == STORED}
 
     def numbered(task: str, row: Row) -> tuple[int | None, str]:
@@ -174,46 +174,47 @@ def _claim(one: Judged, rows: Sequence[PageRow]) -> PageClaim:
 
     pairs = [
         (e.task, numbered(e.task, e.a), numbered(e.task, e.b), plus_minus(e.difference, "+"), e.fixed)
-        for e in one.evidence
+        for e in judged.evidence
     ]
-    return PageClaim(one.text, one.verdict, one.holds, HEADINGS[one.claim.metric].text, pairs, edges_of(one))
+    metric = HEADINGS[judged.claim.metric].text
+    return PageClaim(judged.text, judged.verdict, judged.holds, metric, pairs, edges_of(judged))
 
 
 def _settings(board: Board) -> list[str]:
-    """ "paper" first; the others have rows of their own."""
+    """The settings of a board: "paper", then those that have rows of their own."""
     return [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]
 
 
 def _key(entry: Entry) -> object:
-    return id(entry.measured) if entry.measured else (entry.label, entry.source)
+    return entry.measured or (entry.label, entry.source)
 
 
 def _board(view: Board, table: Table[Entry], entries: list[Entry], numbers: dict[object, int]) -> PageBoard:
     shape = view.task.episode
-    own = {id(row): numbers[id(row)] for row in view.rows}
+    own = {row: numbers[row] for row in view.rows}
     pairs = {}
     for metric in ("acc", "calibrated_acc"):
         able = [row for row in view.compared if metric in row.metrics]
-        if found := pairs_of(Ranking(able, metric, view.setting), own):
-            pairs[metric] = found
+        if differences := row_pairs(Ranking(able, metric, view.setting), own):
+            pairs[metric] = differences
     queries = shape.base_queries, shape.ways * shape.novel_queries
     order = [numbers[_key(entry)] for entry in entries]
     return PageBoard(view.name, table.title, view.setting, table, entries, order, queries, pairs)
 
 
-def _looks(board: Board) -> dict[object, Look]:
-    """Of each measured row of a task, all its settings together."""
+def _looks(board: Board) -> dict[Row, Look]:
+    """The look of each measured row of a task, all its settings together."""
     rows = (*board.rows, *board.others)
     stored = {row.label for row in rows if row.origin == STORED}
     second = [row.label in stored and row.origin != STORED for row in rows]
-    return dict(zip(map(id, rows), looks_of([row.label for row in rows], second), strict=True))
+    return dict(zip(rows, looks_of([row.label for row in rows], second), strict=True))
 
 
-def _row(entry: Entry, shared: bool, looks: dict[object, Look], citations: dict[Citation, int]) -> PageRow:
+def _row(entry: Entry, shared: bool, looks: dict[Row, Look], citations: dict[Citation, int]) -> PageRow:
     row = entry.measured
     of_method = citation_of_row(row.results[0].method, row.label) if row else citation_of_label(entry.label)
     cited = of_method if row else citation_of_paper(entry.source)
-    other = not row and of_method.bibtex and of_method.bibtex not in cited.bibtex
+    cites_method = not row and of_method.bibtex and of_method.bibtex not in cited.bibtex
     values = {
         name: (rounded(v.mean, DIGITS), rounded(v.interval, DIGITS))
         for name, v in entry.values.items()
@@ -233,9 +234,9 @@ def _row(entry: Entry, shared: bool, looks: dict[object, Look], citations: dict[
         curve=_curve(row) if row else None,
         validation=_validations(row) if row else [],
         cost=_cost(row) if row else {},
-        look=_look(looks[id(row)] if row else look_of(entry.label)),
+        look=_look(looks[row] if row else look_of(entry.label)),
         cited=citations.setdefault(cited, len(citations)),
-        cited_method=citations.setdefault(of_method, len(citations)) if other else None,
+        cited_method=citations.setdefault(of_method, len(citations)) if cites_method else None,
         note=entry.note,
         printed=entry.printed,
         origin=origin_of(row) if row else None,
@@ -252,21 +253,21 @@ def _point(entry: Entry, *names: str) -> tuple[float, float] | None:
 
 
 def _calibrated(row: Row) -> tuple[float, float] | None:
-    found = calibrated_point(row)
-    return None if found is None else (round(found[0], 3), round(found[1], 3))
+    point = calibrated_point(row)
+    return None if point is None else (round(point[0], 3), round(point[1], 3))
 
 
 def _curve(row: Row) -> list[list[float]] | None:
-    """As far apart as an eye can tell; of five seeds there are some 250 points."""
+    """A row's base-novel curve, thinned to points that an eye can tell apart; five seeds have some 250."""
     curve = bias_curve(row)
     if curve is None:
         return None
     base, novel = curve[:, 1].tolist(), curve[:, 2].tolist()
-    kept = [0]
+    places = [0]
     for i in range(1, len(base)):
-        if math.dist((base[i], novel[i]), (base[kept[-1]], novel[kept[-1]])) >= FINEST or i == len(base) - 1:
-            kept.append(i)
-    return [[round(part[i], 2) for i in kept] for part in (base, novel)]
+        if math.dist((base[i], novel[i]), (base[places[-1]], novel[places[-1]])) >= FINEST or i == len(base) - 1:
+            places.append(i)
+    return [[round(part[i], 2) for i in places] for part in (base, novel)]
 
 
 def _look(look: Look) -> tuple[str, str, str, bool]:
@@ -279,10 +280,10 @@ def _validations(row: Row) -> list[list[list[float]]]:
 
 def _validation(training: dict[str, object]) -> list[list[float]]:
     """Steps, and the accuracy on validation episodes at each, in percent."""
-    found = training.get("validation")
-    if not isinstance(found, dict):
+    history = training.get("validation")
+    if not isinstance(history, dict):
         return [[], []]
-    points = sorted((int(step), round(float(value), 3)) for step, value in found.items())
+    points = sorted((int(step), round(float(value), 3)) for step, value in history.items())
     return [[step for step, _ in points], [value for _, value in points]]
 
 
@@ -290,13 +291,13 @@ def _cost(row: Row) -> dict[str, float]:
     """The least of the seeds: they do the same work, and other programs only lengthen it."""
 
     def least(*names: str) -> float:
-        told = [sum(r.cost[name] for name in names) for r in row.results if all(name in r.cost for name in names)]
-        return min(told, default=math.nan)
+        sums = [sum(r.cost[name] for name in names) for r in row.results if all(name in r.cost for name in names)]
+        return min(sums, default=math.nan)
 
     rate = max((r.cost.get("episodes_per_second", 0.0) for r in row.results), default=0.0)
-    found = {
+    costs = {
         "seconds": least("training_seconds", "evaluation_seconds"),
         "milliseconds": 1000 / rate if rate > 0 else math.nan,
         "parameters": least("parameters"),
     }
-    return {name: float(f"{value:.4g}") for name, value in found.items() if math.isfinite(value)}
+    return {name: float(f"{value:.4g}") for name, value in costs.items() if math.isfinite(value)}

@@ -1,4 +1,4 @@
-"""From what the page says to one HTML file that needs nothing else. Imports no torch."""
+"""The page as one HTML file that needs nothing else. Imports no torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def page_html(page: Page) -> str:
         rows=page.rows,
         overviews=[overview for name in settings_of(page) if len((overview := _overview(page, name))[1]) > 1],
         tasks=tasks_of(page),
-        settings={name: _said(name) for name in settings_of(page)},
+        settings={name: _setting_text(name) for name in settings_of(page)},
         version=__version__,
         counts=_counts(page),
         claims=page.claims,
@@ -57,7 +57,7 @@ def page_html(page: Page) -> str:
         columns_of=_columns,
         flags_of=_flags,
         breakable=_breakable,
-        said=_said_text,
+        note_markup=_note_markup,
         symbols=_asset("marks.svg"),
     )
 
@@ -75,8 +75,8 @@ def settings_of(page: Page) -> list[str]:
     return list(dict.fromkeys(sorted((board.setting for board in page.boards), key=lambda s: (s != PAPER, s))))
 
 
-def _said(setting: str) -> str:
-    """A setting in words."""
+def _setting_text(setting: str) -> str:
+    """Spells a setting out."""
     trials = setting.removeprefix("tuned-")
     return {PAPER: "as published", EVERY: "the same in all"}.get(
         setting, f"best of {trials} trials" if trials.isdigit() else setting
@@ -85,11 +85,11 @@ def _said(setting: str) -> str:
 
 def tasks_of(page: Page) -> list[tuple[str, list[str]]]:
     """Tasks under headings: those that something was measured on come first."""
-    found: dict[str, list[str]] = {"measured": [], "published rows alone": []}
+    groups: dict[str, list[str]] = {"measured": [], "published rows alone": []}
     for task in dict.fromkeys(board.task for board in page.boards):
         measured = any(row.origin for row in page.rows if row.task == task)
-        found["measured" if measured else "published rows alone"].append(task)
-    return [(heading, tasks) for heading, tasks in found.items() if tasks]
+        groups["measured" if measured else "published rows alone"].append(task)
+    return [(heading, tasks) for heading, tasks in groups.items() if tasks]
 
 
 @cache
@@ -98,7 +98,7 @@ def _asset(name: str) -> str:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """What a browser is allowed: the scripts that are meant, by their hashes, and nothing from anywhere else."""
+    """The content security policy: our scripts, by their hashes, and nothing from anywhere else."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return (
@@ -122,7 +122,7 @@ def _breakable(name: str) -> Markup:
     return Markup(re.sub(r"([.=@])", r"\1<wbr>", str(escape(name))))
 
 
-def _said_text(note: str) -> Markup:
+def _note_markup(note: str) -> Markup:
     """A note, with what stands in backticks as code."""
     parts = [escape(part) for part in note.split("`")]
     if len(parts) % 2 == 0:  # somebody's name has one
@@ -133,18 +133,18 @@ def _said_text(note: str) -> Markup:
 def _columns(table: Table[Entry]) -> list[int]:
     """The places of a table's columns in the order of the page, without those that say nothing of any row."""
     headings, cells = table.headings(), table.cells()
-    known = [i for i in range(len(headings)) if any(line[i].text for line in cells)]
-    return sorted(known, key=lambda i: (*ALWAYS, headings[i]).index(headings[i]))
+    filled = [i for i in range(len(headings)) if any(line[i].text for line in cells)]
+    return sorted(filled, key=lambda i: (*ALWAYS, headings[i]).index(headings[i]))
 
 
 def _classes(heading: str) -> str:
-    """Of a column: whether it is of numbers, and shown only when more are asked for, or only on a wide screen."""
+    """CSS classes of a column: "n" for numbers, "more" where readers ask for it, "wide" on wide screens alone."""
     kinds = ["" if heading in ("method", "source") else "n", "" if heading in ALWAYS else "more"]
     return " ".join(kind for kind in (*kinds, "wide" if heading in WIDE else "") if kind)
 
 
 def _flags(entry: Entry) -> str:
-    """What a row is filtered by."""
+    """The flags that a row is filtered by."""
     row, place = entry.measured, entry.place
     flags = {
         "published": row is None,
@@ -162,12 +162,12 @@ def _overview(page: Page, setting: str) -> tuple[str, list[str], list[tuple[Page
     """
     boards = [board for board in page.boards if board.setting == setting and _ranked(board)]
     boards = [board for board in boards if not split(board.task)[1].said()] or boards
-    found: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
+    cells_by_row: dict[tuple[str, str], dict[str, tuple[int, str, str]]] = {}
     for board in boards:
         for number, (entry, ranks) in _ranked(board).items():
-            said = number, f"{entry.values['acc'].mean:.2f}", ranks
+            cell = number, f"{entry.values['acc'].mean:.2f}", ranks
             row = page.rows[number]
-            found.setdefault((row.label, row.source), {}).setdefault(board.task, said)
+            cells_by_row.setdefault((row.label, row.source), {}).setdefault(board.task, cell)
     tasks = [board.task for board in boards]
     lines = [
         # A name says where a row is from on the tasks where another one shares its label.
@@ -175,7 +175,7 @@ def _overview(page: Page, setting: str) -> tuple[str, list[str], list[tuple[Page
             max((page.rows[cell[0]] for cell in cells.values()), key=lambda row: len(row.name)),
             [cells.get(task, (-1, "", "")) for task in tasks],
         )
-        for cells in found.values()
+        for cells in cells_by_row.values()
     ]
     return setting, tasks, lines
 
@@ -187,7 +187,7 @@ def _ranked(board: PageBoard) -> dict[int, tuple[Entry, str]]:
 
 
 def _data(page: Page) -> dict[str, Any]:
-    """For the scripts. Texts that many results share, as commands and digests are, stand there once."""
+    """The data of the scripts. Texts that many results share, as commands and digests are, stand there once."""
     texts: dict[str, int] = {}
 
     def pooled(facts: Mapping[str, str]) -> list[tuple[int, int]]:
@@ -195,13 +195,13 @@ def _data(page: Page) -> dict[str, Any]:
 
     rows = []
     for row in page.rows:
-        entry = asdict(row) | {"setting": _said(row.setting)}
+        entry = asdict(row) | {"setting": _setting_text(row.setting)}
         if row.origin:
             entry["origin"] = [pooled(row.origin.shared), [pooled(seed) for seed in row.origin.seeds]]
         rows.append({name: value for name, value in entry.items() if value not in (None, "", [], {})})
     boards = [
         {
-            "task": board.task, "setting": board.setting, "said": _said(board.setting), "rows": board.rows,
+            "task": board.task, "setting": board.setting, "said": _setting_text(board.setting), "rows": board.rows,
             "queries": board.queries, "ranked": list(_ranked(board)),
             "pairs": {name: [list(asdict(pair).values()) for pair in pairs] for name, pairs in board.pairs.items()},
         }

@@ -1,4 +1,4 @@
-"""Where the numbers of a row come from: each result's file, command, commit, device and data. Imports no torch."""
+"""The origin of a row's numbers: each result's file, command, commit, device and data. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ifsl_bench.common.errors import one_line
 
 @dataclass(frozen=True)
 class Origin:
-    """Of a row.
+    """The origin of a row's numbers.
 
     Attributes:
-        shared: what all of its seeds say alike.
-        seeds: what each says besides; the same names for all.
+        shared: facts that are the same for all of its seeds.
+        seeds: the other facts of each seed; the same names for all.
     """
 
     shared: dict[str, str]
@@ -27,29 +27,29 @@ class Origin:
 
 
 def origin_of(row: Row) -> Origin:
-    """All that a reader needs to find a row's results, and to make them again."""
+    """Gathers all that a reader needs to find a row's results, and to make them again."""
     facts = [_facts(result) for result in row.results]
-    names = list(dict.fromkeys(name for one in facts for name in one))
-    same = [name for name in names if len({one.get(name, "") for one in facts}) == 1 and name != "seed"]
+    names = list(dict.fromkeys(name for of_seed in facts for name in of_seed))
+    same = [name for name in names if len({of_seed.get(name, "") for of_seed in facts}) == 1 and name != "seed"]
     shared = {name: facts[0][name] for name in same}
-    return Origin(shared, [{name: one.get(name, "") for name in names if name not in same} for one in facts])
+    return Origin(shared, [{name: of_seed.get(name, "") for name in names if name not in same} for of_seed in facts])
 
 
 def _facts(result: Result) -> dict[str, str]:
-    said, backbone = result.provenance, result.pretraining
-    libraries = said.get("libraries") or {}
+    provenance, backbone = result.provenance, result.pretraining
+    libraries = provenance.get("libraries") or {}
     facts: dict[str, Any] = {
         "seed": result.seed,
         "file": path_of(Path(), result).as_posix(),
         "Acc.": f"{result.summary['acc']['mean']:.2f}",
-        "command": said.get("command"),
+        "command": provenance.get("command"),
         "again": shlex.join(["ifsl-bench", "reproduce", result.label, result.task]),
-        "commit": said.get("commit"),
-        "version": said.get("version"),
-        "device": said.get("device"),
-        "Python": said.get("python"),
+        "commit": provenance.get("commit"),
+        "version": provenance.get("version"),
+        "device": provenance.get("device"),
+        "Python": provenance.get("python"),
         "libraries": ", ".join(f"{k} {v}" for k, v in libraries.items()) if isinstance(libraries, Mapping) else "",
-        "time": said.get("time"),
+        "time": provenance.get("time"),
         "options": _pairs(result.options),
         "training": _pairs(result.train),
         "chosen": "; ".join(map(_chosen, result.tuned.values())),
@@ -63,7 +63,7 @@ def _facts(result: Result) -> dict[str, str]:
         "data": PARTIAL if result.partial else "",
         "backbone": backbone.get("key"),
         "SHA-256 of its weights": backbone.get("sha256"),
-        "code of the method": said.get("method_source"),
+        "code of the method": provenance.get("method_source"),
         "seconds": _pairs({k.removesuffix("_seconds"): v for k, v in result.cost.items() if k.endswith("_seconds")}),
     }
     return {name: one_line(str(value)) for name, value in facts.items() if value not in (None, "", {})}

@@ -1,4 +1,4 @@
-"""How the paper of a row is cited: the one place that knows. Imports no torch for what is packaged."""
+"""Citations of rows: of their methods and of the papers that print them. Imports no torch for packaged methods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ifsl_bench.plugin.rows import printed_alone, rows
 
 @dataclass(frozen=True)
 class Citation:
-    """Of a method or of a paper's row.
+    """A citation of a method or of a paper.
 
     Attributes:
         text: what it is and where it was published, a paragraph for readers.
@@ -30,10 +30,10 @@ class Citation:
 
 
 def citation_of_row(method: str, label: str) -> Citation:
-    """Of a measured row.
+    """The citation of a measured row.
 
     Args:
-        method: what its results call the method.
+        method: the method's name in its results.
         label: the row's; ``lr+a`` of it says which papers are meant where a method is of several.
     """
     name = method_of(label)
@@ -41,18 +41,18 @@ def citation_of_row(method: str, label: str) -> Citation:
 
 
 def citation_of_label(label: str) -> Citation:
-    """Of the method that a paper's row is of, as far as it is installed or known."""
+    """The citation of a published row's method, as far as it is installed or known."""
     return Citation("", _bibtex(method_of(label)))
 
 
 def citation_of_paper(source: str) -> Citation:
-    """Of a published row, by the name of the file that it is printed from."""
+    """The citation of a paper, by the name of the file with its rows."""
     text = titles().get(source, source)
     return Citation(text, "\n\n".join(entry for title, entry in _papers() if text.lower().startswith(title.lower())))
 
 
 def _bibtex(name: str) -> str:
-    """What ``ifsl-bench cite`` prints for a method that is installed; "" where nobody has said it.
+    """The BibTeX of ``ifsl-bench cite`` for an installed method; "" where it has none.
 
     Results may name any file as their method's; none is run for a page.
     """
@@ -71,14 +71,17 @@ def _papers() -> list[tuple[str, str]]:
 
 @lru_cache(maxsize=256)
 def _first_words(method: str) -> str:
-    """What the module of a registered method says that it is; "" where that cannot be read. Runs none of its code."""
+    """The first paragraph of the docstring of a registered method's module; "" where it cannot be read.
+
+    Runs none of its code.
+    """
     points = registry.owners(registry.METHODS, method)
     if len(points) != 1:
         return ""
     try:
         spec = find_spec(points[0].module)
         source = spec.loader.get_source(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
-        said = ast.get_docstring(ast.parse(source or "")) or ""
+        docstring = ast.get_docstring(ast.parse(source or "")) or ""
     except Exception:  # somebody's package, whatever is wrong with it
         return ""
-    return inspect.cleandoc(said).split("\n\n")[0].replace("\n", " ")
+    return inspect.cleandoc(docstring).split("\n\n")[0].replace("\n", " ")

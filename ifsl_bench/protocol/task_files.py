@@ -177,6 +177,14 @@ def find(name: str, change: Change | None = None, home: Home | None = None) -> l
     return tasks
 
 
+def find_one(name: str, home: Home | None = None) -> Task:
+    """The one task of that name; raises as :func:`find`, and for a file that defines several."""
+    task, *more = find(name, home=home)
+    if more:
+        raise UserError(f"{name} defines several tasks; choose one as {name}:NAME")
+    return task
+
+
 def is_plain(name: str) -> bool:
     """Whether this is the name of a task, perhaps with changes, which :func:`find` looks up without opening a path."""
     plain = name.partition("+")[0]

@@ -22,7 +22,7 @@ from ifsl_bench.campaigns import api
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.json_text import depth_of
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
-from ifsl_bench.page.gather import boards_of
+from ifsl_bench.page.gather import boards_with_variants
 from ifsl_bench.protocol.task_files import find, packaged
 from ifsl_bench.protocol.task_files import parse as parse_tasks
 from ifsl_bench.protocol.task_kind import COUNTS
@@ -336,7 +336,9 @@ def test_lists_of_all_tasks_name_what_is_left_out_of_tasks_with_no_other_row(fil
         assert status == 0, err
         for path in paths:
             assert sum(f"left out: {path}" in line for line in (out + err).splitlines()) == 1, (command, path)
-    told = [said for board in boards_of(packaged().values(), tmp_path, named=False) for said in board.left_out]
+    told = [
+        said for board in boards_with_variants(packaged().values(), tmp_path, named=False) for said in board.left_out
+    ]
     assert [sum(str(path) in said for said in told) for path in paths] == [1, 1]
 
 
@@ -347,7 +349,7 @@ def test_a_table_names_what_is_left_out_of_a_variant_with_no_other_row(file, cal
         status, out, _ = call(*command, "glyphs-5shot", "--results", str(tmp_path))
         assert status == 0
         assert out.count(f"left out: {variant}") == 1
-    found = boards_of([packaged()["glyphs-5shot"]], tmp_path, named=True)
+    found = boards_with_variants([packaged()["glyphs-5shot"]], tmp_path, named=True)
     assert sum(str(variant) in said for board in found for said in board.left_out) == 1
     status, _, err = call("plot", "seeds", "glyphs-5shot+ways=10", "--results", str(tmp_path), "--out", "x.svg")
     assert status == 2

@@ -188,7 +188,7 @@ def test_validation_draws_what_training_recorded(board):
 
 def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task):
     home = Home.locate(measured / "home", measured / "results")
-    boards = base_classes.boards_of(task, home)
+    boards = base_classes.boards_by_count(task, home)
     assert list(boards) == [5, 8]
     figure, notes = base_classes.draw(boards)
     assert notes == ["training seeds differ by the number of base classes (1 at 5, 3 at 8): protonet, imprint"]
@@ -199,11 +199,11 @@ def test_base_classes_draws_all_numbers_of_them_the_full_one_too(measured, task)
         for count, acc in points:
             assert acc == pytest.approx(boards[int(count)].row(label).summary()["acc"].mean)
     with pytest.raises(UserError, match="--base-classes 20"):
-        base_classes.boards_of(find("glyphs-shared-1shot")[0], Home.locate(measured / "home", measured / "home"))
+        base_classes.boards_by_count(find("glyphs-shared-1shot")[0], Home.locate(measured / "home", measured / "home"))
 
 
 def test_base_classes_draws_a_stored_row_and_your_own_as_two_lines(measured, task):
-    boards = base_classes.boards_of(task, Home.locate(measured / "home", measured / "results"))
+    boards = base_classes.boards_by_count(task, Home.locate(measured / "home", measured / "results"))
     for count, board in boards.items():
         stored = tuple(replace(row, origin="stored") for row in board.rows)
         boards[count] = replace(board, rows=(*board.rows, *stored), compared=(*board.compared, *stored))

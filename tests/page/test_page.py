@@ -29,7 +29,7 @@ from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result, write
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.files import Home
-from ifsl_bench.page.gather import FINEST, _row, boards_of, gather
+from ifsl_bench.page.gather import FINEST, _row, boards_with_variants, gather
 from ifsl_bench.page.html import _overview, page_html, script_json
 from ifsl_bench.protocol.metrics import Estimate
 from ifsl_bench.protocol.task_files import find, packaged
@@ -333,7 +333,7 @@ def test_variants_come_along_and_empty_tasks_do_not(tmp_path, monkeypatch):
     tasks = [find(name)[0] for name in (TASK, "cub-1shot")]
     (variant,) = find(f"{TASK}+ways=10")
     write(tmp_path, made("a", 0, task=variant.name, task_hash=variant.hash))
-    assert [board.name for board in boards_of(tasks, tmp_path, named=False)] == [TASK]
+    assert [board.name for board in boards_with_variants(tasks, tmp_path, named=False)] == [TASK]
 
 
 @pytest.mark.parametrize("task", ["mini-regular-5shot", "tiny-pack-5shot"])
@@ -376,7 +376,7 @@ def test_the_page_that_is_kept_is_the_one_of_the_stored_results():
     kept = Path(__file__).parents[2] / "docs" / "leaderboard.html"
     if not kept.exists():
         pytest.skip("none is kept")
-    made_now = page_html(gather(boards_of(packaged().values(), packaged_root(), named=False), judged()))
+    made_now = page_html(gather(boards_with_variants(packaged().values(), packaged_root(), named=False), judged()))
     assert kept.read_text(encoding="utf-8") == made_now, (
         "ifsl-bench report --results results --out docs/leaderboard.html"
     )

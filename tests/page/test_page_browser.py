@@ -13,7 +13,7 @@ from ifsl_bench.board import boards
 from ifsl_bench.board.claims import judged
 from ifsl_bench.board.result_file import write
 from ifsl_bench.board.result_folder import packaged_root
-from ifsl_bench.page.gather import boards_of, gather
+from ifsl_bench.page.gather import boards_with_variants, gather
 from ifsl_bench.page.html import page_html
 from ifsl_bench.protocol.task_files import find, packaged
 from tests.page.test_page import HOSTILE, TASK, made, write_results
@@ -36,7 +36,7 @@ def made_up(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(boards, "packaged_root", lambda: root / "none")
         tasks = [find(name)[0] for name in (TASK, OTHER, "tiered-5shot")]
-        out.write_text(page_html(gather(boards_of(tasks, root, named=True))), encoding="utf-8")
+        out.write_text(page_html(gather(boards_with_variants(tasks, root, named=True))), encoding="utf-8")
     return out
 
 
@@ -167,7 +167,7 @@ def test_it_is_drawn_at_once_by_day_and_by_night(chromium, made_up, size, scheme
 
 def test_all_that_is_stored_is_small_and_drawn_soon(chromium, tmp_path, patience):
     out = tmp_path / "report.html"
-    page = gather(boards_of(packaged().values(), packaged_root(), named=False), judged())
+    page = gather(boards_with_variants(packaged().values(), packaged_root(), named=False), judged())
     out.write_text(page_html(page), encoding="utf-8")
     assert out.stat().st_size < MOST_BYTES
     for size, scheme in (("desk", "light"), ("telephone", "dark")):
