@@ -56,9 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before -m leaves any out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The mark ``slow`` says why."""
-    for item, mark in [(item, mark) for item in items for mark in item.iter_markers("slow")]:
-        if len(mark.args) != 1 or not isinstance(mark.args[0], str) or mark.kwargs:
-            raise pytest.UsageError(f'{item.nodeid}: say why it is slow: @pytest.mark.slow("why")')
+    for item in items:
+        for mark in item.iter_markers("slow"):
+            if len(mark.args) != 1 or not isinstance(mark.args[0], str) or mark.kwargs:
+                raise pytest.UsageError(f'{item.nodeid}: say why it is slow: @pytest.mark.slow("why")')
     # Workers begin with stretches of this list. Those that compile kernels are one stretch: a worker beside it that
     # needed the same ones would compile them too. Slow ones come early, or a worker would wait for the last of them.
     items.sort(key=lambda item: (not item.nodeid.startswith(COMPILING), not [*item.iter_markers("slow")]))
