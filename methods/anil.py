@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners import fixed_class
 from ifsl_bench.plugin.learn2learn import REQUIRES, load
-from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 
 
@@ -39,7 +39,7 @@ class Heads(nn.Module):
             self._parameters[name] = value.expand(episodes, *value.shape[1:])  # type: ignore[assignment]
 
 
-class ANIL(Method):
+class ANIL(GrowingMethod):
     """The novel classes' head [W, b], adapted in each episode by a few gradient steps from meta-learned initial values.
 
     On the frozen features, ``inner_steps`` gradient steps of size ``inner_rate`` are made from the initial [W, b] on
@@ -74,9 +74,9 @@ class ANIL(Method):
         self.inner_steps = inner_steps
         self.maml = load().algorithms.MAML(Heads(ways, base.weight), lr=inner_rate, first_order=first_order)
 
-    def adapted(self, support: Support, second_order: bool) -> nn.Module:
+    def adapted(self, support: Support, second_order: bool, earlier: Tensor | None = None) -> nn.Module:
         """Heads adapted to each of the E episodes; ``second_order``: whether gradients through the steps are wanted."""
-        rest = fixed_class(support.base_logits, support.hidden).unsqueeze(-1)  # [E, S, 1], all base classes as one
+        rest = fixed_class(support.base_logits, support.hidden, earlier).unsqueeze(-1)  # [E, S, 1]
         learner = self.maml.clone(first_order=self.maml.first_order or not second_order)
         learner.module.repeat(len(rest))
         for _ in range(self.inner_steps):
@@ -85,8 +85,11 @@ class ANIL(Method):
             learner.adapt(loss.sum())
         return learner
 
-    def forward(self, support: Support, query: Query) -> Prediction:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
         wanted = torch.is_grad_enabled()
         with torch.enable_grad():  # the steps need gradients also where nothing is learned from them
-            heads = self.adapted(support, wanted)
-        return Prediction(torch.cat([query.base_logits, heads(query.features)], -1))
+            heads = self.adapted(support, wanted, earlier)
+        return Learned({"weight": heads.weight, "bias": heads.bias})
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        return torch.baddbmm(state["bias"].unsqueeze(1), query.features, state["weight"].mT)

@@ -10,36 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Method, Prediction, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 
 ATTENTION_DROPOUT = 0.1  # of single shares, as in the released code
 
 
-class Castle(Method):
-    """A novel class's weight is its support mean plus what attention adds from a learned dictionary:
-
-        c_k = p_k + W_o sum_j a_kj W_v m_j,    a_kj = softmax_j(W_q p_k . W_k m_j / sqrt(D))
-        logits = h . [unit(W_a) ; unit(c)] / temperature
-
-    p_k are the support means of an episode's novel classes, and m_j all of these and 2K entries of the dictionary.
-    Learned: W_q, W_k, W_v, W_o and the dictionary, on the joint classification of base and novel classes. Ye, Hu &
-    Zhan, Learning Adaptive Classifiers Synthesis for Generalized Few-Shot Learning (International Journal of Computer
-    Vision, 2021); model, initial values and dropout are those of the released code with one head (c:
-    ``MultiHeadAttention`` of model/models/castle.py, the logits: ``_forward_gfsl``). There too the base weights stay as
-    pretrained, since its optimiser leaves them out.
-
-    This is a variant of theirs. They train the encoder too, from a pretrained one, with SGD at two rates; here the
-    features are frozen, and Adam trains the rest with the task's schedule. They build 256 tasks a step, in which 16
-    base classes act as novel ones; here a step has the task's episodes, whose novel training classes are hidden base
-    classes only where the task says so.
+class _Synthesiser(Method):
+    """What CASTLE and ACASTLE learn: a dictionary, and an attention to it.
 
     Options:
         dropout: of what attention adds, in training alone; 0.5 in their commands.
         temperature: the logits are divided by it; 1 in their commands.
     """
 
-    parallel_copies: ClassVar[bool] = True
     space: ClassVar[Space] = {
         "dropout": Range(0.0, 0.8), "temperature": Range(0.1, 10.0, log=True), RATE: Range(1e-5, 1e-2, log=True)
     }  # fmt: skip
@@ -73,14 +57,43 @@ class Castle(Method):
         added = (near @ values[0] + learned @ values[1]) @ self.to_output.T
         return F.normalize(weight + F.dropout(added, self.dropout, self.training), dim=-1)
 
-    def forward(self, support: Support, query: Query) -> Prediction:
-        novel = support.class_means(self.ways)  # [E, N, D]
-        seen, novel = F.normalize(self.base.weight, dim=-1), self.synthesised(novel, None)
-        logits = torch.cat([query.features @ seen.T, query.features @ novel.mT], -1)
-        return Prediction(logits / self.temperature)
+
+class Castle(_Synthesiser, GrowingMethod):
+    """A novel class's weight is its support mean plus what attention adds from a learned dictionary:
+
+        c_k = p_k + W_o sum_j a_kj W_v m_j,    a_kj = softmax_j(W_q p_k . W_k m_j / sqrt(D))
+        logits = h . [unit(W_a) ; unit(c)] / temperature
+
+    p_k are the support means of an episode's novel classes, and m_j all of these and 2K entries of the dictionary.
+    Learned: W_q, W_k, W_v, W_o and the dictionary, on the joint classification of base and novel classes. Ye, Hu &
+    Zhan, Learning Adaptive Classifiers Synthesis for Generalized Few-Shot Learning (International Journal of Computer
+    Vision, 2021); model, initial values and dropout are those of the released code with one head (c:
+    ``MultiHeadAttention`` of model/models/castle.py, the logits: ``_forward_gfsl``). There too the base weights stay as
+    pretrained, since its optimiser leaves them out.
+
+    This is a variant of theirs. They train the encoder too, from a pretrained one, with SGD at two rates; here the
+    features are frozen, and Adam trains the rest with the task's schedule. They build 256 tasks a step, in which 16
+    base classes act as novel ones; here a step has the task's episodes, whose novel training classes are hidden base
+    classes only where the task says so.
+
+    Options:
+        dropout: of what attention adds, in training alone; 0.5 in their commands.
+        temperature: the logits are divided by it; 1 in their commands.
+    """
+
+    parallel_copies: ClassVar[bool] = True
+
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+        return Learned(self.synthesised(support.class_means(self.ways), None))  # [E, N, D]
+
+    def base_logits(self, query: Query) -> Tensor:
+        return self.class_logits(F.normalize(self.base.weight, dim=-1), query)
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        return query.features @ state.mT / self.temperature
 
 
-class ACastle(Castle):
+class ACastle(_Synthesiser):
     """The weights of all classes are synthesised in each episode, those of base classes too.
 
     As `Castle`, whose formula, source and differences these are (``_forward_gfsl`` of model/models/acastle.py), but the
@@ -95,8 +108,19 @@ class ACastle(Castle):
 
     parallel_copies: ClassVar[bool] = True
 
-    def forward(self, support: Support, query: Query) -> Prediction:
-        novel = support.class_means(self.ways)  # [E, N, D]
-        every = torch.cat([self.base.weight.expand(len(novel), -1, -1), novel], 1)  # [E, K + N, D]
-        every = self.synthesised(every, F.pad(support.hidden, (0, self.ways)))
-        return Prediction(query.features @ every.mT / self.temperature)
+    def base_logits(self, query: Query) -> Tensor:
+        return self._logits(self.base.weight.unsqueeze(0), None, query)
+
+    def learn(self, support: Support, before: State | None = None) -> Learned:
+        means = support.class_means(self.ways)  # [E, N, D]
+        if before is not None:
+            means = torch.cat([before["means"], means], 1)
+        return Learned({"means": means, "hidden": support.hidden})
+
+    def answer(self, state: State, query: Query) -> Prediction:
+        novel = state["means"]
+        every = torch.cat([self.base.weight.expand(len(novel), -1, -1), novel], 1)  # [E, K + t N, D]
+        return Prediction(self._logits(every, F.pad(state["hidden"], (0, novel.shape[1])), query))
+
+    def _logits(self, weight: Tensor, out: Tensor | None, query: Query) -> Tensor:
+        return query.features @ self.synthesised(weight, out).mT / self.temperature

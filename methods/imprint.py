@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from torch import Tensor
+
 from ifsl_bench.common.cosine import cosines, unit
-from ifsl_bench.plugin.method import Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
 
 
-class Imprint(Method):
+class Imprint(GrowingMethod):
     """A novel class's weight is the normalised mean of its support features, beside the pretrained cosine weights.
 
     Logits are ``tau cos(h, w)`` with the pretrained temperature and no bias. Nothing is learned after pretraining.
@@ -17,6 +19,11 @@ class Imprint(Method):
     parallel_copies: ClassVar[bool] = True
     head: ClassVar[Literal["linear", "cosine"]] = "cosine"
 
-    def forward(self, support: Support, query: Query) -> Prediction:
-        novel = unit(support.class_means(self.ways))  # [E, N, D]
-        return Prediction(self.base.scale * cosines(query.features, [unit(self.base.weight), novel]))
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+        return Learned(unit(support.class_means(self.ways)))  # [E, N, D]
+
+    def base_logits(self, query: Query) -> Tensor:
+        return self.class_logits(unit(self.base.weight), query)
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        return self.base.scale * cosines(query.features, state)

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Choices, Range, Space
 
 
-class LDA(Method):
+class LDA(GrowingMethod):
     """The nearest class mean in the Mahalanobis distance of one covariance, that of the base classes. Closed form.
 
     With S the covariance of base/train features within the base classes, mu_k the mean of class k (of all base/train
@@ -92,14 +92,19 @@ class LDA(Method):
         """Features [..., D] as distances are taken between them."""
         return F.normalize(x, dim=-1) if self.form == "fecam" else x
 
-    def forward(self, support: Support, query: Query) -> Prediction:
-        centre, metric = self.get_buffer("centre"), self.get_buffer("metric")
-        novel, novel_offset = discriminants(self.placed(support.class_means(self.ways)) - centre, metric)  # [E, N, D]
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+        means = self.placed(support.class_means(self.ways)) - self.get_buffer("centre")
+        weight, offset = discriminants(means, self.get_buffer("metric"))  # [E, N, D], [E, N]
         images = F.one_hot(support.labels, self.ways).sum(1)  # [E, N]
-        novel_offset = novel_offset + self.get_buffer("excess") / images
-        h = self.placed(query.features) - centre  # [E, Q, D]
-        base = h @ self.get_buffer("seen").T + self.get_buffer("offset")  # [E, Q, K]
-        return Prediction(torch.cat([base, h @ novel.mT + novel_offset.unsqueeze(-2)], -1))
+        return Learned({"weight": weight, "offset": offset + self.get_buffer("excess") / images})
+
+    def base_logits(self, query: Query) -> Tensor:
+        h = self.placed(query.features) - self.get_buffer("centre")  # [E, Q, D]
+        return h @ self.get_buffer("seen").T + self.get_buffer("offset")
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        h = self.placed(query.features) - self.get_buffer("centre")
+        return h @ state["weight"].mT + state["offset"].unsqueeze(-2)
 
 
 def inverse(shrunk: Tensor) -> Tensor:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ifsl_bench.common.cosine import cosines, unit
-from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocol.task import MetaTraining, Schedule
 
 
-class LwoF(Method):
+class LwoF(GrowingMethod):
     """A generator writes the weights of the novel classes, attending to the base classifier.
 
     Support image x_i attends to base class j with ``softmax_j(tau_q unit(x_i W_q) . unit(k_j))``; the weight of novel
@@ -96,10 +95,11 @@ class LwoF(Method):
         share = one_hot.mT / one_hot.sum(-2).unsqueeze(-1)  # [E, N, S], averages over a class's images
         return self.phi_mean * (share @ features) + self.phi_attended * ((share @ attention) @ memory)
 
-    def weights(self, support: Support) -> Iterator[torch.Tensor]:
-        """The base weights [K, D], then the generated ones [E, N, D]."""
-        yield self.weight
-        yield self.novel_weights(support)
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+        return Learned(self.novel_weights(support))
 
-    def forward(self, support: Support, query: Query) -> Prediction:
-        return Prediction(self.tau * cosines(query.features, self.weights(support)))
+    def base_logits(self, query: Query) -> Tensor:
+        return self.class_logits(self.weight, query)
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        return self.tau * cosines(query.features, state)

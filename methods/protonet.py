@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
-from ifsl_bench.plugin.method import Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
 
 
-class ProtoNet(Method):
+class ProtoNet(GrowingMethod):
     """Nearest class mean under the squared Euclidean distance: logits ``-|h - c|^2``.
 
     A base class's prototype c is the mean feature of all its base/train images, a novel class's that of its support
@@ -18,11 +18,14 @@ class ProtoNet(Method):
 
     parallel_copies: ClassVar[bool] = True
 
-    def forward(self, support: Support, query: Query) -> Prediction:
-        novel = support.class_means(self.ways)  # [E, N, D]
-        h = query.features  # [E, Q, D]
-        square = h.square().sum(-1, keepdim=True)  # [E, Q, 1]
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+        return Learned(support.class_means(self.ways))  # [E, N, D]
+
+    def base_logits(self, query: Query) -> Tensor:
         base = self.base.prototypes  # [K, D]
-        to_base = square - 2 * h @ base.T + base.square().sum(-1)  # [E, Q, K]
-        to_novel = square - 2 * h @ novel.mT + novel.square().sum(-1).unsqueeze(1)  # [E, Q, N]
-        return Prediction(-torch.cat([to_base, to_novel], -1))
+        h = query.features  # [E, Q, D]
+        return -(h.square().sum(-1, keepdim=True) - 2 * h @ base.T + base.square().sum(-1))
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        h = query.features
+        return -(h.square().sum(-1, keepdim=True) - 2 * h @ state.mT + state.square().sum(-1).unsqueeze(1))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import torch
+from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners.attractor import ridge
 from ifsl_bench.learners.episodic import WEIGHT_DECAYS, Converged, LinearLearner, NetworkLearner, fixed_class
-from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
 
 
-class Ridge(Method):
+class Ridge(GrowingMethod):
     """Fast weights V that minimise, from the support set alone,
 
         mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2
@@ -47,9 +47,13 @@ class Ridge(Method):
             raise UserError(f"weight_decay must be positive and finite, not {weight_decay}")
         self.weight_decay = weight_decay
         self.learner = (LinearLearner if learner == "lr" else NetworkLearner)(ways, base.weight.shape[1])
+        self.by_class = learner == "lr"  # hidden units serve all classes of a session
 
-    def forward(self, support: Support, query: Query) -> Prediction:
-        x, rest = support.features, fixed_class(support.base_logits, support.hidden)  # [E, S, D], [E, S]
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+        x, rest = support.features, fixed_class(support.base_logits, support.hidden, earlier)  # [E, S, D], [E, S]
         pulls = [ridge(1 if p.common else p.rows, p.size, self.weight_decay, x) for p in self.learner.parts]
-        found = Converged().answer(self.learner, (x, support.labels, rest), pulls, query.features)
-        return Prediction(torch.cat([query.base_logits, found.novel], -1), found.statistics)
+        solved = Converged().solve(self.learner, (x, support.labels, rest), pulls)
+        return Learned(solved.weights, solved.statistics)
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        return self.learner.logits(state, query.features)

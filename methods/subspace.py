@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.learners import WEIGHT_DECAYS, DualNewton, Regression, SoftmaxRegression, fixed_class, statistics
-from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
 from ifsl_bench.solve.minimise import minimise
 
 
-class Subspace(Method):
+class Subspace(GrowingMethod):
     """Novel weights V = [W, b] that stay near the span of the base weights, from the support set alone:
 
         L(V) = mean_i CE([W_a x_i + b_a ; W x_i + b], y_i) + gamma sum_k |w_k - P w_k|^2 + weight_decay/2 |V|^2
@@ -64,7 +64,7 @@ class Subspace(Method):
         inside = weight_decay * strong / (2 * gamma)  # 1 / (1/weight_decay - 1/strong)
         self.precisions = (strong, inside, weight_decay)  # of v_1, v_2 and b
 
-    def forward(self, support: Support, query: Query) -> Prediction:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
         x, span = support.features, self.get_buffer("span")
         if bool(support.hidden.any()):  # a span for each episode
             span = basis(self.base.weight.masked_fill(support.hidden.unsqueeze(-1), 0))  # [E, D, r]
@@ -73,13 +73,15 @@ class Subspace(Method):
         precisions = torch.cat([
             x.new_full((features,), strong), x.new_full((rank,), inside), x.new_full((1,), decay)
         ])  # fmt: skip
-        rest = fixed_class(support.base_logits, support.hidden)
+        rest = fixed_class(support.base_logits, support.hidden, earlier)
         centres = x.new_zeros(self.ways, len(precisions))
         args = Regression(torch.cat([x, x @ span], -1), support.labels, rest, centres, precisions)
         solution = minimise(SoftmaxRegression(), DualNewton(), None, args)
         v_1, v_2, bias = solution.value.split([features, rank, 1], -1)  # [E, N, D], [E, N, r], [E, N, 1]
-        novel = torch.baddbmm(bias.mT, query.features, (v_1 + v_2 @ span.mT).mT)
-        return Prediction(torch.cat([query.base_logits, novel], -1), statistics(solution))
+        return Learned({"weight": v_1 + v_2 @ span.mT, "bias": bias}, statistics(solution))
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        return torch.baddbmm(state["bias"].mT, query.features, state["weight"].mT)
 
 
 def basis(weight: Tensor) -> Tensor:

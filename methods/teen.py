@@ -6,14 +6,15 @@ import math
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
+from torch import Tensor
 
 from ifsl_bench.common.cosine import cosines
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import Range, Space
 
 
-class TEEN(Method):
+class TEEN(GrowingMethod):
     """A novel class's mean is moved towards the base classes that it resembles; nearest prototype by angle.
 
     With c_j the unit mean feature of all base/train images of base class j, and p_k that of novel class k's support
@@ -50,10 +51,15 @@ class TEEN(Method):
             raise UserError(f"tau must be 0 or positive, and finite, not {tau}")
         self.alpha, self.tau = alpha, tau
 
-    def forward(self, support: Support, query: Query) -> Prediction:
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
         seen = F.normalize(self.base.prototypes, dim=-1)  # [K, D]
         novel = F.normalize(support.class_means(self.ways), dim=-1)  # [E, N, D]
         scores = (self.tau * novel @ seen.T).masked_fill(support.hidden.unsqueeze(1), -math.inf)  # [E, N, K]
         alike = F.normalize(scores.softmax(-1) @ seen, dim=-1)  # [E, N, D]
-        novel = (1 - self.alpha) * novel + self.alpha * alike
-        return Prediction(self.base.scale * cosines(query.features, [seen, novel]))
+        return Learned((1 - self.alpha) * novel + self.alpha * alike)
+
+    def base_logits(self, query: Query) -> Tensor:
+        return self.class_logits(F.normalize(self.base.prototypes, dim=-1), query)
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        return self.base.scale * cosines(query.features, state)

@@ -19,7 +19,6 @@ from .attractor import Memory, attention, fold, ridge
 from .episodic import (
     WEIGHT_DECAY,
     WEIGHT_DECAYS,
-    Answer,
     Converged,
     Learner,
     LinearLearner,
@@ -36,7 +35,7 @@ from .regression import DualNewton, SoftmaxRegression
 from .softmax import Regression
 
 __all__ = [
-    "WEIGHT_DECAY", "WEIGHT_DECAYS", "Answer", "Converged", "DualNewton", "Learner", "LinearLearner", "Memory",
+    "WEIGHT_DECAY", "WEIGHT_DECAYS", "Converged", "DualNewton", "Learner", "LinearLearner", "Memory",
     "Meta", "Network", "NetworkArgs", "NetworkLearner", "Part", "Regression", "SoftmaxRegression", "TanhNetwork",
     "Unrolled", "attention", "fixed_class", "fold", "ridge", "statistics",
     "unit",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.plugin.method import FEW, Base, Method, Prediction, Query, Support
+from ifsl_bench.plugin.method import FEW, Base, GrowingMethod, Learned, Query, State, Support
 from ifsl_bench.plugin.space import RATE, Range, Space
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.solve.linear import Neumann
@@ -28,7 +28,7 @@ READ: Mapping[Gradient, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-class AttractorMethod(Method):
+class AttractorMethod(GrowingMethod):
     """Fast weights V learned in each episode under a meta-learned regulariser R, as in Ren et al. (NeurIPS 2019):
 
         L(V) = mean_i CE([W_a x_i + b_a ; h(x_i; V)], y_i)  +  weight_decay/2 |V|^2  +  R(V)
@@ -84,6 +84,7 @@ class AttractorMethod(Method):
         self.weight_decay = weight_decay
         self.meta = meta(gradient, steps=steps, damping=damping, rate=rate, converge=converge)
         self.learner = (LinearLearner if learner == "lr" else NetworkLearner)(ways, base.weight.shape[1])
+        self.by_class = learner == "lr"  # hidden units serve all classes of a session
         start = self.learner.start() if self.meta.needs_start else []
         self.starts = [f"start_{i}" for i in range(len(start))]
         for name, part in zip(self.starts, start, strict=True):
@@ -117,16 +118,18 @@ class AttractorMethod(Method):
     def centres(self, support: Support) -> list[Tensor]:
         """u of each part: [(E,) rows, size], or [(E,) 1, size] where one centre serves all rows."""
 
-    def forward(self, support: Support, query: Query) -> Prediction:
-        rest = fixed_class(support.base_logits, support.hidden)  # [E, S]
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+        rest = fixed_class(support.base_logits, support.hidden, earlier)  # [E, S]
         pulls = [
             fold(u, log_gamma, self.weight_decay, part.rows)
             for part, u, log_gamma in zip(self.learner.parts, self.centres(support), self.log_gamma, strict=True)
         ]
         rows = (support.features, support.labels, rest)
         start = [self.get_buffer(name) for name in self.starts]
-        found = self.meta.answer(self.learner, rows, pulls, query.features, start, self.training)
-        return Prediction(torch.cat([query.base_logits, found.novel], -1), found.statistics, found.adjoint)
+        return Learned(*self.meta.solve(self.learner, rows, pulls, start, self.training))
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        return self.learner.logits(state, query.features)
 
 
 def meta(gradient: Gradient, *, steps: int, damping: float, rate: float, converge: bool) -> Meta:

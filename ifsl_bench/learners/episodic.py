@@ -4,7 +4,8 @@ A `Learner` says what the fast weights are, a `Meta` how they are found and how 
 
     learner = LinearLearner(ways, features)
     c, p = fold(u, log_gamma, WEIGHT_DECAY, learner.parts[0].rows)
-    found = Converged(Neumann()).answer(learner, (x, labels, rest), [(c, p)], query)      # found.novel [E, Q, N]
+    solved = Converged(Neumann()).solve(learner, (x, labels, rest), [(c, p)])
+    novel = learner.logits(solved.weights, query)  # [E, Q, N]
 
 Shapes: E episodes at once, S support rows, Q queries, D features, K base classes, N novel classes.
 """
@@ -19,6 +20,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ifsl_bench.plugin.method import joined_logits
 from ifsl_bench.solve.adjoint import Implicit, Unroll
 from ifsl_bench.solve.lbfgs import LBFGS
 from ifsl_bench.solve.linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
@@ -41,14 +43,17 @@ Rows = tuple[Tensor, Tensor, Tensor]  # support features [E, S, D], labels [E, S
 Pull = tuple[Tensor, Tensor]  # centres [(E,) rows or 1, size] and precisions [size], see `fold`
 
 
-def fixed_class(base_logits: Tensor, hidden: Tensor) -> Tensor:
-    """All base classes as one, the logsumexp of their logits: base_logits [E, S, K], hidden [E, K] bool -> [E, S].
+def fixed_class(base_logits: Tensor, hidden: Tensor, earlier: Tensor | None = None) -> Tensor:
+    """All classes whose logits are fixed as one, the logsumexp of these: [E, S].
 
-    A hidden class is left out; -inf where none is left.
+    Args:
+        base_logits: [E, S, K].
+        hidden: [E, K] bool; a hidden class is left out. -inf where none is left.
+        earlier: [E, S, (t - 1) N] of the novel classes of earlier sessions; None where there are none.
     """
     if bool(hidden.any()):
         base_logits = base_logits.masked_fill(hidden[:, None], -torch.inf)
-    return base_logits.logsumexp(-1)
+    return joined_logits(base_logits, earlier).logsumexp(-1)
 
 
 @dataclass(frozen=True)
@@ -185,10 +190,10 @@ class NetworkLearner(Learner):
         return torch.baddbmm(outer, x, v.skip.mT)
 
 
-class Answer(NamedTuple):
-    """Novel logits, and how they came about."""
+class Solved(NamedTuple):
+    """Fast weights, and how they were found."""
 
-    novel: Tensor  # [E, Q, N]
+    weights: Tree  # see `Learner.logits`
     statistics: dict[str, Tensor]  # [E] each: how each solve went
     adjoint: AdjointReport  # filled in by the backward pass
 
@@ -196,11 +201,11 @@ class Answer(NamedTuple):
 class Meta(Protocol):
     """How the fast weights are found, and how gradients pass through that."""
 
-    def answer(
-        self, learner: Learner, support: Rows, pulls: Sequence[Pull], query: Tensor, start: Sequence[Tensor] = (),
+    def solve(
+        self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
         training: bool = False,
-    ) -> Answer:  # fmt: skip
-        """Novel logits of the queries [E, Q, D].
+    ) -> Solved:  # fmt: skip
+        """Finds the fast weights.
 
         start: initial fast weights, [rows, size] for each part, where `needs_start`.
         """
@@ -216,16 +221,16 @@ class Converged:
     linear: LinearSolver = field(default_factory=ConjugateGradient)
     needs_start: bool = False
 
-    def answer(
-        self, learner: Learner, support: Rows, pulls: Sequence[Pull], query: Tensor, start: Sequence[Tensor] = (),
+    def solve(
+        self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
         training: bool = False,
-    ) -> Answer:  # fmt: skip
+    ) -> Solved:  # fmt: skip
         args = learner.arguments(support, pulls)
-        solver = learner.solver(query.dtype, training)
+        solver = learner.solver(support[0].dtype, training)
         if training and not isinstance(self.linear, Neumann):  # a series is damped by more than it curves down there
             solver = learner.past_saddles(solver)
         solution = minimise(learner.objective, solver, None, args, Implicit(self.linear))
-        return Answer(learner.logits(solution.value, query), statistics(solution), solution.adjoint)
+        return Solved(solution.value, statistics(solution), solution.adjoint)
 
 
 @dataclass(frozen=True)
@@ -242,10 +247,10 @@ class Unrolled:
     converge: bool = True
     needs_start: bool = True
 
-    def answer(
-        self, learner: Learner, support: Rows, pulls: Sequence[Pull], query: Tensor, start: Sequence[Tensor] = (),
+    def solve(
+        self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
         training: bool = False,
-    ) -> Answer:  # fmt: skip
+    ) -> Solved:  # fmt: skip
         args, objective = learner.arguments(support, pulls), learner.objective
         episodes = support[0].shape[0]
         v0 = learner.join([part.expand(episodes, -1, -1) for part in start])
@@ -265,7 +270,7 @@ class Unrolled:
         else:
             solution = minimise(objective, descent, v0, args, Unroll())
         told = {**statistics(solution), "step_rate": rate}
-        return Answer(learner.logits(solution.value, query), told, solution.adjoint)
+        return Solved(solution.value, told, solution.adjoint)
 
 
 def statistics(solution: Solution) -> dict[str, Tensor]:

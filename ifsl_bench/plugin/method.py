@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,6 +18,7 @@ from ifsl_bench.common.errors import UserError, where
 from ifsl_bench.plugin.space import Space
 from ifsl_bench.protocol.task import MetaTraining, Task
 from ifsl_bench.solve.linear import AdjointReport
+from ifsl_bench.solve.tree import Tree
 
 FEW = (
     64  # episodes a step of meta-training from which an H100 was faster than 16 cores for LwoF and LR+A (BENCHMARKS.md)
@@ -110,8 +111,31 @@ class Prediction:
     adjoint: AdjointReport | None = None
 
 
+LEARNING = ("learn", "learn_classes")  # the methods that say how a session is learned
+State = Tree
+"""What a method carries from session to session: tensors [E, ...], in dicts, lists and tuples."""
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a method has learned in a session.
+
+    Attributes:
+        state: all that it carries on, and no image of it, unless it says that it keeps some.
+        statistics: as those of a :class:`Prediction`.
+        adjoint: likewise.
+    """
+
+    state: State
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+    adjoint: AdjointReport | None = None
+
+
 class Method(nn.Module, ABC):
     """Subclass this, and register it under the entry point group ``ifsl_bench.methods``.
+
+    A subclass defines :meth:`learn` and :meth:`answer`, and works in episodes and in sessions; or :meth:`forward`, an
+    episode at once. In sessions such a method is asked with the supports of all sessions so far, and its rows say so.
 
     The keyword-only arguments of the constructor are the method's options, set with ``--set name=value``: they need an
     annotation (int, float, bool, str, a Literal, or one of these | None) and a default. A method with parameters is
@@ -182,9 +206,77 @@ class Method(nn.Module, ABC):
                 return shorthand, set(meant)
         return name, set()
 
-    @abstractmethod
+    @classmethod
+    def keeps_supports(cls) -> bool:
+        """Whether sessions need the supports of earlier ones: where a class says how it answers an episode, not how it
+        learns a session."""
+        says = next(vars(kind).keys() for kind in cls.__mro__ if {"forward", *LEARNING} & vars(kind).keys())
+        return says.isdisjoint(LEARNING)
+
+    def base_logits(self, query: Query) -> Tensor:
+        """Logits of the base classes before any session, [E, Q, K]; where not defined, those of the base classifier."""
+        return query.base_logits
+
+    def learn(self, support: Support, before: State | None = None) -> Learned:
+        """Learns the N classes of a session; ``before`` is the state after the session before, None for the first.
+
+        It leaves ``before`` as it is. The supports are those of this session alone.
+        """
+        raise NotImplementedError
+
+    def answer(self, state: State, query: Query) -> Prediction:
+        """Joint logits of the queries, [E, Q, K + t N] after t sessions, the classes of the base session first."""
+        raise NotImplementedError
+
     def forward(self, support: Support, query: Query) -> Prediction:
         """Joint logits of the queries. No state is kept between calls; an episode ignores the others in its batch."""
+        learned = self.learn(support)
+        answer = self.answer(learned.state, query)
+        return Prediction(answer.logits, {**learned.statistics, **answer.statistics}, learned.adjoint)
+
+
+class GrowingMethod(Method):
+    """A method whose sessions add classes and leave the logits of earlier ones as they are.
+
+    A subclass defines :meth:`learn_classes` and :meth:`class_logits`, and :meth:`~Method.base_logits` where these are
+    not the base classifier's. The state is a tuple, what was learned in each session. A sequence is answered in one
+    pass.
+
+    Attributes:
+        by_class: whether all tensors of what a session learned are [E, N, ...], and the logit of a class depends on its
+            own rows alone; then sequences that have queries in common are one multiplication of matrices.
+    """
+
+    by_class: bool = True
+
+    @abstractmethod
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+        """Learns the N classes of a session.
+
+        Args:
+            earlier: [E, S, (t - 1) N] logits of the novel classes of earlier sessions, of the supports; None in the
+                first.
+        """
+
+    @abstractmethod
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        """Logits [E, Q, N] of the classes of one session, from what it learned."""
+
+    def learn(self, support: Support, before: State | None = None) -> Learned:
+        before = before or ()
+        query = Query(support.features, support.base_logits)
+        earlier = torch.cat([self.class_logits(state, query) for state in before], -1) if before else None
+        learned = self.learn_classes(support, earlier)
+        return replace(learned, state=(*before, learned.state))
+
+    def answer(self, state: State, query: Query) -> Prediction:
+        logits = [self.base_logits(query), *(self.class_logits(part, query) for part in state)]
+        return Prediction(torch.cat(logits, -1))
+
+
+def joined_logits(base: Tensor, earlier: Tensor | None) -> Tensor:
+    """Logits [E, S, K + (t - 1) N] of all classes met before a session; base [E, S, K]."""
+    return base if earlier is None else torch.cat([base, earlier], -1)
 
 
 def ask(method: Method, name: str, support: Support, query: Query) -> Prediction:

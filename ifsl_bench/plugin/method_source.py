@@ -45,11 +45,11 @@ def method_source(method: type[Method]) -> str:
     Base classes from elsewhere count with theirs. A file counts with the modules beside it that it imports. A class
     without a file, as a notebook has it, is identified by its compiled functions and by what of its module they name.
     """
-    from ifsl_bench.plugin.method import Method
+    from ifsl_bench.plugin.method import GrowingMethod, Method
 
     sha = hashlib.sha256()
     for kind in method.__mro__:
-        if issubclass(kind, Method) and kind is not Method:
+        if issubclass(kind, Method) and kind not in (Method, GrowingMethod):
             for part in _parts(kind, sys.modules.get(kind.__module__)):
                 sha.update(part.encode())
     return sha.hexdigest()[:16]

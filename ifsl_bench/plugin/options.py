@@ -116,6 +116,8 @@ def check_method(method: type[Method]) -> None:
     called = method.__qualname__
     if missing := sorted(getattr(method, "__abstractmethods__", ())):
         raise UserError(f"{called} does not define {', '.join(missing)}")
+    if method.forward is Method.forward and method.learn is Method.learn:
+        raise UserError(f"{called} defines neither forward nor learn and answer")
     if not isinstance(method.head, str) or method.head not in ("linear", "cosine"):
         raise UserError(f"{called}.head is {method.head!r}, expected 'linear' or 'cosine'")
     if not isinstance(method.schedule, MetaTraining | None):

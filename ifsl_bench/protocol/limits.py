@@ -53,6 +53,15 @@ WHOLE: dict[str, tuple[int, int]] = {
     "meta_training.validate_every": (1, STEPS),
     "meta_training.schedule.warmup": (0, STEPS),
 }
+# The same of the sessions of a task that has some.
+OF_SESSIONS: dict[str, tuple[int, int]] = {
+    "sessions.count": (1, 100),
+    "sessions.ways": (1, 100),
+    "sessions.orders": (1, 10_000),
+    "sessions.supports": (1, 100),
+    "sessions.queries": (1, DRAWN),
+    "evaluation.episodes": (1, EPISODES),  # sequences; a published list is one
+}
 # And its other numbers: whether one is possible, and the rule in words.
 _POSITIVE: tuple[Callable[[float], bool], str] = (lambda value: 0 < value < math.inf, "must be positive")
 OTHER: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -97,13 +106,14 @@ def check_task(task: Task, where: str) -> None:
         task.novel_from is None or bool(re.fullmatch(NAME, task.novel_from)), f"novel_from {task.novel_from!r}: {RULE}"
     )
     need(is_printable(task.title), "title must be one line of text that can be printed")
-    for field, (least, most) in WHOLE.items():
+    # Sessions come first, since the number of sequences follows from them.
+    for field, (least, most) in (OF_SESSIONS | WHOLE | OF_SESSIONS if task.sessions else WHOLE).items():
         if (value := attrgetter(field)(task)) is not None:
             need(value >= least, f"{field} must be at least {least}" if least else f"{field} must not be negative")
             need(value <= most, f"{field} must be at most {most:,}")
     for field, (possible, rule) in OTHER.items():
         need(possible(attrgetter(field)(task)), f"{field} {rule}")
-    most = most_episodes(task.episode)
+    most = EPISODES if task.sessions else most_episodes(task.episode)
     need(
         task.evaluation.episodes <= most,
         f"evaluation.episodes is {task.evaluation.episodes:,}; of {task.episode.ways:,} classes a result file holds "

@@ -46,6 +46,13 @@ MEANING = {
     "tasks.[name].digest": "of the test episodes; a run on others is refused",
     "tasks.[name].title": "what tables call it",
     "tasks.[name].variant_of": "the task whose protocol it departs from; tables keep the two apart",
+    "tasks.[name].sessions.count": "sessions after the base session; with this table a task is in sessions",
+    "tasks.[name].sessions.ways": "novel classes of a session",
+    "tasks.[name].sessions.orders": "orders of the novel classes",
+    "tasks.[name].sessions.supports": "support sets of each order",
+    "tasks.[name].sessions.queries": "query images of each novel class; where absent, as many as a base class has",
+    "tasks.[name].sessions.listed": "whether the classes are those of a published list",
+    "tasks.[name].sessions.published": "the list to the letter: its order, its supports",
     "episode.ways": "novel classes of an episode",
     "episode.novel_queries": "query images of each novel class",
     "episode.base_queries": "query images of base classes, in all; 0: regular few-shot learning, without base classes",
@@ -69,6 +76,13 @@ MEANING = {
     "variants.[name].backbone": "another backbone, as in [pretraining]",
     "variants.[name].weights": "as in [pretraining]",
     "variants.[name].centre": "as in [pretraining]",
+    "variants.[name].sessions.count": "sessions after the base session; with this table a task is in sessions",
+    "variants.[name].sessions.ways": "novel classes of a session",
+    "variants.[name].sessions.orders": "orders of the novel classes",
+    "variants.[name].sessions.supports": "support sets of each order",
+    "variants.[name].sessions.queries": "query images of each novel class; where absent, as many as a base class has",
+    "variants.[name].sessions.listed": "whether the classes are those of a published list",
+    "variants.[name].sessions.published": "the list to the letter: its order, its supports",
     "variants.[name].digest": "of the test episodes; a run on others is refused",
     "variants.[name].title": "what tables call it",
 }
@@ -111,7 +125,7 @@ def _keys(struct: type[msgspec.Struct], table: str) -> Iterator[Key]:
     fields = msgspec.inspect.type_info(struct).fields  # type: ignore[attr-defined]
     tables = []
     for field in fields:
-        of = field.type
+        of = _of(field.type)
         if isinstance(of, msgspec.inspect.DictType):
             tables.append((of.value_type.cls, f"{field.name}.[name]"))  # type: ignore[attr-defined]
         elif isinstance(of, msgspec.inspect.StructType):
@@ -122,6 +136,12 @@ def _keys(struct: type[msgspec.Struct], table: str) -> Iterator[Key]:
             yield Key(table, field.name, _kind(of), default, field.required, _range(path, of))
     for inner, name in tables:
         yield from _keys(inner, name)
+
+
+def _of(kind: Any) -> Any:
+    """A table that may be left out, for what is a table or None; else the same."""
+    parts = kind.types if isinstance(kind, msgspec.inspect.UnionType) else ()
+    return next((part for part in parts if isinstance(part, msgspec.inspect.StructType)), kind)
 
 
 _KINDS: dict[Any, str] = {
@@ -162,8 +182,9 @@ def _range(path: str, of: Any) -> str:
     if path in _OF_VARIANTS:
         least, most = limits.WHOLE[_OF_VARIANTS[path]]
         return f"{max(1, least)} to {min(variants.MOST, most):,}"
-    if field in limits.WHOLE:
-        least, most = limits.WHOLE[field]
+    whole = limits.WHOLE | limits.OF_SESSIONS
+    if (field := field.removeprefix("variants.[name].") if ".sessions." in field else field) in whole:
+        least, most = whole[field]
         return f"{least} or more" if most == limits.NUMBER else f"{least:,} to {most:,}"
     if field in limits.OTHER:
         return limits.OTHER[field][1].removeprefix("must be ").replace("must not be", "not")
@@ -207,7 +228,9 @@ TABLES = {
     "meta_training.schedule": "Its learning rate. Where the table is absent: rate {rate}, drops {drops}.",
     "evaluation": "Stage 3.",
     "tasks.[name]": "A task. Each task in a file has its own table.",
+    "tasks.[name].sessions": "Validation and testing on sequences of sessions, after docs/protocol.md.",
     "variants.[name]": "A task made from another one. A file may hold these alone.",
+    "variants.[name].sessions": "The same as a task's own.",
 }
 
 
@@ -255,9 +278,9 @@ def task_text(content: Mapping[str, Any], head: str = "") -> str:
         known.setdefault(key.table, []).append(key)
     lines = [head + HEAD]
     explained: set[str] = set()
-    for table, own in _tables(content, known):
+    for general, table, own in _tables(content, known):
         lines.append(f"[{table}]")
-        if (general := _general(table)) in explained:
+        if general in explained:
             lines += [f"{key.name} = {toml(own[key.name])}" for key in known[general] if own.get(key.name) is not None]
             lines.append("")
             continue
@@ -272,22 +295,14 @@ def task_text(content: Mapping[str, Any], head: str = "") -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _general(table: str) -> str:
-    """``tasks.[name]`` of ``tasks."mine-5shot"``."""
-    first, _, rest = table.partition(".")
-    return f"{first}.[name]" if first in ("tasks", "variants") and rest else table
-
-
-def _tables(content: Mapping[str, Any], known: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """The tables of a file in the order of the reference, and what is said in each."""
-    for table in known:
-        first, _, rest = table.partition(".")
-        if rest == "[name]":
-            for name, own in content.get(first, {}).items():
-                yield f"{first}.{json.dumps(name)}", own
-        else:
-            own = content.get(first, {})
-            if not rest:
-                yield table, own
-            elif rest in own:
-                yield table, own[rest]
+def _tables(content: Mapping[str, Any], known: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
+    """The tables of a file in the order of the reference: ``tasks.[name]``, ``tasks."mine-5shot"``, and its content."""
+    for general in known:
+        first, *parts = general.split(".")
+        tables = [(first, content.get(first, {}))]
+        for part in parts:
+            if part == "[name]":
+                tables = [(f"{path}.{json.dumps(name)}", own) for path, table in tables for name, own in table.items()]
+            else:
+                tables = [(f"{path}.{part}", own) for path, table in tables if (own := table.get(part)) is not None]
+        yield from ((general, path, own) for path, own in tables)

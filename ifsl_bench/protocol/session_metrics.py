@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.protocol.metrics import harmonic
+from ifsl_bench.protocol.task_kind import SESSIONS
 
 # After every session; novel ones have no value (NaN) after session 0.
 AFTER = ("acc", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel")
-# Of a whole sequence; those named like one of AFTER are its value after the last session, but for gacc and learned.
-SUMMARY = ("first", "last", "average", "pd", *AFTER[1:])
+# Of a sequence: those named like one of AFTER are its value after the last session, but for acc, gacc and learned.
+SUMMARY = ("first", "last", "pd", "gain", *AFTER)
+
+COUNTED = ("hits", "novel_as_base", "base_as_novel", "queries", "calibrated_hits")  # columns of integers
 
 
 def triangle_rows(sessions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -40,6 +43,9 @@ class SessionCounts:
         base_classes: K.
         ways: N.
         state_bytes: what the method carries on after session T, beside the base classifier; None where nobody says.
+        supports: support sets of each order of the classes; sequences of one order follow one another.
+        calibrated_hits: as ``hits``, with a bias on the novel logits that was chosen on validation sequences; None
+            where none was.
     """
 
     hits: np.ndarray
@@ -49,6 +55,8 @@ class SessionCounts:
     base_classes: int
     ways: int
     state_bytes: int | None = None
+    supports: int = 1
+    calibrated_hits: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.hits)
@@ -83,21 +91,47 @@ class SessionCounts:
         """One of :data:`AFTER` in each sequence after each session, [n, T + 1], in percent."""
         return _AFTER[metric](self)
 
-    def value(self, metric: str) -> np.ndarray:
-        """One of :data:`SUMMARY` in each sequence, [n], in percent.
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Those of the kind of tasks, as far as they are known."""
+        return SESSIONS.known(self.columns())
 
-        ``first`` and ``last`` are A_0 and A_T, ``average`` is the mean of A_0 to A_T, ``pd`` is A_0 - A_T (Zhang et al.
-        2021). ``gacc`` is a mean over all sessions, ``learned`` one over sessions 1 to T.
+    def per_episode(self) -> dict[str, np.ndarray]:
+        """Metric -> its mean over the sequences of each order, [orders], in percent, for all :attr:`metrics`."""
+        return {name: self.value(name) for name in self.metrics}
+
+    def value(self, metric: str) -> np.ndarray:
+        """One of :attr:`metrics` as its mean over the sequences of each order, [orders], in percent.
+
+        Orders are the units that intervals are over: sequences of one order have their classes in common.
         """
-        if metric in ("first", "last", "average", "pd"):
+        values, first = self.of_sequence(metric), np.arange(0, len(self), self.supports)
+        return np.asarray(np.add.reduceat(values, first) / np.diff(np.append(first, len(values))))
+
+    def of_sequence(self, metric: str) -> np.ndarray:
+        """One of :data:`SUMMARY`, or ``calibrated_acc``, in each sequence, [n], in percent.
+
+        ``first`` and ``last`` are A_0 and A_T, ``acc`` is the mean of A_0 to A_T, ``pd`` is A_0 - A_T (Zhang et al.
+        2021). ``gacc`` is a mean over all sessions, ``learned`` one over sessions 1 to T. ``gain`` is the ``acc`` above
+        that of :meth:`lazy`.
+        """
+        if metric == "calibrated_acc":
+            if self.calibrated_hits is None:
+                raise KeyError(metric)
+            return replace(self, hits=self.calibrated_hits).of_sequence("acc")
+        if metric == "gain":
+            return self.of_sequence("acc") - self.lazy().of_sequence("acc")
+        if metric in ("first", "last", "acc", "pd"):
             acc = self.after("acc")
-            return {"first": acc[:, 0], "last": acc[:, -1], "average": acc.mean(1), "pd": acc[:, 0] - acc[:, -1]}[
-                metric
-            ]
+            return {"first": acc[:, 0], "last": acc[:, -1], "acc": acc.mean(1), "pd": acc[:, 0] - acc[:, -1]}[metric]
         after = self.after(metric)
         if metric == "gacc":
             return np.asarray(after.mean(1))
         return np.asarray(after[:, 1:].mean(1) if metric == "learned" else after[:, -1])
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Name of a count -> its values in each sequence, [n, ...], for all that there are."""
+        return {name: values for name in COUNTED if (values := getattr(self, name)) is not None}
 
     def lazy(self) -> SessionCounts:
         """The counts of a model that is the same in session 0 and never answers with a novel class."""
@@ -110,12 +144,12 @@ class SessionCounts:
             novel_as_base=novel,
             base_as_novel=np.zeros_like(novel),
             state_bytes=0,
+            calibrated_hits=None,
         )
 
     def compact(self) -> SessionCounts:
         """The same in as few bytes as the counts need, for many results at once."""
-        names = ("hits", "novel_as_base", "base_as_novel", "queries")
-        small: dict[str, Any] = {name: _smallest(getattr(self, name)) for name in names}
+        small: dict[str, Any] = {name: _smallest(values) for name, values in self.columns().items()}
         return replace(self, **small)
 
 

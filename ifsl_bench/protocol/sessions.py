@@ -13,6 +13,10 @@ class SessionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     ``queries`` are those of each novel class, from images that are not its supports. None: as many as a base class has
     on average, rounded down. Where supports have a pool of their own, queries are all images of the other pool.
+
+    ``listed``: the classes are those of a published list. Supports come from a pool of their own, novel/support; no
+    class is left for validation, so that its sequences are of base classes, hidden as such, and of base/val's images.
+    ``published``: the list to the letter, its order and its supports.
     """
 
     count: int
@@ -20,6 +24,8 @@ class SessionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     orders: int = 100
     supports: int = 4
     queries: int | None = None
+    listed: bool = False
+    published: bool = False
 
     @property
     def classes(self) -> int:

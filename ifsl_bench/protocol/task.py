@@ -11,12 +11,14 @@ from typing import Any, Literal
 import msgspec
 
 from ifsl_bench.common.files import sha256_json
-from ifsl_bench.protocol.task_kind import Kind, Part, kind_of
+from ifsl_bench.protocol.sessions import SessionSpec
+from ifsl_bench.protocol.task_kind import SESSIONS, Kind, Part, kind_of
 
 Side = Literal["train", "val", "test"]
 WEIGHTS_DIGITS = 16  # of the checksum of weights that a user gives, in the names of tasks and files
 NO_BACKBONE = "none"  # the backbone of data that are features already
 CENTRED = "mean"  # what becomes of a frozen backbone's features where nothing is said
+SUPPORT = "novel/support"  # the pool of the supports of a published list
 INCLUDED = "included"  # the backbone of embedded features, which come with their base classifiers
 
 
@@ -161,11 +163,13 @@ class Task(Strict, frozen=True):
     novel_from: str | None = None
     digest: str | None = None
     variant_of: str = ""
+    sessions: SessionSpec | None = None
 
     @property
     def kind(self) -> Kind:
-        """What is measured: with base classes in softmax and query, or as regular few-shot learning without them."""
-        return kind_of(self.episode.base_queries)
+        """What is measured: sequences of sessions; episodes with base classes in softmax and query; or without them, as
+        in regular few-shot learning."""
+        return SESSIONS if self.sessions else kind_of(self.episode.base_queries)
 
     @property
     def novel_data(self) -> str:
@@ -182,6 +186,8 @@ class Task(Strict, frozen=True):
             del value["base_classes"]
         if self.novel_from is None:
             del value["novel_from"]
+        if self.sessions is None:
+            del value["sessions"]
         if self.pretraining.seed is None:
             del value["pretraining"]["seed"]
         if self.pretraining.weights is None:
@@ -202,17 +208,24 @@ class Task(Strict, frozen=True):
     def pool(self, side: Side, part: Part) -> str:
         """The pool that a side's base queries or novel classes come from (protocol of Ren et al. 2019, appendix)."""
         if self.hides(side):
-            return "base/train"
+            return "base/train" if side == "train" else "base/val"
         if side == "train":
             return "base/val" if part == "base" else "novel/train"
         return f"{part}/{side}"
 
     def pools(self, side: Side) -> tuple[str, ...]:
         """The pools whose images are in a side's episodes."""
-        return tuple(dict.fromkeys(self.pool(side, part) for part in self.kind.parts))
+        pools = [self.pool(side, part) for part in self.kind.parts]
+        return tuple(dict.fromkeys([*pools, *([SUPPORT] if self.supports_apart(side) else [])]))
+
+    def supports_apart(self, side: Side) -> bool:
+        """Whether a side's supports come from :data:`SUPPORT`, and all images of the other pool are queries."""
+        return side == "test" and self.sessions is not None and self.sessions.listed
 
     def hides(self, side: Side) -> bool:
         """Whether a side's novel classes are base classes, hidden as such for the episode."""
+        if side == "val" and self.sessions is not None and self.sessions.listed:
+            return True
         return side == "train" and self.protocol == "shared"
 
     def base_parity(self, side: Side) -> Literal["even", "odd"] | None:

@@ -22,8 +22,9 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.limits import TASK_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
 from ifsl_bench.protocol.limits import NAME, check_name, check_task
+from ifsl_bench.protocol.sessions import SessionSpec
 from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Strict, Task
-from ifsl_bench.protocol.variants import Change, Variant, changed, derived, merged
+from ifsl_bench.protocol.variants import Change, Variant, changed, derived, in_sessions, merged
 
 ALL = "ifsl-bench tasks"  # where all tasks are listed
 _LOOKED_AT = 100  # files of the current folder, for a task whose file was not named
@@ -35,6 +36,7 @@ class _TaskEntry(Strict, frozen=True):
     digest: str | None = None
     title: str = ""
     variant_of: str = ""
+    sessions: SessionSpec | None = None
 
 
 class _VariantFile(Strict, frozen=True):
@@ -76,6 +78,7 @@ def _tasks(file: TaskFile | _VariantFile, where: str) -> dict[str, Task]:
     shared = {f.name: getattr(file, f.name) for f in msgspec.structs.fields(TaskFile)}
     del shared["tasks"], shared["variants"]
     tasks = {name: Task(name=name, **msgspec.structs.asdict(entry), **shared) for name, entry in file.tasks.items()}
+    tasks = {name: in_sessions(task, task.sessions) if task.sessions else task for name, task in tasks.items()}
     for name, task in tasks.items():
         check_name(name, where)
         check_task(task, where)

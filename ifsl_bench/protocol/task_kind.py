@@ -45,7 +45,7 @@ class Kind:
 
     def known(self, counts: Collection[str]) -> tuple[str, ...]:
         """The metrics of a result that has these of its counts."""
-        calibrated = {"calibrated_base", "calibrated_novel"}
+        calibrated = {"calibrated_base", "calibrated_novel"} & set(self.more_counts) or {"calibrated_hits"}
         needs = {"ausuc": {"pairs"}, "calibrated_acc": calibrated, "calibrated_delta": calibrated}
         return (*self.metrics, *(name for name in self.more_metrics if needs.get(name, set()).issubset(counts)))
 
@@ -53,6 +53,19 @@ class Kind:
 JOINT = Kind(("novel", "base"), COUNTS, MORE_COUNTS, METRICS, BALANCE, (*METRICS, *BALANCE))
 REGULAR = Kind(("novel",), COUNTS, (), ("acc",), (), JOINT.fields)
 """Regular few-shot learning: without base classes joint and alone are one, and there is nothing to lose."""
+
+OF_SESSIONS = (
+    "first", "last", "pd", "gain", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base", "base_as_novel"
+)  # fmt: skip
+SESSIONS = Kind(
+    ("novel", "base"),
+    ("hits", "novel_as_base", "base_as_novel", "queries"),
+    ("calibrated_hits",),
+    ("acc", *OF_SESSIONS),
+    ("calibrated_acc",),
+    ("acc", "calibrated_acc", *OF_SESSIONS),
+)
+"""Sequences of sessions: see :mod:`ifsl_bench.protocol.session_metrics`. ``acc`` is the mean over all sessions."""
 
 
 def kind_of(base_queries: int) -> Kind:

@@ -15,6 +15,7 @@ import msgspec
 
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.protocol.limits import BACKBONE, NAME, RULE, WEIGHTS, WEIGHTS_RULE
+from ifsl_bench.protocol.sessions import SessionSpec
 from ifsl_bench.protocol.task import CENTRED, INCLUDED, NO_BACKBONE, Pretraining, Task
 
 
@@ -35,6 +36,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         weights: the first digits of the checksum of weights that the user gives it.
         centre: of a backbone with weights from elsewhere: "mean" subtracts the mean of the features of base/train from
             all, "none" leaves them as they are.
+        sessions: so many sessions after the base session, each of the task's ways; of a task in episodes it makes one
+            in sessions.
     """
 
     base_classes: int | None = None
@@ -46,6 +49,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     backbone: str | None = None
     weights: str | None = None
     centre: str | None = None
+    sessions: int | None = None
 
     def said(self) -> dict[str, int | str]:
         """What is not None, as it is spelled in names: ``{"base-classes": 50}``."""
@@ -67,6 +71,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     backbone: str | None = None
     weights: str | None = None
     centre: str | None = None
+    sessions: SessionSpec | None = None
     digest: str | None = None
     title: str = ""
 
@@ -173,13 +178,19 @@ def changed(task: Task, change: Change) -> Task:
             task.pretraining.stretched(change.pretraining_steps or task.pretraining.steps), change
         ),
     )
+    if spec := _sessions(task, change):
+        made = in_sessions(made, spec)
 
     def said(of: Task) -> tuple[int | str | None, ...]:
         shape, spec = of.episode, of.pretraining
-        changes = of.base_classes, shape.ways, of.shots, shape.novel_queries, spec.steps
-        return *changes, of.novel_from, spec.backbone, spec.weights, spec.centre or CENTRED
+        queries = of.sessions.queries if of.sessions else shape.novel_queries
+        changes = of.base_classes, shape.ways, of.shots, queries, spec.steps
+        sessions = of.sessions.count if of.sessions else None
+        return *changes, of.novel_from, spec.backbone, spec.weights, spec.centre or CENTRED, sessions
 
-    differs = [f"{key}={new}" for key, new, was in zip(KEYS, said(made), said(task), strict=True) if new != was]
+    differs = [
+        f"{key}={new}" for key, new, was in zip(KEYS, said(made), said(task), strict=True) if new not in (was, None)
+    ]
     if not differs:
         return task
     return msgspec.structs.replace(
@@ -189,6 +200,31 @@ def changed(task: Task, change: Change) -> Task:
         digest=None,
         variant_of=task.variant_of or task.name,
     )
+
+
+VALIDATION_SEQUENCES = 100  # half of them for options and the bias, half for checkpoints
+
+
+def in_sessions(task: Task, spec: SessionSpec) -> Task:
+    """The task, validated and tested on sequences of sessions."""
+    return msgspec.structs.replace(
+        task,
+        sessions=spec,
+        episode=msgspec.structs.replace(task.episode, ways=spec.ways),
+        evaluation=msgspec.structs.replace(
+            task.evaluation,
+            episodes=spec.sequences,
+            validation_episodes=min(task.evaluation.validation_episodes, VALIDATION_SEQUENCES),
+        ),
+    )
+
+
+def _sessions(task: Task, change: Change) -> SessionSpec | None:
+    """The sessions of a task with a change."""
+    if task.sessions is None:
+        return SessionSpec(count=change.sessions, ways=change.ways or task.episode.ways) if change.sessions else None
+    new = {"count": change.sessions, "ways": change.ways, "queries": change.queries}
+    return msgspec.structs.replace(task.sessions, **{name: value for name, value in new.items() if value is not None})
 
 
 def _with_backbone(spec: Pretraining, change: Change) -> Pretraining:
@@ -211,7 +247,10 @@ def derived(task: Task, name: str, entry: Variant) -> Task:
     Raises:
         UserError: an impossible change.
     """
-    change = {key: getattr(entry, name) for key, name in zip(KEYS, Change.__struct_fields__, strict=True)}
+    if entry.sessions:
+        task = in_sessions(task, entry.sessions)
+    names = (name for name in Change.__struct_fields__ if name != "sessions")
+    change = {key: getattr(entry, name) for key, name in zip(KEYS, names, strict=False)}
     made = changed(task, make_change(change))
     return msgspec.structs.replace(
         made,

@@ -487,7 +487,7 @@ def test_broken_plugins_are_listed_and_take_nobody_down(call, here, plugins):
         ("leaves", "broken: SystemExit"),
         ("bad-head", "BadHead.head is 'cosin', expected 'linear' or 'cosine'"),
         ("bad-space", "BadSpace.space names 'nothing', which is none of its options, nor 'train.rate'"),
-        ("abstract", "Abstract does not define forward"),
+        ("abstract", "Abstract defines neither forward nor learn and answer"),
         ("bad-option", "which --set cannot read"),
         ("deaf", "its logits in training do not depend on them"),
         ("exploding", "diverged: method 'exploding' returned NaN or +inf logits in 1 of 1 episodes"),

@@ -320,16 +320,8 @@ def test_saddles_are_left_where_training_asks_for_the_gradient_of_a_minimum(line
     _, args = saddles(torch.float32)
     learner, rows = Spy(5, 32, 20), (args.features, args.labels, args.rest)
     pulls = [ridge(1 if p.common else p.rows, p.size, 1e-3, args.features) for p in learner.parts]
-    Converged(linear).answer(learner, rows, pulls, args.features, training=training)
+    Converged(linear).solve(learner, rows, pulls, training=training)
     assert asked == ([8] if left else [])
-
-
-class Recorded(NetworkLearner):
-    """Keeps the fast weights that are found."""
-
-    def logits(self, v, x):
-        self.found[:] = [v]
-        return super().logits(v, x)
 
 
 def loss_in_v(v, x, labels, base_logits, hidden, decay):
@@ -351,16 +343,15 @@ def test_however_weak_the_decay_a_minimum_is_found(dtype, meta, hide, way):
     x = (8 * torch.nn.functional.normalize(x, dim=2)).to(dtype)
     labels = torch.arange(5).repeat_interleave(5).expand(6, -1)
     base_logits, hidden = x @ base.to(dtype).T, (torch.arange(100) < hide).expand(6, -1)
-    learner = Recorded(5, 64)
-    learner.__dict__["found"] = []
+    learner = NetworkLearner(5, 64)
     start = [part.to(dtype) for part in learner.start()]
     for decay in (1e-12, 1e-14):
         pulls = [ridge(1 if p.common else p.rows, p.size, decay, x) for p in learner.parts]
         rows = (x, labels, fixed_class(base_logits, hidden))
-        answer = meta.answer(learner, rows, pulls, x, start, training=way == "compiled" and not meta.needs_start)
-        assert not bool(answer.statistics["solver_unconverged"].any())
-        assert float(answer.statistics["solver_steps"].mean()) < 120
-        v = Network(*(w.double().requires_grad_() for w in learner.found[0]))
+        solved = meta.solve(learner, rows, pulls, start, training=way == "compiled" and not meta.needs_start)
+        assert not bool(solved.statistics["solver_unconverged"].any())
+        assert float(solved.statistics["solver_steps"].mean()) < 120
+        v = Network(*(w.double().requires_grad_() for w in solved.weights))
         value = loss_in_v(v, x.double(), labels, base_logits.double(), hidden, decay)
         slope = torch.autograd.grad(value.sum(), v)
         # Of each objective this share at most is still to gain, in the metric of the penalty.
@@ -384,13 +375,13 @@ def test_an_answer_does_not_depend_on_how_many_others_there_are(learner, way):
     labels, rest = (torch.arange(10) % 5).expand(9, -1), 3 * torch.randn(9, 10, generator=g)
     pulls = [ridge(1 if p.common else p.rows, p.size, 1e-3, x) for p in learner.parts]
     meta = Converged()
-    whole = meta.answer(learner, (x, labels, rest), pulls, query).novel
-    last = meta.answer(learner, (x[7:], labels[7:], rest[7:]), pulls, query[7:]).novel
+    whole = learner.logits(meta.solve(learner, (x, labels, rest), pulls).weights, query)
+    last = learner.logits(meta.solve(learner, (x[7:], labels[7:], rest[7:]), pulls).weights, query[7:])
     if way == "compiled":  # but for the products that follow the solve
         torch.testing.assert_close(last, whole[7:], rtol=1e-5, atol=1e-5)  # float32's rounding of sums over 32 features
     torch.testing.assert_close(last, whole[7:], rtol=UNMOVED, atol=UNMOVED)
     # In training a solve may be less exact, and ends in the same minimum where there is but one.
-    found = meta.answer(learner, (x[7:], labels[7:], rest[7:]), pulls, query[7:], training=True)
-    assert not bool(found.statistics["solver_unconverged"].any())
+    solved = meta.solve(learner, (x[7:], labels[7:], rest[7:]), pulls, training=True)
+    assert not bool(solved.statistics["solver_unconverged"].any())
     if learner.convex:
-        torch.testing.assert_close(found.novel, whole[7:], rtol=UNMOVED, atol=UNMOVED)
+        torch.testing.assert_close(learner.logits(solved.weights, query[7:]), whole[7:], rtol=UNMOVED, atol=UNMOVED)

@@ -92,17 +92,17 @@ def test_metrics_are_those_of_a_plain_loop(predictions):
 def test_summaries(predictions):
     counts = both(*predictions)[0]
     acc, base, novel = counts.after("acc"), counts.after("base"), counts.after("novel")
-    assert counts.value("first") == pytest.approx(acc[:, 0])
-    assert counts.value("last") == pytest.approx(acc[:, -1])
-    assert counts.value("average") == pytest.approx(acc.sum(1) / (T + 1))
-    assert counts.value("pd") == pytest.approx(acc[:, 0] - acc[:, -1])
-    assert counts.value("learned") == pytest.approx(counts.after("learned")[:, 1:].mean(1))
+    assert counts.of_sequence("first") == pytest.approx(acc[:, 0])
+    assert counts.of_sequence("last") == pytest.approx(acc[:, -1])
+    assert counts.of_sequence("acc") == pytest.approx(acc.sum(1) / (T + 1))
+    assert counts.of_sequence("pd") == pytest.approx(acc[:, 0] - acc[:, -1])
+    assert counts.of_sequence("learned") == pytest.approx(counts.after("learned")[:, 1:].mean(1))
     b, n = base.mean(0), novel.mean(0)
     assert counts.after("harmonic").mean(0)[1:] == pytest.approx((2 * b * n / (b + n))[1:])
-    assert counts.value("harmonic").mean() == pytest.approx(2 * b[-1] * n[-1] / (b[-1] + n[-1]))
+    assert counts.of_sequence("harmonic").mean() == pytest.approx(2 * b[-1] * n[-1] / (b[-1] + n[-1]))
     assert set(SUMMARY) > {"gacc", "novel_as_base", "base_as_novel"}
     for name in SUMMARY:
-        assert counts.value(name).shape == (E,), name
+        assert counts.of_sequence(name).shape == (E,), name
 
 
 def test_equal_logits_are_the_earlier_classs(predictions):
@@ -125,16 +125,16 @@ def published_shape(queries: np.ndarray, base_classes: int, ways: int) -> Sessio
 def test_the_lazy_row_of_the_common_lists():
     """0.770 A_0 on mini-ImageNet and CIFAR-100, 0.600 A_0 at the end; 0.696 A_0 on CUB."""
     mini = published_shape(np.array([6000, *[500] * 8]), 60, 5).lazy()
-    assert mini.value("average")[0] == pytest.approx(100 * sum(60 / (60 + 5 * t) for t in range(9)) / 9)
-    assert mini.value("average")[0] == pytest.approx(77.0, abs=0.05)
-    assert mini.value("last")[0] == pytest.approx(60.0)
+    assert mini.of_sequence("acc")[0] == pytest.approx(100 * sum(60 / (60 + 5 * t) for t in range(9)) / 9)
+    assert mini.of_sequence("acc")[0] == pytest.approx(77.0, abs=0.05)
+    assert mini.of_sequence("last")[0] == pytest.approx(60.0)
     cub = published_shape(np.array([2864, 279, 287, 298, 300, 298, 288, 297, 295, 288, 300]), 100, 10).lazy()
-    assert cub.value("average")[0] == pytest.approx(69.6, abs=0.05)
-    assert cub.value("novel")[0] == 0
-    assert cub.value("harmonic")[0] == 0
-    assert cub.value("base")[0] == 100
-    assert cub.value("novel_as_base")[0] == 100
-    assert cub.value("base_as_novel")[0] == 0
+    assert cub.of_sequence("acc")[0] == pytest.approx(69.6, abs=0.05)
+    assert cub.of_sequence("novel")[0] == 0
+    assert cub.of_sequence("harmonic")[0] == 0
+    assert cub.of_sequence("base")[0] == 100
+    assert cub.of_sequence("novel_as_base")[0] == 100
+    assert cub.of_sequence("base_as_novel")[0] == 0
     assert cub.bytes_per_class == 0
     assert replace(cub, state_bytes=100 * 2048).bytes_per_class == 2048, "one class mean of 512 numbers"
 
@@ -155,8 +155,8 @@ def test_averages_and_drops_of_published_rows():
         none = np.zeros((1, sessions), np.int64)
         counts = SessionCounts(hits, none, none, np.array([[10_000, *[0] * sessions]]), 60, 5)
         assert counts.after("acc")[0] == pytest.approx(acc / 100)
-        assert counts.value("average")[0] == pytest.approx(row["average"], abs=0.0101), row["method"]
-        assert counts.value("pd")[0] == pytest.approx(row["pd"], abs=0.0101), row["method"]
+        assert counts.of_sequence("acc")[0] == pytest.approx(row["average"], abs=0.0101), row["method"]
+        assert counts.of_sequence("pd")[0] == pytest.approx(row["pd"], abs=0.0101), row["method"]
 
 
 def test_counts_are_kept_in_few_bytes(predictions):

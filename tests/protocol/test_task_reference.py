@@ -15,6 +15,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.reference import MEANING, TABLES, keys, task_text, toml
+from ifsl_bench.protocol.sessions import SessionSpec
 from ifsl_bench.protocol.task import DataSpec, EpisodeSpec, Evaluation, MetaTraining, Pretraining, Schedule
 from ifsl_bench.protocol.task_files import find, packaged, parse
 from ifsl_bench.protocol.variants import Variant
@@ -34,12 +35,13 @@ def test_every_key_of_the_structures_has_a_meaning_and_a_row():
     assert TABLES.keys() == {key.table for key in keys()}
     structures = {"dataset": DataSpec, "pretraining": Pretraining, "pretraining.schedule": Schedule,
                   "episode": EpisodeSpec, "meta_training": MetaTraining, "meta_training.schedule": Schedule,
-                  "evaluation": Evaluation, "variants.[name]": Variant}  # fmt: skip
+                  "evaluation": Evaluation, "variants.[name]": Variant,
+                  "tasks.[name].sessions": SessionSpec, "variants.[name].sessions": SessionSpec}  # fmt: skip
     text = PAGE.read_text(encoding="utf-8")
     for table, structure in structures.items():
         section = text.split(f"## [{table}]\n")[1].split("\n## ")[0]
         named = set(re.findall(r"^\| `(\w+)` \|", section, re.M))
-        assert named == set(structure.__struct_fields__) - {"schedule"}
+        assert named == set(structure.__struct_fields__) - {"schedule", "sessions"}
 
 
 def test_the_page_lists_each_backbone():
@@ -67,9 +69,11 @@ def test_a_range_ends_where_it_says(key):
         content = msgspec.json.decode(msgspec.json.encode(MINIMAL))
         if key.path == "evaluation.episodes" and right:
             content["episode"] = {"ways": 1, "novel_queries": 1, "base_queries": 1}  # of more a file could hold fewer
-        place = content["tasks"]["d-1shot"] if key.table == "tasks.[name]" else content
-        for part in key.table.split(".") if place is content else ():
+        place = content
+        for part in key.table.replace("[name]", "d-1shot").split("."):
             place = place.setdefault(part, {})
+        if key.table.endswith(".sessions"):
+            place |= {"count": 1, "ways": 1}  # neither has a default
         place[key.name] = value
         if right:
             (task,) = parse(task_text(content), "x.toml")
