@@ -17,16 +17,16 @@ Problems of incremental few-shot episodes, with closed forms and solvers of thei
 """
 
 from .adjoint import Adjoint, Implicit, Unroll
+from .coordinates import Space
 from .lbfgs import LBFGS
 from .linear import AdjointReport, ConjugateGradient, LinearOutcome, LinearSolver, Neumann, Operator
 from .minimise import minimise
-from .objective import FunctionObjective, Guarded, Objective, Splits
+from .objective import FunctionObjective, Objective
 from .outcome import Outcome, Solution, Solver, measured
 from .solvers import GradientDescent, largest_curvature
-from .space import HasSpace, Space
 
 __all__ = [
     "LBFGS", "Adjoint", "AdjointReport", "ConjugateGradient", "FunctionObjective", "GradientDescent",
-    "Guarded", "HasSpace", "Implicit", "LinearOutcome", "LinearSolver", "Neumann", "Objective", "Operator",
-    "Outcome", "Solution", "Solver", "Space", "Splits", "Unroll", "largest_curvature", "measured", "minimise",
+    "Implicit", "LinearOutcome", "LinearSolver", "Neumann", "Objective", "Operator",
+    "Outcome", "Solution", "Solver", "Space", "Unroll", "largest_curvature", "measured", "minimise",
 ]  # fmt: skip

@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from .linear import AdjointReport, ConjugateGradient, LinearSolver
-from .objective import Objective, unbounded
+from .objective import Objective
 from .outcome import Outcome, Solution, Solver
 from .tree import Tree, leaves, rebuild, tensors, tree_map
 
 
 class Adjoint(Protocol):
-    """A solve that can be differentiated in args."""
+    """A way to differentiate a solve in its arguments."""
 
     def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
-        """v0 is detached, args may need gradients."""
+        """Solves, with v0 detached and args that may need gradients."""
 
 
 @dataclass(frozen=True)
 class Implicit:
-    """Differentiate the optimality condition: -u^T d(dL/dv)/dargs with u = H^-1 v from a linear solver.
+    """Differentiates the optimality condition: -u^T d(dL/dv)/dargs with u = H^-1 v from a linear solver.
 
     With the default it is exact, with `Neumann()` it is recurrent back-propagation. Costs no memory for the iterations.
     """
@@ -41,14 +41,14 @@ class Implicit:
                 f"Implicit() needs a stationary point, and {type(solver).__name__} stops after its steps wherever it "
                 f"is: give it a tolerance, or use Unroll()"
             )
-        found = _Minimum.apply(run, *flat)
+        minimum = _Minimum.apply(run, *flat)
         assert run.outcome is not None
-        return _solution(replace(run.outcome, v=rebuild(run.outcome.v, found)), run.report)
+        return _solution(replace(run.outcome, v=rebuild(run.outcome.v, minimum)), run.report)
 
 
 @dataclass(frozen=True)
 class Unroll:
-    """Differentiate through the iterations of a solver with a fixed number of them (truncated back-propagation)."""
+    """Differentiates through the iterations of a solver with a fixed number of them (truncated back-propagation)."""
 
     def apply(self, objective: Objective, solver: Solver, v0: Tree, args: Tree) -> Solution:
         if not getattr(solver, "unrolls", False):
@@ -59,14 +59,14 @@ class Unroll:
         return _solution(solver.run(objective, v0, args), AdjointReport())
 
 
-def _solution(found: Outcome, report: AdjointReport) -> Solution:
-    norm, value = found.gradient_norm.detach(), found.objective.detach()
-    return Solution(found.v, found.converged, found.steps, norm, value, report)
+def _solution(outcome: Outcome, report: AdjointReport) -> Solution:
+    norm, value = outcome.gradient_norm.detach(), outcome.objective.detach()
+    return Solution(outcome.v, outcome.converged, outcome.steps, norm, value, report)
 
 
 @dataclass
 class _Run:
-    """What forward and backward share besides tensors."""
+    """The state that forward and backward share besides tensors."""
 
     objective: Objective
     solver: Solver
@@ -78,22 +78,22 @@ class _Run:
 
     def solve(self) -> Outcome:
         self.outcome = self.solver.run(self.objective, self.v0, self.args)
-        if (never := unbounded(self.objective, self.args)) is not False:
+        if (never := self.objective.unbounded(self.args)) is not False:
             self.outcome = replace(self.outcome, converged=self.outcome.converged & ~torch.as_tensor(never))
         return self.outcome
 
 
 class _Minimum(torch.autograd.Function):
-    """args -> argmin, with the implicit function theorem for a derivative."""
+    """The map from args to the minimiser, with the implicit function theorem for a derivative."""
 
     @staticmethod
     def forward(ctx: Any, run: _Run, *flat: Tensor | None) -> tuple[Tensor, ...]:
-        found = tensors(run.solve().v)
+        minimum = tensors(run.solve().v)
         ctx.run = run
-        ctx.save_for_backward(*found)
+        ctx.save_for_backward(*minimum)
         # What is returned gets this node as its history. The outcome, which the node holds, must not: a ring of the two
         # would never be freed.
-        return tuple(part.detach() for part in found)
+        return tuple(part.detach() for part in minimum)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -102,5 +102,5 @@ class _Minimum(torch.autograd.Function):
         assert run.outcome is not None
         v = rebuild(run.outcome.v, ctx.saved_tensors)
         u = run.linear.solve(run.objective.hessian(v, run.args), rebuild(v, cotangents), run.report)
-        run.report.count_all_failed(unbounded(run.objective, run.args))
+        run.report.count_all_failed(run.objective.unbounded(run.args))
         return (None, *run.objective.pullback(v, run.args, u, list(ctx.needs_input_grad[1:])))

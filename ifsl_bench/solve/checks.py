@@ -1,4 +1,4 @@
-"""What is refused before a solve."""
+"""Checks of solvers' options."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from torch import Tensor
 
 
 def check_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
-    """Raise ValueError where an option of a solver is not positive and finite, or a count is below one; None passes."""
-    for name in ("escapes",):
-        if (value := getattr(owner, name, None)) is not None and (not isinstance(value, int) or value < 0):
-            raise ValueError(f"{type(owner).__name__}({name}={value}): it must be a whole number, at least 0")
+    """Raises ValueError where an option of a solver is not positive and finite, or a count is below one; None passes."""
     for name in positive + counts:
         value = getattr(owner, name)
         where = f"{type(owner).__name__}({name}={value})"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .krylov import conjugate_gradient
-from .space import Space
+from .coordinates import Space
 from .tree import column, dot
 
 LENGTHS = tuple(2.0**k for k in range(2, -13, -2))  # steps to try, in units of 1 + |z|
@@ -14,7 +14,7 @@ PRODUCTS = 200  # with the Hessian, in search of a negative curvature
 
 
 def below(space: Space, z: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the objective curves downwards at stationary points z [E, P]: points [E, P] that lie lower, and which
+    """Points [E, P] that lie lower than stationary points z [E, P] where the objective curves downwards, and which
     those are, [E] bool; others stay where they are.
 
     Conjugate gradients for a fixed random right-hand side end where the curvature along a direction is negative, for
@@ -27,11 +27,10 @@ def below(space: Space, z: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     hessian = space.curvature(z)
     draw = torch.randn(z.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     b = draw.to(z).expand_as(z)
-    _, _, info = conjugate_gradient(hessian, space.image, b, space.image(b), 1e-3, PRODUCTS, watch=True)
-    _, _, found, d = info()
+    _, _, saddle, d = conjugate_gradient(hessian, space.image, b, space.image(b), 1e-3, PRODUCTS)
     best, lowest = z, value
-    if not bool(found.any()):
-        return best, found
+    if not bool(saddle.any()):
+        return best, saddle
     image = space.image(z)
     d_image = space.image(d)
     unit = (1 + dot(z, image).clamp_min(0).sqrt()) / dot(d, d_image).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
@@ -40,6 +39,6 @@ def below(space: Space, z: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             t = column(sign * length * unit, z)
             there, there_image = torch.addcmul(z, t, d), torch.addcmul(image, t, d_image)
             height = space.evaluate(there, there_image)[0]
-            lower = found & (height < lowest)
+            lower = saddle & (height < lowest)
             best, lowest = torch.where(column(lower, z), there, best), torch.where(lower, height, lowest)
     return best, lowest < value

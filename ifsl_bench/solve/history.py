@@ -1,4 +1,4 @@
-"""The quasi-Newton direction: what a few past steps tell of the Hessian, each episode with its own."""
+"""Quasi-Newton directions from a few past steps, each episode with its own."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class History(State):
 
     @staticmethod
     def empty(z: Tensor, m: int, unit: Tensor) -> History:
-        """For points z [E, P]; unit [E] is what the inverse Hessian is measured in."""
+        """The history of a search at points z [E, P]; unit [E] is what the inverse Hessian is measured in."""
         noise = torch.finfo(z.dtype).eps * unit[:, None]
         pairs = z.new_zeros(len(z), 4 * m, 2, z.shape[1])
         return History(pairs, torch.ones_like(noise), noise, noise.new_full((), 1e30), m, 2 * m)
 
     def remember(self, new: Tensor, old: Tensor) -> None:
-        """Points and gradients side by side, [E, 2P]: now, and before the latest step."""
+        """Takes points and gradients side by side, [E, 2P]: now, and before the latest step."""
         if self.end == 4 * self.size:
             self.end = 2 * self.size
             self.pairs[:, : self.end] = self.pairs[:, self.end :]

@@ -21,10 +21,12 @@ class State:
     common: ClassVar[tuple[str, ...]] = ()  # what all episodes have in common
 
     def select(self, index: Tensor) -> Any:
-        found = {f.name: getattr(self, f.name) for f in fields(self)}
-        return type(self)(**{n: x if n in self.common else _some(x, index) for n, x in found.items()})
+        """The state of the episodes in `index`."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return type(self)(**{n: x if n in self.common else _some(x, index) for n, x in values.items()})
 
     def put(self, index: Tensor, part: Any) -> Any:
+        """The state with `kept` of the episodes in `index` replaced by those of `part`."""
         return replace(self, **{n: getattr(self, n).index_copy(0, index, getattr(part, n)) for n in self.kept})
 
 
@@ -70,10 +72,10 @@ def iterate(
             continue
         look = count + max(every, every * count // 250)
         state, going = settle(state)
-        if (left := int(going.sum())) == 0:
+        if (count_going := int(going.sum())) == 0:
             break
-        if take is not None and 2 * left <= len(going):
-            here = chosen(going, left)
+        if take is not None and 2 * count_going <= len(going):
+            here = chosen(going, count_going)
             if (smaller := take(here)) is None:
                 take = None
             else:

@@ -16,50 +16,42 @@ Metric = Callable[[Tensor], Tensor]  # p -> M p
 
 
 class Krylov(NamedTuple):
-    """How a solve went, episode by episode."""
+    """The end of conjugate gradients, episode by episode."""
 
-    residual: Tensor  # [E] of the recurrence, relative to the right-hand side in the metric
+    x: Tensor  # [E, ...]
     steps: Tensor  # [E]
-    indefinite: Tensor  # [E] bool: A curves downwards along `direction`; only where that is watched for
+    indefinite: Tensor  # [E] bool: A curves downwards along `direction`
     direction: Tensor  # [E, ...]
 
 
 def self_adjoint_solve(
     apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x with A x = rhs, the steps [E], and where A has turned out to be indefinite [E]: there by MINRES, else by
-    conjugate gradients, which are cheaper and end at the first negative curvature."""
-    x, _, info = conjugate_gradient(apply, metric, rhs, rhs_image, tolerance, max_steps, watch=True)
-    _, steps, indefinite, _ = info()
+    """Solves A x = rhs: x, the steps [E], and where A has turned out to be indefinite [E].
+
+    There MINRES solves, elsewhere conjugate gradients, which are cheaper and end at the first negative curvature.
+    """
+    x, steps, indefinite, _ = conjugate_gradient(apply, metric, rhs, rhs_image, tolerance, max_steps)
     if bool(indefinite.any()):
-        other, more = minres(apply, metric, rhs, rhs_image, tolerance, max_steps, indefinite)
-        x, steps = torch.where(column(indefinite, x), other, x), steps + more
+        by_minres, more = minres(apply, metric, rhs, rhs_image, tolerance, max_steps, indefinite)
+        x, steps = torch.where(column(indefinite, x), by_minres, x), steps + more
     return x, steps, indefinite
 
 
 def conjugate_gradient(
-    apply: Callable[[Tensor, Tensor], Tensor],
-    metric: Callable[[Tensor], Tensor],
-    rhs: Tensor,
-    rhs_image: Tensor,
-    tolerance: float | Tensor,
-    max_steps: int,
-    active: Tensor | None = None,
-    watch: bool = False,
-) -> tuple[Tensor, Tensor, Callable[[], Krylov]]:
-    """x [E, ...] with A x = rhs, and its image M x, for A self-adjoint and positive in the metric M.
+    apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int
+) -> Krylov:
+    """Solves A x = rhs [E, ...] for A self-adjoint and positive in the metric M.
 
     `apply(p, M p)` is A p. Vectors and their images are carried side by side, so a step costs one product with the
-    metric. Stops at |residual|_M <= tolerance |rhs|_M, each episode by itself, or where A shows no positive
-    curvature; watch: note where that is a negative one. Returns x, M x, and a function for how it went, which not
-    everybody asks for. The residual is that of the recurrence: whether x is a solution is for the caller to measure.
+    metric. Stops at |residual|_M <= tolerance |rhs|_M, each episode by itself, or where A shows no positive curvature.
+    The residual is that of the recurrence: whether x is a solution is for the caller to measure.
     """
-    x, image = torch.zeros_like(rhs), torch.zeros_like(rhs)
-    residual, residual_image = rhs, rhs_image
+    x, residual, residual_image = torch.zeros_like(rhs), rhs, rhs_image
     p, p_image = rhs, rhs_image
-    rho = scale = dot(rhs, rhs_image)  # [E]
-    goal = scale * tolerance**2
-    active = rho > 0 if active is None else active & (rho > 0)
+    rho = dot(rhs, rhs_image)  # [E]
+    goal = rho * tolerance**2
+    active = rho > 0
     steps, zero = torch.zeros_like(rho), rho.new_zeros(())
     indefinite, direction = torch.zeros_like(rho, dtype=torch.bool), torch.zeros_like(rhs)
     eps, size = torch.finfo(rhs.dtype).eps, torch.zeros_like(rho)
@@ -67,19 +59,16 @@ def conjugate_gradient(
     for step in range(1, max_steps + 1):
         h = apply(p, p_image)
         curvature = dot(h, p_image)
-        if watch:
-            own, square = dot(h, h), dot(p, p)
-            size = size.maximum(own / square.clamp_min(torch.finfo(rhs.dtype).tiny))  # of A, squared, from below
-            # Beyond what its rounding could be; and where A is semidefinite, zero means that A p is zero too.
-            noise = 4 * eps * (size * square * dot(p_image, p_image)).sqrt()
-            down = active & ((curvature < -noise) | ((curvature <= noise) & (own > 64 * eps * size * square)))
-            active = active & ~down
-            indefinite = indefinite | down
-            direction = torch.where(column(down, p), p, direction)
-        active = active & (curvature > 0)
+        own, square = dot(h, h), dot(p, p)
+        size = size.maximum(own / square.clamp_min(torch.finfo(rhs.dtype).tiny))  # of A, squared, from below
+        # Beyond what its rounding could be; and where A is semidefinite, zero means that A p is zero too.
+        noise = 4 * eps * (size * square * dot(p_image, p_image)).sqrt()
+        down = active & ((curvature < -noise) | ((curvature <= noise) & (own > 64 * eps * size * square)))
+        indefinite = indefinite | down
+        direction = torch.where(column(down, p), p, direction)
+        active = active & ~down & (curvature > 0)
         length = column(torch.where(active, rho / curvature, zero), rhs)
         x = torch.addcmul(x, length, p)
-        image = torch.addcmul(image, length, p_image)
         residual = torch.addcmul(residual, length, h, value=-1)
         residual_image = metric(residual)
         steps += active
@@ -91,32 +80,21 @@ def conjugate_gradient(
             break
         p = torch.addcmul(residual, ratio, p)
         p_image = torch.addcmul(residual_image, ratio, p_image)
-
-    def report() -> Krylov:
-        relative = (rho.abs() / scale.clamp_min(torch.finfo(rhs.dtype).tiny)).sqrt()
-        return Krylov(relative, steps.long(), indefinite, direction)
-
-    return x, image, report
+    return Krylov(x, steps.long(), indefinite, direction)
 
 
 def minres(
-    apply: Apply,
-    metric: Metric,
-    rhs: Tensor,
-    rhs_image: Tensor,
-    tolerance: float,
-    max_steps: int,
-    active: Tensor | None = None,
+    apply: Apply, metric: Metric, rhs: Tensor, rhs_image: Tensor, tolerance: float, max_steps: int, active: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """x [E, ...] with A x = rhs for A self-adjoint in the metric M, definite or not, and the steps [E].
+    """Solves A x = rhs in the episodes `active` [E], for A self-adjoint in the metric M: x [E, ...] and the steps [E].
 
-    Paige & Saunders (Solution of sparse indefinite systems of linear equations, 1975): |rhs - A x|_M is the least over
+    A may be indefinite. Paige & Saunders (Solution of sparse indefinite systems of linear equations, 1975): |rhs - A x|_M is the least over
     the Krylov space and never grows. Stops at tolerance |rhs|_M. Arguments as in `conjugate_gradient`.
     """
     tiny = torch.finfo(rhs.dtype).tiny
     beta = dot(rhs, rhs_image).clamp_min(0).sqrt()  # [E]
     goal = tolerance * beta
-    active = beta > 0 if active is None else active & (beta > 0)
+    active = active & (beta > 0)
     zero, one = torch.zeros_like(beta), torch.ones_like(beta)
 
     def over(vector: Tensor, length: Tensor) -> Tensor:
@@ -124,9 +102,9 @@ def minres(
 
     x, w, w_before, v_before = (torch.zeros_like(rhs) for _ in range(4))
     v, v_image = over(rhs, beta), over(rhs_image, beta)
-    left, c, s, d, e = beta, -one, zero, zero, zero  # the residual, the last rotation, what it left of the next columns
+    rest, c, s, d, e = beta, -one, zero, zero, zero  # the residual, the last rotation, what it left of the next columns
     beta = zero
-    steps = torch.zeros_like(left)
+    steps = torch.zeros_like(beta)
     often = patience(rhs)
     for step in range(1, max_steps + 1):
         # Lanczos: A v = beta v_before + alpha v + beta_next v_next.
@@ -141,10 +119,10 @@ def minres(
         length = (diagonal.square() + beta.square()).sqrt().clamp_min(tiny)
         c, s = diagonal / length, beta / length
         w_before, w = w, over(v - column(far_above, v) * w_before - column(above, v) * w, length)
-        x = torch.addcmul(x, column(torch.where(active, c * left, zero), x), w)
+        x = torch.addcmul(x, column(torch.where(active, c * rest, zero), x), w)
         steps += active
-        left = s * left
-        active = active & (left > goal)
+        rest = s * rest
+        active = active & (rest > goal)
         if step % often == 0 and not bool(active.any()):
             break
         v_before, v, v_image = v, over(h, beta), over(h_image, beta)

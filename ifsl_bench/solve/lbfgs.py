@@ -3,12 +3,11 @@
 One evaluation of all running episodes per turn. An episode whose trial step is accepted gets a new direction, one
 whose step is not gets a shorter or longer one. A turn is some fifty operations, however many episodes there are, and
 none that the host waits for: it looks at them every LOOK turns. Objectives that have kernels for a CPU are
-solved one by one there (`HasSearch`).
+solved one by one there (`Objective.search`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -16,20 +15,18 @@ import torch
 from torch import Tensor
 
 from .checks import check_options
+from .coordinates import Space, Whitened, coordinates
 from .escape import below
 from .history import History
 from .iterate import State, chosen, iterate
 from .objective import Objective
 from .outcome import Outcome, relative_tolerance
 from .search import Bracket, aside, falls, first_step, rounding, weak_wolfe
-from .space import Space, Whitened, coordinates
 from .tree import Tree, dot
 
 FIRST_LOOK, LOOK = 20, 10  # turns before the first look at how far the episodes have come, and between two
 LATE = 60  # turns after which few episodes are left, for whom twice as many pairs are kept
 CAREFUL = 16  # turns with a line search that also goes further: what minimum is found is decided here
-
-GoOn = Callable[[Space, Tensor, Tensor], Outcome]  # a space of some episodes, points, and which episodes they are
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class LBFGS:
     Works in the objective's own coordinates where v0 is None and it has some. Where their metric is that of the
     penalty, 1/2 |grad L|^2 <= gap L is asked as well, which bounds L - L* around a minimum: with a weak penalty the
     first test says little. What float32 cannot solve there is solved again in float64. An objective may offer a search
-    of its own with the same rules, `HasSearch`.
+    of its own with the same rules, `Objective.search`.
 
     escapes: how often an episode that has converged where the objective curves downwards, at a saddle, goes on from a
     lower point along that curvature. One that is at a saddle still counts as converged: its gradient has vanished.
@@ -65,21 +62,22 @@ class LBFGS:
 
     def __post_init__(self) -> None:
         check_options(self, positive=("tolerance", "gap"), counts=("max_steps", "history", "max_trials"))
+        if not isinstance(self.escapes, int) or self.escapes < 0:
+            raise ValueError(f"LBFGS(escapes={self.escapes}): it must be a whole number, at least 0")
 
     def run(self, objective: Objective, v0: Tree, args: Tree) -> Outcome:
-        own = getattr(objective, "search", None) if v0 is None else None
-        if own is not None and (outcome := own(self, args)) is not None:
+        if v0 is None and (outcome := objective.search(self, args)) is not None:
             return outcome
         space = coordinates(objective, v0, args)
-        found = self._all_at_once(space)
-        wrong = ~found.converged & found.objective.isfinite()
+        outcome = self._all_at_once(space)
+        wrong = ~outcome.converged & outcome.objective.isfinite()
         if space.dtype == torch.float64 or (count := int(wrong.sum())) == 0:
-            return found
+            return outcome
         if (hard := space.double(rows := chosen(wrong, count))) is None:
-            return found
+            return outcome
         relative = torch.as_tensor(self.relative(space.dtype))
         solver = replace(self, tolerance=relative[rows] if relative.dim() else relative)
-        return found.put(rows, solver._all_at_once(hard))
+        return outcome.put(rows, solver._all_at_once(hard))
 
     def _all_at_once(self, space: Space) -> Outcome:
         z = space.initial()  # [E, P]
@@ -88,32 +86,32 @@ class LBFGS:
             z = torch.where(still[:, None], z + aside(z), z)
             begin = _begin(space, z, self.history)
         goal = self.relative(z.dtype) * begin.norm
-        found = self._search(space, goal, begin)
-        found = self._past_saddles(
-            space, found, lambda part, z, rows: self._search(part, goal[rows], _begin(part, z, self.history))
-        )
-        return replace(found, v=space.expand(found.v))
+        outcome = self._search(space, goal, begin)
+        if self.escapes:
+            outcome = self._past_saddles(space, goal, outcome)
+        return replace(outcome, v=space.expand(outcome.v))
 
-    def _past_saddles(self, space: Space, found: Outcome, go_on: GoOn) -> Outcome:
-        """With the searches sent on that have stopped where the objective curves downwards, each at most `escapes`
-        times; points are in the space's coordinates."""
-        if not self.escapes:
-            return found
-        rows = found.converged.nonzero()[:, 0]
+    def _past_saddles(self, space: Space, goal: Tensor, outcome: Outcome) -> Outcome:
+        """Sends on the searches that have stopped where the objective curves downwards, each at most `escapes` times.
+
+        Points are in the space's coordinates.
+        """
+        rows = outcome.converged.nonzero()[:, 0]
         for _ in range(self.escapes if len(rows) else 0):
             if (part := space.take(rows)) is None:
-                rows = torch.arange(len(found.v), device=rows.device)
-            z, lower = below(part or space, found.v[rows], found.objective[rows])
+                rows = torch.arange(len(outcome.v), device=rows.device)
+            z, lower = below(part or space, outcome.v[rows], outcome.objective[rows])
             if not bool(lower.any()):
                 break
             if part is not None:
                 z, rows = z[lower], rows[lower]
                 part = space.take(rows)
-            found = found.put(rows, go_on(part or space, z, rows))
-        return found
+            begin = _begin(part or space, z, self.history)
+            outcome = outcome.put(rows, self._search(part or space, goal[rows], begin))
+        return outcome
 
     def _search(self, space: Space, goal: Tensor, begin: _Search) -> Outcome:
-        """Down to a gradient of norm `goal` [E]; the point is in the space's coordinates."""
+        """Searches down to a gradient of norm `goal` [E]; the point is in the space's coordinates."""
         begin.goal = goal
         whitened = space.whitened()
         turn = _Turn(whitened)
@@ -205,7 +203,7 @@ class _Turn:
         point = torch.where(good[:, None], new, s.point)
         s.history.remember(point, s.point)
         g = point[:, size:]
-        d, known = s.history.direction(g, longer=s.turn >= LATE)
+        d, curved = s.history.direction(g, longer=s.turn >= LATE)
         if careful:
             # Steps that had to be short stay short for a while: a saturating loss bends more than its past says.
             # The very first is not short if it was one unit of its own: the first pair knows that unit.
@@ -214,7 +212,7 @@ class _Turn:
             low, high = low.masked_fill(good, 0), high.masked_fill(good, torch.inf)
         else:
             # Where the objective curves downwards no pair is known, nor how long a step should be.
-            t = torch.minimum(s.t * torch.where(good, s.longer, s.shorter), s.one / known)
+            t = torch.minimum(s.t * torch.where(good, s.longer, s.shorter), s.one / curved)
         return replace(
             s, point=point, value=torch.where(good, value, s.value), d=d, slope=dot(d, g), t=t, low=low, high=high,
             accepted=s.accepted + good, turn=s.turn + 1,

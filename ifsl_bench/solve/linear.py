@@ -25,7 +25,7 @@ class LinearOutcome:
     residual: Tensor  # [E], measured at the answer: relative to the right-hand side, or where that says little to u
     steps: Tensor  # [E]
     failed: Tensor  # [E] bool: the residual is too large
-    indefinite: Tensor | None = None  # [E] bool: H curves downwards somewhere; None for what cannot or is not looked at
+    indefinite: Tensor  # [E] bool: H curves downwards somewhere
 
 
 class Operator:
@@ -36,19 +36,19 @@ class Operator:
         self.product = product
 
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """H^-1 rhs by conjugate gradients, by MINRES where H is indefinite. tolerance: None for the best there is."""
+        """Solves for H^-1 rhs by conjugate gradients, by MINRES where H is indefinite; tolerance None: the best there is."""
         b = pack(rhs)
         if tolerance is None:
             tolerance = 1e-10 if b.dtype == torch.float64 else 1e-5
         x, steps, indefinite = self_adjoint_solve(
             lambda p, _: pack(self.product(unpack(p, rhs))), lambda r: r, b, b, tolerance, max_steps
         )
-        left = dot(wrong := b - pack(self.product(unpack(x, rhs))), wrong)
-        share = (left / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
+        wrong = b - pack(self.product(unpack(x, rhs)))
+        share = (dot(wrong, wrong) / dot(b, b).clamp_min(torch.finfo(b.dtype).tiny)).sqrt()
         return LinearOutcome(unpack(x, rhs), share, steps, ~(share <= max(10 * tolerance, 1e-12)), indefinite)
 
     def series(self, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
-        """See `Neumann`: its sum, and where the last term is longer than the one before it, or not finite [E]."""
+        """The sum of `Neumann`, and where the last term is longer than the one before it, or not finite [E]."""
         terms = tensors(rhs)
         totals = [term.clone() for term in terms]
         keep = 1 - damping
@@ -63,7 +63,7 @@ class Operator:
         return rebuild(rhs, [rate * total for total in totals]), ~length.isfinite() | ((length > before) & (steps > 1))
 
     def shifted(self, shift: float) -> Operator:
-        """H + shift."""
+        """The operator H + shift."""
 
         def product(d: Tree) -> Tree:
             pairs = zip(tensors(self.product(d)), tensors(d), strict=True)
@@ -87,11 +87,11 @@ class Operator:
 
 @dataclass
 class AdjointReport:
-    """How the backward pass went. Empty until then, and filled in place by it.
+    """Statistics of the backward pass, which fills them in.
 
     diverged: episodes whose Neumann series grew; failed: episodes whose linear solve missed its tolerance; indefinite:
     episodes whose Hessian curves downwards somewhere, so that the search has stopped at no minimum. These are counted
-    where the episodes are: who first asks for one makes a device wait, once for all three.
+    where the episodes are: the first look at one makes a device wait, once for all three.
     """
 
     episodes: int = 0
@@ -111,23 +111,22 @@ class AdjointReport:
     def indefinite(self) -> int:
         return self._read("indefinite")
 
-    def count(self, **more: Tensor | int | None) -> None:
-        """Add to the counts: a number, or the episodes that are marked [E] bool."""
+    def count(self, **more: Tensor | int) -> None:
+        """Adds to the counts: a number, or the episodes that are marked [E] bool."""
         for name, value in more.items():
-            if value is not None:
-                self._counts[name] = self._counts[name] + (value.sum() if isinstance(value, Tensor) else value)
+            self._counts[name] = self._counts[name] + (value.sum() if isinstance(value, Tensor) else value)
 
     def count_all_failed(self, where: Tensor | bool) -> None:
-        """Where that is true [], no episode's solve was one."""
+        """Counts every episode as failed where that is true []."""
         if where is not False:
             self._counts["failed"] = torch.where(torch.as_tensor(where), self.episodes, self._counts["failed"])
 
-    def take(self, found: LinearOutcome) -> Tree:
-        """Note how a linear solve went; its answer."""
-        self.episodes += found.failed.shape[0]
-        self.count(failed=found.failed, indefinite=found.indefinite)
-        self.residual, self.steps = found.residual, found.steps
-        return found.value
+    def take(self, outcome: LinearOutcome) -> Tree:
+        """Notes how a linear solve went, and returns its answer."""
+        self.episodes += outcome.failed.shape[0]
+        self.count(failed=outcome.failed, indefinite=outcome.indefinite)
+        self.residual, self.steps = outcome.residual, outcome.steps
+        return outcome.value
 
     def _read(self, name: str) -> int:
         waiting = {key: value for key, value in self._counts.items() if isinstance(value, Tensor)}
@@ -205,10 +204,9 @@ class Neumann:
     def _limit(self, operator: Operator, rhs: Tree, rows: Tensor, report: AdjointReport) -> Tree:
         """(H + damping / rate)^-1 rhs for the episodes marked in `rows` [E], zero for the others."""
         some = rebuild(rhs, [torch.where(column(rows, v), v, 0.0) for v in tensors(rhs)])
-        found = operator.shifted(self.damping / self.rate).inverse(some, None, 1000)
-        indefinite = None if found.indefinite is None else found.indefinite & rows
-        report.count(failed=found.failed & rows, indefinite=indefinite)
-        return found.value
+        outcome = operator.shifted(self.damping / self.rate).inverse(some, None, 1000)
+        report.count(failed=outcome.failed & rows, indefinite=outcome.indefinite & rows)
+        return outcome.value
 
 
 def squares(parts: list[Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .adjoint import Adjoint, Implicit
-from .objective import FunctionObjective, Objective, check
+from .objective import FunctionObjective, Objective
 from .outcome import Solution, Solver
 from .tree import Tree, tensors, tree_map
 
@@ -20,9 +20,9 @@ _replaced: ContextVar[Callable[[Solver], Solver] | None] = ContextVar("replaced"
 
 @contextmanager
 def solvers_replaced(replace: Callable[[Solver], Solver]) -> Iterator[None]:
-    """Inside, `minimise` runs replace(solver) wherever it would search for a minimum.
+    """Has `minimise` run replace(solver) wherever it would search for a minimum, while the context lasts.
 
-    So a solve that is part of something larger can be looked at, at unknowns of one's own, without a search.
+    So a figure can look at a solve that is part of something larger, at unknowns of its own, without a search.
     """
     token = _replaced.set(replace)
     try:
@@ -54,7 +54,7 @@ def minimise(
     """
     problem = objective if isinstance(objective, Objective) else FunctionObjective(objective)
     start = None if v0 is None else tree_map(Tensor.detach, v0)
-    check(problem, args)
+    problem.check(tree_map(Tensor.detach, args))
     if start is not None and any(leaf.dtype not in (torch.float32, torch.float64) for leaf in tensors(start)):
         raise ValueError("v0 must be float32 or float64: rounding of anything shorter stops a search too early")
     through = adjoint or Implicit()

@@ -1,15 +1,14 @@
 """What is minimised: one value per episode, and whatever closed forms the author cares to give.
 
 A plugin author needs `value` alone; gradients, Hessian products and the derivative of the gradient with respect to the
-arguments then come from autograd. Each closed form given instead makes the solve cheaper and changes nothing else. What
-an objective may offer besides are the protocols `Splits`, `Guarded` and, in `space`, `HasSpace`.
+arguments then come from autograd. Each closed form given instead makes the solve cheaper and changes nothing else.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,8 +36,8 @@ class Objective(ABC):
             value = self.value(point, args)
             if value.dim() != 1:
                 raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
-            found = derivative([value.sum()], tensors(point), None, create_graph=recorded)
-        return rebuild(v, found)
+            slope = derivative([value.sum()], tensors(point), None, create_graph=recorded)
+        return rebuild(v, slope)
 
     def hessian(self, v: Tree, args: Tree) -> Operator:
         """d^2L/dv^2 at v, each episode with its own."""
@@ -53,17 +52,14 @@ class Objective(ABC):
 
     def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
         """-u^T d(dL/dv)/dargs for the leaves of args marked in `needed`."""
-        found = leaves(args)
+        flat = leaves(args)
+        learned = [need and leaf is not None for leaf, need in zip(flat, needed, strict=True)]
         with torch.enable_grad():
-            inputs = [
-                leaf.detach().requires_grad_() if need and leaf is not None else leaf
-                for leaf, need in zip(found, needed, strict=True)
-            ]
+            inputs = [leaf.detach().requires_grad_() if on else leaf for leaf, on in zip(flat, learned, strict=True)]
             slope = tensors(self.gradient(tree_map(Tensor.detach, v), rebuild(args, inputs)))
-            wanted = [leaf for leaf, need in zip(inputs, needed, strict=True) if need and leaf is not None]
-            parts = [-part for part in tensors(u)]
-            grads = iter(derivative(slope, wanted, parts))
-        return [next(grads) if need and leaf is not None else None for leaf, need in zip(found, needed, strict=True)]
+            marked = [leaf for leaf, on in zip(inputs, learned, strict=True) if on]
+            grads = iter(derivative(slope, marked, [-part for part in tensors(u)]))
+        return [next(grads) if on else None for on in learned]
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         """The point `steps` gradient steps of size `rate`, one or [E], from v; differentiable in v, args and rate."""
@@ -74,39 +70,29 @@ class Objective(ABC):
 
         return iterate(step, v, steps)
 
+    def take(self, args: Tree, index: Tensor) -> Tree | None:
+        """The arguments of the episodes in `index`; None where nobody knows which of them have a dimension E."""
+        return None
+
+    def check(self, args: Tree) -> None:
+        """Raises ValueError for arguments that no solve can make sense of."""
+
+    def unbounded(self, args: Tree) -> bool | Tensor:
+        """True where the arguments alone show that there may be no minimum: no episode then counts as converged. A
+        tensor [] is where the arguments are, so that a device need not wait."""
+        return False
+
+    def space(self, v0: Tree, args: Tree) -> Any | None:
+        """A `Space` of the objective's own to search in from v0, or from its own start if v0 is None; else None."""
+        return None
+
+    def search(self, solver: Any, args: Tree) -> Any | None:
+        """An `Outcome` by a search of the objective's own, with the solver's rules and from its own start; else None."""
+        return None
+
 
 def _scaled(rate: float | Tensor, g: Tensor) -> Tensor:
     return column(rate, g) * g if isinstance(rate, Tensor) and rate.dim() else rate * g
-
-
-class Splits(Protocol):
-    """An objective that knows which of its arguments have a dimension E."""
-
-    def take(self, args: Tree, index: Tensor) -> Tree:
-        """args for the episodes in `index`."""
-
-
-class Guarded(Protocol):
-    """An objective that looks at its arguments before they are solved for."""
-
-    def check(self, args: Tree) -> None:
-        """Raise ValueError for arguments that no solve can make sense of."""
-
-    def unbounded(self, args: Tree) -> bool | Tensor:
-        """Whether the arguments alone show that there may be no minimum: no episode then counts as converged. A
-        tensor [] where the arguments are, so that a device need not wait."""
-
-
-def check(objective: Objective, args: Tree) -> None:
-    """Raise ValueError for arguments that the objective knows to make no sense."""
-    if (own := getattr(objective, "check", None)) is not None:
-        own(tree_map(Tensor.detach, args))
-
-
-def unbounded(objective: Objective, args: Tree) -> bool | Tensor:
-    """Whether the objective knows that it may have no minimum."""
-    own = getattr(objective, "unbounded", None)
-    return False if own is None else own(args)
 
 
 class FunctionObjective(Objective):
@@ -127,23 +113,23 @@ def derivative(
     retain_graph: bool = False,
 ) -> list[Tensor]:
     """weights^T d outputs / d inputs, with zeros where there is no dependence (which autograd calls an error)."""
-    kept = [i for i, output in enumerate(outputs) if output.requires_grad]
-    if not kept:
+    dependent = [i for i, output in enumerate(outputs) if output.requires_grad]
+    if not dependent:
         return [torch.zeros_like(leaf) for leaf in inputs]
-    found = torch.autograd.grad(
-        [outputs[i] for i in kept],
+    grads = torch.autograd.grad(
+        [outputs[i] for i in dependent],
         list(inputs),
-        None if weights is None else [weights[i] for i in kept],
+        None if weights is None else [weights[i] for i in dependent],
         create_graph=create_graph,
         retain_graph=create_graph or retain_graph,
         allow_unused=True,
         materialize_grads=True,
     )
-    return list(found)
+    return list(grads)
 
 
 def value_and_gradient(objective: Objective, v: Tree, args: Tree) -> tuple[Tensor, Tree]:
-    """Both without a graph, in one pass where the gradient comes from autograd."""
+    """Value [E] and gradient without a graph, in one pass where the gradient comes from autograd."""
     if type(objective).gradient is not Objective.gradient:
         with torch.no_grad():
             return objective.value(v, args), objective.gradient(v, args)
@@ -152,5 +138,5 @@ def value_and_gradient(objective: Objective, v: Tree, args: Tree) -> tuple[Tenso
         value = objective.value(point, args)
         if value.dim() != 1:
             raise ValueError(f"an objective returns one value per episode, shape [E], not {list(value.shape)}")
-        found = derivative([value.sum()], tensors(point), None)
-    return value.detach(), rebuild(v, found)
+        slope = derivative([value.sum()], tensors(point), None)
+    return value.detach(), rebuild(v, slope)

@@ -1,4 +1,4 @@
-"""What a solver hands back."""
+"""The results of solvers and of `minimise`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Outcome:
     objective: Tensor  # [E]
 
     def put(self, rows: Tensor, part: Outcome) -> Outcome:
-        """With the episodes `rows` replaced by those of `part`, whose steps come on top."""
+        """The outcome with the episodes `rows` replaced by those of `part`, whose steps come on top."""
         here = [*tensors(self.v), self.converged, self.steps, self.gradient_norm, self.objective]
         new = [*tensors(part.v), part.converged, part.steps + self.steps[rows], part.gradient_norm, part.objective]
         both = [a.index_copy(0, rows, b.to(a.dtype)) for a, b in zip(here, new, strict=True)]
@@ -33,7 +33,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Solution:
-    """What was found, and how it went episode by episode.
+    """The result of `minimise`, episode by episode.
 
     value: the minimiser, differentiable in args. converged [E] bool, steps [E], gradient_norm [E] (Euclidean),
     objective [E]: constants. adjoint: filled in by the backward pass.
@@ -51,11 +51,11 @@ class Solver(Protocol):
     """Minimises an objective from v0; a solver may have a start of its own and take v0 = None."""
 
     def run(self, objective: Objective, v0: Any, args: Any) -> Outcome:
-        """Called without a graph, on detached tensors, unless the adjoint is `Unroll`."""
+        """Solves; called without a graph, on detached tensors, unless the adjoint is `Unroll`."""
 
 
 def measured(objective: Objective, v: Tree, args: Tree, converged: Tensor, steps: Tensor) -> Outcome:
-    """An outcome with value and gradient norm evaluated at v."""
+    """The outcome at v, with value and gradient norm evaluated there."""
     value, slope = value_and_gradient(objective, v, args)
     flat = pack(slope)
     norm = dot(flat, flat).sqrt()

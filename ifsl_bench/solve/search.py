@@ -11,7 +11,7 @@ LEAST = 1e-4  # a good step takes off so much of what the slope promised
 
 
 def first_step(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor, Tensor]:
-    """How far to go at first along -g, |g| = length [E] in the metric; and the unit of such steps, [E].
+    """The first step along -g, |g| = length [E] in the metric, and the unit of such steps, [E].
 
     No further than a length of 1, and then the unit is 1. But an objective that is nowhere negative cannot fall by more
     than its value [E]: where a step of length 1 would have to, to be good (`weak_wolfe`), it says nothing of the scale
@@ -25,7 +25,7 @@ def first_step(value: Tensor, length: Tensor, nonnegative: bool) -> tuple[Tensor
 
 
 class Bracket(NamedTuple):
-    """Where a weak-Wolfe search stands: the next trial step between two others, [E] each."""
+    """The state of a weak-Wolfe search: the next trial step between two others, [E] each."""
 
     t: Tensor
     low: Tensor
@@ -33,19 +33,19 @@ class Bracket(NamedTuple):
 
 
 def rounding(value: Tensor) -> Tensor:
-    """How far rounding may lift a value [E] that has not grown."""
+    """The rise [E] of a value [E] that may be rounding."""
     return 16 * torch.finfo(value.dtype).eps * (1 + value.abs())
 
 
 def falls(t: Tensor, value: Tensor, slope: Tensor, there: Tensor, slack: Tensor) -> Tensor:
-    """Whether steps t [E] take off enough of the value, or what they do not may be rounding; NaN does neither."""
+    """Marks the steps t [E] that take off enough of the value, or miss that by no more than rounding; NaN does neither."""
     return there <= torch.addcmul(value, t, slope, value=LEAST) + slack
 
 
 def weak_wolfe(
     s: Bracket, value: Tensor, slope: Tensor, there: Tensor, slope_there: Tensor, slack: Tensor
 ) -> tuple[Tensor, Bracket]:
-    """Whether the trial steps are good [E], and the brackets after them, by bisection and interpolation.
+    """Marks the good trial steps [E], and moves the brackets on, by bisection and interpolation.
 
     value, slope: at t = 0; there, slope_there: at the trial; slack: see `rounding`. A step of 0 stays one.
     """

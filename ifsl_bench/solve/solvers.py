@@ -42,14 +42,14 @@ class GradientDescent:
         end, fixed = tree_map(Tensor.detach, v), tree_map(Tensor.detach, args)
         count = tensors(v)[0].shape[0]
         steps = torch.full((count,), self.steps, device=tensors(v)[0].device)
-        found = measured(objective, end, fixed, torch.ones_like(steps, dtype=torch.bool), steps)
+        outcome = measured(objective, end, fixed, torch.ones_like(steps, dtype=torch.bool), steps)
         value, slope0 = value_and_gradient(objective, tree_map(Tensor.detach, v0), fixed)
         if self.tolerance is None:
-            converged = found.converged & (found.objective <= value)
+            converged = outcome.converged & (outcome.objective <= value)
         else:
             flat = pack(slope0)
-            converged = found.converged & (found.gradient_norm <= self.tolerance * dot(flat, flat).sqrt())
-        return Outcome(v, converged, steps, found.gradient_norm, found.objective)
+            converged = outcome.converged & (outcome.gradient_norm <= self.tolerance * dot(flat, flat).sqrt())
+        return Outcome(v, converged, steps, outcome.gradient_norm, outcome.objective)
 
 
 def largest_curvature(objective: Objective, v: Tree, args: Tree, steps: int = 50) -> Tensor:

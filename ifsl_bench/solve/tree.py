@@ -26,7 +26,7 @@ def leaves(tree: Tree) -> list[Tensor | None]:
 
 
 def rebuild(like: Tree, new: Sequence[Any]) -> Tree:
-    """`like` with its leaves replaced by `new`, in the order of `leaves`."""
+    """The tree `like` with its leaves replaced by `new`, in the order of `leaves`."""
     remaining = iter(new)
 
     def build(tree: Tree) -> Tree:
@@ -41,21 +41,21 @@ def rebuild(like: Tree, new: Sequence[Any]) -> Tree:
 
 
 def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    """`function` applied to every leaf that is a tensor."""
+    """Applies `function` to every leaf that is a tensor."""
     return rebuild(tree, [None if leaf is None else function(leaf) for leaf in leaves(tree)])
 
 
 def doubled(tree: Tree) -> Tree:
-    """All its floating-point numbers in double precision."""
+    """The tree with its floating-point numbers in double precision."""
     return tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, tree)
 
 
 def tensors(tree: Tree) -> list[Tensor]:
     """The leaves of a tree of unknowns, in which None has no place."""
-    found = leaves(tree)
-    if any(leaf is None for leaf in found):
+    parts = leaves(tree)
+    if any(leaf is None for leaf in parts):
         raise TypeError("the unknowns must all be tensors, and one of them is None")
-    return [leaf for leaf in found if leaf is not None]
+    return [leaf for leaf in parts if leaf is not None]
 
 
 def pack(tree: Tree) -> Tensor:
@@ -66,10 +66,9 @@ def pack(tree: Tree) -> Tensor:
 
 def unpack(flat: Tensor, like: Tree) -> Tree:
     """The inverse of `pack`: flat [E, P] cut into the shapes of `like` (whose own E may differ)."""
-    found = tensors(like)
-    sizes = [leaf.shape[1:].numel() for leaf in found]
-    parts = flat.split(sizes, 1)
-    return rebuild(like, [part.reshape(len(flat), *leaf.shape[1:]) for part, leaf in zip(parts, found, strict=True)])
+    shapes = [leaf.shape[1:] for leaf in tensors(like)]
+    parts = flat.split([shape.numel() for shape in shapes], 1)
+    return rebuild(like, [part.reshape(len(flat), *shape) for part, shape in zip(parts, shapes, strict=True)])
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
@@ -81,5 +80,5 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def column(a: Tensor, like: Tensor) -> Tensor:
-    """a [E] shaped so that it scales the episodes of like [E, ...]."""
+    """Shapes a [E] so that it scales the episodes of like [E, ...]."""
     return a.view(-1, *([1] * (like.dim() - 1)))

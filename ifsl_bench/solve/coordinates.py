@@ -1,10 +1,10 @@
-"""The coordinates that a quasi-Newton method works in."""
+"""Coordinates for a quasi-Newton method: the unknowns as they are, or an objective's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,31 +24,31 @@ class Space(Protocol):
 
     @property
     def penalised(self) -> bool:
-        """Whether <z, z> / 2 is the penalty in the objective."""
+        """True where <z, z> / 2 is the penalty in the objective."""
 
     def initial(self) -> Tensor:
-        """z [E, P] to start from."""
+        """The start, z [E, P]."""
 
     def image(self, z: Tensor) -> Tensor:
-        """M z."""
+        """The metric times z."""
 
     def evaluate(self, z: Tensor, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Value [E], gradient [E, P], and the norm of the gradient in the large form [E]."""
+        """The value [E], the gradient [E, P], and its norm in the large form [E]."""
 
     def curvature(self, z: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """The Hessian at z: p, M p -> the change of the gradient."""
+        """The Hessian at z, a function of p and M p."""
 
     def expand(self, z: Tensor) -> Tree:
-        """z in the large form."""
+        """The unknowns in the large form."""
 
     def take(self, index: Tensor) -> Space | None:
-        """The same space for some episodes alone, or None where the arguments cannot be split."""
+        """The space of some episodes alone; None where the arguments cannot be split."""
 
     def whitened(self) -> Whitened:
-        """The same point by point, in coordinates whose metric is the Euclidean one."""
+        """Coordinates of the same points whose metric is the Euclidean one."""
 
     def double(self, index: Tensor) -> Space | None:
-        """The same for some episodes in float64, or None where that is no use."""
+        """The space of some episodes in float64; None where that is no use."""
 
 
 class Whitened(Protocol):
@@ -61,26 +61,23 @@ class Whitened(Protocol):
         """z for w."""
 
     def evaluate(self, w: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        """Value [E], and the gradient [E, P] in pieces, side by side."""
+        """The value [E], and pieces that make the gradient [E, P] side by side."""
 
     def norm(self, g: Tensor) -> Tensor:
-        """Of a gradient g [E, P] in the large form: [E]."""
+        """The norm of a gradient g [E, P] in the large form: [E]."""
 
     def take(self, index: Tensor) -> Whitened | None:
-        """The same for some episodes alone, or None where the arguments cannot be split."""
-
-
-class HasSpace(Protocol):
-    """An objective that has coordinates of its own."""
-
-    def space(self, v0: Tree, args: Tree) -> Space:
-        """Those to search in from v0, or from a start of their own if it is None."""
+        """The coordinates of some episodes alone; None where the arguments cannot be split."""
 
 
 def coordinates(objective: Objective, v0: Tree, args: Tree) -> Space:
-    """The objective's own, or the large form."""
-    if (own := getattr(objective, "space", None)) is not None:
-        return own(v0, args)
+    """The coordinates to search in: the objective's own, or the large form.
+
+    Raises:
+        ValueError: no v0 where the objective has no start of its own.
+    """
+    if (own := objective.space(v0, args)) is not None:
+        return own
     if v0 is None:
         raise ValueError(f"{type(objective).__name__} has no start of its own: give v0")
     return LargeSpace(objective, v0, args)
@@ -118,7 +115,7 @@ class LargeSpace:
         return unpack(z, self.v0)
 
     def take(self, index: Tensor) -> LargeSpace | None:
-        if (own := getattr(self.objective, "take", None)) is None or (args := own(self.args, index)) is None:
+        if (args := self.objective.take(self.args, index)) is None:
             return None
         return LargeSpace(self.objective, tree_map(lambda leaf: leaf[index], self.v0), args)
 
@@ -150,10 +147,3 @@ class _Plain:
 
     def take(self, index: Tensor) -> _Plain | None:
         return None if (part := self.space.take(index)) is None else _Plain(part)
-
-
-class HasSearch(Protocol):
-    """An objective with a search of its own, which follows the solver's rules."""
-
-    def search(self, solver: Any, args: Tree) -> Any | None:
-        """The `Outcome` from a start of its own, or None where the solver is to do it."""
