@@ -25,7 +25,7 @@ from ifsl_bench.solve.adjoint import Implicit, Unroll
 from ifsl_bench.solve.lbfgs import LBFGS
 from ifsl_bench.solve.linear import AdjointReport, ConjugateGradient, LinearSolver, Neumann
 from ifsl_bench.solve.minimise import minimise
-from ifsl_bench.solve.objective import Objective, check
+from ifsl_bench.solve.objective import Objective
 from ifsl_bench.solve.outcome import Solution, Solver
 from ifsl_bench.solve.solvers import GradientDescent, largest_curvature
 from ifsl_bench.solve.tree import Tree, dot, pack, tree_map
@@ -254,7 +254,7 @@ class Unrolled:
         args, objective = learner.arguments(support, pulls), learner.objective
         episodes = support[0].shape[0]
         v0 = learner.join([part.expand(episodes, -1, -1) for part in start])
-        check(objective, args)
+        objective.check(tree_map(Tensor.detach, args))
         with torch.no_grad():
             rate = 1.8 / largest_curvature(objective, v0, args)  # [E]
             rate = rate.nan_to_num(self.rate).clamp(torch.finfo(rate.dtype).tiny, self.rate)

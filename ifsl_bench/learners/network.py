@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ifsl_bench.solve.coordinates import LargeSpace, Space
 from ifsl_bench.solve.krylov import self_adjoint_solve
 from ifsl_bench.solve.lbfgs import LBFGS
 from ifsl_bench.solve.linear import ACCURATE, LinearOutcome, Operator
 from ifsl_bench.solve.objective import Objective
 from ifsl_bench.solve.outcome import Outcome
-from ifsl_bench.solve.space import LargeSpace, Space
 from ifsl_bench.solve.tree import Tree, doubled, tree_map
 
 from . import compiled

@@ -158,7 +158,8 @@ class RegressionHessian(Operator):
         u = inverse_p * (rhs - spread(w, x))
         left = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)
         share = ((inverse_p * left.square()).sum((1, 2)) / (u.square() / inverse_p).sum((1, 2)).clamp_min(TINY)).sqrt()
-        return LinearOutcome(u.to(rhs.dtype), share, steps, ~(share <= ACCURATE))
+        inaccurate = ~(share <= ACCURATE)
+        return LinearOutcome(u.to(rhs.dtype), share, steps, inaccurate, torch.zeros_like(inaccurate))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def check_options(owner: Any, positive: tuple[str, ...] = (), counts: tuple[str, ...] = ()) -> None:
-    """Raises ValueError where an option of a solver is not positive and finite, or a count is below one; None passes."""
+    """Raises ValueError for a solver's option that is not positive and finite, or a count below one; None passes."""
     for name in positive + counts:
         value = getattr(owner, name)
         where = f"{type(owner).__name__}({name}={value})"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .krylov import conjugate_gradient
 from .coordinates import Space
+from .krylov import conjugate_gradient
 from .tree import column, dot
 
 LENGTHS = tuple(2.0**k for k in range(2, -13, -2))  # steps to try, in units of 1 + |z|

@@ -88,8 +88,9 @@ def minres(
 ) -> tuple[Tensor, Tensor]:
     """Solves A x = rhs in the episodes `active` [E], for A self-adjoint in the metric M: x [E, ...] and the steps [E].
 
-    A may be indefinite. Paige & Saunders (Solution of sparse indefinite systems of linear equations, 1975): |rhs - A x|_M is the least over
-    the Krylov space and never grows. Stops at tolerance |rhs|_M. Arguments as in `conjugate_gradient`.
+    A may be indefinite. Paige & Saunders (Solution of sparse indefinite systems of linear equations, 1975):
+    |rhs - A x|_M is the least over the Krylov space and never grows. Stops at tolerance |rhs|_M. Arguments as in
+    `conjugate_gradient`.
     """
     tiny = torch.finfo(rhs.dtype).tiny
     beta = dot(rhs, rhs_image).clamp_min(0).sqrt()  # [E]

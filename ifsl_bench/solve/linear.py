@@ -36,7 +36,7 @@ class Operator:
         self.product = product
 
     def inverse(self, rhs: Tree, tolerance: float | None, max_steps: int) -> LinearOutcome:
-        """Solves for H^-1 rhs by conjugate gradients, by MINRES where H is indefinite; tolerance None: the best there is."""
+        """Solves for H^-1 rhs by conjugate gradients, or MINRES where H is indefinite; tolerance None: the default."""
         b = pack(rhs)
         if tolerance is None:
             tolerance = 1e-10 if b.dtype == torch.float64 else 1e-5

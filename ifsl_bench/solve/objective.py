@@ -53,13 +53,17 @@ class Objective(ABC):
     def pullback(self, v: Tree, args: Tree, u: Tree, needed: list[bool]) -> list[Tensor | None]:
         """-u^T d(dL/dv)/dargs for the leaves of args marked in `needed`."""
         flat = leaves(args)
-        learned = [need and leaf is not None for leaf, need in zip(flat, needed, strict=True)]
         with torch.enable_grad():
-            inputs = [leaf.detach().requires_grad_() if on else leaf for leaf, on in zip(flat, learned, strict=True)]
+            marked = {
+                i: leaf.detach().requires_grad_()
+                for i, (leaf, need) in enumerate(zip(flat, needed, strict=True))
+                if need and leaf is not None
+            }
+            inputs = [marked.get(i, leaf) for i, leaf in enumerate(flat)]
             slope = tensors(self.gradient(tree_map(Tensor.detach, v), rebuild(args, inputs)))
-            marked = [leaf for leaf, on in zip(inputs, learned, strict=True) if on]
-            grads = iter(derivative(slope, marked, [-part for part in tensors(u)]))
-        return [next(grads) if on else None for on in learned]
+            grads = derivative(slope, [*marked.values()], [-part for part in tensors(u)])
+        by_place = dict(zip(marked, grads, strict=True))
+        return [by_place.get(i) for i in range(len(flat))]
 
     def descend(self, v: Tree, args: Tree, rate: float | Tensor, steps: int) -> Tree:
         """The point `steps` gradient steps of size `rate`, one or [E], from v; differentiable in v, args and rate."""
@@ -74,7 +78,7 @@ class Objective(ABC):
         """The arguments of the episodes in `index`; None where nobody knows which of them have a dimension E."""
         return None
 
-    def check(self, args: Tree) -> None:
+    def check(self, args: Tree) -> None:  # noqa: B027 (nothing to check unless a subclass knows better)
         """Raises ValueError for arguments that no solve can make sense of."""
 
     def unbounded(self, args: Tree) -> bool | Tensor:
@@ -87,7 +91,7 @@ class Objective(ABC):
         return None
 
     def search(self, solver: Any, args: Tree) -> Any | None:
-        """An `Outcome` by a search of the objective's own, with the solver's rules and from its own start; else None."""
+        """An `Outcome` of a search of the objective's own, by the solver's rules and from its own start; else None."""
         return None
 
 

@@ -38,7 +38,7 @@ def rounding(value: Tensor) -> Tensor:
 
 
 def falls(t: Tensor, value: Tensor, slope: Tensor, there: Tensor, slack: Tensor) -> Tensor:
-    """Marks the steps t [E] that take off enough of the value, or miss that by no more than rounding; NaN does neither."""
+    """Marks steps t [E] that take off enough of the value, or miss that by no more than rounding; NaN never does."""
     return there <= torch.addcmul(value, t, slope, value=LEAST) + slack
 
 
