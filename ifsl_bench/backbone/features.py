@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ifsl_bench.backbone.device import whole_float32
-from ifsl_bench.backbone.images import batches, crop_and_flip
 from ifsl_bench.backbone.pretrain import Pretrained
 from ifsl_bench.common import packed
 from ifsl_bench.common.arrays import create_array, open_array
@@ -151,6 +150,8 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
 
     They come over one batch late: a device computes the next while the host waits for these.
     """
+    from ifsl_bench.backbone.images import batches, crop_and_flip
+
     starts = range(0, len(pool), BATCH)
     rows = [np.arange(start, min(start + BATCH, len(pool))) for start in starts]
     seeds = iter([seed_of("view", pool.name, view, start) for view in range(views) for start in starts])

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from ifsl_bench.backbone.contract import Backbone
 from ifsl_bench.backbone.device import Precision, choose_precision, describe_device, whole_float32
-from ifsl_bench.backbone.feeding import draw_epoch, make_feed
 from ifsl_bench.backbone.images import batches, make_normalise
 from ifsl_bench.backbone.networks import CosineHead, LinearHead, channels_last, make_backbone, make_head
 from ifsl_bench.backbone.processes import ALONE, World, share_norms
@@ -186,6 +185,8 @@ class Trainer:
             UserError: the loss became infinite or NaN, or a file may not be read or written.
             CorruptFile: the images are not what was written.
         """
+        from ifsl_bench.backbone.feeding import draw_epoch, make_feed
+
         spec, world = self.task.pretraining, self.world
         for name in ("base/train", *self._held_out) if world.first else ():
             self.dataset.check_images(name)

@@ -21,7 +21,7 @@ from ifsl_bench.cli.options import (
     machine_options,
     results_option,
 )
-from ifsl_bench.cli.output import say, show_tables
+from ifsl_bench.cli.output import say, show_tables, tell_lacking
 from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
@@ -56,12 +56,6 @@ def _wanted(
     jobs, lacking = jobs_of(wanted, work.home, work.reporter.warn, work.reporter.say)
     tell_lacking(lacking)
     return jobs, work, dict(wanted.data)
-
-
-def tell_lacking(lacking: Mapping[str, int]) -> None:
-    """Says which jobs cannot be run here before something is installed."""
-    for why, count in lacking.items():
-        click.echo(f"ifsl-bench: {count:,} job{'s' * (count != 1)} cannot be run here: {why}", err=True)
 
 
 @click.command(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
@@ -90,3 +90,9 @@ def document(text: str, style: str = TEXT) -> None:
         else:
             say(" ".join(line.strip() for line in lines))
         click.echo()
+
+
+def tell_lacking(lacking: Mapping[str, int]) -> None:
+    """Says which jobs cannot be run here before something is installed."""
+    for why, count in lacking.items():
+        click.echo(f"ifsl-bench: {count:,} job{'s' * (count != 1)} cannot be run here: {why}", err=True)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ifsl_bench.cli.campaigns import show_plan, tell_lacking
 from ifsl_bench.cli.options import (
     Machine,
     Whole,
@@ -30,7 +29,7 @@ from ifsl_bench.cli.options import (
     style_option,
     verbose_option,
 )
-from ifsl_bench.cli.output import prints_aside, say, show_tables
+from ifsl_bench.cli.output import prints_aside, say, show_tables, tell_lacking
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.torchrun import check_alone
 from ifsl_bench.protocol.limits import MOST_WORKERS
@@ -169,6 +168,7 @@ def _plan(
 ) -> None:
     from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.campaigns.run import workers_for
+    from ifsl_bench.cli.campaigns import show_plan
 
     if how.own_weights:
         raise UserError("--dry-run changes nothing, and --pretrain replaces weights: leave one of them out")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
@@ -16,7 +17,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.common.errors import Lacking, UserError, unknown
-from ifsl_bench.plugin.rows import label_parts
+from ifsl_bench.plugin.rows import label_parts, rows
 
 if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
@@ -200,14 +201,14 @@ def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
     """
     if points := owners(METHODS, name):
         kind, known = method(name), called(METHODS, points[0])
-        if points[0].name in all_shorthands():  # equal names are told apart by `package:`, labels would not be
+        if shorthands_called(points[0].name):  # equal names are told apart by `package:`, labels would not be
             check_free(points[0].name, known, f"method {points[0].name!r}")
         check_shorthands(known, kind)
         return known, kind, {}
     package, _, plain = name.rpartition(":")
     found = [
         (point, kind, meant)
-        for point, kind, meant in all_shorthands().get(plain, [])
+        for point, kind, meant in shorthands_called(plain)
         if not package or same_package(package, package_of(point))
     ]
     if not found:
@@ -240,7 +241,7 @@ def check_free(said: str, name: str, what: str) -> None:
     """
     mine = owner(name)
     others = [(point, f"method {point.name}") for point in owners(METHODS, said)]
-    others += [(point, f"a shorthand of method {point.name}") for point, *_ in all_shorthands().get(said, [])]
+    others += [(point, f"a shorthand of method {point.name}") for point, *_ in shorthands_called(said)]
     for point, kind in others:
         if mine is None or (point.name, package_of(point)) != (mine.name, package_of(mine)):
             by = f" (package {package_of(mine)})" if mine else ""
@@ -253,15 +254,33 @@ def owner(name: str) -> EntryPoint | None:
     return next((point for point in points if len(points) == 1 or same_package(package_of(point), OWN)), None)
 
 
-def all_shorthands() -> dict[str, list[tuple[EntryPoint, type[Method], dict[str, Any]]]]:
-    """All shorthands, each with whose it is and what it stands for; plugins that cannot be used have none."""
-    found: dict[str, list[tuple[EntryPoint, type[Method], dict[str, Any]]]] = {}
-    for points in _points(METHODS, tuple(sys.path)).values():
-        for point in points:
-            try:
-                kind = method(f"{package_of(point)}:{point.name}")
-            except UserError:
-                continue
-            for shorthand, meant in vars(kind).get("shorthands", {}).items():  # a subclass is another method
-                found.setdefault(shorthand, []).append((point, kind, dict(meant)))
+Shorthand = tuple[EntryPoint, type["Method"], dict[str, Any]]  # whose it is, and the class and options it stands for
+
+
+def shorthands_called(name: str) -> list[Shorthand]:
+    """The shorthands of that name; of this package's methods only the one that ``methods/rows.toml`` says is loaded."""
+    own = rows()[name].of if name in rows() else ""
+    points = [point for points in _points(METHODS, tuple(sys.path)).values() for point in points]
+    asked = [point for point in points if point.name == own or not same_package(package_of(point), OWN)]
+    return [(point, kind, meant[name]) for point, kind, meant in _shorthands(asked) if name in meant]
+
+
+def all_shorthands() -> dict[str, list[Shorthand]]:
+    """All shorthands by name."""
+    found: dict[str, list[Shorthand]] = {}
+    points = [point for points in _points(METHODS, tuple(sys.path)).values() for point in points]
+    for point, kind, meant in _shorthands(points):
+        for name, options in meant.items():
+            found.setdefault(name, []).append((point, kind, options))
     return found
+
+
+def _shorthands(points: Iterable[EntryPoint]) -> Iterator[tuple[EntryPoint, type[Method], dict[str, dict[str, Any]]]]:
+    """Each method's class and shorthands; those of plugins that cannot be used are left out."""
+    for point in points:
+        try:
+            kind = method(f"{package_of(point)}:{point.name}")
+        except UserError:
+            continue
+        own = vars(kind).get("shorthands", {})  # a subclass is another method
+        yield point, kind, {name: dict(options) for name, options in own.items()}

@@ -15,10 +15,16 @@ from ifsl_bench.common.toml import held, parsed
 
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How papers print a row, and what it is in a few words; ``here``: its method comes with the package."""
+    """How papers print a row, and what it is in a few words.
+
+    Attributes:
+        of: the method that has the name as a shorthand; "" for a method's own name.
+        here: whether its method comes with the package.
+    """
 
     printed: str
     says: str
+    of: str = ""
     here: bool = True
 
 
@@ -81,7 +87,7 @@ def printed_alone() -> list[str]:
 def _named() -> Mapping[str, Named]:
     where = resources.files("ifsl_bench.methods") / "rows.toml"
     raw = parsed(where.read_text(encoding="utf-8"), str(where), TASK_FILE)
-    return held(raw, dict[str, Named], str(where), ("printed", "says", "here"))
+    return held(raw, dict[str, Named], str(where), ("printed", "says", "of", "here"))
 
 
 def in_print(name: str) -> str:

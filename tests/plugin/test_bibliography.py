@@ -50,6 +50,8 @@ def test_every_method_has_papers_and_a_name_in_print(point):
 def test_no_row_is_of_a_method_that_there_is_not():
     known = {row for point in OURS for row in rows_of(point)}
     assert set(rows()) == known
+    shorthands = {name: point.name for name, ((point, *_),) in registry.all_shorthands().items()}
+    assert {name: row.of for name, row in rows().items() if row.of} == shorthands
     assert {name for paper in papers("methods") for name in paper.of} == known | set(printed_alone())
 
 
