@@ -1,4 +1,4 @@
-"""What a notebook calls, and what the command line calls: one function a command."""
+"""The functions that notebooks and the command line call, one for each command."""
 
 from __future__ import annotations
 

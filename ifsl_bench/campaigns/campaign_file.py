@@ -9,8 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -21,15 +21,13 @@ from ifsl_bench.board.result_folder import CLAIMS
 from ifsl_bench.common.errors import UserError, is_printable, unknown
 from ifsl_bench.common.limits import CAMPAIGN_FILE
 from ifsl_bench.common.toml import held, parsed, text_of
-from ifsl_bench.jobs.request import Request
+from ifsl_bench.jobs.request import MOST_JOBS, Campaign, Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol import task_files
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.protocol.training import Training
 from ifsl_bench.protocol.variants import KEYS, Change, make_change
 
-MOST_JOBS = 10_000  # of a campaign: all are listed, and their results looked for, before the first begins
-NOTHING = Request()
 Value = str | int | float | bool
 Many = Value | list[Value]
 # Keys of a run beside names, seeds and tables: type and default.
@@ -75,24 +73,8 @@ class _File(_Table, frozen=True):
     data: dict[str, str] = {}
 
 
-@dataclass(frozen=True)
-class Campaign:
-    """What is to be run.
-
-    Attributes:
-        results: where results go; None for the usual place.
-        data: data set -> the path that it is made from.
-        only: its methods and tasks say what of the campaign; all where there are none.
-    """
-
-    requests: Sequence[Request]
-    results: Path | None = None
-    data: Mapping[str, Path] = field(default_factory=dict)
-    only: Request = NOTHING
-
-
-def asked(file: str | None, request: Request) -> Campaign:
-    """What a command line asks for, of a file or without one.
+def read_campaign(file: str, request: Request) -> Campaign:
+    """Reads a campaign file, with what a command line says besides in place of what the file says.
 
     Args:
         file: a path that ends in ``.toml``, or the name of a campaign that comes with the package.
@@ -100,8 +82,6 @@ def asked(file: str | None, request: Request) -> Campaign:
     Raises:
         UserError: no such file, or one that is wrong; the message names it and the key.
     """
-    if file is None:
-        return Campaign([request])
     path = _located(file)
     campaign = parse(text_of(path, "campaign", CAMPAIGN_FILE), file, path.absolute().parent)
     here = Path.cwd()
@@ -160,7 +140,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _choices(run: Any) -> dict[tuple[str, str], list[Any]]:
-    """Everything that multiplies beside methods, tasks and seeds: (table or "", key) -> values."""
+    """Collects what multiplies beside methods, tasks and seeds: (table or "", key) -> values."""
     found = {("set", key): _listed(value) for key, value in run.set.items()}
     found |= {("train", key): _listed(value) for key, value in run.train.items()}
     return found | {("", key): _listed(getattr(run, key)) for key, *_ in PLAIN}
@@ -184,7 +164,7 @@ def _seeds(run: Any, where: str) -> Sequence[int]:
 
 
 def _count(run: Any, where: str) -> int:
-    """How many jobs a run asks for, each glob and set counted once."""
+    """Counts the jobs that a run asks for, each glob and set once."""
     lists = {"methods": _listed(run.methods), "tasks": _listed(run.tasks)}
     lists |= {".".join(filter(None, key)).replace("_", "-"): values for key, values in _choices(run).items()}
     if empty := [key for key, values in lists.items() if not values]:

@@ -1,4 +1,4 @@
-"""From what is asked for to jobs: names are looked up, those of tasks before methods, and torch, are imported."""
+"""Makes jobs of requests: looks up names, those of tasks before methods and torch are imported."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
 from ifsl_bench.board.published import published_sets
-from ifsl_bench.campaigns.campaign_file import MOST_JOBS, Campaign
 from ifsl_bench.common.errors import MOST_LISTED, Lacking, UserError, unknown
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.prepare import is_prepared
-from ifsl_bench.jobs.request import Request
+from ifsl_bench.jobs.request import MOST_JOBS, Campaign, Request
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, own, packaged
@@ -24,6 +23,19 @@ if TYPE_CHECKING:
 
 ALL = "all"
 Warn = Callable[[str], None]
+
+
+def asked(file: str | None, request: Request) -> Campaign:
+    """Makes a campaign of a command line's request, and of the campaign file that it names, if any.
+
+    Raises:
+        UserError: see :func:`ifsl_bench.campaigns.campaign_file.read_campaign`.
+    """
+    if file is None:
+        return Campaign([request])
+    from ifsl_bench.campaigns.campaign_file import read_campaign
+
+    return read_campaign(file, request)
 
 
 def is_glob(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What running a campaign would do: its graph, what of it is done, what is out of date, and about how long it takes."""
+"""The plan of a campaign: its graph, what is done, what is out of date, and about how long it takes."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def unknown(self) -> int:
-        """How many steps nobody knows the time of."""
+        """The number of steps whose time is unknown."""
         return sum(step.seconds is None for step in self.to_do)
 
     @property
@@ -128,7 +128,7 @@ def plan_of(
     workers: int = 1,
     data: Mapping[str, Path] | None = None,
 ) -> Plan:
-    """What a run would do. Changes nothing on disk.
+    """Plans a run. Changes nothing on disk.
 
     Args:
         rerun, retrain: as of the run.
@@ -204,7 +204,7 @@ def _size(stage: Stage, data: Outline) -> int:
 
 
 def rows_of(plan: Plan, full: bool = True) -> list[dict[str, str]]:
-    """For readers: a row for each family of steps; unless it is ``full``, a long plan has its tasks together."""
+    """Makes a row for each family of steps; unless it is ``full``, a long plan has its tasks together."""
     families, title = _families(plan), _title
     if not full and len(families) > LONG:
         families, title = _grouped(_shown(plan), _work), partial(_work_title, plan)
@@ -219,7 +219,7 @@ def rows_of(plan: Plan, full: bool = True) -> list[dict[str, str]]:
 
 
 def is_long(plan: Plan) -> bool:
-    """Whether readers are shown it without a line for each task, unless they ask for all."""
+    """Tells whether readers see a plan without a line for each task, unless they ask for all."""
     return len(_families(plan)) > LONG
 
 
@@ -232,7 +232,7 @@ def _shown(plan: Plan) -> list[Step]:
 
 
 def _grouped(steps: Sequence[Step], by: Callable[[Step], Hashable]) -> list[list[Step]]:
-    """In the order of the first of each; what is not as usual is apart."""
+    """Groups steps, in the order of the first of each group; steps with a remark are apart."""
     groups: dict[Hashable, list[Step]] = {}
     for step in steps:
         groups.setdefault((by(step), step.state if step.why else ""), []).append(step)
@@ -271,7 +271,7 @@ def _title(steps: Sequence[Step]) -> str:
 
 
 def whys_of(plan: Plan) -> dict[str, str]:
-    """Why something is out of date, missing or cannot be run -> what, and how much more of the kind."""
+    """Maps each reason (out of date, missing, cannot be run) to the first step that it holds for, and how many more."""
     found: dict[str, list[str]] = {}
     for step in plan.steps:
         if step.why:
@@ -280,7 +280,7 @@ def whys_of(plan: Plan) -> dict[str, str]:
 
 
 def notes_of(plan: Plan) -> list[str]:
-    """For readers: totals, and what is not in them."""
+    """Writes the totals, and what is not in them, for readers."""
     refused, stored, total = len(plan.graph.refused), len(plan.graph.stored), len(plan.jobs)
     todo = total - stored - refused
     counts = f"{total:,} job{'s' * (total != 1)}: {stored:,} stored, {todo:,} to do"
@@ -300,7 +300,7 @@ def notes_of(plan: Plan) -> list[str]:
 
 
 def document(plan: Plan) -> dict[str, Any]:
-    """For programs: jobs, nodes and totals, as JSON takes them."""
+    """Lists jobs, nodes and totals for programs, as JSON takes them."""
     outdated = {step.jobs[0]: step.why for step in plan.steps if step.kind == "evaluation" and step.why}
     stored = set(plan.graph.stored)
 

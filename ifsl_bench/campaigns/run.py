@@ -35,7 +35,7 @@ MOST_SAID = 3  # jobs that are named where one cause has stopped many
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of jobs.
+    """The jobs of a run that were done, those that failed, and why.
 
     Attributes:
         made: those whose result is stored, in their order.
@@ -106,7 +106,7 @@ def _tell_refused(graph: Graph, work: Workspace) -> None:
 
 
 def _aside(work: Workspace) -> Callable[[Node], None]:
-    """What is called with a node before it begins: it gives other names to what the node shall make anew."""
+    """Returns a function that sets aside, before a node begins, what the node shall make anew."""
     renewed: set[Path] = set()
     return lambda node: put_aside(node.stage, work, renewed) if node.anew else None
 

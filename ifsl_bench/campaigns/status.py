@@ -1,4 +1,4 @@
-"""How far a campaign is: what its results and the logs of its stages say. Asks no worker, and changes nothing."""
+"""The state of a campaign, from its results and the logs of its stages. Asks no worker, and changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST = 1 << 20  # bytes of a log that are read, from its end
 
 @dataclass(frozen=True)
 class LogState:
-    """What a stage's log says of the last time that it ran.
+    """The last run of a stage, as its log tells it.
 
     Attributes:
         state: "running", "failed", "done", or "interrupted", if by a signal that nobody wrote down.
@@ -113,7 +113,7 @@ def _state(job: Job, logs: Sequence[tuple[Node, LogState]], outdated: str, work:
 
 
 def read_log(path: Path, now: float | None = None) -> LogState | None:
-    """What a log says last; None where there is none, or nothing that begins.
+    """Reads the last run from a log; None where there is no log, or no beginning in it.
 
     Machines' clocks may be an hour apart, so all is held against the file system's, by which the log was last written.
 
@@ -145,14 +145,14 @@ def read_log(path: Path, now: float | None = None) -> LogState | None:
 
 
 def _corrected(begun: Event, last: Event, changed: float) -> str:
-    """When a stage began, in UTC, by the file system's clock, if the clock of the machine that wrote is another."""
+    """Returns when a stage began, in UTC, corrected by the file system's clock where the writer's clock was off."""
     off = datetime.timedelta(seconds=changed - last.time.timestamp())
     is_wrong = OFF < abs(off.total_seconds()) < COPIED
     return f"{begun.time + off if is_wrong else begun.time:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:
-    """For readers: jobs that differ in seed alone, or wait for one stage, are a row."""
+    """Makes a row of jobs that differ in seed alone, or wait for one stage."""
     families: dict[tuple[str, ...], list[JobState]] = {}
     for one in states:
         what = one.stage if one.stage and one.state in (RUNNING, FAILED) else f"{one.job.label} on {one.job.task.name}"
@@ -179,14 +179,14 @@ def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:
 
 
 def summary_of(states: Sequence[JobState]) -> str:
-    """In a line: "3 of 18 jobs done, 2 running, 13 missing"."""
+    """Counts the states in a line: "3 of 18 jobs done, 2 running, 13 missing"."""
     counts = {state: sum(one.state == state for one in states) for state in (DONE, RUNNING, FAILED, OUTDATED, MISSING)}
     more = [f"{count:,} {state}" for state, count in counts.items() if count and state != DONE]
     return ", ".join([f"{counts[DONE]:,} of {len(states):,} jobs done", *more])
 
 
 def document(states: Sequence[JobState]) -> dict[str, Any]:
-    """For programs, as JSON takes it."""
+    """Lists the states for programs, as JSON takes them."""
 
     def entry(one: JobState) -> Mapping[str, Any]:
         log = one.log

@@ -1,4 +1,4 @@
-"""What a person sees of many workers: one live line in a terminal, plain lines elsewhere."""
+"""The progress of many workers: one live line in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Running:
 
 
 class Forecast:
-    """How far a run is, and how long it still takes, as its events tell it."""
+    """The progress of a run and the time that is left, from its events."""
 
     def __init__(self, graph: Graph, workers: int) -> None:
         self.graph, self.workers = graph, workers
@@ -189,7 +189,7 @@ class Lines(Live):
 
 
 def _title(node: Node, text: str) -> str:
-    """What a node is at, so that several at once can be told apart."""
+    """Names what a node is doing, so that several at once can be told apart."""
     if isinstance(node.stage, JobStage) and text.startswith("meta-training"):
         return f"meta-training {node.stage.job}"
     return text
@@ -197,7 +197,7 @@ def _title(node: Node, text: str) -> str:
 
 @contextmanager
 def watching(reporter: Reporter, workers: int) -> Iterator[Watch]:
-    """Who is told of a run's progress, by so many workers: what redraws itself does so inside."""
+    """Yields who is told of the progress of a run by so many workers; a live line is redrawn inside the block."""
     if not isinstance(reporter, RichReporter):
         yield Lines(reporter, workers)
         return

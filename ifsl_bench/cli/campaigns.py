@@ -48,8 +48,7 @@ def _wanted(
     """The jobs that are asked for, as ``run`` would make them, and the files that a campaign names for its data."""
     if campaign is None and not (request.tasks and request.methods):
         raise UserError(f"say which campaign, e.g.: {click.get_current_context().command_path} campaign.toml")
-    from ifsl_bench.campaigns.campaign_file import asked
-    from ifsl_bench.campaigns.expansion import jobs_of, with_tasks
+    from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
 
     wanted, _ = with_tasks(asked(campaign, request), machine.folders)
     work = machine.workspace(wanted.results, device)

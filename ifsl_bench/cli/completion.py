@@ -1,4 +1,4 @@
-"""What the shell offers for a word: tasks, methods, stored rows, data sets, options of methods.
+"""Shell completion of tasks, methods, stored rows, data sets and options of methods.
 
 Names are listed without importing torch, but for the options of methods.
 """

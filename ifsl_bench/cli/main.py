@@ -69,7 +69,7 @@ def cli(traceback: bool) -> None:
 
 
 def _interrupted(arguments: Sequence[str], how: str = "interrupted") -> str:
-    """What somebody who has pressed Ctrl-C should know."""
+    """Says what a person should know who has stopped a run."""
     if "--retrain" in arguments:  # nothing tells the models that it has made from those it was to replace
         return f"ifsl-bench: {how}; with --retrain the same command trains everything again"
     return f"ifsl-bench: {how}; the same command goes on from where it stopped"
@@ -109,7 +109,7 @@ def _guarded(call: Callable[[], Any]) -> int:
 
 
 def _of_no_use(error: OSError) -> bool:
-    """Whether a folder that is the user's own would do."""
+    """Tells whether another folder, which the user may write to, would help."""
     return error.filename is not None and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -131,7 +131,7 @@ def _standard_streams() -> None:
 
 
 def entry() -> None:
-    """What a process of ``ifsl-bench`` runs: `main`, and the end.
+    """Runs `main` as a process, and ends it.
 
     The interpreter would go on to take PyTorch's libraries down one by one, for which their pages are read from the
     disk first: a tenth of a second of each command, and 100 MB of its peak.

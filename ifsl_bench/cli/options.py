@@ -135,7 +135,7 @@ class Whole(click.ParamType):
 
 
 class Seeds(Whole):
-    """How many seeds; a list of them is told what to say instead."""
+    """A number of seeds; for a list, the error says what to write instead."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, str) and not value.strip().lstrip("-").isdigit():
@@ -230,7 +230,7 @@ device_option = click.option("--device", default="auto", help="auto, cpu, cuda o
 
 @dataclass(frozen=True)
 class Machine:
-    """What options say of folders, device and display."""
+    """The options of folders, device and display."""
 
     home: str | None = None
     results_dir: str | None = None
@@ -260,7 +260,7 @@ class Machine:
 
 
 def machine_options(*options: Any) -> Callable[[Any], Any]:
-    """Some of the options of :class:`Machine`, gathered into the argument ``machine``."""
+    """Gathers some of the options of :class:`Machine` into the argument ``machine``."""
 
     def with_options(command: Any) -> Any:
         made = gathered(command, "machine", Machine, [field.name for field in dataclasses.fields(Machine)])
@@ -305,7 +305,7 @@ def readable(folders: Home, asked: str | None = None) -> Home:
 
 
 def agreed(question: str, yes: bool, more: str = "") -> bool:
-    """Whether the user wants what is listed to be removed.
+    """Asks whether what is listed shall be removed.
 
     Args:
         yes: whether that was said on the command line.

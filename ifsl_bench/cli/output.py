@@ -1,4 +1,4 @@
-"""Where the output of commands goes: laid out for a terminal, and the same for everybody in a pipe or a file."""
+"""Output of commands: laid out for a terminal, and the same for everybody in a pipe or a file."""
 
 from __future__ import annotations
 

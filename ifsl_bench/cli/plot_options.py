@@ -1,4 +1,4 @@
-"""What the commands of ``ifsl-bench plot`` share: options, and how a figure becomes a file."""
+"""Options that the commands of ``ifsl-bench plot`` share, and the writing of figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done with stored results: ``table``, ``leaderboard``, ``compare``, ``show``, ``check``, ``reproduce``."""
+"""Commands on stored results: ``table``, ``leaderboard``, ``compare``, ``show``, ``check``, ``reproduce``."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def _files_of(what: Sequence[str], seed: int | None = None) -> list[str]:
 
 
 def _neither(command: str, what: Sequence[str]) -> UserError:
-    """For what is no file, and no label with a task."""
+    """Makes the error for words that are no file, and no label with a task."""
     from ifsl_bench.protocol.task_files import packaged
 
     said, label = (f"{what[0]!r} is not a file; ", what[0]) if len(what) == 1 else ("", "lr+a")

@@ -129,8 +129,7 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
     if campaign is None and (not request.tasks or (not request.methods and not how.checkpoint)):
         raise UserError("say what to run, e.g.: ifsl-bench run --method imprint --task glyphs-5shot")
     how.check()
-    from ifsl_bench.campaigns.campaign_file import asked
-    from ifsl_bench.campaigns.expansion import jobs_of, with_tasks
+    from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
 
     # A wrong name is told before torch is imported.
     wanted, tasks = with_tasks(asked(campaign, request), machine.folders)

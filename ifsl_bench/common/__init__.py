@@ -1,1 +1,1 @@
-"""What every room needs: errors, files on disk, progress, seeds and training states."""
+"""The base of every room: errors, files on disk, progress, seeds and training states."""

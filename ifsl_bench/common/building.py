@@ -58,12 +58,12 @@ def building(target: Path, resume: bool = False) -> Iterator[Path]:
 
 
 def unfinished(target: Path) -> Path:
-    """Where a block that failed leaves what the next one can go on from."""
+    """The folder that a failed block leaves for the next one to continue."""
     return target.with_name(PARTIAL + target.name)
 
 
 def leftovers(target: Path) -> list[Path]:
-    """What there is of unfinished folders for ``target``; while somebody holds its lock, perhaps theirs."""
+    """Lists the unfinished folders for ``target``; a process that holds its lock may still be filling one."""
     try:
         found = [path for path in target.parent.iterdir() if path.name.startswith((PARTIAL, REMOVED))]
     except OSError:
@@ -118,7 +118,7 @@ def remove(path: Path, of: Path | None = None) -> None:
 
 
 def whole(folder: Path, read: Callable[[], T]) -> T:
-    """What ``read`` makes of the files of a folder, all of them from one folder.
+    """Calls ``read`` on the files of a folder, and makes sure that all came from the same folder.
 
     Another process may replace the folder between two files. Then it is read again, and so is what failed meanwhile.
     """
@@ -139,7 +139,7 @@ def whole(folder: Path, read: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
-    """What tells a folder from others; while it is open here, no other gets its number."""
+    """Yields the identity of a folder, which no other folder gets while the block runs."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:  # one that comes now is not held, and another might get its number
@@ -163,5 +163,5 @@ def _identity(folder: Path | int) -> tuple[int, int] | None:
 
 
 def is_silly(name: str) -> bool:
-    """Whether this is a file of NFS, which stands for one that was removed and is still open somewhere."""
+    """Tells whether NFS made this file, in place of one that was removed while somewhere still open."""
     return re.fullmatch(r"\.nfs[0-9a-f]+", name) is not None

@@ -180,7 +180,7 @@ def finished_info(folder: Path, **facts: Any) -> dict[str, Any] | None:
 
 
 def begun(folder: Path, counter: str) -> int:
-    """How far a training has come that was not ended, by its own counter; 0 where there is none, or it is damaged."""
+    """Reads an unfinished training's own counter; 0 where there is no such training, or its state is damaged."""
     try:
         info = CheckpointFolder(folder).info()
     except UserError:

@@ -17,7 +17,7 @@ INSTALL = 'pip install "ifsl_bench[tensorboard]"'
 
 
 def curves_folder(log: str | None, folder: str | Path | None, home: Home) -> Path | None:
-    """Where the logs go that somebody asks for; None where nobody does.
+    """Finds the folder for the logs of trainings; None where no logs are asked for.
 
     Args:
         log: "tensorboard" or None.

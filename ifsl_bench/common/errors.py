@@ -27,7 +27,7 @@ def one_line(text: str) -> str:
 
 
 def is_printable(text: str) -> bool:
-    """Whether :func:`one_line` leaves a text as it is."""
+    """Tells whether :func:`one_line` leaves a text as it is."""
     return STEERING.search(text) is None
 
 

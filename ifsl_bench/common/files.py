@@ -84,7 +84,7 @@ class Home:
 
     @property
     def logs(self) -> Path:
-        """What stages said while they ran."""
+        """The logs of stages."""
         return self.cache / "logs"
 
     @property

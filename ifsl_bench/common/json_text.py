@@ -23,7 +23,7 @@ def strict_json(text: bytes) -> Any:
 
 
 def depth_of(text: bytes) -> int:
-    """How deep a JSON text is nested, 1 for an object of numbers; it must be one."""
+    """Measures how deep a valid JSON text is nested; 1 for an object of numbers."""
     deepest = depth = 0
     for bracket in _TEXT.sub(b"", text).translate(None, _NO_BRACKETS):
         depth += 1 if bracket in b"[{" else -1

@@ -1,4 +1,4 @@
-"""How much of a file from a stranger is taken: each limit with its reason and its error.
+"""Limits on files from strangers, each with its reason and its error.
 
 A limit is far above what honest files hold, and low enough that reading up to it takes seconds and well under 1 GB.
 """

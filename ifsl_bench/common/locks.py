@@ -65,7 +65,7 @@ def taken(folder: Path) -> Iterator[bool]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process holds the lock of ``folder`` now; False where this process may not ask."""
+    """Tells whether a process holds the lock of ``folder`` now; False where this process may not ask."""
     if not _file(folder).exists():
         return False
     with taken(folder) as free:
@@ -114,7 +114,7 @@ def _try_flock(path: Path) -> None:
 
 @contextlib.contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Lets an error say what cannot be written, not that its lock cannot."""
+    """Makes an error name what cannot be written, instead of its lock."""
     try:
         yield
     except OSError as error:

@@ -75,7 +75,7 @@ def writes_still(writer: str) -> bool | None:
 
 
 def _began(process: int) -> int | None:
-    """When a process began, in seconds; None where there is no such process."""
+    """Looks up when a process began, in seconds; None where there is no such process."""
     try:
         return round(psutil.Process(process).create_time())
     except (psutil.Error, OverflowError):
@@ -83,7 +83,7 @@ def _began(process: int) -> int | None:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether what a process was writing has no writer any more, so that another may take or remove it."""
+    """Tells whether a temporary file has lost its writer, so that another process may take or remove it."""
     tag = _TAG.search(path.name)
     if tag and tag[1] == _machine() and int(tag[2]) < 1 << 31:
         return not psutil.pid_exists(int(tag[2]))

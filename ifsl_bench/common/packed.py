@@ -43,7 +43,7 @@ def pack(values: np.ndarray) -> str:
 
 
 def length(text: str) -> int:
-    """How many numbers a packed array says that it has; raises :class:`ValueError` for what is none."""
+    """Reads how many numbers a packed array says that it has; raises :class:`ValueError` for what is none."""
     return int(_words(text)[1])
 
 

@@ -1,4 +1,4 @@
-"""How many threads work takes: by what it is, never by which process happens to do it.
+"""Numbers of threads, which depend on the work and never on the process that happens to do it.
 
 Sums that several threads share are added up in another order than on one, so that digits depend on their number.
 Work that uses a number of threads therefore says which, and has it set where it runs. Two numbers are of the process:
@@ -88,7 +88,7 @@ def stoppable() -> Iterator[None]:
 
 
 def wanted() -> Event | None:
-    """What is set when nobody wants this thread's work any more; None where that cannot be."""
+    """The event that is set when this thread's work is no longer wanted; None outside :func:`stoppable`."""
     return _stop.get()
 
 

@@ -1,4 +1,4 @@
-"""What a long job tells the person who waits for it: stages with progress and remaining time, remarks, warnings."""
+"""Progress of long jobs: stages with the time that is left, remarks, warnings."""
 
 from __future__ import annotations
 

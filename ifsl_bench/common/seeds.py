@@ -1,4 +1,4 @@
-"""Where every random number comes from: a key made of names and numbers, never a hidden state."""
+"""Seeds for random numbers, made from names and numbers; there is no hidden state."""
 
 from __future__ import annotations
 

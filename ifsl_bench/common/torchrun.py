@@ -1,4 +1,4 @@
-"""What torchrun tells the processes that it starts, read from the environment. Imports no torch."""
+"""Reads what torchrun tells its processes in the environment. Imports no torch."""
 
 from __future__ import annotations
 

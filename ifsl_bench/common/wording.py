@@ -1,4 +1,4 @@
-"""How texts for people say lists and settings."""
+"""Lists and settings in words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def seeds_in_words(seeds: Collection[int]) -> str:
 
 
 def spelled(point: Mapping[str, Any]) -> str:
-    """In words, ``a=1, b=2``."""
+    """Spells a setting in words, ``a=1, b=2``."""
     return ", ".join(f"{key}={short(value)}" for key, value in point.items())
 
 

@@ -57,7 +57,7 @@ class Evaluate(EvaluationStage):
 
     @property
     def many(self) -> bool:
-        """Whether there are several ranges."""
+        """True where there are several ranges."""
         return len(ranges_of(self.job)) > 1
 
     def inputs(self) -> Sequence[Stage]:

@@ -1,4 +1,4 @@
-"""To and from learn2learn: its data sets fill our pools, and our episodes are its tasks."""
+"""The exchange with learn2learn: its data sets fill our pools, and our episodes are its tasks."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _queries(prepared: PreparedTask) -> int:
 
 
 def _places(name: str, support: int, queries: int, order: Order) -> Tensor:
-    """Where the rows of a task come from: [S + Q] numbers, below S for support and from S for query rows."""
+    """Orders the rows of a task: [S + Q] numbers, below S for support and from S for query rows."""
     if order == "support-first":
         return torch.arange(support + queries)
     if order != "interleaved":

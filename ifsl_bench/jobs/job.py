@@ -1,4 +1,4 @@
-"""What is to be run: one method, with its options, on one task, with one training seed."""
+"""Jobs: one method, with its options, on one task, with one training seed."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ class Job:
         return self.told(f", seed {self.seed}")
 
     def told(self, seeds: str) -> str:
-        """For people, with what is said of seeds."""
+        """Names the job for people; ``seeds`` ends the name."""
         return f"{self.label} on {self.task.name}{seeds}"
 
     @property
     def setting(self) -> str:
-        """What it is ranked with: "paper", "tuned-12", or "every" for what is the same in all settings."""
+        """The setting that it is ranked in: "paper", "tuned-12", or "every" for what is the same in all settings."""
         if self.trials:
             return f"tuned-{self.trials}"
         return "paper" if self.trains or self.method.space else "every"
@@ -110,14 +110,14 @@ class Job:
 
     @property
     def said(self) -> dict[str, Any]:
-        """All that a label is to tell apart."""
+        """All values that a label has to tell apart."""
         training = {f"train.{key}": value for key, value in self.training.changes().items()}
         more = {"trials": self.trials, "calibrated": self.calibrated, "episodes": self.episodes}
         return {**self.options, **training, **{f"--{key}": value for key, value in more.items()}}
 
     @property
     def searched(self) -> list[str]:
-        """What is chosen on validation episodes."""
+        """The names of what is chosen on validation episodes."""
         return settings.searched(self.method, self._said(), self.trials)
 
     def _said(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Job:
 
     @property
     def later_rounds(self) -> int:
-        """How many rounds the search for options has at most after its first."""
+        """The most rounds that the search for options has after its first."""
         return settings.rounds_after_first(self.method, self._said(), self.trials)
 
     def _points(self, known: Sequence[Sequence[tuple[Point, float]]]) -> list[Point]:
@@ -180,7 +180,7 @@ class Job:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells the method from others; recorded with what is made."""
+        """The identity of the method's code, recorded with what is made."""
         return {
             "method_source": method_source(self.method),
             "revision": self.method.revision,
@@ -188,7 +188,7 @@ class Job:
         }
 
     def has_made(self, recorded: Mapping[str, Any]) -> bool:
-        """Whether something that records the :attr:`identity` of its method is of the job's method."""
+        """Tells whether a recorded :attr:`identity` is that of the job's method."""
         return same_method(self.identity, recorded)
 
     def result_path(self, home: Home) -> Path:
@@ -256,7 +256,7 @@ def _check_task(task: Task, training: Training, episodes: int, request: Request)
 
 
 def trained_in_vain(jobs: Sequence[Job], train: Mapping[str, Any]) -> str:
-    """What is wrong where somebody says how to train, and nothing is meta-trained; "" elsewhere."""
+    """Says what is wrong where options of training are given and nothing is meta-trained; "" elsewhere."""
     if not train or any(job.trains for job in jobs):
         return ""
     labels = " and ".join(dict.fromkeys(job.label for job in jobs))
@@ -284,5 +284,5 @@ def each_once(jobs: Iterable[Job]) -> list[Job]:
 
 
 def _apart(said: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What is said and not by the other, in words."""
+    """Spells the values that the other mapping does not have."""
     return ", ".join(f"{key} {value!r}" for key, value in said.items() if key not in other or other[key] != value)

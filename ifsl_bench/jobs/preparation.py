@@ -1,4 +1,4 @@
-"""What a run is made of before any method comes in: a stage as such, data set, pretraining, features.
+"""Stages before any method comes in: their base, data set, pretraining, features.
 
 Each is a small description that can be pickled.
 """
@@ -50,7 +50,7 @@ class Stage(ABC):
 
     @abstractmethod
     def told(self, seeds: str) -> str:
-        """For people, with ``seeds`` where its seed is said, if it is: ", seed 0" or ", seeds 0 to 4"."""
+        """Names the stage for people, with ``seeds`` after it, if it has a seed: ", seed 0", ", seeds 0 to 4"."""
 
     @property
     def shown_seed(self) -> int | None:
@@ -64,7 +64,7 @@ class Stage(ABC):
 
     @abstractmethod
     def key(self, home: Home) -> str:
-        """What its artefact is called; equal keys of one kind of stage mean equal artefacts."""
+        """Names its artefact; equal keys of one kind of stage mean equal artefacts."""
 
     def inputs(self) -> Sequence[Stage]:
         """The stages it waits for. It makes what they should have made and did not, if it comes to that."""
@@ -72,14 +72,14 @@ class Stage(ABC):
 
     @abstractmethod
     def cached(self, home: Home) -> bool:
-        """Whether the artefact is there."""
+        """Tells whether the artefact is there."""
 
     @abstractmethod
     def place(self, work: Workspace) -> Place:
-        """Where it runs, and why there."""
+        """Says where it runs, and why there."""
 
     def threads(self) -> int:
-        """How many it keeps busy on the host's processor; :func:`cores` of them are the whole machine."""
+        """The threads that it keeps busy on the host's processor; :func:`cores` of them are the whole machine."""
         return 1
 
     def memory(self, data: Outline, device: torch.device) -> int:
@@ -88,7 +88,7 @@ class Stage(ABC):
 
     @abstractmethod
     def amount(self, data: Outline, work: Workspace) -> Amount | None:
-        """What is left to do; None where nobody knows."""
+        """The work that is left; None where it is unknown."""
 
     @abstractmethod
     def compute(self, work: Workspace) -> Any:
@@ -141,7 +141,7 @@ class PrepareData(Stage):
 
 @dataclass(frozen=True)
 class CheckEpisodes(Stage):
-    """That the episodes of one side of a task can be drawn, and are those that stored results were measured on."""
+    """A check that one side's episodes can be drawn, and are those that stored results were measured on."""
 
     kind = "episodes"
     task: Task
@@ -190,7 +190,7 @@ class Pretrain(Stage):
         return pretraining_key(self.task, fingerprint_of(self.task, home) or fingerprint, self.head, self.seed)
 
     def features_key(self, home: Home) -> str:
-        """What its features are called."""
+        """Names the folder of its features."""
         return features_key(self.task, fingerprint_of(self.task, home) or "?", self.head, self.seed)
 
     def inputs(self) -> Sequence[Stage]:
@@ -235,7 +235,7 @@ class Pretrain(Stage):
 
 
 def train_backbones(jobs: Sequence[Job], work: Workspace) -> None:
-    """Has the backbones of jobs trained in this home, also those whose weights come with the package."""
+    """Marks the backbones of jobs for training in this home, also where weights come with the package."""
     stages = dict.fromkeys(Pretrain(job.task, job.method.head, job.task.pretraining_seed(job.seed)) for job in jobs)
     for stage in stages:
         train_here(work.home, stage.key(work.home), work.reporter)

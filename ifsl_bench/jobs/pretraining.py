@@ -116,7 +116,7 @@ def head_kind(head: str) -> HeadKind:
 
 
 def weights_file(home: Home, pretrained: Pretrained) -> Path:
-    """Where the weights lie."""
+    """The file of the weights."""
     return home.pretrained / pretrained.key / str(pretrained.info["tensors"]["file"])
 
 

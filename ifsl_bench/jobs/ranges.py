@@ -58,7 +58,7 @@ FIRST = 8  # test episodes that the contract is checked on in every run
 
 @dataclass(frozen=True)
 class Part:
-    """What was found in a range, and in how many seconds, where and on what."""
+    """The evaluation of a range, with its seconds, place and device."""
 
     found: Evaluated
     seconds: float
@@ -94,7 +94,7 @@ class Ready:
         return Asked(self.job.name, self.method, first.support, first.query, first.masked)
 
     def bias(self, reporter: Reporter) -> tuple[Bias | None, str]:
-        """What calibrates it, found on the validation episodes that options are chosen on.
+        """Finds the bias that calibrates it on the validation episodes that options are chosen on.
 
         None in regular few-shot learning; and where the data have too few validation classes, with the reason.
         """
@@ -113,7 +113,7 @@ class Ready:
         return (find_bias(found), "") if found else (None, "")
 
     def part(self, episodes: range, bias: Bias | None, reporter: Reporter, title: str) -> Part:
-        """What is found in some of the job's test episodes."""
+        """Evaluates some of the job's test episodes."""
         test, start = self.loader("test"), time.perf_counter()
         found = evaluate(self.method, self.job.name, test, episodes, reporter, title, self.job.episodes, bias)
         return Part(found, time.perf_counter() - start, str(self.place), describe_device(self.place.device))
@@ -130,13 +130,13 @@ class EvaluationStage(JobStage):
     model: Path | None = None
 
     def key(self, home: Home) -> str:
-        """Of all that is evaluated for one result."""
+        """Names all that is evaluated for one result."""
         job = self.job
         how = [job.setting, job.training.select, job.calibrated, str(self.model or "")]
         return f"{key_of(job, home)}-{sha256_json(how)[:12]}-{job.episodes}"
 
     def folder(self, home: Home) -> Path:
-        """Where what was found is kept until the result is stored."""
+        """The folder where evaluations are kept until the result is stored."""
         return home.cache / "evaluated" / EvaluationStage.key(self, home)
 
     def place(self, work: Workspace) -> Place:
@@ -175,7 +175,7 @@ class EvaluationStage(JobStage):
 
 @dataclass(frozen=True)
 class Calibrate(EvaluationStage):
-    """What comes before the ranges: the method is held against its contract, and the bias is found."""
+    """The stage before the ranges: checks the method against its contract, and finds the bias."""
 
     kind = "calibration"
 
@@ -202,7 +202,7 @@ class Calibrate(EvaluationStage):
         return self.kept(home) is not None
 
     def kept(self, home: Home) -> tuple[Bias | None, str] | None:
-        """What it found, if that is there and of the same method; one that is damaged is found again."""
+        """Reads the bias that was found, if it is there and of the same method; a damaged one is found again."""
         found = _read(self.file(home), self.made_of(home))
         try:
             if found is None:
@@ -264,7 +264,7 @@ class EvaluateRange(EvaluationStage):
         return found is not None and self.kept(home, found[0]) is not None
 
     def kept(self, home: Home, bias: Bias | None) -> Part | None:
-        """What was found with this bias, if that is there and of the same method; what is damaged is found again."""
+        """Reads what was found with this bias, if it is of the same method; damaged files are made again."""
         found = _read(self.file(home), self._made_of(home, bias))
         try:
             if found is None:
@@ -313,7 +313,7 @@ def remove_evaluated(job: Job, home: Home, model: Path | None = None) -> None:
 
 
 def _read(file: Path, made_of: str | None) -> dict[str, Any] | None:
-    """What a stage left, if it is there, whole, and made of the same."""
+    """Reads what a stage left, if it is there, whole, and made of the same."""
     try:
         found = read_sealed(file)
     except (FileNotFoundError, CorruptFile):

@@ -1,4 +1,4 @@
-"""How long stages take here: rates that they have shown on this machine, and a coarse table before there are any."""
+"""Rates: how long stages took on this machine, and a coarse table before any have run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACCELERATED = 0.05  # of that on an accelerator
 
 @dataclass(frozen=True)
 class Amount:
-    """What a stage has to do.
+    """The work of a stage.
 
     Attributes:
         kind: of work, as in :data:`COARSE`.
@@ -66,7 +66,7 @@ class Rates:
         return None if rate is None else rate * amount.units
 
     def knows(self, amount: Amount | None) -> bool:
-        """Whether a stage like this has run here."""
+        """Tells whether a stage like this has run here."""
         return amount is not None and (not amount.units or self._likest(amount) is not None)
 
     def _likest(self, amount: Amount) -> float | None:

@@ -1,10 +1,11 @@
-"""What is asked for, as commands, campaign files and notebooks all say it. Imports no torch."""
+"""Requests, as commands, campaign files and notebooks make them. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ifsl_bench.common.errors import UserError
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
     from ifsl_bench.plugin.method import Method
 
 NO_CHANGE = Change()
+MOST_JOBS = 10_000  # of a campaign: all are listed, and their results looked for, before the first begins
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run: methods, tasks and seeds multiply. None and nothing where nothing is said.
+    """A request to run methods on tasks with seeds, which multiply; None, or empty, where nothing is said.
 
     Attributes:
         methods: names, globs and sets; a call may have classes too.
@@ -80,3 +82,22 @@ class Request:
             if not self.where:
                 raise
             raise UserError(f"{self.where}: {error}") from error
+
+
+NOTHING = Request()
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """The requests of one command.
+
+    Attributes:
+        results: where results go; None for the usual place.
+        data: data set -> the path that it is made from.
+        only: its methods and tasks select some of the campaign's; all are run where it names none.
+    """
+
+    requests: Sequence[Request]
+    results: Path | None = None
+    data: Mapping[str, Path] = field(default_factory=dict)
+    only: Request = NOTHING

@@ -66,7 +66,7 @@ class LaterTrial(JobStage):
         return [Trial(candidate.job) for candidate in self.job.rounds()[0]]
 
     def trial(self, home: Home) -> Trial | None:
-        """What it tries; None while a round before it is not done, and where the search has no such trial."""
+        """Returns its trial; None while a round before it is not done, and where the search has no such trial."""
         rounds = self.job.rounds(kept_accuracies(home))
         candidates = rounds[self.round][self.slot :] if len(rounds) > self.round else []
         return Trial(candidates[0].job) if candidates else None

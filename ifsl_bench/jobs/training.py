@@ -78,13 +78,13 @@ def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
 
 
 def training_place(job: Job, work: Workspace) -> Place:
-    """Where the method is meta-trained."""
+    """Chooses where the method is meta-trained."""
     few = job.method.few_episodes(defaults(job.method, job.task) | dict(job.given))
     return work.place("meta-training", job.training.episodes_per_step, few)
 
 
 def evaluation_amount(job: Job, episodes: int, work: Workspace) -> Amount:
-    """So many episodes to be evaluated."""
+    """The work of evaluating so many episodes."""
     return Amount("evaluation", _named(job, work.place("evaluation")), episodes)
 
 
@@ -126,11 +126,11 @@ class MetaTrain(JobStage):
         return prepared_for(self.job, ("train", "val"))
 
     def is_ours(self, folder: Path) -> bool:
-        """Whether a folder is free, or has a model of the job's method."""
+        """Tells whether a folder is free, or has a model of the job's method."""
         return holds(folder, self.job.has_made)
 
     def folder(self, home: Home) -> Path:
-        """Where the model is, or will be."""
+        """The folder of the model."""
         return next(folder for folder in folders(home.trained / key_of(self.job, home)) if self.is_ours(folder))
 
     def cached(self, home: Home) -> bool:
@@ -266,7 +266,7 @@ def trials_named(job: Job) -> str:
 
 
 def both(first: Place, second: Place) -> Place:
-    """Of work in two parts."""
+    """Joins the places of work in two parts."""
     return first if first == second else Place(second.device, f"{second.why}, after meta-training on {first}")
 
 
@@ -287,5 +287,5 @@ def features_of(job: Job, sides: Iterable[Side]) -> list[Stage]:
 
 
 def prepared_for(job: Job, sides: Sequence[Side]) -> list[Stage]:
-    """What work on the episodes of these sides begins with."""
+    """Lists the stages that work on the episodes of these sides begins with."""
     return [*(CheckEpisodes(job.task, side) for side in sides), *features_of(job, sides)]

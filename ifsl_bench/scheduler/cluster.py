@@ -55,7 +55,7 @@ class Cluster:
 
     @property
     def alive(self) -> bool:
-        """Whether the scheduler can be reached."""
+        """True while the scheduler can be reached."""
         return bool(self.client.status == "running")
 
 
@@ -200,7 +200,7 @@ def _key_files(started: Any) -> list[Any]:
 
 
 def _processes(worker: Any) -> list[psutil.Process]:
-    """Those of a worker that was started on this machine."""
+    """Lists the processes of a worker on this machine."""
     try:
         process = psutil.Process(worker.pid)
         return [*process.children(recursive=True), process]
@@ -224,7 +224,7 @@ def _is_loopback(host: str) -> bool:
 
 @contextlib.contextmanager
 def _silent(*names: str) -> Iterator[None]:
-    """Without the messages of some loggers, and of those below them, which have levels of their own."""
+    """Silences some loggers, and those below them, which have levels of their own."""
     there = [name for name in logging.root.manager.loggerDict if name.startswith(tuple(f"{one}." for one in names))]
     before = {name: logging.getLogger(name).level for name in (*names, *there)}
     for name in before:

@@ -1,4 +1,4 @@
-"""What ``--cluster`` names: the address of a Dask scheduler, or a TOML file with a class of cluster and its arguments.
+"""Reads ``--cluster``: the address of a Dask scheduler, or a TOML file with a class of cluster and its arguments.
 
 Reading and refusing only; :mod:`ifsl_bench.scheduler.cluster` starts what is described. Dask is imported where the
 arguments of a class are looked up and not before.
@@ -59,14 +59,14 @@ class ClusterSpec:
 
     @property
     def count(self) -> int:
-        """How many workers it will have; 0 where others decide that."""
+        """The number of workers; 0 where others decide it."""
         if self.address:
             return 0
         return int(self.arguments["n_workers"])
 
     @property
     def accelerators(self) -> bool:
-        """Whether its workers will declare one."""
+        """True where its workers declare an accelerator."""
         if self.kind == LOCAL:
             return self.arguments.get("resources", {}).get(ACCELERATOR, 0) >= 1
         return f"{ACCELERATOR}=" in " ".join(map(str, self.arguments.get("worker_extra_args", ())))
@@ -89,7 +89,7 @@ def dask(module: str = "distributed") -> ModuleType:
 
 
 def read_cluster(name: str) -> ClusterSpec:
-    """What ``--cluster`` names.
+    """Reads and checks what ``--cluster`` names.
 
     Args:
         name: ``tcp://host:port``, ``tls://host:port``, or the path of a TOML file.

@@ -116,11 +116,11 @@ class DaskWorkers(Executor):
 
     @property
     def count(self) -> int:
-        """How many workers there are, or will be."""
+        """The number of workers that there are, or will be."""
         return self.spec.count or max(1, len(self._there()))
 
     def accelerated(self) -> bool:
-        """Whether any worker declares an accelerator."""
+        """Tells whether any worker declares an accelerator."""
         if not self.spec.address:
             return self.spec.accelerators
         return any(_has_accelerator(info) for info in self._there().values())
@@ -144,7 +144,7 @@ class DaskWorkers(Executor):
         self._tell(len(there))
 
     def close(self) -> None:
-        """Lets go of all nodes: what a worker has begun stops at its next word. A cluster of our own is ended."""
+        """Cancels all nodes, which stop at their next report, and ends a cluster that was started here."""
         if self._cluster is not None and self._cluster.alive:
             for place in self.places:
                 if place.future is not None:
@@ -200,7 +200,7 @@ class DaskWorkers(Executor):
         raise UserError(f"the scheduler of {self.cluster.name} is gone; the same command goes on from where it stopped")
 
     def _run(self, addresses: Sequence[str], function: Any, *arguments: Any) -> dict[str, Any]:
-        """What a function returns, or raises, on each of some workers; without those that have left meanwhile."""
+        """Runs a function on some workers; returns each one's answer or error, without workers that have left."""
         if not addresses:
             return {}
         answers = self._ask(self.cluster.client.run, function, *arguments, workers=addresses, on_error="return")
@@ -310,7 +310,7 @@ def run_on_worker(content: bytes, key: str, setting: Setting, share: int) -> Out
 
 
 def cannot_write(home: Home) -> str:
-    """Why this process cannot write to the home, or to its temporary folder; "" where it can.
+    """Says why this process cannot write to the home, or to its temporary folder; "" where it can.
 
     A worker whose disk is full fails faster than others work: it would get one node after the other.
     """

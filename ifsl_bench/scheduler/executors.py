@@ -1,4 +1,4 @@
-"""Where nodes run: in places, each of which takes one node at a time.
+"""Executors: the places where nodes run, each of which takes one node at a time.
 
 ``submit(node)`` hands a node to an idle place and returns a future, ``outcome(node, future)`` tells what became of it.
 :class:`Here` has this process as its only place, :class:`ifsl_bench.scheduler.local_workers.LocalWorkers` has worker
@@ -57,11 +57,11 @@ class Executor(ABC):
 
     @property
     def count(self) -> int:
-        """How many nodes can run at once."""
+        """The number of nodes that can run at once."""
         return len(self.places)
 
     def fits(self, node: Node) -> bool:
-        """Whether a place can take the node now."""
+        """Tells whether a place can take the node now."""
         return self._place_for(node) is not None
 
     def submit(self, node: Node) -> Any:
@@ -77,7 +77,7 @@ class Executor(ABC):
         return place.future
 
     def outcome(self, node: Node, future: Any) -> Outcome:
-        """How a node ended, whose place is idle again.
+        """Returns how a node ended, and frees its place.
 
         Raises:
             UserError: there is no place left where nodes could run.
@@ -115,7 +115,7 @@ class Executor(ABC):
         return min(places, key=lambda p: (bool(p.device), p.last not in node.needs, -p.threads), default=None)
 
     def _has_room(self, host: str, node: Node) -> bool:
-        """Whether a machine has cores and memory for one more node; an idle one takes any."""
+        """Tells whether a machine has cores and memory for one more node; an idle machine takes any."""
         places = [place for place in self.places if place.host == host]
         running = [place.node.wants for place in places if place.node is not None]
         threads = node.wants.threads + sum(wants.threads for wants in running)

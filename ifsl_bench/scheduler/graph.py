@@ -23,7 +23,7 @@ PROCESS = 700 << 20  # bytes that an interpreter with PyTorch takes before it ha
 
 @dataclass(frozen=True)
 class Wants:
-    """What a node needs of the machine.
+    """The needs of a node: threads, memory, an accelerator.
 
     Attributes:
         threads: that it keeps busy. :func:`ifsl_bench.common.processor.cores` of them mean the whole machine.
@@ -67,13 +67,13 @@ class Node:
 
     @property
     def ends(self) -> bool:
-        """Whether it is part of what a job ends with: its evaluation."""
+        """True for the stages that a job ends with: its evaluation."""
         return self.last or getattr(self.stage, "kind", "") == "evaluation"
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What has to be done for some jobs.
+    """The stages to run for some jobs.
 
     Attributes:
         jobs: all of them.
@@ -89,7 +89,7 @@ class Graph:
 
 
 def key_of(stage: Stage, home: Home) -> str:
-    """Of a node for the stage."""
+    """Makes the key of the stage's node."""
     if isinstance(stage, Trial):
         return f"trial/{stage.file(home).stem}"
     if isinstance(stage, Evaluate):
@@ -180,6 +180,6 @@ class _Expansion:
 
 
 def wants_of(stage: Stage, data: Outline, work: Workspace) -> Wants:
-    """What a stage needs, by rule."""
+    """Estimates what a stage needs of the machine."""
     device = stage.place(work).device
     return Wants(stage.threads() if device == HOST else 1, stage.memory(data, device) + PROCESS, device != HOST)

@@ -33,7 +33,7 @@ LONG = 1 << 20  # bytes of a worker's log, after which it is begun anew
 
 
 class LocalWorkers(Executor):
-    """So many processes, which share the cores; each with an accelerator, if there are any.
+    """Worker processes that share the cores of this machine, each with an accelerator if there are any.
 
     Each is a pool of one of loky's: a pool gives up all its work where one of its processes is killed, and its
     processes see the same accelerators.
@@ -100,7 +100,7 @@ class LocalWorkers(Executor):
 
 
 def _end(message: str) -> str:
-    """What became of a process of loky's, whose message has its status: ``{SIGKILL(-9)}``, ``{EXIT(1)}``."""
+    """Says how a process of loky's ended, from the status in its message: ``{SIGKILL(-9)}``, ``{EXIT(1)}``."""
     status = re.search(r"\((-?\d+)\)\}", message)
     if status is None:
         return "died"
@@ -111,7 +111,7 @@ def _end(message: str) -> str:
 
 
 def _begin_worker(parent: Connection, setting: Setting, name: str) -> None:
-    """What a worker process does first."""
+    """Prepares a worker process."""
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     print_to(setting, name)
     keep_freed_memory()
@@ -127,7 +127,7 @@ def _end_with(parent: Connection) -> None:
 
 
 def print_to(setting: Setting, name: str) -> None:
-    """What methods and libraries print in this process goes to a file: standard output is for tables.
+    """Sends what methods and libraries print in this process to a file: standard output is for tables.
 
     It goes behind what is there, which may be of another run that is not over, until that is long.
     """
@@ -172,7 +172,7 @@ def _no_interrupts() -> Iterator[None]:
 
 
 def visible(device: int) -> str:
-    """What CUDA_VISIBLE_DEVICES calls the device of that number."""
+    """Returns the name that CUDA_VISIBLE_DEVICES has for the device of a number."""
     if (there := torch.cuda.device_count()) <= device:
         seen = f"sees {there} CUDA devices here, numbered from 0" if there else "sees no CUDA device here; --jobs N"
         raise UserError(f"--devices {device}: PyTorch {seen}" + ("" if there else " is for the processor's cores"))

@@ -28,7 +28,7 @@ BEGUN, DONE, FAILED, INTERRUPTED = "begun", "done", "failed", "interrupted"
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What happened to a stage.
+    """An event in the life of a stage.
 
     Attributes:
         time: by the clock of the machine that ran it.
@@ -77,7 +77,7 @@ def event_of(line: bytes) -> Event | None:
 
 
 class Tail:
-    """What is added to a log from now on."""
+    """Reads what is added to a log from now on."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.read = path, 0
@@ -85,7 +85,7 @@ class Tail:
             self.read = path.stat().st_size
 
     def events(self) -> list[Event]:
-        """Those since the last call. The log is opened anew, which is when a network file system shows what is new."""
+        """Returns the events since the last call. Opens the log anew: network file systems show news only then."""
         try:
             with open(self.path, "rb") as file:
                 file.seek(self.read)

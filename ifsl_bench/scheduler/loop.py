@@ -29,10 +29,10 @@ LOOK = 1.0  # seconds between two looks at the places and the logs
 
 
 class Watch:
-    """Who is told of a run's progress; this one ignores it."""
+    """The base of those who are told of a run's progress; it ignores everything."""
 
     def planned(self, graph: Graph) -> None:
-        """What there is to do, before anything is."""
+        """Hears the whole graph before anything begins."""
 
     def begun(self, node: Node) -> None:
         """A node is handed out; more than once, if its worker dies."""
@@ -63,7 +63,7 @@ class FailureWatch(Watch):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a job has no result.
+    """The reason why a job has no result.
 
     Attributes:
         job: its index in the graph.
@@ -197,7 +197,7 @@ class _Run:
         self.executor.submit(node).add_done_callback(lambda future: self.ends.put((node, future)))
 
     def _listen(self, key: str) -> None:
-        """What a node's log has had added; this process says it aloud, and needs no log for that."""
+        """Passes on what is new in a node's log; stages in this process report for themselves."""
         if self.executor.in_order:
             return
         for event in self.attempts[key].tail.events():

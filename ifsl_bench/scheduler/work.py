@@ -1,4 +1,4 @@
-"""What a worker does: it runs one node, in whatever process and on whatever machine it is."""
+"""Runs one node, in whatever process and on whatever machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ending = Literal["done", "failed", "lost"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What all nodes of a run share; can be pickled.
+    """The settings that all nodes of a run share; can be pickled.
 
     Attributes:
         home: with whole paths.
@@ -44,7 +44,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a node ended; can be pickled, whatever the method raised.
+    """The end of a node; can be pickled, whatever the method raised.
 
     Attributes:
         key: of the node.

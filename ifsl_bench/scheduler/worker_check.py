@@ -1,4 +1,4 @@
-"""What a worker is asked before it gets work; runs on the worker, and imports nothing heavy before it is known fit."""
+"""Checks a worker before it gets work; runs on the worker, and imports nothing heavy before the rest is checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PACKAGES = ("ifsl_bench", "torch", "numpy", "numba", "distributed")  # that deci
 
 @dataclass(frozen=True)
 class MustHave:
-    """What every worker must have.
+    """The folders, versions and code that every worker must have.
 
     Attributes:
         tokens: files in the home and results folders, and what is in them; "" for a folder that cannot be written to,
@@ -43,7 +43,7 @@ class MustHave:
 
 @contextmanager
 def wanted(home: Home, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterator[MustHave]:
-    """What the workers must have; while the block runs there are files in the folders for them to find."""
+    """Yields what workers must have; while the block runs, files in the folders let them check these."""
     tokens = {}
     try:
         for folder in (home.cache, home.results):
@@ -63,7 +63,7 @@ def wanted(home: Home, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterat
 
 
 def versions() -> dict[str, str]:
-    """Those of this process; "" for a package that it lacks."""
+    """Returns the versions in this process; "" for a package that it lacks."""
     found = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in PACKAGES:
         try:
@@ -74,7 +74,7 @@ def versions() -> dict[str, str]:
 
 
 def unfit(wanted: MustHave) -> str:
-    """Why this process cannot work for a campaign, in one line; "" where it can."""
+    """Says in one line why this process cannot work for a campaign; "" where it can."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command itself has it; read when torch is imported
     if differ := {name: mine for name, mine in versions().items() if mine != wanted.versions[name]}:
         return "; ".join(
@@ -119,7 +119,7 @@ def _code_lacking(wanted: MustHave) -> str:
 
 
 def without_accelerator() -> bool:
-    """Whether this process sees none, whatever it was declared to have."""
+    """Tells whether this process sees no accelerator, whatever it was declared to have."""
     from ifsl_bench.backbone.device import choose_device
 
     return choose_device("auto").type == "cpu"

@@ -1,4 +1,4 @@
-"""What takes space in the home folder, when it was last used, and the removal of what the user chooses of it.
+"""Lists what takes space in the home folder and when it was last used, and removes what the user chooses.
 
 Removing something that is needed after all costs time, never a result: whoever needs it makes it again. Still, what a
 running process may be using stays: what is locked, what was used within :data:`RECENT`, and what runs start from.
@@ -57,7 +57,7 @@ class Item:
     used: float
 
     def is_called(self, name: str) -> bool:
-        """Whether that is its kind, or else a whole part of what it is of: a data set, task, backbone or method."""
+        """Tells whether a name is its kind, or a whole part of what it is of: a data set, task, backbone or method."""
         if name in ORDER:
             return self.kind == name
         part = rf"(?<![^-+: ./@]){re.escape(name)}(?![^-+: ./@])"
@@ -66,7 +66,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is to be removed: of the items with these names, those unused for so long, as few as make the home so small.
+    """A choice of what to remove: items with these names, unused for so long, as few as make the home so small.
 
     Attributes:
         names: kinds, and data sets, tasks, backbones or methods; of each sort one must be an item's. None is any.
@@ -81,14 +81,14 @@ class Choice:
 
 @dataclass
 class Pruning:
-    """What goes, by the last use, and what stays though it was chosen, with the reason."""
+    """The items to remove, by last use, and the chosen ones that stay, with the reason."""
 
     going: list[Item] = field(default_factory=list)
     staying: list[tuple[Item, str]] = field(default_factory=list)
 
 
 def listed(home: Home) -> list[Item]:
-    """Everything in the home but the results, by kind."""
+    """Lists everything in the home but the results, by kind."""
     return sorted(_items(home), key=lambda item: (ORDER.index(item.kind), item.of, item.path))
 
 
@@ -187,7 +187,7 @@ def _why_it_stays(item: Item, now: float) -> str:
 
 
 def _use(item: Item, now: float) -> str:
-    """Why an item may be in use; "" where nothing says so."""
+    """Says why an item may be in use; "" where nothing says so."""
     if is_locked(item.path):
         return "a process holds its lock"
     if item.kind == "keys" and now - item.used < KEYS:

@@ -34,7 +34,7 @@ MOST_LINES, MOST_LETTERS = 50, 500  # that are said of a file; one line is enoug
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found of a file.
+    """The findings on a file.
 
     Attributes:
         result: None where the file does not hold one.
@@ -141,7 +141,7 @@ def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
 
 
 def _published(path: Path, raw: Mapping[str, Any]) -> str:
-    """Why a file is of published rows, or among them; "" where it is not. They are never mixed with measured ones."""
+    """Says why a file is, or lies among, published rows; "" elsewhere. They are never mixed with measured ones."""
     if raw.keys() & {"rows", "columns"}:
         return "it is a table of published rows, not the result of a run"
     if _folder(path) == "published":
@@ -173,7 +173,7 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
 
 
 def _novel_data(result: Result, task: Task) -> Iterator[str]:
-    """Whether it says which data novel classes come from, where these are other data, and nowhere else."""
+    """Checks that a result names the data of its novel classes exactly where they come from another data set."""
     said = result.novel_fingerprint
     if task.novel_from is None and said:
         yield f"novel_fingerprint: {said[:16]!r}, but the novel classes of {task.name} are of its own data set"
@@ -222,7 +222,7 @@ def _sampler(result: Result, task: Task, home: Home) -> Sampler:
 
 
 def _prepared(result: Result, task: Task, home: Home) -> bool:
-    """Whether the very data that a result was measured on, which have to be here, are partial."""
+    """Tells whether the data that a result was measured on are partial; exactly these have to be here."""
     from ifsl_bench.data.pools import open_dataset
     from ifsl_bench.data.preparing.outline import data_of
     from ifsl_bench.data.preparing.prepare import dataset_folder, is_prepared
@@ -239,7 +239,7 @@ def _prepared(result: Result, task: Task, home: Home) -> bool:
 
 
 def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """Whether the data are partial, which is part of their fingerprint: against the pinned or the prepared data."""
+    """Checks the mark "partial", which is part of the fingerprint, against the pinned or the prepared data."""
     data = task.dataset
     crossed = task.novel_from is not None  # then either may be
     expected = data.partial if data.fingerprint == result.fingerprint and not crossed else None
@@ -257,7 +257,7 @@ def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 
 def _calibration(result: Result, task: Task, home: Home) -> Iterator[str]:
-    """Whether calibration is there where it can be."""
+    """Checks that a calibration is there where the task allows one."""
     if not task.kind.has_base or result.calibration:
         return
     if not (result.tuned or result.training):  # these have had validation episodes

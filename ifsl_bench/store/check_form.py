@@ -1,4 +1,4 @@
-"""What a run writes into a result file, whatever its task: names, kinds and ranges of values. Imports no torch."""
+"""The form of result files, whatever the task: names, types and ranges of values. Imports no torch."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Distribution(_Part):
 
 
 class Provenance(_Part):
-    """Where a result comes from; a release has no commit, and a method that nobody registers no distribution."""
+    """The origin of a result; a release has no commit, and a method that nobody registers no distribution."""
 
     command: Text
     version: Text
@@ -116,7 +116,7 @@ class Unverified(Exception):
 
 
 def odd_values(result: Result) -> Iterator[str]:
-    """What no run has written, a line each; of each field of :class:`Form` the first."""
+    """Yields a line for each value that no run writes; of each field of :class:`Form` the first."""
     for field in msgspec.structs.fields(Form):
         try:
             msgspec.convert(getattr(result, field.name), field.type, strict=True)

@@ -1,4 +1,4 @@
-"""What a result file says of its method and of the choice of its options, against the method that is installed."""
+"""Checks a result file's method, and the choice of its options, against the installed method."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _distribution(result: Result) -> dict[str, str]:
 
 
 def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint], str]:
-    """Who registers the method here; of them the package that the file says; and what that package's is called."""
+    """Looks up the packages that register the method here, those that the file names, and the method's full name."""
     owners = registry.owners(registry.METHODS, result.method)
     package = _distribution(result).get("name", "")
     theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
@@ -47,7 +47,7 @@ def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint], str]:
 
 
 def _missing(result: Result) -> str:
-    """Why the method cannot be asked here; "" where it can."""
+    """Says why the method cannot be loaded here; "" where it can."""
     owners, _, said = _owners(result)
     if not owners:
         return f"method {result.method} is not installed here"
@@ -110,7 +110,7 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 
 def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Iterator[str]:
-    """What the file says of a backbone's earlier pretraining, against what is known of it here."""
+    """Checks what the file says of a backbone's earlier pretraining against what is known of it here."""
     found, named = result.pretraining, list(corpora or ())
     if found.get("pretrained_on", []) != named:
         said = reprlib.repr(found.get("pretrained_on"))
@@ -131,7 +131,7 @@ def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 
 def _other_version(result: Result) -> str:
-    """Of which other version of its package the method is; "" where it is of the one that is installed here."""
+    """Names the other version of its package that the method is from; "" for the installed version."""
     found, (_, theirs, _) = _distribution(result), _owners(result)
     if not theirs or not found.get("version"):
         return ""
@@ -159,7 +159,7 @@ def _code(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 
 def _unknown_method(result: Result, task: Task) -> Iterator[str]:
-    """What can be told of label and backbone without the method.
+    """Checks label and backbone as far as that goes without the method.
 
     The label's name is the method's or a shorthand that only the method knows; of the options those that the shorthand
     stands for may be missing.

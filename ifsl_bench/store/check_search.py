@@ -1,4 +1,4 @@
-"""Whether a result file's options can have come of the search that it tells of."""
+"""Checks a result file's options against the search that it records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ifsl_bench.protocol.limits import MOST_TRIALS
 
 
 def odd_search(result: Result, job: Job | None) -> Iterator[str]:
-    """What no search would say, a line each.
+    """Yields a line for each value that no search gives.
 
     Args:
         job: what the result is of; None where it is unknown, and the file is held against itself alone.
@@ -41,7 +41,7 @@ def odd_search(result: Result, job: Job | None) -> Iterator[str]:
 
 
 def _odd_choice(result: Result, names: str, job: Job | None) -> Iterator[str]:
-    """Whether what was tried is what is to be tried, and the best of it is what was chosen."""
+    """Checks that the settings to try were tried, and the best of them chosen."""
     tried = result.tuned[names]
     if result.trials > MOST_TRIALS:  # said already, and not to be made again
         return
@@ -74,7 +74,7 @@ def _odd_choice(result: Result, names: str, job: Job | None) -> Iterator[str]:
 
 
 def _pattern(result: Result, key: str) -> str:
-    """How a chosen value is spelled; the schedule's learning rate, which only the method knows, is any."""
+    """Makes the pattern of a chosen value; any matches the schedule's learning rate, which only the method knows."""
     if key == RATE and "rate" not in result.train:
         return re.escape(f"{key}=") + "[^, ]+"
     value = result.train["rate"] if key == RATE else result.options.get(key)

@@ -57,22 +57,22 @@ class Reproduced:
 
     @property
     def explained(self) -> bool:
-        """Whether another processor, or other libraries, explain all that differs."""
+        """True where another processor, or other libraries, explain all that differs."""
         same = self.episodes is not None and not self.search
         return same and all(one.startswith("other ") for one in self.reasons) and not self.unexplained
 
     @property
     def identical(self) -> bool:
-        """Whether all counts are the same, of the same episodes, with the same settings from the same search."""
+        """True where all counts are the same, on the same episodes, with the same settings from the same search."""
         return self.episodes == 0 and not self.chosen and not self.search
 
     def close(self, within: float) -> bool:
-        """Whether the accuracy is so near, in percentage points, with the same settings on the same episodes."""
+        """Tells whether the accuracy differs by no more percentage points, with the same settings and episodes."""
         return self.episodes is not None and not self.chosen and within > 0 and abs(self.points) <= within
 
     @property
     def line(self) -> str:
-        """In one line."""
+        """The comparison in one line."""
         stored, count = self.stored, len(self.stored.episodes)
         of = f"{stored.label} on {stored.task}, seed {stored.seed}"
         if self.identical:
@@ -86,7 +86,7 @@ class Reproduced:
 
     @property
     def more(self) -> tuple[str, ...]:
-        """Where counts differ: the processors, what was trained anew, each count, and what stays unexplained."""
+        """More lines where counts differ: the processors, what was trained anew, each count, what stays unexplained."""
         if self.identical or self.episodes is None:
             return ()
         devices = (str(result.provenance.get("device", "unknown")) for result in (self.stored, self.found))
@@ -189,7 +189,7 @@ def _seeds(path: Path, stored: Result) -> list[Result]:
 
 
 def _other_settings(stored: Result, found: Result) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """In what the settings differ, and the search for them."""
+    """Says in what the settings differ, and the search for them."""
     chosen = [
         f"{name}.{key} is {_short(now, key)} where {_short(then, key)} is stored"
         for name, then, now in (("options", stored.options, found.options), ("train", stored.train, found.train))
@@ -213,13 +213,13 @@ def _short(settings: Mapping[str, Any], key: str) -> str:
 
 
 def _other_counts(a: Result, b: Result) -> int:
-    """In how many episodes any count differs."""
+    """Counts the episodes in which any count differs."""
     then, now = a.counts().columns(), b.counts().columns()
     return int(np.any([then[name] != now[name] for name in then.keys() & now.keys()], axis=0).sum())
 
 
 def lend_data(task: Task, lender: Home, scratch: Home) -> None:
-    """Lets an empty home use what of a task is in another one: its data sets, its file, weights from elsewhere."""
+    """Links a task's data sets, its file, and weights from elsewhere from one home into an empty one."""
     here = [spec.name for spec in data_of(task, lender) if is_prepared(lender, spec.name)]
     pairs = [(lender.tasks, scratch.tasks), (lender.weights, scratch.weights)]
     pairs += ((dataset_folder(lender, n), dataset_folder(scratch, n)) for n in here)

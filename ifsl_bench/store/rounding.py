@@ -1,4 +1,4 @@
-"""What of a difference between two measurements of one job another processor explains.
+"""Explains differences between two measurements of one job by another processor's rounding.
 
 Processors round differently. Where nothing is trained anew, that moves the few queries whose logits nearly tie, up as
 often as down. A training carries rounding on over thousands of steps, and ends about as far away as another seed does.
@@ -46,7 +46,7 @@ class Change:
 
 
 def changes(stored: Result, found: Result) -> dict[str, Change]:
-    """All counts that both results, of the same episodes, have."""
+    """Compares all counts that two results on the same episodes have in common."""
     from scipy.special import stdtrit
 
     then, now = stored.counts(), found.counts()
@@ -68,14 +68,14 @@ def changes(stored: Result, found: Result) -> dict[str, Change]:
 
 
 def retrained(stored: Result, found: Result) -> str:
-    """What was trained anew, so that rounding went through a training; "" where nothing was."""
+    """Names what was trained anew, so that rounding went through a training; "" where nothing was."""
     if stored.pretraining.get("sha256") != found.pretraining.get("sha256"):
         return "a backbone that was trained anew"
     return "meta-training" if found.training else ""
 
 
 def unexplained(stored: Result, found: Result, seeds: Sequence[Result]) -> tuple[str, ...]:
-    """What another processor does not explain, of the same job on the same episodes, a phrase each.
+    """Lists what another processor does not explain, for one job on the same episodes, a phrase each.
 
     Args:
         seeds: the stored results of the row that ``stored`` is of, one for each training seed.
@@ -113,7 +113,7 @@ def _choice(stored: Result, found: Result, anew: bool) -> Iterator[str]:
 
 
 def _flips(episodes: int) -> float:
-    """How far flips in :data:`SHARE` of the episodes move a sum, at :data:`LEVEL` for all counts together."""
+    """Bounds how far flips in :data:`SHARE` of the episodes move a sum, at :data:`LEVEL` for all counts together."""
     from scipy.special import ndtri
 
     return float(ndtri(1 - LEVEL / (2 * len(COUNTS)))) * math.sqrt(SHARE * episodes)

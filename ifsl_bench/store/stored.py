@@ -24,7 +24,7 @@ from ifsl_bench.jobs.training import MetaTrain, Trial
 
 @dataclass(frozen=True)
 class Kept:
-    """What is stored of a job.
+    """The stored result of a job, or the reason why it is not used.
 
     Attributes:
         result: if it is what the job would make now.
@@ -104,7 +104,7 @@ def store(job: Job, work: Workspace, result: Result) -> None:
 
 
 def is_trained(stage: Stage) -> bool:
-    """Whether a stage trains a method, or tries one that was."""
+    """Tells whether a stage trains a method, or tries a trained one."""
     return isinstance(stage, (MetaTrain, Trial, LaterTrial, TrainChosen))
 
 

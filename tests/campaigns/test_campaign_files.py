@@ -12,8 +12,8 @@ import pytest
 from ifsl_bench.board.published import published_sets
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.campaigns import campaign_file
-from ifsl_bench.campaigns.campaign_file import asked, parse
-from ifsl_bench.campaigns.expansion import jobs_of, method_names, task_names, with_tasks
+from ifsl_bench.campaigns.campaign_file import parse
+from ifsl_bench.campaigns.expansion import asked, jobs_of, method_names, task_names, with_tasks
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.jobs.request import Request

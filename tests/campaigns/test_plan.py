@@ -15,8 +15,7 @@ import msgspec
 import pytest
 
 from ifsl_bench.campaigns import api
-from ifsl_bench.campaigns.campaign_file import asked
-from ifsl_bench.campaigns.expansion import jobs_of, with_tasks
+from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
 from ifsl_bench.campaigns.plan import plan_of
 from ifsl_bench.campaigns.status import SILENT, read_log
 from ifsl_bench.common.owners import writer

@@ -217,61 +217,6 @@ def test_every_task_of_a_file_is_run(call, here):
     assert err == ""
 
 
-MISTAKES = [
-    (["run", "--method", "protonte", "--task", "glyphs-5shot"], "did you mean 'protonet'"),
-    (["run", "--method", "protonet", "--task", "glyphs-5"], "did you mean 'glyphs-5shot'"),
-    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalize=1"], "did you mean 'normalise'"),
-    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise=maybe"], "takes bool, not 'maybe'"),
-    (
-        ["run", "--method", "lwof", "--task", "glyphs-5shot", "--set", "normalise"],
-        "--set takes NAME=VALUE, not 'normalise'",
-    ),
-    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--train", "step=3"], "did you mean 'steps'"),
-    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "1"], "--episodes must be 2 to 1,000,000"),
-    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--episodes", "many"], "not a whole number"),
-    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--device", "tpu"], "device 'tpu'"),
-    (["run", "--method", "lwof", "--task", "glyphs-5shot", "--format", "pdf"], "unknown format 'pdf'"),
-    (["run", "--method", "lwof", "--task", "mini-5shot"], "It needs the five files"),
-    (["run", "--method", "lwof", "--task", "tiered-1shot", "--dry-run"], "It needs the files train_a_"),
-    (["run", "--method", "lwof", "--task", "none.toml"], "cannot read the task file"),
-    (["run"], "say what to run"),
-    (["rnu"], "did you mean 'run'"),
-    (["data", "lst"], "did you mean 'list'"),
-    (["data", "prepare", "gliphs"], "did you mean 'glyphs'"),
-    (["data", "stats", "glyfs"], "did you mean 'glyphs'"),
-    (["data", "prepare", "mine", "--from", "/nonexistent/x"], "there is no file or folder /nonexistent/x"),
-    (["data", "verify", "glyphs"], "not prepared"),
-    (["table", "glyphs-6shot"], "did you mean 'glyphs-5shot'"),
-    (["compare", "a", "b"], "there is no result file a"),
-    (["compare", "protonet", "lwoff", "--task", "mini-5shot"], "nothing is measured on mini-5shot here"),
-    (["show", "none.json"], "cannot read the result"),
-    (["run", "--nonsense"], "No such option"),
-]
-
-
-def test_a_result_records_the_command_without_the_folders_of_the_machine(call, here, tmp_path):
-    for i, folders in enumerate(
-        (["--results", "R"], ["--results=R"], ["--home", str(here / "home"), "--results", "R"])
-    ):
-        where = str(tmp_path / str(i))
-        words = [word.replace("R", where) if word != "--results" else word for word in folders]
-        status, _, err = call("run", *words, "--method", "protonet", "--task", TASK, "--device", "cpu", "-q")
-        assert status == 0, err
-        (path,) = (tmp_path / str(i)).glob("*/*.json")
-        command = json.loads(path.read_text())["provenance"]["command"]
-        assert command == f"ifsl-bench run --method protonet --task {TASK} --device cpu -q"
-
-
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(a) for a, _ in MISTAKES])
-def test_mistakes_are_one_line_and_status_2(call, arguments, message):
-    status, out, err = call(*arguments)
-    assert status == 2
-    assert message in err
-    assert err.count("\n") == 1
-    assert out == ""
-    assert "Traceback" not in err
-
-
 def test_lists(call, here):
     status, out, _ = call("methods")
     assert status == 0
@@ -612,13 +557,6 @@ def test_library_call(here):
     assert again == result
     with pytest.raises(ifsl_bench.UserError, match=r"defines the tasks clusters-1shot, .* say which: FILE:NAME"):
         ifsl_bench.run(method="imprint", task="clusters.toml", work=work)
-
-
-def test_helps_of_commands_are_whole(call):
-    for group in ((), ("data",), ("cache",), ("tasks",), ("weights",), ("plot",), ("results",)):
-        _, out, _ = call(*group, "--help")
-        commands = out.split("Examples:")[0].splitlines()
-        assert not [line for line in commands if line.endswith("...") and not line.startswith("Usage")], group
 
 
 def test_a_method_that_the_list_has_under_other_names_says_so(here, call):

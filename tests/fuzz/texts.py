@@ -8,8 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from ifsl_bench.board.result_folder import CLAIMS
-from ifsl_bench.campaigns.campaign_file import asked
-from ifsl_bench.campaigns.expansion import with_tasks
+from ifsl_bench.campaigns.expansion import asked, with_tasks
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.sets.folder import read_sides
