@@ -2,7 +2,6 @@
 
 A data set that is made from people's files has :class:`Form` objects, one for each form in which people have the
 files. The first that recognises what ``--from`` names builds the pools; its title is told to the user and recorded.
-:class:`ObjectForm` objects do the same for data that another library has loaded already.
 """
 
 from __future__ import annotations
@@ -109,34 +108,6 @@ class Form(ABC):
         """Writes the pools from ``to.files``."""
 
 
-class ObjectForm(ABC):
-    """Data sets in memory, as another library's objects: one for each of the sides train, val and test.
-
-    Attributes:
-        title: the form in words.
-        kind: the library and the class of the objects, "library.Class"; subclasses may hold other things. Empty for a
-            form that is known by what objects do.
-    """
-
-    title: ClassVar[str]
-    kind: ClassVar[str] = ""
-
-    @abstractmethod
-    def identity(self, sides: Mapping[str, Any], reporter: Reporter) -> str:
-        """Changes when the content of the objects does; recorded as what a data set was made from.
-
-        Args:
-            sides: the object of each of "train", "val" and "test".
-
-        Raises:
-            UserError: the objects hold what no data set can be made of.
-        """
-
-    @abstractmethod
-    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
-        """Writes the pools; called after :meth:`identity` of the same objects."""
-
-
 class DatasetSource(ABC):
     """Makes a data set.
 
@@ -146,7 +117,6 @@ class DatasetSource(ABC):
         needs_source: False if it can be made from nothing, and therefore rebuilt at any time.
         own: whether it is the user's own, with settings in place of a recipe and with tasks made for it.
         forms: what it can be made from, the likeliest first.
-        object_forms: objects of other libraries that it can be made from.
     """
 
     name: str
@@ -154,7 +124,6 @@ class DatasetSource(ABC):
     needs_source: ClassVar[bool] = True
     own: ClassVar[bool] = False
     forms: Sequence[Form] = ()
-    object_forms: Sequence[ObjectForm] = ()
 
     @abstractmethod
     def recipe(self) -> str:

@@ -49,14 +49,13 @@ def from_learn2learn(
     consistent across the sides. Of an object with ``labels_to_indices`` (``MetaDataset``, ``FilteredMetaDataset``,
     ``UnionMetaDataset``) the images are those that it lists. Each is read twice, one at a time.
 
-    *Without a name* the objects are those of a known data set, with the pools and, for the same images, the
-    fingerprint that its files give: ``learn2learn.vision.datasets.MiniImagenet`` makes ``mini-imagenet-held-out``, and
-    ``TieredImagenet`` makes ``tiered-imagenet-2018``. What is read are the images as they were loaded; an object's
-    ``transform`` is not applied.
+    *Without a name* the data set is made from the files that the objects were loaded from, which must still be there:
+    those of ``learn2learn.vision.datasets.MiniImagenet`` make ``mini-imagenet-held-out``, those of ``TieredImagenet``
+    make ``tiered-imagenet-2018``, as ``ifsl-bench data prepare`` does.
 
     Args:
-        datasets: a list [train, validation, test]. Those of a known data set may come in any order, since their modes
-            tell, and may be wrapped in a ``MetaDataset`` or ``Taskset``.
+        datasets: a list [train, validation, test]. Those of a known data set may be wrapped in a ``MetaDataset`` or
+            ``Taskset``.
         name: of a data set of your own.
         force: build again even if the data set is prepared already.
         allow_partial: accept less than the data set should hold, or leave out classes with too few images; it is then

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import pickle
-import re
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import ifsl_bench
@@ -325,127 +323,44 @@ def test_caches_are_not_the_exact_data_set(home, tmp_path):
         prepare(home, "mini-imagenet", folder, False, Reporter())
 
 
-@pytest.fixture
-def loaded(learn2learn, tmp_path):
-    """learn2learn's own three objects, which have loaded the caches in the folder that comes with them."""
+# -- objects of learn2learn
+
+
+def loaded(kind: str, *roots: object) -> list:
+    """Stand-ins for three objects that learn2learn has loaded, which know where from."""
+    made = type(kind, (), {"__module__": "learn2learn.vision.datasets"})
+    objects = [made() for _ in range(3)]
+    for value, root in zip(objects, roots * 3, strict=False):
+        value.root = str(root)
+    return objects
+
+
+def test_what_learn2learn_has_loaded_is_made_from_its_files(tmp_path):
     folder = write_caches(tmp_path / "caches", cache_values())
-    kind = learn2learn.vision.datasets.MiniImagenet
-    return folder, [kind(str(folder), mode=mode, download=False) for mode in ("test", "train", "validation")]
-
-
-@pytest.mark.parametrize("whole", [True, False])
-def test_what_learn2learn_has_loaded_is_what_its_caches_hold(learn2learn, loaded, tmp_path, monkeypatch, whole):
-    if whole:
-        counts = {"base/train": Count(3, 48), "base/val": Count(3, 6), "base/test": Count(3, 6),
-                  "novel/val": Count(2, 40), "novel/test": Count(2, 40)}  # fmt: skip
-        monkeypatch.setattr(mini, "HELD_OUT_COUNTS", counts)
-    folder, objects = loaded
     files = prepare(
-        Home.locate(tmp_path / "files"), "mini-imagenet-held-out", folder, False, Reporter(), allow_partial=not whole
+        Home.locate(tmp_path / "files"), "mini-imagenet-held-out", folder, False, Reporter(), allow_partial=True
     )
-    test, train, val = objects
-    assert train.x.dtype == torch.float32  # channels first, unlike the files
-    assert train.x.shape == (60, 3, 84, 84)
-    # As they come, and as tasks are made of them.
-    given = [test, learn2learn.data.MetaDataset(train), learn2learn.data.Taskset(learn2learn.data.MetaDataset(val))]
+    objects = loaded("MiniImagenet", folder)
+    wrapper = type("MetaDataset", (), {"__module__": "learn2learn.data"})()
+    wrapper.dataset = objects[0]
     work = ifsl_bench.workspace(tmp_path / "objects")
-    dataset = ifsl_bench.from_learn2learn(given, work=work, allow_partial=not whole)
-    verify(dataset)
-    assert dataset.name == "mini-imagenet-held-out"
-    assert dataset.partial != whole
-    assert dataset.fingerprint == files.fingerprint
-    assert "MiniImagenet" in dataset.manifest["about"]["form"]
-    # There is no second import before it is asked for.
-    again = ifsl_bench.from_learn2learn(objects, work=work, allow_partial=not whole)
-    assert again.manifest == dataset.manifest
-    with pytest.raises(UserError, match=r"from other files than .*caches holds now"):  # another way to be the same
-        prepare(work.home, "mini-imagenet-held-out", folder, False, Reporter())
-    val.x[0, 0, 0, 0] = 255 - val.x[0, 0, 0, 0]
-    with pytest.raises(UserError, match=r"from something else than these objects .*; force=True replaces it"):
-        ifsl_bench.from_learn2learn(objects, work=work, allow_partial=True)
-    val.x[0, 0, 0, 0] = 255 - val.x[0, 0, 0, 0]
-    if not whole:
-        with pytest.raises(UserError, match=r"is prepared already \(partial\) .*; allow_partial=True accepts that"):
-            ifsl_bench.from_learn2learn(objects, work=work)
-        with pytest.raises(UserError, match=r"MiniImagenet.* does not give all of .*allow_partial=True"):
-            ifsl_bench.from_learn2learn(objects, work=work, force=True)
-        assert dataset.folder.exists()
+    dataset = ifsl_bench.from_learn2learn([wrapper, *objects[1:]], work=work, allow_partial=True)
+    assert (dataset.name, dataset.fingerprint) == ("mini-imagenet-held-out", files.fingerprint)
 
 
-def test_the_document_shows_what_learn2learn_loads(loaded, tmp_path, monkeypatch, capsys):
-    """With the counts of small files in place of the published ones."""
-    document = (Path(__file__).parents[2] / "docs" / "learn2learn.md").read_text(encoding="utf-8")
-    (program,) = (text for text in re.findall(r"```python\n(.*?)```", document, re.S) if "from_learn2learn" in text)
-    monkeypatch.setattr(mini, "HELD_OUT_COUNTS", {
-        "base/train": Count(3, 48), "base/val": Count(3, 6), "base/test": Count(3, 6),
-        "novel/val": Count(2, 40), "novel/test": Count(2, 40),
-    })  # fmt: skip
-    folder, _ = loaded
-    folder.rename(tmp_path / "data")
-    monkeypatch.chdir(tmp_path)
-    exec(program, {})
-    assert capsys.readouterr().out.startswith("mini-imagenet-held-out ")
-
-
-def test_learn2learn_objects_that_do_not_make_a_data_set_are_refused(learn2learn, loaded, tmp_path):
-    _, (test, train, val) = loaded
-    work = ifsl_bench.workspace(tmp_path / "home")
-
-    def refused(given, message):
-        with pytest.raises(UserError, match=message) as caught:
-            ifsl_bench.from_learn2learn(given, work=work, allow_partial=True)
-        assert "\n" not in str(caught.value)
-
-    refused([train, val], "made of a train, a validation and a test MiniImagenet, not of: train, validation")
-    refused([train, val, val], "not of: train, validation, validation")
-    refused([], "no data set is made of nothing; .*learn2learn.MiniImagenet for mini-imagenet-held-out")
-    refused(train, "given as a list, .*, not as a learn2learn.MiniImagenet")
-    refused({"train": train}, "not as a builtins.dict")
-    refused(None, "not as a builtins.NoneType")
-    data = learn2learn.data
-    some = [data.FilteredMetaDataset(data.MetaDataset(o), [0, 1]) for o in (train, val, test)]
-    refused(some, "made of learn2learn.FilteredMetaDataset; .*give it a name")
-    refused([data.UnionMetaDataset([o]) for o in (train, val, test)], "made of learn2learn.UnionMetaDataset; ")
-    part = data.MetaDataset(test)
-    part.create_bookkeeping(labels_to_indices={0: [3, 4]})
-    refused([train, val, part], "a MetaDataset has 2 of the 40 images of its MiniImagenet")
-
-    class Negative(type(train)):
-        def __getitem__(self, i):
-            x, y = super().__getitem__(i)
-            return 255 - x, y
-
-    refused([Negative(train.root, mode=mode) for mode in ("train", "validation", "test")], "is made of .*Negative; ")
-    others = [torch.utils.data.TensorDataset(torch.zeros(2))] * 3
-    refused(others, "no data set is made of torch.TensorDataset; ")
-    refused([data.MetaDataset(others[0], {0: [0, 1]})] * 3, "no data set is made of torch.TensorDataset; ")
-    for change, message in (
-        (lambda: setattr(val, "x", val.x / 255), "'x' of the val MiniImagenet has values that are no whole numbers"),
-        (lambda: setattr(val, "x", 1 + 255 * val.x), "has values that are no whole numbers from 0 to 255"),
-        (lambda: setattr(val, "x", val.x.permute(0, 2, 3, 1)), r"is a Tensor \[40, 84, 84, 3\], expected a tensor"),
-        (lambda: val.data["class_dict"].pop(VAL[0]) and val.data["class_dict"].update({TEST[0]: [0]}), "a test class"),
-        (lambda: val.data["class_dict"].update({VAL[0]: 5}), f"class '{VAL[0]}' of the val MiniImagenet is a int, exp"),
-        (
-            lambda: val.data["class_dict"].update({VAL[0]: [[1, 2], [3]]}),
-            "is a list whose item 0 is a list, expected a list",
-        ),
-        (lambda: val.data["class_dict"].update({VAL[0]: [3, -7]}), "names row -7, 'image_data' has 40"),
-        (lambda: setattr(val, "x", val.x.to("meta")), r"'x' of the val MiniImagenet cannot be read \(NotImpl"),
-        (lambda: setattr(val, "x", val.x.to_sparse()), "'x' of the val MiniImagenet cannot be read"),
-        (lambda: delattr(val, "mode"), "not of: train, None, test"),
-        (lambda: delattr(val, "data"), "the val MiniImagenet has no 'data', which its library gives it"),
-        (lambda: setattr(val, "data", {}), "'class_dict' of the val MiniImagenet is a NoneType"),
-    ):
-        x, data, mode = val.x, val.data, "validation"
-        data = {**data, "class_dict": dict(data["class_dict"])}
-        change()
-        refused([train, val, test], message)
-        val.x, val.data, val.mode = x, data, mode
-    for x in (val.x.bfloat16(), val.x.clone().requires_grad_()):
-        expected = ifsl_bench.from_learn2learn([train, val, test], work=work, allow_partial=True).fingerprint
-        val.x = x
-        found = ifsl_bench.from_learn2learn([train, val, test], work=work, allow_partial=True, force=True)
-        assert found.fingerprint == expected
+@pytest.mark.parametrize(
+    ("objects", "message"),
+    [
+        ([], "no data set is made of nothing; .*learn2learn.MiniImagenet for mini-imagenet-held-out"),
+        ({"train": 1}, "given as a list, .*, not as a builtins.dict"),
+        (loaded("FilteredMetaDataset", "a"), "made of learn2learn.FilteredMetaDataset; .*give it a name"),
+        (loaded("TieredImagenet", "a", "b"), "made from one folder; these were loaded from a and b"),
+        (loaded("TieredImagenet", "nowhere"), "no file or folder nowhere/tiered-imagenet"),
+    ],
+)
+def test_objects_that_make_no_data_set_are_refused(objects, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        ifsl_bench.from_learn2learn(objects, work=ifsl_bench.workspace(tmp_path / "home"))
 
 
 # -- ILSVRC-2012

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import ifsl_bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -406,55 +405,6 @@ def test_the_files_of_2018_are_divided_by_class_name_and_their_base_images_drawn
     np.testing.assert_array_equal(novel.images, np.concatenate([given(wnid) for wnid in novel.classes]))
     with pytest.raises(UserError, match="which makes data set 'tiered-imagenet-2018'"):
         prepare(home, "tiered-imagenet", tmp_path / "files", False, Reporter())
-
-
-def test_what_learn2learn_has_loaded_of_tiered_is_what_its_files_hold(learn2learn, tmp_path, monkeypatch):
-    folder = tmp_path / "data" / "tiered-imagenet"  # where learn2learn's download unpacks them
-    files_2018(folder)
-    for path in folder.glob("*_labels.pkl"):  # its class asks for keys of text
-        value = pickle.loads(path.read_bytes())
-        path.write_bytes(pickle.dumps({key.decode(): item for key, item in value.items()}, 2))
-    files = prepare(
-        Home.locate(tmp_path / "files"), "tiered-imagenet-2018", folder, False, Reporter(), allow_partial=True
-    )
-    kind = learn2learn.vision.datasets.TieredImagenet
-    val, train, test = (kind(str(folder.parent), mode=mode) for mode in ("validation", "train", "test"))
-    for path in folder.glob("*_images_png.pkl"):
-        path.unlink()  # images are those that were loaded
-    work = ifsl_bench.workspace(tmp_path / "home")
-    dataset = ifsl_bench.from_learn2learn([val, train, test], work=work, allow_partial=True)
-    verify(dataset)
-    assert dataset.name == "tiered-imagenet-2018"
-    assert dataset.fingerprint == files.fingerprint
-    assert dataset.manifest["about"].get("duplicates") == files.manifest["about"].get("duplicates")
-
-    def refused(message):
-        with pytest.raises(UserError, match=message):
-            ifsl_bench.from_learn2learn([val, train, test], work=work, allow_partial=True, force=True)
-
-    good = train.images[0]
-    train.images[0] = np.frombuffer(b"<html>", np.uint8)
-    skipped = ifsl_bench.from_learn2learn([val, train, test], work=work, allow_partial=True, force=True)
-    assert sum("skipped" in pool for pool in skipped.manifest["pools"].values()) == 1
-    with monkeypatch.context() as patch:
-        counts = {pool: Count(*found) for pool, found in _counts(files).items()}
-        patch.setattr(tiered, "COUNTS", counts)
-        with pytest.raises(
-            UserError, match=r"1 of 144 images cannot be used: train_images_png.pkl\[0\].*allow_partial"
-        ):
-            ifsl_bench.from_learn2learn([val, train, test], work=work, force=True)
-    train.images[0] = good
-    train.labels = train.labels[::-1]
-    refused("the train TieredImagenet has not the labels of .*tiered-imagenet, which say")
-    (folder / "synsets.txt").unlink()
-    refused("lacks synsets.txt")
-    train.root = str(tmp_path / "elsewhere")
-    refused("cannot read .*elsewhere")
-
-
-def _counts(dataset) -> dict[str, tuple[int, int]]:
-    entries = dataset.manifest["pools"].items()
-    return {name: (len(entry["classes"]), entry["shape"][0]) for name, entry in entries}
 
 
 # -- ILSVRC-2012

@@ -165,13 +165,13 @@ def prepare(
 
 
 def prepare_objects(
-    home: Home, given: Any, name: str | None, force: bool, reporter: Reporter, allow_partial: bool = False
+    home: Home, objects: Any, name: str | None, force: bool, reporter: Reporter, allow_partial: bool = False
 ) -> Dataset:
-    """Builds the data set that objects of another library hold, as :func:`prepare` does from their files.
+    """Builds a data set of the user's own from objects in memory, or a known one from the files they were loaded from.
 
     Args:
-        given: a list of one object for each of train, validation and test.
-        name: of a data set of the user's own; None for the one that is made of such objects.
+        objects: a list of one object for each of train, validation and test.
+        name: of the data set of the user's own; None for the one whose files the objects have loaded.
         force: as in :func:`prepare`.
         allow_partial: as in :func:`prepare`; without it a partial data set that is there already is refused, too.
 
@@ -179,30 +179,33 @@ def prepare_objects(
         UserError: objects of no known class, unusable content, or a data set that was made from something else.
     """
     from ifsl_bench.data.preparing.importing import run
-    from ifsl_bench.data.preparing.recognise_objects import find_form
+    from ifsl_bench.data.preparing.recognise_objects import by_side, files_of
+    from ifsl_bench.data.sets.labelled import LabelledObjects
     from ifsl_bench.data.sets.own import OwnObjects
 
-    if name is not None:
-        _check_name(name)
-    source, form, sides = find_form(given, name)
-    if isinstance(source, OwnObjects):
-        source.check_name()
-    identity = form.identity(sides, reporter)
+    if name is None:
+        name, folder = files_of(objects)
+        return prepare(home, name, folder, force, reporter, allow_partial)
+    _check_name(name)
+    if name in registry.names(registry.DATASETS):
+        raise UserError(f"{name!r} is made from files, not from objects; for a data set of your own, give a new name")
+    source, form = OwnObjects(name), LabelledObjects()
+    source.check_name()
+    made_from = {"identity": form.identity(by_side(objects), reporter)}
 
     def check(ready: Dataset) -> None:
-        there = _there(ready)
-        made_from = ready.manifest.get("about", {}).get("made_from")
-        if isinstance(made_from, dict) and made_from.get("identity") != identity:
-            name = ready.manifest["about"].get("source")
-            raise UserError(f"{there}, from something else than these objects (from {name}); force=True replaces it")
+        if ready.manifest["about"].get("made_from") != made_from:
+            origin = ready.manifest["about"].get("source")
+            raise UserError(
+                f"{_there(ready)}, from something else than these objects (from {origin}); force=True replaces it"
+            )
         if ready.partial and not allow_partial:
-            raise UserError(f"{there}; allow_partial=True accepts that, force=True builds it again")
+            raise UserError(f"{_there(ready)}; allow_partial=True accepts that, force=True builds it again")
 
     def make() -> Dataset:
         to = Import(None, reporter, allow_partial, form.title)
         to.about["form"] = form.title
-        folder = dataset_folder(home, source.name)
-        return run(folder, source, to, {"identity": identity}, lambda to: form.build(to, sides), force)
+        return run(dataset_folder(home, name), source, to, made_from, form.build, force)
 
     return _prepared(home, source, force, reporter, check, make)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,15 +19,45 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.image_pools import ListItem, count_files, divide, note_duplicates
-from ifsl_bench.data.loaded_objects import as_array, is_exactly, kind_of, reading
 from ifsl_bench.data.read.archive import natural, printable
 from ifsl_bench.data.read.decode import BadImage, rgb
 from ifsl_bench.data.sets.folder import check_sides, large_enough
-from ifsl_bench.data.source import Import, ObjectForm
+from ifsl_bench.data.source import Import
 
 POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # an object's side -> that of its classes
 _RELEASE = 1 << 28  # bytes written between two releases of the pool's pages
 _EXACT = 1e-3  # how far 255 times a float may be from a whole number
+
+
+def is_exactly(value: Any, library: str, *names: str) -> bool:
+    """Whether a value's class is one of that library, known by name. A subclass is none: it may give other images."""
+    return type(value).__module__.partition(".")[0] == library and type(value).__name__ in names
+
+
+def kind_of(value: Any) -> str:
+    """A value's class as people know it, "library.Class"."""
+    return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Makes one sentence of whatever another library raises meanwhile."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(f"{what} cannot be read ({type(error).__name__}: {reason:.200})") from error
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A tensor, wherever and however it is kept, or whatever else NumPy takes, as an array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().to_dense()
+        if value.is_floating_point():
+            value = value.float()  # NumPy has no bfloat16
+    return np.asarray(value)
 
 
 def pixels(image: Any, what: str) -> np.ndarray:
@@ -189,7 +220,7 @@ def digest(image: np.ndarray) -> int:
     return int.from_bytes(hashlib.sha256(head + image.tobytes()).digest()[:8], "little")
 
 
-class LabelledObjects(ObjectForm):
+class LabelledObjects:
     """The classes of train are the base ones, whose images are divided as :func:`divide` does; there is no pool of
     novel classes for training, so that tasks have the shared protocol."""
 
@@ -200,6 +231,14 @@ class LabelledObjects(ObjectForm):
         self.range, self.shape = Range(), tuple[int, ...]()
 
     def identity(self, sides: Mapping[str, Any], reporter: Reporter) -> str:
+        """Looks at all images and returns what changes when they or their labels do.
+
+        Args:
+            sides: the object of each of train, val and test.
+
+        Raises:
+            UserError: the objects hold what no data set can be made of.
+        """
         self.sides = {side: Labelled(given, side) for side, given in sides.items()}
         total = sum(map(len, self.sides.values()))
         first = ""
@@ -217,7 +256,8 @@ class LabelledObjects(ObjectForm):
         content = hashlib.sha256(b"".join(side.digests.astype("<u8").tobytes() for side in self.sides.values()))
         return sha256_json([content.hexdigest(), {name: side.classes for name, side in self.sides.items()}])
 
-    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
+    def build(self, to: Import) -> None:
+        """Writes the pools from the objects that :meth:`identity` looked at."""
         named = {name: side for side in self.sides for name in self.sides[side].classes}
         classes = {
             name: [ListItem(named[name], place) for place in self.sides[named[name]].classes[name]]

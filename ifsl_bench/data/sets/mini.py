@@ -15,10 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import sha256_json
-from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.loaded_objects import LoadedImages, attribute, rows_by_name
 from ifsl_bench.data.pickle_pools import (
     SHAPE,
     SIZE,
@@ -37,7 +34,7 @@ from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.sets import ilsvrc
 from ifsl_bench.data.sets.mini_photographs import Photographs, find_images
-from ifsl_bench.data.source import Count, Form, Import, ObjectForm
+from ifsl_bench.data.source import Count, Form, Import
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
@@ -163,34 +160,6 @@ def _copy_caches(to: Import, caches: Mapping[str, tuple[Images, object, str]]) -
     _copy(to, pools, arrays)
 
 
-class CacheObjects(ObjectForm):
-    title: ClassVar[str] = "data sets that learn2learn has loaded (MiniImagenet)"
-    kind = "learn2learn.MiniImagenet"
-
-    def identity(self, sides: Mapping[str, Any], reporter: Reporter) -> str:
-        caches = _loaded(sides)
-        total = sum(len(images) for images, _, _ in caches.values())
-        with reporter.stage(f"looking at {total:,} images", total) as stage:
-            return sha256_json({
-                side: [_class_rows(classes, len(images), where), images.digest(stage.advance)]
-                for side, (images, classes, where) in caches.items()
-            })  # fmt: skip
-
-    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
-        _copy_caches(to, _loaded(sides))
-
-
-def _loaded(sides: Mapping[str, Any]) -> dict[str, tuple[LoadedImages, object, str]]:
-    """What objects have loaded of the caches: images, ``class_dict``, and what messages call them."""
-    caches: dict[str, tuple[LoadedImages, object, str]] = {}
-    for side, loaded in sides.items():
-        where = f"the {side} MiniImagenet"
-        cache = attribute(loaded, "data", where)  # a dict, of which only the names of the classes are needed
-        classes = rows_by_name(cache.get("class_dict")) if isinstance(cache, dict) else None
-        caches[side] = LoadedImages(attribute(loaded, "x", where), where), classes, where
-    return caches
-
-
 def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
     """wnid -> rows, as a cache has them."""
     if not isinstance(value, dict):
@@ -269,5 +238,4 @@ class MiniHeldOut(PublishedData):
         "mini-ImageNet, variant: base images held out; from its 60,000 JPEGs, or learn2learn's caches"
     )
     forms = (Caches(), HeldOutPhotographs())
-    object_forms = (CacheObjects(),)
     shape, counts = SHAPE, HELD_OUT_COUNTS

@@ -7,27 +7,19 @@ neither phases nor file names: ``tiered-imagenet-2018`` draws the images of the 
 
 from __future__ import annotations
 
-import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, ClassVar
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.files import sha256_json
-from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data.image_pools import ListItem, import_images
-from ifsl_bench.data.loaded_objects import as_array, attribute, reading
+from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import SHAPE, SIZE, Rows, list_items, listed, required
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, held_out
-from ifsl_bench.data.read.archive import FileTree, open_tree
+from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.decode_many import Item
 from ifsl_bench.data.sets import ilsvrc
 from ifsl_bench.data.sets.tiered_files import class_names, copy_npz, images_entry, is_npz, read_labels
-from ifsl_bench.data.source import Count, Form, Import, ObjectForm
+from ifsl_bench.data.source import Count, Form, Import
 
 CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
@@ -157,60 +149,6 @@ class Files2018(_Files):
         return {_POOLS[sides()[wnid]]: rows}
 
 
-class LoadedFiles(ObjectForm):
-    """An object keeps the images and the labels of its files, but not what the labels mean: that is read again."""
-
-    title: ClassVar[str] = "data sets that learn2learn has loaded (TieredImagenet)"
-    kind = "learn2learn.TieredImagenet"
-
-    def identity(self, sides: Mapping[str, Any], reporter: Reporter) -> str:
-        groups = self.groups(sides)
-        total = sum(len(loaded.images) for loaded in sides.values())
-        sha = hashlib.sha256(sha256_json(groups).encode())
-        with reporter.stage(f"looking at {total:,} images", total) as stage:
-            for side, loaded in sides.items():
-                for row, image in enumerate(loaded.images):
-                    with reading(f"image {row} of {_where(side)}"):
-                        content = as_array(image)
-                    sha.update(f"{content.dtype.str}{content.shape}".encode() + content.tobytes())
-                    stage.advance(1)
-        return sha.hexdigest()
-
-    def groups(self, sides: Mapping[str, Any]) -> dict[str, Rows]:
-        """side -> wnid -> rows, of the labels that an object has and of what its files say of them.
-
-        Raises:
-            UserError: they do not go together.
-        """
-        groups: dict[str, Rows] = {}
-        for side, loaded in sides.items():
-            folder = Path(attribute(loaded, "root", _where(side))) / "tiered-imagenet"  # as learn2learn has it
-            with open_tree(folder) as tree:
-                names = class_names(tree, columns(CLASSES, "wnid", "split"), Files2018.title)
-                labels, groups[side] = read_labels(tree, required(tree, f"{side}_labels.pkl", Files2018.title), names)
-            images, given = attribute(loaded, "images", _where(side)), attribute(loaded, "labels", _where(side))
-            with reading(f"'labels' of {_where(side)}"):
-                same = np.array_equal(labels, as_array(given)) and len(images) == len(labels)
-            if not same:
-                raise UserError(f"{_where(side)} has not the labels of {folder}, which say what its classes are called")
-        return groups
-
-    def build(self, to: Import, sides: Mapping[str, Any]) -> None:
-        pools, source = Files2018().pools(self.groups(sides), {side: _where(side) for side in sides})
-        check_pools(to, "tiered-ImageNet", COUNTS, pools)
-        named = {pool: listed(f"{source[pool]}_images_png.pkl", pools[pool]) for pool in pools}
-
-        def read(pool: str, wanted: Sequence[ListItem]) -> Iterator[Item]:
-            for row, item in enumerate(wanted):
-                yield row, str(item), as_array(sides[source[pool]].images[item.index]).tobytes()
-
-        import_images(to, named, ImageSpec(SIZE), read)
-
-
-def _where(side: str) -> str:
-    return f"the {side} TieredImagenet"
-
-
 class TieredImageNet(PublishedData):
     """The exact protocol of Ren et al. (2019)."""
 
@@ -226,5 +164,4 @@ class Tiered2018(PublishedData):
     name = "tiered-imagenet-2018"
     summary: ClassVar[str] = "tiered-ImageNet, variant: base pools drawn; from the files of 2018 (learn2learn's)"
     forms = (Files2018(),)
-    object_forms = (LoadedFiles(),)
     shape, counts, lists = SHAPE, COUNTS, (CLASSES,)
