@@ -160,7 +160,12 @@ PICKLE_BYTES = Limit(
     1 << 28,
     "holds more than {most} bytes of names and numbers beside its arrays; it is damaged, not to be trusted, or in the "
     "text protocol (0), whose arrays are in memory whole: write it again in protocol 2 or later",
-    "Strings up to 4 KiB are in memory, as long as whoever reads the pickle keeps them, and lines of text.",
+    "Of strings up to 4 KiB and of lines of text, which are copied into memory.",
+)
+PICKLE_TEXT = Limit(
+    1 << 31,
+    "holds more than {most} bytes of text, which no data set has; it is damaged or not to be trusted, get another copy",
+    "For Python 2, Python 3 writes an array as text: the largest of mini-ImageNet takes 1.2 GB so, in memory.",
 )
 
 # -- images

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,37 +13,15 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import ListItem
 from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode_many import Item
-from ifsl_bench.data.read.stored_array import StoredArray
-from ifsl_bench.data.read.unpickle import described, items, load
-from ifsl_bench.data.source import Count, Import
+from ifsl_bench.data.read.unpickle import described, load
+from ifsl_bench.data.source import Import
 
 SIZE = 84
 SHAPE = (SIZE, SIZE, 3)
 
 
-class Images(Protocol):
-    """Images in one array, wherever it is: uint8 [n, H, W, 3] when read, in order; 84x84 where nobody says else."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def __len__(self) -> int: ...
-
-    def blocks(self, rows: int) -> Iterator[np.ndarray]:
-        """So many rows at a time; the last block has what is left."""
-
-
 Rows = Mapping[str, Sequence[int]]  # class -> rows of the source array or list, in the order they are to have
-_BLOCK, _RELEASE = 256, 1 << 28  # rows read at a time; bytes written between two releases of the pool's pages
-
-
-@contextmanager
-def opened(tree: FileTree, entry: Entry) -> Iterator[BinaryIO]:
-    """A file of the tree."""
-    with tree.readable(entry):
-        file = tree.open(entry)
-    with file:
-        yield file
+_BLOCK, _RELEASE = 256, 1 << 28  # rows copied at a time; bytes written between two releases of the pool's pages
 
 
 def required(tree: FileTree, name: str, what: str) -> Entry:
@@ -61,19 +38,19 @@ def required(tree: FileTree, name: str, what: str) -> Entry:
     return entry
 
 
-def load_dict(file: BinaryIO, where: str, keys: Sequence[str]) -> dict[str, Any]:
-    """A pickled dict with at least these keys, which may be text or bytes; arrays stay in the file.
+def load_dict(tree: FileTree, entry: Entry, keys: Sequence[str]) -> dict[str, Any]:
+    """A pickled dict with at least these keys, which may be text or bytes.
 
     Raises:
         UserError: it is none, or lacks a key.
     """
-    value = load(file, where)
+    where = tree.where(entry)
+    value = load(tree.mapped(entry), where)
     if not isinstance(value, dict):
         raise UserError(f"{where} holds a {type(value).__name__}, expected a dict with {', '.join(keys)}")
     named = {text(key): item for key, item in value.items()}
     if missing := [key for key in keys if key not in named]:
-        has = ", ".join(str(key) for key in named) or "nothing"
-        raise UserError(f"{where} lacks {', '.join(missing)}; it has {has}")
+        raise UserError(f"{where} lacks {', '.join(missing)}; it has {', '.join(named) or 'nothing'}")
     return named
 
 
@@ -81,7 +58,8 @@ def text(value: object) -> str:
     """A name that Python 2 or 3 wrote, as text; of what is no name the kind alone, since it may be nested deeply."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
-    return str(value) if isinstance(value, (str, int, np.generic)) else described(value)
+    name = isinstance(value, (str, np.generic)) or (isinstance(value, int) and abs(value) < 1 << 62)
+    return str(value) if name else described(value)
 
 
 def integers(value: object, what: str, where: str) -> np.ndarray:
@@ -90,82 +68,84 @@ def integers(value: object, what: str, where: str) -> np.ndarray:
     Raises:
         UserError: it is something else.
     """
-    if isinstance(value, StoredArray):
-        found, array = f"{value.dtype}{list(value.shape)}", value.read() if value.dtype.kind in "iu" else None
-    elif isinstance(value, (list, tuple)):
+    kind = f"a {type(value).__name__}"
+    if isinstance(value, (list, tuple)):
         odd = next((i for i, v in enumerate(value) if type(v) is not int or abs(v) >= 1 << 62), None)
-        found, array = "", np.array(value, np.int64) if odd is None else None
-        if odd is not None:
-            kind = "too large a number" if type(value[odd]) is int else described(value[odd])
-            found = f"a {type(value).__name__} whose item {odd} is {kind}"
+        if odd is None:
+            return np.array(value, np.int64)
+        kind += f" whose item {odd} is {'too large a number' if type(value[odd]) is int else described(value[odd])}"
     elif isinstance(value, np.ndarray):
-        found, array = f"{value.dtype}{list(value.shape)}", value if value.dtype.kind in "iu" else None
-    else:
-        found, array = f"a {type(value).__name__}", None
-    if array is None or array.size != max(array.shape, default=0):
-        raise UserError(f"{what} of {where} is {found}, expected a list of whole numbers")
-    return array.reshape(-1).astype(np.int64)
+        kind = f"{value.dtype}{list(value.shape)}"
+        if value.dtype.kind in "iu" and value.size == max(value.shape, default=0):
+            return value.reshape(-1).astype(np.int64)
+    raise UserError(f"{what} of {where} is {kind}, expected a list of whole numbers")
 
 
-def images_array(value: object, what: str, where: str) -> StoredArray:
-    """An array of images, uint8 [n, 84, 84, 3].
+def images_array(value: Any, what: str, where: str, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
+    """An array of images, uint8 [n, ``*shape``].
 
     Raises:
         UserError: it is something else.
     """
-    if not isinstance(value, StoredArray):
-        raise UserError(f"{what} of {where} is a {type(value).__name__}, expected an array uint8[n, 84, 84, 3]")
-    if value.dtype != np.uint8 or value.shape[1:] != SHAPE:
-        raise UserError(f"{what} of {where} is {value.dtype}{list(value.shape)}, expected uint8[n, 84, 84, 3]")
-    return value
+    if not isinstance(value, np.ndarray):
+        kind = f"a {type(value).__name__}"
+    elif value.dtype != np.uint8 or value.shape[1:] != shape:
+        kind = f"{value.dtype}{list(value.shape)}"
+    else:
+        return value
+    raise UserError(f"{what} of {where} is {kind}, expected uint8[n, {', '.join(map(str, shape))}]")
 
 
-def count_rows(pools: Mapping[str, Rows]) -> dict[str, Count]:
-    """Classes and images of each pool, for :meth:`Import.check_counts`."""
-    return {name: Count(len(groups), sum(map(len, groups.values()))) for name, groups in pools.items()}
-
-
-def _targets(rows: np.ndarray, count: int) -> np.ndarray:
-    """The place in ``rows`` of each of 0..count-1, -1 for those that are not in it; [count]."""
-    target = np.full(count, -1, np.int64)
-    target[rows] = np.arange(len(rows))
-    return target
-
-
-def copy_rows(
+def copy_pools(
     to: Import,
-    name: str,
-    groups: Rows,
-    source: Images,
-    advance: Callable[[int], None],
+    pools: Mapping[str, Rows],
+    arrays: Mapping[str, np.ndarray],
     bgr: bool = False,
     shape: tuple[int, int, int] = SHAPE,
     digests: bool = False,
 ) -> None:
-    """Writes a pool of images that lie in an array, in one pass over it.
+    """Writes pools of images that lie in arrays; those that are complete already stay.
 
     Args:
-        bgr: whether its channels are blue, green, red; they are turned round.
+        arrays: of each pool, uint8 [n, H, W, 3].
+        bgr: whether their channels are blue, green, red; they are turned round.
         shape: of an image, [H, W, 3].
         digests: keep a number for each image, for :func:`ifsl_bench.data.image_pools.note_duplicates`.
     """
+    total = sum(len(rows) for groups in pools.values() for rows in groups.values())
+    with to.reporter.stage(f"importing {total:,} images", total) as stage:
+        for pool, groups in pools.items():
+            if to.writer.has(pool):
+                stage.advance(sum(map(len, groups.values())))
+            else:
+                _copy_rows(to, pool, groups, arrays[pool], stage.advance, bgr, shape, digests)
+
+
+def _copy_rows(
+    to: Import,
+    pool: str,
+    groups: Rows,
+    source: np.ndarray,
+    advance: Callable[[int], None],
+    bgr: bool,
+    shape: tuple[int, int, int],
+    digests: bool,
+) -> None:
     rows = np.concatenate([np.asarray(group, np.int64) for group in groups.values()])
     labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups.values()])
-    target = _targets(rows, len(source))
-    with to.writer.pool(name, labels, tuple(groups), shape) as images:
-        start = written = 0
-        for block in source.blocks(_BLOCK):
-            at = target[start : start + len(block)]
-            images[at[at >= 0]] = block[at >= 0][..., ::-1] if bgr else block[at >= 0]
-            start += len(block)
-            written += int((at >= 0).sum()) * images[0].nbytes
+    with to.writer.pool(pool, labels, tuple(groups), shape) as images:
+        written = 0
+        for start in range(0, len(rows), _BLOCK):
+            block = source[rows[start : start + _BLOCK]]
+            images[start : start + len(block)] = block[..., ::-1] if bgr else block
+            written += block.nbytes
             if written >= _RELEASE:
                 release(images)
                 written = 0
-            advance(int((at >= 0).sum()))
+            advance(len(block))
         if digests:
-            np.save(to.writer.side_file(name), np.array([_digest(image) for image in images], np.uint64))
-        to.bytes_read += source.nbytes
+            np.save(to.writer.side_file(pool), np.array([_digest(image) for image in images], np.uint64))
+        to.bytes_read += images.nbytes
 
 
 def _digest(image: np.ndarray) -> int:
@@ -179,7 +159,7 @@ def listed(where: str, groups: Rows) -> dict[str, list[ListItem]]:
 
 
 def list_items(tree: FileTree, entry: Entry, wanted: Sequence[ListItem], count: int) -> Iterator[Item]:
-    """The encoded images that lie as byte arrays in a pickled list, in one pass over it.
+    """The encoded images that lie as byte arrays in a pickled list.
 
     Args:
         wanted: items of that list; each becomes the row of its place here.
@@ -188,16 +168,17 @@ def list_items(tree: FileTree, entry: Entry, wanted: Sequence[ListItem], count: 
     Raises:
         UserError: the list has more or fewer items, or other ones.
     """
-    target = _targets(np.array([item.index for item in wanted], np.int64), count)
     where = tree.where(entry)
-    at = 0
-    with opened(tree, entry) as file:
-        for at, item in enumerate(items(file, where), 1):
-            if item.dtype != np.uint8 or item.nbytes != max(item.shape, default=0):
-                raise UserError(
-                    f"item {at - 1} of {where} is {item.dtype}{list(item.shape)}, expected an encoded image (bytes)"
-                )
-            if at <= count and target[at - 1] >= 0:
-                yield int(target[at - 1]), f"image {at - 1} of {where}", item.read().tobytes()
-    if at != count:
-        raise UserError(f"{where} has {at:,} images, the labels beside it are {count:,}; get both files again")
+    images = load(tree.mapped(entry), where)
+    if not isinstance(images, list):
+        raise UserError(f"{where} holds {described(images)}, expected a list of arrays")
+    if len(images) != count:
+        raise UserError(f"{where} has {len(images):,} images, the labels beside it are {count:,}; get both files again")
+    for row, item in enumerate(wanted):
+        image = images[item.index]
+        if not isinstance(image, np.ndarray):
+            raise UserError(f"{where}: item {item.index} of the list is {described(image)}, expected arrays only")
+        if image.dtype != np.uint8 or image.nbytes != max(image.shape, default=0):
+            kind = f"{image.dtype}{list(image.shape)}"
+            raise UserError(f"item {item.index} of {where} is {kind}, expected an encoded image (bytes)")
+        yield row, f"image {item.index} of {where}", image.tobytes()

@@ -20,7 +20,7 @@ from torchvision.datasets import CIFAR100
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import registered
+from ifsl_bench.data import pickle_pools, registered
 from ifsl_bench.data.pools import open_dataset, verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.sets import cifar_fs
@@ -176,7 +176,7 @@ def changed(part: str, **changes) -> dict[str, dict]:
         (changed("meta", fine_label_names=None), r"meta lacks fine_label_names"),
         (changed("train", data=np.zeros((9, 3, 32, 32), "u1")), r"uint8\[9, 3, 32, 32\], expected uint8\[n, 3072\]"),
         (changed("train", data=np.zeros((900, 3072), np.float32)), r"float32\[900, 3072\], expected uint8"),
-        (changed("train", data=[1, 2]), r"'data' of .*train is a list, expected an array"),
+        (changed("train", data=[1, 2]), r"'data' of .*train is a list, expected uint8"),
         (changed("train", fine_labels=[0] * 899), r"900 images and 899 labels"),
         (changed("train", fine_labels=[0] * 899 + [100]), r"labels 0 to 100 and 100 class names"),
         (changed("train", fine_labels=[-1] * 900), r"labels -1 to -1"),
@@ -252,7 +252,7 @@ def test_it_is_known_for_what_it_is_under_another_name(home, tmp_path, python2):
 
 def test_an_interrupted_import_goes_on(home, tmp_path, python2, small, interrupted, messages):
     folder = write(tmp_path / "cifar-100-python", python2)
-    interrupted(cifar_fs, "copy_rows", 3)
+    interrupted(pickle_pools, "_copy_rows", 3)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "cifar-fs", folder, False, Reporter())
     again = prepare(home, "cifar-fs", folder, False, messages)

@@ -16,8 +16,8 @@ from ifsl_bench.common import limits
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.read.npz import Npz
-from ifsl_bench.data.read.unpickle import items, load
+from ifsl_bench.data.read.npz import npz_arrays
+from ifsl_bench.data.read.unpickle import load
 from tests.data.test_hostile import zeros_deflated, zipped
 
 MB = 1 << 20
@@ -35,17 +35,19 @@ def _said(descr: str = "'<f4'", shape: str = "(4, 3)", order: str = "False") -> 
 HEADERS = {
     "no .npy at all": (b"PK\x03\x04 what is this", "the magic string is not correct"),
     "empty": (b"", "EOF: reading magic string"),
-    "shape of 10^18": (npy(_said(shape="(1000000000, 1000000000)"), b"x" * 48), "bytes for an array"),
-    "shape below zero": (npy(_said(shape="(-4, -3)"), b"x" * 48), "no tuple of whole numbers"),
+    "shape of 10^18": (
+        npy(_said(shape="(1000000000, 1000000000)"), b"x" * 48),
+        "greater than file size",
+    ),
+    "shape below zero": (npy(_said(shape="(-4, -3)"), b"x" * 48), "negative dimensions"),
     "shape of 5,000 digits": (npy(_said(shape=f"({'9' * 5000}, 1)")), "Exceeds the limit|damaged"),
-    "shape of bools": (npy(_said(shape="(True, 3)"), b"x" * 12), "no tuple of whole numbers"),
     "shape that is a number": (npy(_said(shape="12"), b"x" * 48), "shape is not valid"),
     "nested deep": (npy("(" * 9000), "damaged"),
     "a long sum": (npy("-" * 9000 + "1"), "damaged"),
     "a call": (npy("__import__('os').system('true')"), "damaged"),
-    "objects": (npy(_said("'|O'"), b"x" * 96), "of Python objects"),
+    "objects": (npy(_said("'|O'"), b"x" * 96), "Python objects"),
     "records": (npy(_said("[('a', '<f4')]"), b"x" * 48), "of records"),
-    "a header of 4 GB": (npy(_said(), b"x" * 48, (1 << 32) - 1), "EOF: reading array header"),
+    "a header of 4 GB": (npy(_said(), b"x" * 48, (1 << 32) - 1), "has a header of 4,294,967,295 bytes"),
     "no columns": (npy(_said(shape="(4, 0)")), r"found features float32\[4, 0\]"),
     "no rows": (npy(_said(shape="(0, 3)")), r"found features float32\[0, 3\]"),
     "one axis": (npy(_said(shape="(12,)"), b"x" * 48), r"found features float32\[12\]"),
@@ -105,11 +107,10 @@ def test_arrays_of_every_order_and_packing_are_read_as_numpy_reads_them(method, 
             np.save(one, array)
             archive.writestr(f"{name}.npy", one.getvalue())
     out.seek(0)
-    file = Npz(out, "x.npz")
+    read = npz_arrays(out, "x.npz", *arrays)
     for name, array in arrays.items():
-        found = file.array(name).read()
-        assert found.dtype == array.dtype
-        assert (found == array).all()
+        assert read[name].dtype == array.dtype
+        assert (read[name] == array).all()
 
 
 @pytest.mark.parametrize(
@@ -140,7 +141,7 @@ def test_a_pickle_of_endless_values_is_refused(content, monkeypatch):
         "ifsl_bench.data.read.unpickle.PICKLE_STEPS", limits.Limit(2_000, limits.PICKLE_STEPS.error, "")
     )
     with pytest.raises(UserError, match=r"x\.pkl makes more than 2,000 values"):
-        load(io.BytesIO(content), "x.pkl")
+        load(content, "x.pkl")
 
 
 def test_a_pickle_of_endless_strings_is_refused_and_one_of_large_arrays_is_not(monkeypatch):
@@ -149,12 +150,14 @@ def test_a_pickle_of_endless_strings_is_refused_and_one_of_large_arrays_is_not(m
     )
     strings = [f"{i:0200}" for i in range(1_000)]
     with pytest.raises(UserError, match=r"x\.pkl holds more than 50,000 bytes of names and numbers"):
-        load(io.BytesIO(pickle.dumps(strings)), "x.pkl")
+        load(pickle.dumps(strings), "x.pkl")
+    monkeypatch.setattr("ifsl_bench.data.read.unpickle.PICKLE_TEXT", limits.Limit(9_000, limits.PICKLE_TEXT.error, ""))
+    with pytest.raises(UserError, match=r"x\.pkl holds more than 9,000 bytes of text"):
+        load(pickle.dumps(["x" * 5_000, "y" * 5_000]), "x.pkl")
     arrays = [np.zeros(100_000, np.uint8) for _ in range(300)]
-    assert len(load(io.BytesIO(pickle.dumps(arrays, 4)), "x.pkl")) == 300
-    assert sum(1 for _ in items(io.BytesIO(pickle.dumps(arrays, 4)), "x.pkl")) == 300
+    assert len(load(pickle.dumps(arrays, 4), "x.pkl")) == 300
 
 
 def test_a_name_that_no_terminal_can_show_is_written_out():
     with pytest.raises(UserError, match=r"it holds the name x\\ud800\._frombuffer"):
-        load(io.BytesIO(b"\x80\x04Vx\\ud800\n\x8c\x0b_frombuffer\x93."), "x.pkl")
+        load(b"\x80\x04Vx\\ud800\n\x8c\x0b_frombuffer\x93.", "x.pkl")

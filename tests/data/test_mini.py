@@ -15,7 +15,7 @@ import ifsl_bench
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
-from ifsl_bench.data import registered
+from ifsl_bench.data import pickle_pools, registered
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, held_out, rows, shuffled
@@ -145,7 +145,7 @@ WRONG = {
     ),
     "floats": (changed("val", data=images_of(12, 0) / 255), r"is float64\[12, 84, 84, 3\], expected uint8"),
     "size": (changed("val", data=images_of(12, 0)[:, :80]), r"is uint8\[12, 80, 84, 3\], expected uint8"),
-    "list": (changed("val", data=[1, 2]), "'data' of .* is a list, expected an array uint8"),
+    "list": (changed("val", data=[1, 2]), "'data' of .* is a list, expected uint8"),
     "too few labels": (changed("val", labels=[170] * 11), "has 12 images and 11 labels"),
     "labels of text": (
         changed("val", labels=[170] * 11 + ["a"]),
@@ -213,7 +213,7 @@ def test_a_hostile_archive_is_refused(home, tmp_path, python2):
 
 def test_an_interrupted_import_goes_on_where_it_stopped(home, tmp_path, python2, exact, interrupted):
     folder = write_lwof(tmp_path / "files", python2)
-    copied = interrupted(mini, "copy_rows", 3)
+    copied = interrupted(pickle_pools, "_copy_rows", 3)
     with pytest.raises(KeyboardInterrupt):
         prepare(home, "mini-imagenet", folder, False, Reporter())
     dataset = prepare(home, "mini-imagenet", folder, False, Reporter())

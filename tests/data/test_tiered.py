@@ -246,8 +246,8 @@ def pngs_of(prefix: str) -> list[np.ndarray]:
         (lambda: pickle.dumps(pngs_of("val"))[:-1000], r"val_images_png\.pkl is cut short"),
         (lambda: b"\x80\x02]cposix\nsystem\nU\x01x\x85Ra.", r"val_images_png\.pkl is refused: .*posix\.system"),
         (lambda: pickle.dumps({"images": 1}), r"val_images_png\.pkl holds a dict, expected a list of arrays"),
-        (lambda: pickle.dumps(list(values()["val"][0])), r"item 0 of .* is uint8\[84, 84, 3\], expected an encoded"),
-        (lambda: pickle.dumps([p.astype(np.int16) for p in pngs_of("val")]), "item 0 of .* is int16"),
+        (lambda: pickle.dumps(list(values()["val"][0])), r"item 2 of .* is uint8\[84, 84, 3\], expected an encoded"),
+        (lambda: pickle.dumps([p.astype(np.int16) for p in pngs_of("val")]), "item 2 of .* is int16"),
     ],
 )
 def test_wrong_image_files_are_named(dump, message, home, tmp_path, python2, exact):

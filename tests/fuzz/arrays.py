@@ -21,12 +21,11 @@ import numpy as np
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import LogReporter
-from ifsl_bench.data.pickle_pools import integers, opened
+from ifsl_bench.data.pickle_pools import integers
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.npz import Npz
-from ifsl_bench.data.read.stored_array import StoredArray
-from ifsl_bench.data.read.unpickle import items, load
+from ifsl_bench.data.read.npz import npz_arrays
+from ifsl_bench.data.read.unpickle import load
 from ifsl_bench.data.sets import cifar_fs
 from ifsl_bench.data.sets.feature_files import _features, _labels, _read
 from tests.fuzz.archives import spoiled_zip
@@ -141,30 +140,22 @@ def spoiled_pickle(random: Random, content: bytes) -> bytes:
 
 
 def read_pickle(path: Path) -> None:
-    with open(path, "rb") as file:
-        arrays: list[StoredArray] = []
-        value = load(file, path.name)
-        _collect(value, arrays)
-        for array in arrays[:50]:
-            if array.dtype.kind in "iu" and len(array.shape) == 1:
-                integers(array, "it", path.name)
-            array.read()
-            if array.shape:
-                for _ in array.blocks(2):
-                    pass
-        if isinstance(value, list):
-            for item in items(file, path.name):
-                item.read()
+    arrays: list[np.ndarray] = []
+    _collect(load(path.read_bytes(), path.name), arrays)
+    for array in arrays[:50]:
+        if array.dtype.kind in "iu" and len(array.shape) == 1:
+            integers(array, "it", path.name)
+        array.tobytes()
 
 
-def _collect(value: Any, arrays: list[StoredArray]) -> None:
+def _collect(value: Any, arrays: list[np.ndarray]) -> None:
     waiting, seen = [value], set()
     while waiting:
         value = waiting.pop()
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, StoredArray):
+        if isinstance(value, np.ndarray):
             arrays.append(value)
         elif isinstance(value, dict):
             waiting += value.values()
@@ -304,8 +295,7 @@ def read_features(path: Path, suffix: str) -> None:
     path = path.rename(path.with_suffix(suffix))
     with open_tree(path.parent) as tree:
         entry = tree.by_path[path.name]
-        with _read(tree, entry) as (_, stored):
-            labels = _labels(stored, path.name)
+        labels = _labels(_read(tree, entry)[1], path.name)
         assert len(_features(tree, entry)) == len(labels)
         for name in np.unique(labels):
             codecs.encode(str(name), "utf-8")
@@ -316,9 +306,8 @@ def read_npz(path: Path) -> None:
         entry = tree.by_path[path.name]
         refused = None
         try:
-            with opened(tree, entry) as file:
-                for _ in Npz(file, path.name).array("images").blocks(2):
-                    pass
+            with tree.open(entry) as file:
+                npz_arrays(file, path.name, "images")["images"].tobytes()
         except UserError as error:  # there may be none, and what is below is another reader
             refused = error
     read_features(path, ".npz")

@@ -6,6 +6,7 @@ compressed by gzip, bzip2 or xz.
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from ifsl_bench.data.read.file_tree import (
     FileTree,
     is_hidden,
     is_tar,
+    mapped,
     natural,
     nfc,
     printable,
@@ -93,6 +95,10 @@ class _Folder(FileTree):
 
     def open(self, entry: Entry) -> BinaryIO:
         return open(self.path / entry.path, "rb")
+
+    def mapped(self, entry: Entry) -> mmap.mmap | bytes:
+        with self.readable(entry), self.open(entry) as file:
+            return mapped(file)
 
     def identity(self) -> str:
         return sha256_json([str(self.path.resolve()), [[e.path, e.size, e.changed] for e in self.entries]])

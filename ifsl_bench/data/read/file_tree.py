@@ -7,9 +7,13 @@ import hashlib
 import itertools
 import json
 import lzma
+import mmap
+import os
 import re
+import shutil
 import struct
 import tarfile
+import tempfile
 import unicodedata
 import zipfile
 import zlib
@@ -203,6 +207,16 @@ class FileTree(ABC):
             raise UserError(f"{self.where(entry)} is cut short: {len(content):,} of {entry.size:,} bytes are there")
         return content
 
+    def mapped(self, entry: Entry) -> mmap.mmap | bytes:
+        """A whole file of any size, whose bytes are read when they are used; of an archive, a copy of it on the disk.
+
+        Raises:
+            UserError: it is damaged or cut short; names it.
+        """
+        with self.readable(entry), self.open(entry) as file, tempfile.TemporaryFile() as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+            return mapped(copy)
+
     def head(self, entry: Entry, count: int = 512) -> bytes:
         """The first bytes of a file."""
         with self.readable(entry), self.open(entry) as file:
@@ -257,6 +271,13 @@ class FileTree(ABC):
             return self.head(entry, _HEAD)
         except UserError:
             return b""
+
+
+def mapped(file: BinaryIO) -> mmap.mmap | bytes:
+    """The content of a file on the disk."""
+    file.flush()
+    empty = os.fstat(file.fileno()).st_size == 0
+    return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def _sha256_of_list(items: Iterable[object]) -> str:

@@ -1,7 +1,9 @@
-"""Arrays of .npz files, left where they are."""
+"""Arrays of .npz files."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +13,8 @@ import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.limits import ARRAY_HEADER
-from ifsl_bench.data.read.archive import some, what_is
-from ifsl_bench.data.read.stored_array import Span, StoredArray
+from ifsl_bench.data.read.file_tree import some, what_is
 from ifsl_bench.data.read.zipped import open_member, open_zip
-
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 @contextmanager
@@ -52,44 +51,41 @@ def open_as(kind: str, file: BinaryIO, where: str, hint: str = "download or copy
     return archive
 
 
-class Npz:
-    """An open .npz file.
+def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]:
+    """Arrays of a .npz file, each mapped from a copy in the folder for temporary files.
 
     Args:
-        file: able to seek; it stays open as long as arrays are used.
+        file: able to seek.
         where: how errors call it.
+        names: of the arrays.
 
     Raises:
-        UserError: it is none, or a damaged one.
+        UserError: the file is damaged, or an array is missing, or neither of numbers nor of strings.
     """
-
-    def __init__(self, file: BinaryIO, where: str) -> None:
-        self.where = where
-        with reading(".npz", where):
-            self.archive = open_as(".npz", file, where)
-        self.infos = {info.filename.removesuffix(".npy"): info for info in self.archive.infolist()}
-
-    def need(self, *names: str) -> None:
-        """Raises :class:`UserError` where an array is missing."""
-        if missing := sorted(set(names) - self.infos.keys()):
-            has = some([info.filename[:40] for info in self.archive.infolist()], 6) or "nothing"
-            raise UserError(f"{self.where} lacks {', '.join(map(repr, missing))}; it has {has}")
-
-    def array(self, name: str) -> StoredArray:
-        """An array, still in the file.
-
-        Raises:
-            UserError: it is missing, damaged, or neither of numbers nor of strings.
-        """
-        self.need(name)
-        info = self.infos[name]
-        with reading(".npz", self.where):
-            member = open_member(self.archive, info, f"{name!r} of {self.where}")
-            read_header = _HEADERS[np.lib.format.read_magic(member)]
-            shape, by_columns, dtype = read_header(member, max_header_size=ARRAY_HEADER.most)
-            if dtype.kind not in "biufcSU":
+    with reading(".npz", where):
+        archive = open_as(".npz", file, where)
+        infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        if missing := sorted(set(names) - infos.keys()):
+            has = some([info.filename[:40] for info in archive.infolist()], 6) or "nothing"
+            raise UserError(f"{where} lacks {', '.join(map(repr, missing))}; it has {has}")
+        arrays: dict[str, np.ndarray] = {}
+        for name in names:
+            with open_member(archive, infos[name], f"{name!r} of {where}") as member, _copied(member) as copy:
+                with open(copy, "rb") as header:
+                    start = header.read(12)
+                # From version 2 on the header's length has four bytes, and NumPy makes room for all it says.
+                if start.startswith(np.lib.format.MAGIC_PREFIX) and start[6:7] > b"\x01":
+                    ARRAY_HEADER.check(int.from_bytes(start[8:], "little"), where)
+                arrays[name] = np.lib.format.open_memmap(copy, mode="r", max_header_size=ARRAY_HEADER.most)
+            if arrays[name].dtype.kind not in "biufcSU":
                 raise ValueError("an array of records or of Python objects; only numbers and strings are read")
-            array = StoredArray(member, self.where)
-            start = member.tell()
-            array.define(dtype, shape, by_columns, Span(start, info.file_size - start))
-        return array
+    return arrays
+
+
+@contextmanager
+def _copied(file: BinaryIO) -> Iterator[str]:
+    """The path of a copy, which is gone afterwards but for what is mapped of it."""
+    with tempfile.NamedTemporaryFile() as copy:
+        shutil.copyfileobj(file, copy, 1 << 20)
+        copy.flush()
+        yield copy.name

@@ -1,28 +1,27 @@
 """Pickles read without running anything in them.
 
 A pickle is a program for a stack machine, which may call any function that it names. The standard library's machine in
-Python runs it here with a list of the names that data files have; of these, none but :class:`StoredArray` and
-:class:`_Dtype` are made. It reads protocols 0 to 5 as Python 2 and 3, old and new NumPy write them. Python 2's strings
-become text by Latin-1, as ``pickle.load(..., encoding="latin1")`` has it.
+Python runs it here with a list of the names that data files have, and of these only :class:`_Array` and :class:`_Dtype`
+are made. It reads protocols 0 to 5 as Python 2 and 3, old and new NumPy write them; Python 2's strings become bytes.
 
-Strings of more than 4 KiB stay in the file, so that one larger than the memory can be looked at (:func:`load`) or
-walked from item to item (:func:`items`); not so in protocols 0 and 1 of text, where nothing says how long a string is.
+Long strings are views of the file, so that of arrays nothing is in memory before it is used; not so in protocol 0, and
+where Python 3 wrote for Python 2.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 import pickle
 import re
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, ClassVar, NoReturn, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.limits import PICKLE_BYTES, PICKLE_STEPS
-from ifsl_bench.data.read.archive import what_is
-from ifsl_bench.data.read.file_tree import BAD_CONTENT
-from ifsl_bench.data.read.stored_array import Span, StoredArray
+from ifsl_bench.common.limits import PICKLE_BYTES, PICKLE_STEPS, PICKLE_TEXT
+from ifsl_bench.data.read.file_tree import BAD_CONTENT, what_is
 
 INLINE = 1 << 12  # bytes; longer strings stay in the file
 _STEPS = 30  # that an array in a list takes at the most; those beside long strings do not count
@@ -36,127 +35,138 @@ class Refused(Exception):
 
 
 def described(value: object) -> str:
-    return "an array" if isinstance(value, StoredArray) else f"a {type(value).__name__}"
+    return "an array" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
 
 
-def _told(value: object) -> str:
+def _quoted(value: object) -> str:
     """A string as it is, anything else by its kind alone: writing out a tuple in tuples may exhaust the stack."""
     return repr(value) if isinstance(value, str) else described(value)
 
 
-class _Bounded:
-    """What is read of a pickle: so many steps, each of which begins with a read, and so many bytes beside arrays."""
+class _Reader:
+    """Hands out a pickle's bytes, up to a number of values and of bytes beside long strings."""
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self.file, self.name = file, name
-        self.steps = self.bytes = self.passed = 0  # and long strings passed over
+    def __init__(self, content: mmap.mmap | bytes, name: str) -> None:
+        self.content, self.view, self.name = content, memoryview(content), name
+        self.at = self.steps = self.bytes = self.text_bytes = 0
 
-    def read(self, count: int) -> bytes:
-        if count > INLINE:
-            raise ValueError(f"a number of {count:,} bytes")
-        self.steps += 1
-        self.bytes += count
-        PICKLE_STEPS.check(self.steps - _STEPS * self.passed, self.name)
-        PICKLE_BYTES.check(self.bytes, self.name)
-        content = self.file.read(count)
-        if len(content) < count:
+    def read(self, count: int) -> bytes | memoryview:
+        piece = self.view[self.at : self.at + count]
+        if len(piece) < count:
             raise EOFError
-        return content
+        self.at += count
+        if count > INLINE:
+            self.steps -= _STEPS
+            return piece
+        self.steps += 1
+        PICKLE_STEPS.check(self.steps, self.name)
+        self._count(count)
+        return bytes(piece)
+
+    def read_text(self, count: int) -> str:
+        self.text_bytes += count
+        PICKLE_TEXT.check(min(self.text_bytes, len(self.content)), self.name)  # a false length is found by `read`
+        return str(self.read(count), "utf-8", "surrogatepass")
 
     def readline(self) -> bytes:
-        line = self.file.readline(PICKLE_BYTES.most + 1 - self.bytes)
-        self.bytes += len(line)
-        PICKLE_BYTES.check(self.bytes, self.name)
-        if not line.endswith(b"\n"):
+        end = self.content.find(b"\n", self.at) + 1
+        if not end:
             raise EOFError
+        self._count(end - self.at)
+        line, self.at = self.content[self.at : end], end
         return line
 
-    def string(self, length: int, utf8: bool) -> bytes | Span:
-        """A string of known length, or its place in the file if it is long."""
-        if length <= INLINE:
-            return self.read(length)
-        self.passed += 1
-        span = Span(self.file.tell(), length, utf8)
-        self.file.seek(length, 1)
-        return span
+    def _count(self, size: int) -> None:
+        self.bytes += size
+        PICKLE_BYTES.check(self.bytes, self.name)
 
 
 class _Dtype:
     """A NumPy type under construction: the byte order comes after the name."""
 
     def __init__(self, name: object, *_: object) -> None:
-        if not (isinstance(name, str) and _DTYPE.fullmatch(name)):
-            raise Refused(f"an array of type {_told(name)}; only numbers and strings are read")
-        self.value = np.dtype(name)
+        text = name.decode("latin-1") if isinstance(name, bytes) else name
+        if not (isinstance(text, str) and _DTYPE.fullmatch(text)):
+            raise Refused(f"an array of type {_quoted(text)}; only numbers and strings are read")
+        self.value = np.dtype(text)
 
     def set(self, state: tuple[Any, ...]) -> None:
         if any(part is not None for part in state[2:5]):
             raise Refused("an array of records; only numbers and strings are read")
-        self.value = self.value.newbyteorder(">" if state[1] == ">" else "<")
+        self.value = self.value.newbyteorder(">" if state[1] in (">", b">") else "<")
 
 
-def _raw(value: object) -> bytes | Span:
-    """The content of an array; Python 2's strings have become text."""
-    if isinstance(value, str):
-        return value.encode("latin-1")
-    if not isinstance(value, (bytes, Span)):
-        raise Refused("an array of Python objects")
-    return value
+class _Array:
+    """A NumPy array under construction: what it holds comes after it was made."""
+
+    def __init__(self) -> None:
+        self.value = np.empty(0, np.uint8)
+
+    def set(self, shape: object, dtype: _Dtype, by_columns: object, raw: object, axes: Any = None) -> None:
+        if not isinstance(raw, (bytes, memoryview)):
+            raise Refused("an array of Python objects")
+        if not (isinstance(shape, tuple) and all(type(n) is int and n >= 0 for n in shape)):
+            raise ValueError("an array whose shape is no tuple of whole numbers")
+        if math.prod(shape) * dtype.value.itemsize != len(raw) or not dtype.value.itemsize:
+            raise ValueError(f"{len(raw):,} bytes for an array {dtype.value}{list(shape)}")
+        array = np.ndarray(shape, dtype.value, raw, order="F" if by_columns else "C")
+        self.value = array if axes is None else array.transpose(axes)
 
 
 # -- what a pickle may name; it is called where the pickle calls it
 
 
-def _encoded(text: object, encoding: object) -> bytes | Span:
+def _encoded(text: object, encoding: object) -> bytes:
     """How Python 3 writes bytes for Python 2."""
     if encoding not in ("latin1", "latin-1"):
-        raise Refused(f"text to be encoded as {_told(encoding)}")
-    if not isinstance(text, (str, Span)):
+        raise Refused(f"text to be encoded as {_quoted(encoding)}")
+    if not isinstance(text, str):
         raise ValueError(f"text expected, found {described(text)}")
-    return text.encode("latin-1") if isinstance(text, str) else text
+    return text.encode("latin-1")
 
 
 def _scalar(dtype: _Dtype, raw: object) -> Any:
-    return np.frombuffer(cast(bytes, _raw(raw)), dtype.value, 1).item()
+    return np.frombuffer(cast(bytes, raw), dtype.value, 1).item()
+
+
+def _frombuffer(raw: object, dtype: _Dtype, shape: object, order: object, *axes: Any) -> _Array:
+    array = _Array()
+    array.set(shape, dtype, order == "F", raw, *(axes if order == "K" else ()))
+    return array
 
 
 def _none(*arguments: object) -> NoReturn:
     raise Refused(f"a call of numpy.ndarray with {len(arguments)} arguments")
 
 
-def _empty() -> bytes:
+def _no_bytes() -> bytes:
     return b""
 
 
+NAMES: dict[str, Callable[..., Any]] = {
+    "numpy.ndarray": _none,
+    "numpy.dtype": lambda *arguments: _Dtype(*arguments),
+    "numpy.core.multiarray._reconstruct": lambda *_: _Array(),
+    "numpy.core.multiarray.scalar": _scalar,
+    "numpy.core.numeric._frombuffer": _frombuffer,
+    "_codecs.encode": _encoded,
+    "builtins.bytes": _no_bytes,
+}
 _Machine: Any = pickle._Unpickler
 
 
 class _Unpickler(_Machine):
-    """Makes plain containers, strings, numbers and stored arrays."""
+    """Makes plain containers, strings, numbers and arrays."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(_Machine.dispatch)
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
-        self.source = _Bounded(file, name)
-        super().__init__(self.source, encoding="latin1")
-        self.names: dict[str, Callable[..., Any]] = {
-            "numpy.ndarray": _none,
-            "numpy.dtype": lambda *arguments: _Dtype(*arguments),
-            "numpy.core.multiarray._reconstruct": lambda *_: StoredArray(file, name),
-            "numpy.core.multiarray.scalar": _scalar,
-            "numpy.core.numeric._frombuffer": self._frombuffer,
-            "_codecs.encode": _encoded,
-            "builtins.bytes": _empty,
-        }
-
-    def _frombuffer(self, raw: object, dtype: _Dtype, shape: tuple[int, ...], order: str, *axes: Any) -> StoredArray:
-        array = StoredArray(self.source.file, self.source.name)
-        array.define(dtype.value, shape, order == "F", _raw(raw), *(axes if order == "K" else ()))
-        return array
+    def __init__(self, reader: _Reader) -> None:
+        super().__init__(reader, encoding="bytes")
+        self.reader = reader
 
     def find_class(self, module: str, name: str) -> Any:
         full = re.sub(r"^numpy\._core\.", "numpy.core.", f"{module}.{name}")
-        function = self.names.get(re.sub(r"^__builtin__\.", "builtins.", full))
+        function = NAMES.get(re.sub(r"^__builtin__\.", "builtins.", full))
         if function is None:
             raise Refused(
                 f"the name {module}.{name}, which would run code or make an object when opened; data files hold "
@@ -174,33 +184,22 @@ class _Unpickler(_Machine):
         target = self.stack[-1]
         if isinstance(target, _Dtype):
             target.set(state)
-        elif isinstance(target, StoredArray):
-            shape, dtype, by_columns, raw = state[-4:]  # before them a version, in all but the oldest
-            target.define(dtype.value, shape, by_columns, _raw(raw))
+        elif isinstance(target, _Array):
+            target.set(*state[-4:])  # before them a version, in all but the oldest
         else:
             raise Refused(f"a state for {described(target)}")
 
     def load_frame(self) -> None:
         self.read(8)  # a frame is not read as a whole: what is long in it stays in the file
 
-    def load_text(self) -> None:
-        self._string(4, lambda content: str(content, "utf-8", "surrogatepass"), True)
+    def load_bytearray(self) -> None:
+        self.append(self.read(int.from_bytes(self.read(8), "little")))
 
-    def load_long_text(self) -> None:
-        self._string(8, lambda content: str(content, "utf-8", "surrogatepass"), True)
+    def load_binunicode(self) -> None:
+        self.append(self.reader.read_text(int.from_bytes(self.read(4), "little")))
 
-    def load_old(self) -> None:
-        self._string(4, lambda content: content.decode("latin-1"))
-
-    def load_bytes(self) -> None:
-        self._string(4, bytes)
-
-    def load_long_bytes(self) -> None:
-        self._string(8, bytes)
-
-    def _string(self, width: int, convert: Callable[[bytes], Any], utf8: bool = False) -> None:
-        content = self.source.string(int.from_bytes(self.read(width), "little"), utf8)
-        self.append(content if isinstance(content, Span) else convert(content))
+    def load_binunicode8(self) -> None:
+        self.append(self.reader.read_text(int.from_bytes(self.read(8), "little")))
 
     def load_setitem(self) -> None:
         _check_keys(self.stack[-2:-1])
@@ -220,12 +219,9 @@ class _Unpickler(_Machine):
     dispatch |= {
         pickle.BUILD[0]: load_build,
         pickle.FRAME[0]: load_frame,
-        pickle.BINUNICODE[0]: load_text,
-        pickle.BINUNICODE8[0]: load_long_text,
-        pickle.BINSTRING[0]: load_old,
-        pickle.BINBYTES[0]: load_bytes,
-        pickle.BINBYTES8[0]: load_long_bytes,
-        pickle.BYTEARRAY8[0]: load_long_bytes,
+        pickle.BYTEARRAY8[0]: load_bytearray,
+        pickle.BINUNICODE[0]: load_binunicode,
+        pickle.BINUNICODE8[0]: load_binunicode8,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
         pickle.DICT[0]: load_dict,
@@ -243,52 +239,46 @@ def _check_keys(keys: Sequence[object]) -> None:
             raise Refused(f"{described(key)} among keys, which are strings and whole numbers in data files")
 
 
-def check_is_pickle(head: bytes, name: str) -> None:
-    """Looks at a file's first bytes (512 are plenty).
-
-    Raises:
-        UserError: the file is no pickle; the message says what it is.
-    """
-    if not _PICKLE.match(head):
-        raise UserError(f"{name} is no pickle but {what_is(head)}; download or copy it again")
-
-
-def load(file: BinaryIO, name: str) -> Any:
-    """What a pickle holds, with :class:`StoredArray` in the place of every array.
+def load(content: mmap.mmap | bytes, name: str) -> Any:
+    """What a pickle holds; long arrays are read-only views of its content.
 
     Args:
-        file: open for reading and able to seek; it stays open as long as the arrays are used.
+        content: of the file, as :meth:`ifsl_bench.data.read.file_tree.FileTree.mapped` gives it.
         name: how errors call the file.
 
     Returns:
-        Lists, tuples, dicts, strings, numbers, None and stored arrays. NumPy's scalars become Python's.
+        Lists, tuples, dicts, strings, numbers, None and arrays. NumPy's scalars become Python's.
 
     Raises:
         UserError: no pickle, a damaged one, or one that holds or calls anything else.
     """
+    head = content[:512]
+    if not _PICKLE.match(head):
+        raise UserError(f"{name} is no pickle but {what_is(head)}; download or copy it again")
+    reader = _Reader(content, name)
     try:
-        file.seek(0)
-        check_is_pickle(file.read(512), name)
-        file.seek(0)
-        return _Unpickler(file, name).load()
+        return _with_arrays(_Unpickler(reader).load())
     except Refused as error:
         raise UserError(f"{name} is refused: it holds {error}") from error
     except EOFError as error:
         raise UserError(f"{name} is cut short: it ends in the middle of a value") from error
     except _BAD as error:
-        raise UserError(f"{name} is damaged near byte {file.tell():,} ({type(error).__name__}: {error})") from error
+        raise UserError(f"{name} is damaged near byte {reader.at:,} ({type(error).__name__}: {error})") from error
 
 
-def items(file: BinaryIO, name: str) -> Iterator[StoredArray]:
-    """The arrays of a pickled list one after the other; :meth:`StoredArray.read` them in this order.
-
-    Raises:
-        UserError: as :func:`load`, or the pickle is no list of arrays.
-    """
-    value = load(file, name)
-    if not isinstance(value, list):
-        raise UserError(f"{name} holds {described(value)}, expected a list of arrays")
-    for i, item in enumerate(value):
-        if not isinstance(item, StoredArray):
-            raise UserError(f"{name}: item {i} of the list is {described(item)}, expected arrays only")
-        yield item
+def _with_arrays(value: Any) -> Any:
+    """A value whose lists and dicts, at any depth, hold arrays in the place of those under construction."""
+    whole = [value]
+    waiting: list[Any] = [whole]
+    seen: set[int] = set()
+    while waiting:
+        container = waiting.pop()
+        if id(container) in seen:
+            continue
+        seen.add(id(container))
+        for key, item in container.items() if isinstance(container, dict) else enumerate(container):
+            if isinstance(item, _Array):
+                container[key] = item.value
+            elif isinstance(item, (list, dict)):
+                waiting.append(item)
+    return whole[0]

@@ -7,8 +7,7 @@ are held out for base/val and base/test is drawn by a hash here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,10 +15,9 @@ import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import ListItem, note_duplicates
-from ifsl_bench.data.pickle_pools import copy_rows, integers, load_dict, opened, text
+from ifsl_bench.data.pickle_pools import copy_pools, images_array, integers, load_dict, text
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided
 from ifsl_bench.data.read.archive import Entry, FileTree, some
-from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.source import Count, Downloadable, Form, Import
 
 CLASSES = "cifar-fs.csv"
@@ -33,7 +31,6 @@ COUNTS = {
 }
 PARTS, META = ("train", "test"), "meta"  # the files of images, and the one that names the classes
 _FOLDER = "cifar-100-python"
-_BYTES = 32 * 32 * 3
 _OTHERS = {  # a file of each relative that people take for it
     "data_batch_1": "CIFAR-10",
     "data_batch_1.bin": "CIFAR-10",
@@ -47,21 +44,6 @@ def sides() -> Mapping[str, str]:
     return columns(CLASSES, "class", "split")
 
 
-class _Parts:
-    """The images of both files as one array, uint8 [n, 32, 32, 3]; the files have the channels first, in flat rows."""
-
-    def __init__(self, arrays: Sequence[StoredArray]) -> None:
-        self.arrays, self.nbytes = arrays, sum(array.nbytes for array in arrays)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.arrays))
-
-    def blocks(self, rows: int) -> Iterator[np.ndarray]:
-        for array in self.arrays:
-            for block in array.blocks(rows):
-                yield block.reshape(-1, SHAPE[2], *SHAPE[:2]).transpose(0, 2, 3, 1)
-
-
 class Cifar100(Form):
     title: ClassVar[str] = "the Python version of CIFAR-100 (cifar-100-python: train, test, meta)"
 
@@ -69,19 +51,17 @@ class Cifar100(Form):
         return bool(_folders(tree))
 
     def build(self, to: Import) -> None:
-        with ExitStack() as stack:
-            values: dict[str, tuple[dict[str, Any], str]] = {}
-            for name, entry in _entries(to.files).items():
-                where = to.files.where(entry)
-                keys = ("fine_label_names",) if name == META else ("data", "fine_labels")
-                values[name] = load_dict(stack.enter_context(opened(to.files, entry)), where, keys), where
-            names = _names(*values.pop(META))
-            arrays, labels = [], []
-            for value, where in values.values():
-                arrays.append(_images(value["data"], where))
-                labels.append(_labels(value["fine_labels"], len(arrays[-1]), len(names), where))
-            pools = self.pools(to, names, *labels)
-            _copy(to, pools, _Parts(arrays))
+        entries = _entries(to.files)
+        names = _names(load_dict(to.files, entries[META], ("fine_label_names",)), to.files.where(entries[META]))
+        arrays, labels = [], []
+        for entry in (entries[part] for part in PARTS):
+            where = to.files.where(entry)
+            value = load_dict(to.files, entry, ("data", "fine_labels"))
+            arrays.append(images_array(value["data"], "'data'", where, (32 * 32 * 3,)))
+            labels.append(_labels(value["fine_labels"], len(arrays[-1]), len(names), where))
+        pools = self.pools(to, names, *labels)
+        images = np.concatenate(arrays).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # channels come first in the files
+        copy_pools(to, pools, dict.fromkeys(pools, images), shape=SHAPE, digests=True)
         note_duplicates(to, _named(pools, len(arrays[0])))
 
     def pools(
@@ -139,14 +119,6 @@ def _names(value: Mapping[str, Any], where: str) -> list[str]:
     return names
 
 
-def _images(value: object, where: str) -> StoredArray:
-    if not isinstance(value, StoredArray):
-        raise UserError(f"'data' of {where} is a {type(value).__name__}, expected an array uint8[n, {_BYTES}]")
-    if value.dtype != np.uint8 or value.shape[1:] != (_BYTES,):
-        raise UserError(f"'data' of {where} is {value.dtype}{list(value.shape)}, expected uint8[n, {_BYTES}]")
-    return value
-
-
 def _labels(value: object, count: int, classes: int, where: str) -> np.ndarray:
     """The label of each image, int64 [count]."""
     labels = integers(value, "'fine_labels'", where)
@@ -155,16 +127,6 @@ def _labels(value: object, count: int, classes: int, where: str) -> np.ndarray:
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         raise UserError(f"{where} has labels {labels.min()} to {labels.max()} and {classes:,} class names")
     return labels
-
-
-def _copy(to: Import, pools: Mapping[str, Mapping[str, Sequence[int]]], source: _Parts) -> None:
-    total = sum(len(rows) for groups in pools.values() for rows in groups.values())
-    with to.reporter.stage(f"importing {total:,} images", total) as stage:
-        for pool, groups in pools.items():
-            if to.writer.has(pool):
-                stage.advance(sum(map(len, groups.values())))
-            else:
-                copy_rows(to, pool, groups, source, stage.advance, False, SHAPE, True)
 
 
 def _named(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, ClassVar
 
@@ -11,11 +10,9 @@ import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.limits import LABEL
-from ifsl_bench.data.pickle_pools import opened
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.archive import Entry, FileTree
-from ifsl_bench.data.read.npz import Npz
-from ifsl_bench.data.read.stored_array import StoredArray
+from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.read.tensors import safetensors, torch_file
 from ifsl_bench.data.source import Form, Import
 
@@ -105,9 +102,9 @@ def _surveyed(tree: FileTree) -> dict[str, _Pool]:
         if entry is None:
             continue
         where = tree.where(entry)
-        with _read(tree, entry) as (features, labels):
-            names, ids = np.unique(_labels(labels, where), return_inverse=True)
-            pools[pool] = found = _Pool(entry, features.shape[1], ids, tuple(str(name) for name in names))
+        features, labels = _read(tree, entry)
+        names, ids = np.unique(_labels(labels, where), return_inverse=True)
+        pools[pool] = found = _Pool(entry, features.shape[1], ids, tuple(str(name) for name in names))
         first = pools["base/train"]
         if found.width != first.width:
             raise UserError(f"{where} has {found.width} features a row, {first.entry.name} has {first.width}")
@@ -143,13 +140,11 @@ def _file(tree: FileTree, pool: str) -> Entry | None:
 # -- one file
 
 
-def _npz(file: BinaryIO, where: str) -> dict[str, StoredArray]:
-    npz = Npz(file, where)
-    npz.need("features", "labels")
-    return {name: npz.array(name) for name in ("features", "labels")}
+def _npz(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
+    return npz_arrays(file, where, "features", "labels")
 
 
-Values = StoredArray | np.ndarray | list[Any]
+Values = np.ndarray | list[Any]
 READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Any]]] = {
     ".npz": _npz,
     ".safetensors": safetensors,
@@ -157,28 +152,29 @@ READERS: dict[str, Callable[[BinaryIO, str], Mapping[str, Any]]] = {
 }
 
 
-@contextmanager
-def _read(tree: FileTree, entry: Entry) -> Iterator[tuple[StoredArray | np.ndarray, Values]]:
-    """The features [n, D] and labels [n] of a file, which is open inside the block.
+def _read(tree: FileTree, entry: Entry) -> tuple[np.ndarray, Values]:
+    """The features [n, D] and labels [n] of a file.
 
     Raises:
         UserError: it is damaged, or they are not of that form.
     """
     where = tree.where(entry)
-    with opened(tree, entry) as raw:
+    with tree.readable(entry):
+        raw = tree.open(entry)
+    with raw:
         stored = READERS[f".{entry.name.rpartition('.')[2]}"](raw, where)
-        if missing := [repr(name) for name in ("features", "labels") if name not in stored]:
-            has = ", ".join(name[:40] for name in list(stored)[:6]) or "nothing"
-            raise UserError(f"{where} lacks {', '.join(missing)}; it has {has}")
-        features, labels = stored["features"], stored["labels"]
-        rows = (len(labels),) if isinstance(labels, list) else labels.shape
-        fits = not isinstance(features, list) and features.dtype.kind == "f" and len(features.shape) == 2
-        if not fits or not all(features.shape) or features.shape[:1] != rows:
-            raise UserError(
-                f"{where}: expected floating features [n, D] and labels [n], found features {_shape(features)}, "
-                f"labels {_shape(labels)}"
-            )
-        yield features, labels
+    if missing := [repr(name) for name in ("features", "labels") if name not in stored]:
+        has = ", ".join(name[:40] for name in list(stored)[:6]) or "nothing"
+        raise UserError(f"{where} lacks {', '.join(missing)}; it has {has}")
+    features, labels = stored["features"], stored["labels"]
+    rows = (len(labels),) if isinstance(labels, list) else labels.shape
+    fits = not isinstance(features, list) and features.dtype.kind == "f" and len(features.shape) == 2
+    if not fits or not all(features.shape) or features.shape[:1] != rows:
+        raise UserError(
+            f"{where}: expected floating features [n, D] and labels [n], found features {_shape(features)}, "
+            f"labels {_shape(labels)}"
+        )
+    return features, labels
 
 
 def _shape(values: Values) -> str:
@@ -186,14 +182,10 @@ def _shape(values: Values) -> str:
     return f"list[{len(values)}]" if isinstance(values, list) else f"{values.dtype}{list(values.shape)}"
 
 
-def _in_memory(values: StoredArray | np.ndarray) -> np.ndarray:
-    return values.read() if isinstance(values, StoredArray) else values
-
-
 def _features(tree: FileTree, entry: Entry) -> np.ndarray:
     """Float32 [n, D]."""
-    with _read(tree, entry) as (stored, _), np.errstate(over="ignore"):
-        features = _in_memory(stored).astype(np.float32)
+    with np.errstate(over="ignore"):
+        features = _read(tree, entry)[0].astype(np.float32)
     if not np.isfinite(features).all():
         rows = int((~np.isfinite(features)).any(1).sum())
         raise UserError(f"{tree.where(entry)}: features contain NaN or infinity (as float32) in {rows} rows")
@@ -215,7 +207,7 @@ def _labels(stored: Values, where: str) -> np.ndarray:
             LABEL.check(longest, f"a label of {where}")
         labels = np.array(stored)
     else:
-        labels = _in_memory(stored)
+        labels = stored
         if labels.dtype.kind not in "iuUf":
             raise UserError(f"{where}: labels must be integers or strings, found {labels.dtype}")
     if labels.dtype.kind == "f":

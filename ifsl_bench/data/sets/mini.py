@@ -9,7 +9,6 @@ variants have other ones and therefore names of their own: ``mini-imagenet-ilsvr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,19 +18,16 @@ from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.pickle_pools import (
     SHAPE,
     SIZE,
-    Images,
-    copy_rows,
+    copy_pools,
     images_array,
     integers,
     load_dict,
-    opened,
     required,
     text,
 )
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided, shuffled
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.read.stored_array import StoredArray
 from ifsl_bench.data.sets import ilsvrc
 from ifsl_bench.data.sets.mini_photographs import Photographs, find_images
 from ifsl_bench.data.source import Count, Form, Import
@@ -80,18 +76,16 @@ class LwofPickles(Form):
 
     def build(self, to: Import) -> None:
         entries = {pool: required(to.files, name, self.title) for pool, name in self.files.items()}
-        arrays: dict[str, StoredArray] = {}
+        arrays: dict[str, np.ndarray] = {}
         pools: dict[str, dict[str, Sequence[int]]] = {}
-        with ExitStack() as stack:
-            for pool, entry in entries.items():
-                where = to.files.where(entry)
-                file = stack.enter_context(opened(to.files, entry))
-                value = load_dict(file, where, ("data", "labels", "catname2label"))
-                arrays[pool] = images_array(value["data"], "'data'", where)
-                pools[pool] = _by_label(value, len(arrays[pool]), where)
-                _check_sides(pools[pool], _SIDES[pool], where)
-            check_pools(to, "mini-ImageNet", COUNTS, pools)
-            _copy(to, pools, arrays)
+        for pool, entry in entries.items():
+            where = to.files.where(entry)
+            value = load_dict(to.files, entry, ("data", "labels", "catname2label"))
+            arrays[pool] = images_array(value["data"], "'data'", where)
+            pools[pool] = _by_label(value, len(arrays[pool]), where)
+            _check_sides(pools[pool], _SIDES[pool], where)
+        check_pools(to, "mini-ImageNet", COUNTS, pools)
+        copy_pools(to, pools, arrays)
 
 
 def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
@@ -111,16 +105,6 @@ def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Seq
     return {names[label]: np.flatnonzero(labels == label).tolist() for label in present}
 
 
-def _copy(to: Import, pools: Mapping[str, Mapping[str, Sequence[int]]], arrays: Mapping[str, Images]) -> None:
-    total = sum(len(rows) for groups in pools.values() for rows in groups.values())
-    with to.reporter.stage(f"importing {total:,} images", total) as stage:
-        for pool, groups in pools.items():
-            if to.writer.has(pool):
-                stage.advance(sum(map(len, groups.values())))
-            else:
-                copy_rows(to, pool, groups, arrays[pool], stage.advance)
-
-
 class Caches(Form):
     title: ClassVar[str] = "the caches of learn2learn (mini-imagenet-cache-{train,validation,test}.pkl)"
     files: ClassVar[Mapping[str, Sequence[str]]] = {
@@ -138,26 +122,18 @@ class Caches(Form):
             or required(tree, names[0], self.title)
             for side, names in self.files.items()
         }
-        with ExitStack() as stack:
-            caches: dict[str, tuple[Images, object, str]] = {}
-            for side, entry in entries.items():
-                where = tree.where(entry)
-                value = load_dict(stack.enter_context(opened(tree, entry)), where, ("image_data", "class_dict"))
-                caches[side] = images_array(value["image_data"], "'image_data'", where), value["class_dict"], where
-            _copy_caches(to, caches)
-
-
-def _copy_caches(to: Import, caches: Mapping[str, tuple[Images, object, str]]) -> None:
-    """Writes the pools from the images, the ``class_dict`` and the place of train, val and test."""
-    rows: dict[str, list[int]] = {}
-    for side, (images, classes, where) in caches.items():
-        groups = _class_rows(classes, len(images), where)
-        _check_sides(groups, side, where)
-        rows |= groups
-    pools: dict[str, dict[str, Sequence[int]]] = divided(rows, sides(), HELD_OUT)
-    arrays = {pool: caches[_SIDES[pool]][0] for pool in pools}
-    check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
-    _copy(to, pools, arrays)
+        arrays: dict[str, np.ndarray] = {}
+        rows: dict[str, list[int]] = {}
+        for side, entry in entries.items():
+            where = tree.where(entry)
+            value = load_dict(tree, entry, ("image_data", "class_dict"))
+            arrays[side] = images_array(value["image_data"], "'image_data'", where)
+            groups = _class_rows(value["class_dict"], len(arrays[side]), where)
+            _check_sides(groups, side, where)
+            rows |= groups
+        pools: dict[str, dict[str, Sequence[int]]] = divided(rows, sides(), HELD_OUT)
+        check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
+        copy_pools(to, pools, {pool: arrays[_SIDES[pool]] for pool in pools})
 
 
 def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:

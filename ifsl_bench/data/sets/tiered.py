@@ -13,12 +13,12 @@ from typing import ClassVar
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.pickle_pools import SHAPE, SIZE, Rows, list_items, listed, required
+from ifsl_bench.data.pickle_pools import SHAPE, SIZE, Rows, copy_pools, list_items, listed, required
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, held_out
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.sets import ilsvrc
-from ifsl_bench.data.sets.tiered_files import class_names, copy_npz, images_entry, is_npz, read_labels
+from ifsl_bench.data.sets.tiered_files import class_names, images_entry, is_npz, npz_images, read_labels
 from ifsl_bench.data.source import Count, Form, Import
 
 CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
@@ -99,7 +99,8 @@ class _Files(Form):
                 lambda pool, wanted: list_items(tree, images[source[pool]], wanted, counts[source[pool]]),
             )
         for pool in (pool for pool in pools if pool not in encoded and not to.writer.has(pool)):
-            copy_npz(to, pool, pools[pool], images[source[pool]], counts[source[pool]])
+            array = npz_images(tree, images[source[pool]], counts[source[pool]])
+            copy_pools(to, {pool: pools[pool]}, {pool: array}, bgr=True)
 
     def pools(
         self, groups: Mapping[str, Rows], where: Mapping[str, str]

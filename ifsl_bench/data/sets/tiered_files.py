@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.pickle_pools import copy_rows, images_array, integers, load_dict, opened, required, text
+from ifsl_bench.data.pickle_pools import images_array, integers, load_dict, required, text
 from ifsl_bench.data.read.archive import Entry, FileTree
-from ifsl_bench.data.read.npz import Npz
-from ifsl_bench.data.read.stored_array import StoredArray
-from ifsl_bench.data.source import Import
+from ifsl_bench.data.read.npz import npz_arrays
 
 NAMES, SYNSETS = "class_names.txt", "synsets.txt"
 
@@ -46,15 +44,12 @@ def read_labels(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple
         UserError: the file is not as it should be, or has a class of another name.
     """
     where = tree.where(entry)
-    with opened(tree, entry) as file:
-        value = load_dict(file, where, ("label_specific", "label_specific_str"))
-        labels = integers(value["label_specific"], "'label_specific'", where)
-        written = value["label_specific_str"]
-        if not isinstance(written, (list, tuple, StoredArray)):
-            raise UserError(f"'label_specific_str' of {where} is a {type(written).__name__}, expected a list of names")
-        called = [
-            text(name) for name in (np.atleast_1d(written.read()) if isinstance(written, StoredArray) else written)
-        ]
+    value = load_dict(tree, entry, ("label_specific", "label_specific_str"))
+    labels = integers(value["label_specific"], "'label_specific'", where)
+    written = value["label_specific_str"]
+    if not isinstance(written, (list, tuple, np.ndarray)):
+        raise UserError(f"'label_specific_str' of {where} is a {type(written).__name__}, expected a list of names")
+    called = [text(name) for name in (np.atleast_1d(written) if isinstance(written, np.ndarray) else written)]
     present = np.unique(labels).tolist()
     if present and not 0 <= present[0] <= present[-1] < len(called):
         raise UserError(f"{where} has labels {present[0]} to {present[-1]} and {len(called):,} class names")
@@ -80,12 +75,11 @@ def is_npz(entry: Entry) -> bool:
     return entry.name.endswith(".npz")
 
 
-def copy_npz(to: Import, pool: str, groups: Mapping[str, Sequence[int]], entry: Entry, count: int) -> None:
-    """Writes a pool from an .npz file, whose images were read by OpenCV and never turned: blue, green, red."""
-    where = to.files.where(entry)
-    total = sum(map(len, groups.values()))
-    with opened(to.files, entry) as file, to.reporter.stage(f"importing {total:,} images of {pool}", total) as stage:
-        images = images_array(Npz(file, where).array("images"), "'images'", where)
-        if len(images) != count:
-            raise UserError(f"{where} has {len(images):,} images, the labels beside it are {count:,}")
-        copy_rows(to, pool, groups, images, stage.advance, bgr=True)
+def npz_images(tree: FileTree, entry: Entry, count: int) -> np.ndarray:
+    """The images of an .npz file, uint8 [``count``, 84, 84, 3]; OpenCV read them, so they are blue, green, red."""
+    where = tree.where(entry)
+    with tree.readable(entry), tree.open(entry) as file:
+        images = images_array(npz_arrays(file, where, "images")["images"], "'images'", where)
+    if len(images) != count:
+        raise UserError(f"{where} has {len(images):,} images, the labels beside it are {count:,}")
+    return images
