@@ -1,4 +1,4 @@
-"""What a backbone plugin provides. Register it under the entry point group ``ifsl_bench.backbones``.
+"""The interface of a backbone plugin. Register it under the entry point group ``ifsl_bench.backbones``.
 
 There are two kinds. A subclass of :class:`Backbone` is a network that is pretrained here, on the base classes of each
 task. A subclass of :class:`Frozen` knows networks with weights from elsewhere, which are used as they are.
@@ -29,7 +29,7 @@ class Backbone(nn.Module):
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a frozen network before its weights are there.
+    """The properties of a frozen network that are known before its weights are there.
 
     Attributes:
         size: (H, W) of the images that it sees.
@@ -70,7 +70,7 @@ class Frozen(ABC):
 
     @abstractmethod
     def card(self, model: str, own_weights: bool = False) -> Card:
-        """What is known of a network; quick, without its weights.
+        """Describes a network; quick, without its weights.
 
         Args:
             own_weights: whether the user gives weights, so that the name need not say which.

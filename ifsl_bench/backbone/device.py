@@ -1,4 +1,4 @@
-"""Where tensors live and in which precision convolutions run."""
+"""Decides where tensors live and in which precision convolutions run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ifsl_bench.common.errors import UserError
 
 
 class Accelerator:
-    """What is asked of a kind of accelerator, here CUDA's; a device's type says which kind it is."""
+    """The properties of a kind of accelerator, here CUDA's; a device's type says which kind it is."""
 
     def count(self) -> int:
-        """How many there are; 0 without a driver."""
+        """The number of devices; 0 without a driver."""
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
     def name(self, device: torch.device) -> str:
@@ -29,7 +29,7 @@ class Accelerator:
         return torch.cuda.get_device_name(device)
 
     def has_bf16(self, device: torch.device) -> bool:
-        """Whether it has instructions for bf16."""
+        """Returns whether it has instructions for bf16."""
         return torch.cuda.is_bf16_supported(including_emulation=False)
 
     def free_memory(self, device: torch.device) -> int:
@@ -118,7 +118,7 @@ def _cpu_name() -> str:
 
 @dataclass(frozen=True)
 class Precision:
-    """How training convolutions run. ``reason`` says why, and is recorded with the checkpoint."""
+    """The mode in which training convolutions run. ``reason`` says why, and is recorded with the checkpoint."""
 
     bf16: bool
     reason: str

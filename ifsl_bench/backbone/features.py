@@ -56,7 +56,7 @@ class FeaturePool:
 
 
 def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1, origin: str = "") -> Path:
-    """Where the features of a pool under a pretraining are kept.
+    """The folder of the features of a pool under a pretraining.
 
     Args:
         key: that of :func:`ifsl_bench.backbone.pretrain.features_key`.
@@ -72,7 +72,7 @@ def bank_folder(home: Home, key: str, pool: str, task: Task, views: int = 1, ori
 
 
 def is_computed(folder: Path, pretraining_sha256: str | None) -> bool:
-    """Whether features of a pretraining with these weights are there."""
+    """Returns whether features of a pretraining with these weights are there."""
     try:
         return bool(read_sealed(folder / "bank.json").get("pretraining_sha256") == pretraining_sha256)
     except (OSError, CorruptFile):
@@ -173,7 +173,7 @@ def _forward(task: Task, pretrained: Pretrained, pool: Pool, device: torch.devic
 
 
 def computed_at(folder: Path) -> str:
-    """What is recorded of where features were computed; "" of those that are none of ours."""
+    """The record of where features were computed; "" of those that are none of ours."""
     try:
         return str(read_sealed(folder / "bank.json").get("place", ""))
     except (OSError, CorruptFile):
@@ -247,7 +247,7 @@ def feature_pool(
 
 @dataclass(frozen=True)
 class Moments:
-    """What is known of the features of a pool's classes.
+    """Statistics of the features of a pool's classes.
 
     Attributes:
         means: float64 [K, D], mean feature of each class.
@@ -262,7 +262,7 @@ class Moments:
 
     @staticmethod
     def of(features: np.ndarray, starts: np.ndarray) -> Moments:
-        """Of features [n, D], class k's being ``features[starts[k]:starts[k + 1]]``; in float64."""
+        """Computes them from features [n, D], class k's being ``features[starts[k]:starts[k + 1]]``; in float64."""
         counts = np.diff(starts).astype(np.int64)
         classes = list(pairwise(starts))
         means = np.stack([features[a:b].sum(0, dtype=np.float64) for a, b in classes]) / counts[:, None]

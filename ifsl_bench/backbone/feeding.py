@@ -1,4 +1,4 @@
-"""What a pretraining sees, step by step: drawn for an epoch, and brought to where the network is.
+"""The images of a pretraining, step by step: drawn for an epoch, and brought to where the network is.
 
 The order of the images and their crops are drawn on the CPU, whatever computes and however many processes share a
 batch: the same seed gives the same images everywhere.
@@ -105,14 +105,14 @@ class DeviceFeed:
 
 
 def make_feed(pool: Pool, normalise: Normalise, device: torch.device) -> Feed:
-    """What brings the images of a pool to a network on the device."""
+    """Makes the feed that brings the images of a pool to a network on the device."""
     if device.type == "cpu":
         return HostFeed(pool, normalise)
     return DeviceFeed(pool, normalise, device, fits(len(pool) * pool.images[:1].nbytes, device))
 
 
 def fits(size: int, device: torch.device) -> bool:
-    """Whether so many bytes are at most :data:`SHARE` of the device's free memory."""
+    """Returns whether so many bytes are at most :data:`SHARE` of the device's free memory."""
     free = free_memory(device)
     return free is None or size <= SHARE * free
 

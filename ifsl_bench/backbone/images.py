@@ -54,7 +54,7 @@ def batches(
 
 
 def draw_crops(count: int, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Where images are cut and which of them are mirrored, drawn at random.
+    """The places where images are cut and which of them are mirrored, drawn at random.
 
     Args:
         generator: on the CPU.

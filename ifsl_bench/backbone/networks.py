@@ -66,7 +66,7 @@ class ResNet10(Backbone):
         self.out = nn.Linear(384, 512)
 
     def _enter(self, x: Tensor) -> Tensor:
-        """What the blocks see of the images."""
+        """Prepares images for the blocks."""
         return self.stem(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -354,5 +354,5 @@ def make_head(kind: str, features: int, classes: int) -> LinearHead | CosineHead
 
 @lru_cache
 def features_of(backbone: str, shape: tuple[int, ...]) -> int:
-    """How many features a network gives an image [H, W, C], or features [D]."""
+    """The number of features that a network gives an image [H, W, C], or features [D]."""
     return make_backbone(backbone, shape).features

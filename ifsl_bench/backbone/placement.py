@@ -1,4 +1,4 @@
-"""Which device each stage of a run computes on.
+"""Chooses the device on which each stage of a run computes.
 
 A rule, not a timing: the same command gives the same digits whatever else the machine does. An accelerator answers a
 call after some microseconds whatever the call computes, so work of few large calls goes there: pretraining, features
@@ -34,7 +34,7 @@ class Place:
 
 
 def place_of(kind: Kind, device: torch.device, forced: bool, episodes: int = 0, few: int | None = None) -> Place:
-    """Where a stage runs.
+    """The place where a stage runs.
 
     Args:
         kind: of work.

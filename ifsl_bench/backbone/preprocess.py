@@ -32,5 +32,5 @@ class Preprocess:
 
 
 def enlarged(card: Card, shape: tuple[int, ...]) -> bool:
-    """Whether images [H, W, C] have fewer pixels than the network sees."""
+    """Returns whether images [H, W, C] have fewer pixels than the network sees."""
     return min(shape[:2]) < min(card.size)

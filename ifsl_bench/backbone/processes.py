@@ -45,7 +45,7 @@ class World:
         return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
 
     def told(self, value: T) -> T:
-        """What the first process has; the others wait for it, and what they give is ignored."""
+        """Returns what the first process has; the others wait for it, and what they give is ignored."""
         if self.size == 1:
             return value
         said: list[Any] = [value]
@@ -148,7 +148,7 @@ def together(launch: Launch | None) -> Iterator[World]:
 
 
 def _speaks(store: Any) -> bool:
-    """Whether this process is the first that has an error to tell."""
+    """Returns whether this process is the first that has an error to tell."""
     try:
         return bool(store.add("errors", 1) == 1)
     except RuntimeError:  # the store has ended with the process that held it
@@ -156,5 +156,5 @@ def _speaks(store: Any) -> bool:
 
 
 def _is_of_another(error: BaseException) -> bool:
-    """Whether an error comes from the connection to another process, which gloo and NCCL close when one ends."""
+    """Says whether an error comes from the connection to another process, which gloo and NCCL close when one ends."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

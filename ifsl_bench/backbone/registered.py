@@ -11,7 +11,7 @@ BACKBONES = "ifsl_bench.backbones"
 
 
 def backbone_plugin(name: str) -> tuple[type[Backbone] | Frozen, str]:
-    """What is registered under a backbone's name, and which of its networks is meant ("" of most).
+    """Finds what is registered under a backbone's name, and which of its networks is meant ("" of most).
 
     Args:
         name: ``NAME``, ``NAME:MODEL``, or ``PACKAGE:NAME`` where several packages register one name.
@@ -54,7 +54,7 @@ def frozen_backbone(name: str) -> tuple[Frozen, str] | None:
 
 
 def check_backbone(spec: Pretraining) -> Card | None:
-    """What a frozen backbone says of itself, None for another one.
+    """The description that a frozen backbone gives of itself, None for another one.
 
     Raises:
         UserError: no such backbone, or weights or centring for one that is pretrained here.
@@ -71,7 +71,7 @@ def check_backbone(spec: Pretraining) -> Card | None:
 
 
 def corpora_of(spec: Pretraining) -> tuple[str, ...] | None:
-    """What the backbone of a task was pretrained on elsewhere; None for one that has seen the task's data alone.
+    """Data that the backbone of a task was pretrained on elsewhere; None for one that has seen the task's data alone.
 
     Of weights that somebody gives nobody knows what else they have seen.
 

@@ -245,7 +245,7 @@ class Trainer:
                 )
 
     def _model(self, compiled: bool) -> nn.Module:
-        """What a step calls: the network and its head, compiled or not, as one of the processes has them."""
+        """The module that a step calls: the network and its head, compiled or not, as one of the processes has them."""
         model: nn.Module = _Classifier(self.network, self.head, Precision(self.info["bf16"], ""))
         if self.world.size > 1:
             ids = [self.device.index] if self.device.type == "cuda" else None

@@ -72,7 +72,7 @@ class Recorded(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Weights:
-    """What such a file says.
+    """The metadata of such a file.
 
     Attributes:
         definition: what made the weights, as :func:`ifsl_bench.backbone.pretrain.definition` has it.
@@ -97,7 +97,7 @@ class Weights:
 
     @property
     def of_features(self) -> bool:
-        """Whether they are those of embedded features, which nobody can train."""
+        """Returns whether they are those of embedded features, which nobody can train."""
         return bool(self.definition["pretraining"]["backbone"] == INCLUDED)
 
 
@@ -124,7 +124,7 @@ def write_weights(path: Path, content: bytes, definition: Mapping[str, Any], inf
 
 
 def read_facts(path: Path) -> Weights:
-    """What a file says of itself; of its weights nothing is read, so they may be damaged.
+    """Reads the metadata of a file; of its weights nothing is read, so they may be damaged.
 
     Raises:
         FileNotFoundError: there is none.
@@ -135,7 +135,7 @@ def read_facts(path: Path) -> Weights:
 
 
 def read_weights(path: Path) -> tuple[Weights, bytes]:
-    """What a file says, and the cache's file of tensors that it holds, which has the checksum that it says.
+    """Reads the metadata of a file, and the cache's file of tensors that it holds, which has the checksum that it says.
 
     Raises:
         FileNotFoundError: there is none.
@@ -185,7 +185,7 @@ def _parsed(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _facts(path: Path, header: Mapping[str, Any]) -> Weights:
-    """What the metadata say, checked: the key follows from the definition, and every text can be printed."""
+    """Checks the metadata: the key follows from the definition, and every text can be printed."""
     facts = _parsed(path, header["__metadata__"][OURS].encode())
     if facts.get("format") != FORM:
         raise CorruptFile(f"{path} is in format {facts.get('format')!r:.40}, this version reads {FORM}")
@@ -234,7 +234,7 @@ def shipped_file(key: str) -> Path | None:
 
 
 def shipped() -> dict[str, Weights]:
-    """What comes with the package, by key; a damaged file is left out."""
+    """The files that come with the package, by key; a damaged file is left out."""
     weights = {}
     for path in sorted(FOLDER.glob("*.safetensors")):
         with suppress(CorruptFile):
@@ -243,7 +243,7 @@ def shipped() -> dict[str, Weights]:
 
 
 def is_offered(home: Home, key: str) -> bool:
-    """Whether the package has weights that the home would take: it has nothing of this pretraining."""
+    """Returns whether the package has weights that the home would take: it has nothing of this pretraining."""
     begun = any(os.path.lexists(home.pretrained / key / name) for name in ("checkpoint.json", NOTE))
     return shipped_file(key) is not None and not begun
 

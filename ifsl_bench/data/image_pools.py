@@ -148,7 +148,7 @@ def _import_pool(
 
 
 def _enlarged(done: Decoded) -> dict[str, Any]:
-    """What the manifest says of images that were smaller than they are now."""
+    """The manifest's record of images that were smaller than they are now."""
     return {"enlarged": {"images": done.enlarged, "smallest": done.smallest}} if done.enlarged else {}
 
 

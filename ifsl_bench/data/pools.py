@@ -74,21 +74,21 @@ class Dataset:
 
     @property
     def novel_fingerprint(self) -> str:
-        """Of the data set that novel classes come from, where that is another one; see :mod:`.crossed`."""
+        """The fingerprint of the data set of the novel classes, where that is another one; see :mod:`.crossed`."""
         return ""
 
     def origin(self, pool: str) -> str:
-        """What tells a pool of another data set from this one's pool of that name: some of its fingerprint, or ""."""
+        """Part of a fingerprint that tells another data set's pool from this one's of that name, or ""."""
         return ""
 
     @property
     def partial(self) -> bool:
-        """Whether it was made from less than its source should hold."""
+        """Returns whether it was made from less than its source should hold."""
         return bool(self.manifest.get("about", {}).get("partial", False))
 
     @property
     def pictures(self) -> bool:
-        """Whether it holds images that a person can look at; else features, a user's own or embedded ones."""
+        """Returns whether it holds images that a person can look at; else features, a user's own or embedded ones."""
         return len(self.shape) == 3 and "features_of" not in self.manifest.get("about", {})
 
     @property

@@ -1,4 +1,4 @@
-"""What is published of data sets: class and image lists, packaged in ``ifsl_bench.tasks``, and counts to hold an import
+"""Published facts of data sets: class and image lists, packaged in ``ifsl_bench.tasks``, and counts to hold an import
 against. Where a choice of images is not published, it is drawn by a hash."""
 
 from __future__ import annotations

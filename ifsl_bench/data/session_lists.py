@@ -35,7 +35,7 @@ class ListedImage:
 
 @dataclass(frozen=True)
 class SessionList:
-    """What a list says.
+    """The content of a list.
 
     Attributes:
         sessions: class -> its session, in the list's order.

@@ -1,4 +1,4 @@
-"""What a data set plugin provides. Register a subclass under the entry point group ``ifsl_bench.datasets``.
+"""The interface of a data set plugin. Register a subclass under the entry point group ``ifsl_bench.datasets``.
 
 A data set that is made from people's files has :class:`Form` objects, one for each form in which people have the
 files. The first that recognises what ``--from`` names builds the pools; its title is told to the user and recorded.
@@ -60,7 +60,7 @@ class Import:
 
     @property
     def partial_option(self) -> str:
-        """How the user accepts less: on the command line, or in the call that was given objects."""
+        """The words by which a user accepts less: on the command line, or in the call that was given objects."""
         return "--allow-partial" if self.tree else "allow_partial=True"
 
     def check_counts(self, what: str, expected: Counts, found: Counts) -> None:
@@ -101,7 +101,7 @@ class Form(ABC):
 
     @abstractmethod
     def recognises(self, tree: FileTree) -> bool:
-        """Whether the tree has this form, judged by the names of its files."""
+        """Returns whether the tree has this form, judged by the names of its files."""
 
     @abstractmethod
     def build(self, to: Import) -> None:
@@ -171,7 +171,7 @@ class Downloadable(DatasetSource):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where :meth:`fetch` gets the archive."""
+        """The address from which :meth:`fetch` gets the archive."""
 
     @abstractmethod
     def fetch(self, folder: Path) -> Path:
@@ -203,7 +203,7 @@ Counts = Mapping[str, Count]  # by pool
 
 
 def differences(expected: Counts, found: Counts) -> list[str]:
-    """What differs, pool by pool, with the counts side by side; empty where nothing does."""
+    """Lists the pools whose counts differ, with the counts side by side."""
     none = Count(0, 0)
     lines = []
     for pool in EVERY_POOL:

@@ -153,7 +153,7 @@ class _Coloured:
 
 
 def grey_beside_colour(shape: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether ``other`` [H, W, C] is of grey images of the size of these coloured ones."""
+    """Returns whether ``other`` [H, W, C] is of grey images of the size of these coloured ones."""
     return len(shape) == 3 and tuple(other) == (*shape[:2], 1) and shape[2] == 3
 
 

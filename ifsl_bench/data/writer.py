@@ -76,7 +76,7 @@ class Writer:
                 path.unlink()
 
     def has(self, pool: str) -> bool:
-        """Whether a pool is complete already."""
+        """Returns whether a pool is complete already."""
         return pool in self.pools
 
     def side_file(self, pool: str) -> Path:

@@ -1,4 +1,4 @@
-"""What ``ifsl-bench data ...`` does, as functions that return rows."""
+"""The commands ``ifsl-bench data ...`` as functions that return rows."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _feature_bytes(home: Home) -> dict[str, int]:
 
 
 def state_of(home: Home, name: str) -> str:
-    """Whether a task's data set is there, or what makes it, in words."""
+    """Says in words that a task's data set is there, or what makes it."""
     if is_prepared(home, name):
         return "prepared"
     if name not in registry.names(registry.DATASETS):
@@ -183,7 +183,7 @@ def _bytes(dataset: Dataset) -> int:
 
 
 def removable(home: Home, name: str) -> list[Path]:
-    """What :func:`remove_data` removes: a data set's folder, unfinished imports of it, and its task file.
+    """Lists what :func:`remove_data` removes: a data set's folder, unfinished imports of it, and its task file.
 
     The task file stays as long as there are results: they are read with it.
 
@@ -336,7 +336,7 @@ def _font() -> ImageFont.FreeTypeFont:
 
 
 def _shared(name: str, names: Sequence[str]) -> int:
-    """How many words at the beginning of a name another name has too."""
+    """Counts the words at the beginning of a name that another name has too."""
     words = [one_line(other).split() for other in names]
     mine = one_line(name).split()
     return max((_alike(mine, other) for other in words if other != mine), default=0)

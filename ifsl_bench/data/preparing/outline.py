@@ -63,7 +63,7 @@ def remembered() -> Iterator[None]:
 
 
 def fingerprint_of(task: Task, home: Home) -> str | None:
-    """Of the prepared data set, or the one that the task is pinned to."""
+    """The fingerprint of the prepared data set, or the one that the task is pinned to."""
     return _fingerprint(task.dataset, home)
 
 

@@ -95,14 +95,14 @@ def rough_seconds(name: str) -> float | None:
 
 
 def command(name: str) -> str:
-    """What to type to prepare a data set."""
+    """The command that prepares a data set."""
     plugin = registry.load(registry.DATASETS, name) if name in registry.names(registry.DATASETS) else None
     source = "" if plugin and not plugin.problem and not plugin.value.needs_source else " --from PATH"
     return f"ifsl-bench data prepare {name}{source}"
 
 
 def not_prepared(home: Home, spec: DataSpec) -> str:
-    """What to tell someone who lacks a data set: how to get it, and what to do then."""
+    """A message for someone who lacks a data set: how to get it, and what to do then."""
     then = f"Then: {command(spec.name)}"
     if spec.obtain and spec.name not in registry.names(registry.DATASETS):
         then = (

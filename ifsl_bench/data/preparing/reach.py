@@ -1,4 +1,4 @@
-"""Which tasks of a data set its images do not suffice for, and what change of a task they would suffice for."""
+"""Finds the tasks for which the images of a data set do not suffice, and the change of a task that would help."""
 
 from __future__ import annotations
 

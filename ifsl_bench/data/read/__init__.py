@@ -1,1 +1,1 @@
-"""What is read of files: archives, pickles and encoded images."""
+"""Readers of untrusted files: archives, pickles and encoded images."""

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def resize_cubic(image: np.ndarray, size: int) -> np.ndarray:
-    """What OpenCV's INTER_CUBIC makes of an image, up to its rounding of weights to 11 bits.
+    """Resizes an image as OpenCV's INTER_CUBIC does, up to its rounding of weights to 11 bits.
 
     Args:
         image: uint8 [H, W, C].

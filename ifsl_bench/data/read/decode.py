@@ -42,7 +42,7 @@ _pixels = Budget(PIXELS_IN_FLIGHT)
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """What decoded images look like.
+    """The form of decoded images.
 
     Attributes:
         size: height and width in pixels.
@@ -111,7 +111,7 @@ def _decoded(content: bytes, spec: ImageSpec, most: int | None = None) -> tuple[
 
 @cache
 def formats() -> tuple[str, ...]:
-    """Those of :data:`FORMATS` that this build of Pillow knows. Called first while there is one thread."""
+    """The formats of :data:`FORMATS` that this build of Pillow knows. Called first while there is one thread."""
     from PIL import Image
 
     Image.init()
@@ -179,7 +179,7 @@ def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
 
 @dataclass
 class Batch:
-    """What came of decoding a few images.
+    """The outcome of decoding a few images.
 
     Attributes:
         digests: uint64 [n], equal for images with equal pixels (and, by chance, for others in 2^64); zero where there

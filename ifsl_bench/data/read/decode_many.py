@@ -54,7 +54,7 @@ _Worked = tuple[int, int, list[Bad], list[int]]  # images, encoded bytes, unusab
 
 @dataclass
 class Decoded:
-    """What came of decoding the images of a pool.
+    """The outcome of decoding the images of a pool.
 
     Attributes:
         digests: uint64 [n], equal for images with equal pixels (and, by chance, for others in 2^64).

@@ -36,7 +36,7 @@ def cores() -> int:
 
 
 class Workers:
-    """So many processes. This one decodes what is too large for them, and all once one has died (``lost``)."""
+    """A pool of processes. This process decodes what is too large for them, and all once one has died (``lost``)."""
 
     def __init__(self, count: int) -> None:
         import loky
@@ -89,7 +89,7 @@ def decode_workers(images: int) -> Iterator[Workers | None]:
 
 @contextmanager
 def _starting() -> Iterator[None]:
-    """What is started meanwhile, loky's own helpers too, has that environment, and Ctrl-C does not reach it."""
+    """Gives all that is started meanwhile, loky's own helpers too, that environment, and Ctrl-C does not reach it."""
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     before = dict(os.environ)
     os.environ.update(_ENVIRONMENT)
@@ -102,12 +102,12 @@ def _starting() -> Iterator[None]:
 
 
 def _start(parent: Connection) -> None:
-    """What a worker does first."""
+    """Prepares a worker."""
     threading.Thread(target=lambda: (wait([parent]), os._exit(1)), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # also where loky starts one later, in the place of another
 
 
 def _decode(contents: Sequence[bytes], spec: ImageSpec) -> tuple[np.ndarray, Batch]:
-    """What a worker does then: images, uint8 [n, size, size, 3], with zeros for those that are bad or too large."""
+    """Decodes images in a worker: uint8 [n, size, size, 3], with zeros for those that are bad or too large."""
     images = np.zeros((len(contents), spec.size, spec.size, 3), np.uint8)
     return images, decode_rows(images, range(len(contents)), contents, spec, PIXELS)

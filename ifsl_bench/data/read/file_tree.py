@@ -1,4 +1,4 @@
-"""What folders and archives have in common: a tree of named files, listed and read without unpacking anything."""
+"""The common base of folders and archives: a tree of named files, listed and read without unpacking anything."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _STARTS = (
 
 
 def what_is(head: bytes) -> str:
-    """What a file really is, in words, from its first bytes (512 are enough)."""
+    """Names the kind of a file, in words, from its first bytes (512 are enough)."""
     if not head:
         return "an empty file"
     for start, meaning in _STARTS:
@@ -76,7 +76,7 @@ def what_is(head: bytes) -> str:
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether the first 512 bytes of a file are those of a tar archive."""
+    """Returns whether the first 512 bytes of a file are those of a tar archive."""
     return head[257:262] == b"ustar"
 
 
@@ -228,7 +228,7 @@ class FileTree(ABC):
             yield i, self.read(entry)
 
     def where(self, entry: Entry | str) -> str:
-        """How messages name a file."""
+        """The name of a file in messages."""
         path = entry if isinstance(entry, str) else entry.path
         return f"{path} in {self.path}"
 
@@ -246,7 +246,7 @@ class FileTree(ABC):
         return sha256_json([str(self.path.resolve()), status.st_size, status.st_mtime_ns])
 
     def content(self) -> dict[str, str]:
-        """What tells this content from another, wherever it lies and however it is packed; the same in few bytes read.
+        """A fingerprint of the content from few bytes, the same wherever it lies and however it is packed.
 
         Returns:
             ``names``: of the files' paths below the folder that all share, and their sizes. ``heads``: of the
@@ -266,7 +266,7 @@ class FileTree(ABC):
         return found
 
     def _beginning(self, entry: Entry) -> bytes:
-        """Of a file that cannot be read, nothing: whether it is needed, the import will see."""
+        """The first bytes of a file; none where it cannot be read, since the import will see whether it is needed."""
         try:
             return self.head(entry, _HEAD)
         except UserError:
@@ -308,7 +308,7 @@ def inside(archive: Path, name: str) -> str:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether people do not see a file or folder of this name, or did not make it."""
+    """Returns whether people do not see a file or folder of this name, or did not make it."""
     return name.startswith(".") or name.lower() in _CLUTTER
 
 

@@ -153,7 +153,7 @@ class Tar(FileTree):
 
 
 class _Expanding(io.RawIOBase):
-    """What a compressed file holds, read forward.
+    """The content of a compressed file, read forward.
 
     Raises:
         UserError: it expands beyond all measure.

@@ -75,7 +75,7 @@ def torch_file(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
 
 
 def _numpy() -> list[Any]:
-    """What NumPy's arrays of numbers and of texts name in a pickle."""
+    """The names that NumPy's arrays of numbers and of texts have in a pickle."""
     types = {type(np.dtype(kind)) for kind in "?bhilqBHILQefdSU"}
     return [np.zeros(1).__reduce__()[0], np.ndarray, np.dtype, *types]
 

@@ -1,4 +1,4 @@
-"""How many values the header of a TIFF has, known before Pillow makes an object of each."""
+"""Counts the values in the header of a TIFF, before Pillow makes an object of each."""
 
 from __future__ import annotations
 

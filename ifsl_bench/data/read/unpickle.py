@@ -117,7 +117,7 @@ class _Array:
 
 
 def _encoded(text: object, encoding: object) -> bytes:
-    """How Python 3 writes bytes for Python 2."""
+    """Undoes the way in which Python 3 writes bytes for Python 2."""
     if encoding not in ("latin1", "latin-1"):
         raise Refused(f"text to be encoded as {_quoted(encoding)}")
     if not isinstance(text, str):
@@ -240,7 +240,7 @@ def _check_keys(keys: Sequence[object]) -> None:
 
 
 def load(content: mmap.mmap | bytes, name: str) -> Any:
-    """What a pickle holds; long arrays are read-only views of its content.
+    """Reads the value of a pickle; long arrays are read-only views of its content.
 
     Args:
         content: of the file, as :meth:`ifsl_bench.data.read.file_tree.FileTree.mapped` gives it.

@@ -56,7 +56,7 @@ class EmbeddedFeatures(DatasetSource):
                 images[:] = arrays[pool]
 
     def _said(self) -> dict[str, Any]:
-        """What the file says of itself.
+        """Reads the metadata of the file.
 
         Raises:
             CorruptFile: it is missing or damaged.

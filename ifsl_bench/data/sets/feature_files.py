@@ -91,7 +91,7 @@ def mean_cosine(features: np.ndarray) -> float:
 
 
 def _surveyed(tree: FileTree) -> dict[str, _Pool]:
-    """What the files say but for the features themselves.
+    """Reads all that the files say but the features themselves.
 
     Raises:
         UserError: a file is missing, is there in two formats, or does not fit the others.

@@ -31,7 +31,7 @@ _CLASS_COLUMNS, _SIDE_COLUMNS = ("class", "wnid", "folder", "label", "name"), ("
 
 @dataclass(frozen=True)
 class OwnOptions:
-    """How images of the user's own are divided and resized.
+    """Settings by which a user's own images are divided and resized.
 
     Attributes:
         split: a CSV file with columns ``class`` and ``split``; sides are base (or train), novel/train, novel/val (val)
@@ -53,11 +53,11 @@ class OwnOptions:
 
     @property
     def division_given(self) -> bool:
-        """Whether the user said how the classes are divided."""
+        """Returns whether an option divides the classes."""
         return self.split is not None or self.split_seed is not None
 
     def settings(self) -> dict[str, Any]:
-        """What they come to, JSON-able; for the manifest, and to tell whether a data set was made with the same."""
+        """The settings as JSON; for the manifest, and to tell whether a data set was made with the same."""
         common = {"size": self.size or SIZE, **({"depth": self.depth} if self.depth not in (None, 1) else {})}
         if self.split is not None:
             return {"split": sha256_json(read_sides(self.split))[:16], **common}
@@ -76,7 +76,7 @@ class ImageFolder(Form):
         return any(is_image(entry.path) for entry in tree.entries)
 
     def divided(self, tree: FileTree) -> bool:
-        """Whether the user has said how the classes are divided, by an option or by the names of folders."""
+        """Returns whether the user has divided the classes, by an option or by the names of folders."""
         if self.options.division_given:
             return True
         try:

@@ -30,7 +30,7 @@ _EXACT = 1e-3  # how far 255 times a float may be from a whole number
 
 
 def is_exactly(value: Any, library: str, *names: str) -> bool:
-    """Whether a value's class is one of that library, known by name. A subclass is none: it may give other images."""
+    """Returns whether a value's class is one of these of the library. A subclass is none: it may give other images."""
     return type(value).__module__.partition(".")[0] == library and type(value).__name__ in names
 
 
@@ -92,7 +92,7 @@ def pixels(image: Any, what: str) -> np.ndarray:
 
 
 class Range:
-    """What numbers stand for black and white: 0 and 255, or 0 and 1 where no image has any above 1."""
+    """The numbers that stand for black and white: 0 and 255, or 0 and 1 where no image has any above 1."""
 
     def __init__(self) -> None:
         self.largest, self.brightest, self.divided = 0.0, "", ""  # and by name an image that has them
@@ -170,7 +170,7 @@ class Labelled:
         return len(self.digests) if self.filed is None else len(self.filed)
 
     def name(self, place: int) -> str:
-        """What messages call an image."""
+        """The name of an image in messages."""
         return f"image {place} of {self.where}"
 
     def _label(self, value: Any, place: int) -> Hashable:

@@ -1,4 +1,4 @@
-"""Which folder of a tree of images is a class, and which side of the data set the folders above it name."""
+"""Finds the folders of a tree that are classes, and the sides of the data set that folders above them name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPELLED = {
 
 @dataclass(frozen=True)
 class Layout:
-    """What the folders of a tree say.
+    """The classes and sides that the folders of a tree name.
 
     Attributes:
         classes: class -> paths of its images, both in natural order; names of classes in Unicode's NFC.
@@ -37,7 +37,7 @@ class Layout:
 
 
 def is_image(path: str) -> bool:
-    """Whether a file is an image by its name."""
+    """Returns whether a file is an image by its name."""
     return path.lower().endswith(SUFFIXES)
 
 
@@ -112,7 +112,7 @@ def _beside_sides(tops: Sequence[str]) -> list[str]:
 
 
 def nested(layout: Layout, depth: int) -> str:
-    """What to tell someone whose classes may be folders of classes; empty where none is."""
+    """A warning for someone whose classes may be folders of classes; empty where none is."""
     if not layout.inner:
         return ""
     name, folders = next(iter(layout.inner.items()))

@@ -151,8 +151,8 @@ def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
 
 
 class Ilsvrc(Form):
-    """Of a base class, 300 images that mini-ImageNet does not have are drawn for base/test, and what is left, up to
-    300, for base/val; LwoF's counts come to the same numbers."""
+    """The training images of ILSVRC-2012. 300 images of each base class that mini-ImageNet does not have are drawn for
+    base/test, and what is left, up to 300, for base/val; LwoF's counts come to the same numbers."""
 
     title: ClassVar[str] = ilsvrc.TITLE
 

@@ -95,12 +95,12 @@ class OwnData(DatasetSource):
             task_sampler(task, side, 0, starts.__getitem__)
 
     def made(self, dataset: Dataset) -> bool:
-        """Whether a data set was made with the settings asked for."""
+        """Returns whether a data set was made with the settings asked for."""
         settings = dataset.manifest["about"].get("settings")
         return settings == self.options.settings() if settings else not self.options.given()
 
     def has_tasks(self, home: Home, dataset: Dataset) -> bool:
-        """Whether the tasks of a data set are there, or cannot be, since others have their names.
+        """Returns whether the tasks of a data set are there, or cannot be, since others have their names.
 
         The user may have changed them, and unpinned them from the data: they are for other data only where the file
         names other fingerprints and not this one.

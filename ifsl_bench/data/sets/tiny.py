@@ -72,7 +72,7 @@ class _TrainFolder(Form):
 
 
 def expected_counts() -> dict[str, Count]:
-    """What the whole of Tiny-ImageNet gives."""
+    """The pools that the whole of Tiny-ImageNet gives."""
     return count_files(divide({wnid: [""] * PER_CLASS for wnid in sides()}, sides()))
 
 

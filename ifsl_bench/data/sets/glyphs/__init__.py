@@ -52,7 +52,7 @@ class Letter:
 
     @property
     def label(self) -> str:
-        """What tables call the class, such as LATIN SMALL LETTER A (U+0061)."""
+        """The name of the class in tables, such as LATIN SMALL LETTER A (U+0061)."""
         return f"{self.name} (U+{self.codepoint:04X})"
 
 

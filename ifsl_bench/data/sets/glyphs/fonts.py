@@ -106,7 +106,7 @@ def outline(face: str, codepoint: int) -> Outline:
 
 
 def components(face: str, codepoint: int) -> int:
-    """How many simple glyphs the face builds the letter from: 1 for a letter drawn by itself."""
+    """The number of simple glyphs that the face builds the letter from: 1 for a letter drawn by itself."""
 
     def count(name: str) -> int:
         glyph = glyphs[name]

@@ -1,4 +1,4 @@
-"""How an image of a letter varies: every number that sets the difficulty, and the drawing from these numbers."""
+"""The variation of a letter's images: every number that sets the difficulty, and the drawing from these numbers."""
 
 from __future__ import annotations
 
