@@ -94,7 +94,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     Raises:
         UserError: whatever is wrong, in one line. If some of several jobs fail, the others are done and stored first.
     """
-    one = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
+    single = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
     if work is not None and (home is not None or results is not None):
         raise UserError("work has folders of its own; give home and results to ifsl_bench.workspace(...) instead")
     work = work or workspace(home, results)
@@ -107,10 +107,10 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
         options or {}, {} if train is None else train, tune, seed, seeds, episodes, calibrate,
         make_change(change or {}),
     )  # fmt: skip
-    jobs = make_jobs(request if one else _expanded(request, work), work.home)
+    jobs = make_jobs(request if single else _expanded(request, work), work.home)
     if remark := trained_in_vain(jobs, request.train):  # no error: a loop over methods has some that do not train
         work.reporter.warn(remark)
-    if one:
+    if single:
         return run_job(_only(jobs), work, rerun=rerun, retrain=retrain)
     ended = run_campaign(jobs, work, rerun=rerun, retrain=retrain, command=CALL)
     if ended.failed:
@@ -137,8 +137,8 @@ def _expanded(request: Request, work: Workspace) -> Request:
     methods: list[str | type[Method]] = []
     for method in request.methods:
         methods += method_names([method], work.reporter.warn) if isinstance(method, str) else [method]
-    known = all(isinstance(task, str) for task in request.tasks)
-    return replace(request, methods=methods, tasks=task_names(request.tasks, work.home) if known else request.tasks)
+    all_names = all(isinstance(task, str) for task in request.tasks)
+    return replace(request, methods=methods, tasks=task_names(request.tasks, work.home) if all_names else request.tasks)
 
 
 def _only(jobs: Sequence[Job]) -> Job:

@@ -141,9 +141,9 @@ def _listed(value: Any) -> list[Any]:
 
 def _choices(run: Any) -> dict[tuple[str, str], list[Any]]:
     """Collects what multiplies beside methods, tasks and seeds: (table or "", key) -> values."""
-    found = {("set", key): _listed(value) for key, value in run.set.items()}
-    found |= {("train", key): _listed(value) for key, value in run.train.items()}
-    return found | {("", key): _listed(getattr(run, key)) for key, *_ in PLAIN}
+    choices = {("set", key): _listed(value) for key, value in run.set.items()}
+    choices |= {("train", key): _listed(value) for key, value in run.train.items()}
+    return choices | {("", key): _listed(getattr(run, key)) for key, *_ in PLAIN}
 
 
 def _seeds(run: Any, where: str) -> Sequence[int]:

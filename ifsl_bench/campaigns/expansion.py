@@ -52,27 +52,27 @@ def method_names(said: Iterable[str], warn: Warn) -> list[str]:
         UserError: a glob that fits nothing.
     """
     sets = published_sets()
-    found: list[str] = []
+    names: list[str] = []
     for name in said:
         if name == ALL:
-            found += _usable(warn)
+            names += _usable(warn)
         elif name in sets:
-            found += sets[name][0]
+            names += sets[name][0]
         elif is_glob(name) and not registry.names_file(name):
-            found += _fitting(name, [*registry.names(registry.METHODS), *registry.all_shorthands()], "method")
+            names += _fitting(name, [*registry.names(registry.METHODS), *registry.all_shorthands()], "method")
         else:
-            found.append(name)
-    return list(dict.fromkeys(found))
+            names.append(name)
+    return list(dict.fromkeys(names))
 
 
 def _usable(warn: Warn) -> list[str]:
-    found: list[str] = []
+    names: list[str] = []
     for name in registry.names(registry.METHODS):
         try:
-            found += vars(registry.method(name)).get("shorthands") or [name]
+            names += vars(registry.method(name)).get("shorthands") or [name]
         except UserError as error:
             warn(f"left out of 'all': {error}")
-    return found
+    return names
 
 
 def task_names(said: Iterable[str], home: Home) -> list[str]:
@@ -85,7 +85,7 @@ def task_names(said: Iterable[str], home: Home) -> list[str]:
         UserError: a glob that fits nothing, or a file that is wrong.
     """
     sets = published_sets()
-    found: list[str] = []
+    expanded: list[str] = []
     for name in said:
         plain, change = split(name)
         changes = name[len(plain) :] if change.said() else ""
@@ -96,13 +96,16 @@ def task_names(said: Iterable[str], home: Home) -> list[str]:
             names = sets[plain][1]
         elif file and is_glob(inside):
             file = f"{file}.toml"
-            names = [f"{file}:{one}" for one in _fitting(inside, [t.name for t in find(file, home=home)], "task")]
+            names = [
+                f"{file}:{name_of_task}"
+                for name_of_task in _fitting(inside, [t.name for t in find(file, home=home)], "task")
+            ]
         elif is_glob(plain) and not plain.endswith(".toml"):
             names = _fitting(plain, [task.name for task in _known(home)], "task")
         else:
             names = [plain]
-        found += [one + changes for one in names]
-    return list(dict.fromkeys(found))
+        expanded += [name_of_task + changes for name_of_task in names]
+    return list(dict.fromkeys(expanded))
 
 
 def _known(home: Home) -> list[Task]:
@@ -118,13 +121,13 @@ def _has_data(task: Task, home: Home) -> bool:
 
 
 def _fitting(glob: str, names: Iterable[str], kind: str) -> list[str]:
-    found = [name for name in dict.fromkeys(names) if fnmatchcase(name, glob)]
-    if not found:
-        known = list(dict.fromkeys(names))
-        few = len(known) <= MOST_LISTED
-        listed = f"there are: {', '.join(known)}" if few else f"all {len(known):,}: ifsl-bench {kind}s"
+    fitting = [name for name in dict.fromkeys(names) if fnmatchcase(name, glob)]
+    if not fitting:
+        available = list(dict.fromkeys(names))
+        few = len(available) <= MOST_LISTED
+        listed = f"there are: {', '.join(available)}" if few else f"all {len(available):,}: ifsl-bench {kind}s"
         raise UserError(f"no {kind} fits {glob[:80]!r}; {listed}")
-    return found
+    return fitting
 
 
 def with_tasks(campaign: Campaign, home: Home) -> tuple[Campaign, list[Task]]:
@@ -171,18 +174,18 @@ def jobs_of(
     for run in campaign.requests:
         with run.named_in_errors():
             usable = replace(run, methods=_not_lacking(run, lacking)) if run.where else run
-            made = make_jobs(usable, home) if usable.methods or not run.where else []
-        for label in dict.fromkeys(job.label for job in made if run.trials and not job.trials):
+            of_request = make_jobs(usable, home) if usable.methods or not run.where else []
+        for label in dict.fromkeys(job.label for job in of_request if run.trials and not job.trials):
             say(f"{label}: nothing to choose, so --tune changes nothing; what it tries is in a method's `space`, see "
                 "docs/writing-a-method.md")  # fmt: skip
-        if not run.where and (remark := trained_in_vain(made, run.train)):  # a file may be for more methods
+        if not run.where and (remark := trained_in_vain(of_request, run.train)):  # a file may be for more methods
             raise UserError(remark)
-        for label in dict.fromkeys(job.label for job in made if run.train and not run.where and not job.trains):
+        for label in dict.fromkeys(job.label for job in of_request if run.train and not run.where and not job.trains):
             say(f"{label}: nothing is meta-trained, so --train changes nothing")
-        for name, label in dict.fromkeys((job.name, job.label) for job in made if job.name in run.methods):
+        for name, label in dict.fromkeys((job.name, job.label) for job in of_request if job.name in run.methods):
             if label.partition(".")[0] != name:
                 say(f"{name} with these options is called {label}")
-        jobs += made
+        jobs += of_request
     if lacking and not jobs:
         raise Lacking(next(iter(lacking)))
     return each_once(jobs), lacking
@@ -218,7 +221,11 @@ def _narrowed(
     there = list(dict.fromkeys(name for request in expanded for name in getattr(request, field)))
     fitting: set[str] = set()
     for name in wanted:
-        fits = {one for one in there if fnmatchcase(one, name)} if is_glob(name) else {*expand([name])} & {*there}
+        fits = (
+            {candidate for candidate in there if fnmatchcase(candidate, name)}
+            if is_glob(name)
+            else {*expand([name])} & {*there}
+        )
         if not fits:
             raise unknown(kind, name, there, where="in the campaign")
         fitting |= fits

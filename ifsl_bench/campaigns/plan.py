@@ -212,8 +212,8 @@ def rows_of(plan: Plan, full: bool = True) -> list[dict[str, str]]:
     for steps in families:
         first, todo = steps[0], [step for step in steps if step.state != CACHED]
         state = first.state if len(steps) == 1 else _counted(steps)
-        known = [step.seconds for step in todo if step.seconds is not None]
-        time = roughly(sum(known)) if known else ("unknown" if todo and first.state != REFUSED else "")
+        times = [step.seconds for step in todo if step.seconds is not None]
+        time = roughly(sum(times)) if times else ("unknown" if todo and first.state != REFUSED else "")
         rows.append({"stage": title(steps), "state": state, "rough time": time, "device": (todo or [first])[0].place})
     return rows
 
@@ -272,11 +272,11 @@ def _title(steps: Sequence[Step]) -> str:
 
 def whys_of(plan: Plan) -> dict[str, str]:
     """Maps each reason (out of date, missing, cannot be run) to the first step that it holds for, and how many more."""
-    found: dict[str, list[str]] = {}
+    steps_of: dict[str, list[str]] = {}
     for step in plan.steps:
         if step.why:
-            found.setdefault(step.why, []).append(str(step))
-    return {why: what[0] + (f" and {len(what) - 1:,} more" if len(what) > 1 else "") for why, what in found.items()}
+            steps_of.setdefault(step.why, []).append(str(step))
+    return {why: what[0] + (f" and {len(what) - 1:,} more" if len(what) > 1 else "") for why, what in steps_of.items()}
 
 
 def notes_of(plan: Plan) -> list[str]:
@@ -304,15 +304,15 @@ def document(plan: Plan) -> dict[str, Any]:
     outdated = {step.jobs[0]: step.why for step in plan.steps if step.kind == "evaluation" and step.why}
     stored = set(plan.graph.stored)
 
-    def job(index: int, one: Job) -> Mapping[str, Any]:
+    def job(index: int, planned: Job) -> Mapping[str, Any]:
         refused = plan.graph.refused.get(index)
         state = CACHED if index in stored else REFUSED if refused else TO_DO
         why = str(refused) if refused else outdated.get(index, "")
-        return {"method": one.name, "label": one.label, "task": one.task.name, "seed": one.seed, "state": state,
-                "why": why or None}  # fmt: skip
+        return {"method": planned.name, "label": planned.label, "task": planned.task.name, "seed": planned.seed,
+                "state": state, "why": why or None}  # fmt: skip
 
     return {
-        "jobs": [job(index, one) for index, one in enumerate(plan.jobs)],
+        "jobs": [job(index, planned) for index, planned in enumerate(plan.jobs)],
         "nodes": [
             {
                 "key": step.key,

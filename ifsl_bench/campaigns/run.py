@@ -142,18 +142,18 @@ def workers_for(
     return LocalWorkers(setting, count or len(numbers or ()), numbers)
 
 
-def numbers_in(said: str) -> list[int]:
+def numbers_in(listed: str) -> list[int]:
     """``0-2,5`` as [0, 1, 2, 5]; raises :class:`UserError` for what is no such list."""
-    found: list[int] = []
-    for part in said.split(","):
+    numbers: list[int] = []
+    for part in listed.split(","):
         first, dash, last = (piece.strip() for piece in part.partition("-"))
         last = last if dash else first
         if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()) or len(first + last) > 8:
-            raise UserError(f"--devices takes numbers, as in 0-7 or 0,2, not {said!r}")
-        found += range(int(first), int(last) + 1)
-    if not found or len(set(found)) != len(found):
-        raise UserError(f"--devices takes numbers, each once, as in 0-7 or 0,2, not {said!r}")
-    return found
+            raise UserError(f"--devices takes numbers, as in 0-7 or 0,2, not {listed!r}")
+        numbers += range(int(first), int(last) + 1)
+    if not numbers or len(set(numbers)) != len(numbers):
+        raise UserError(f"--devices takes numbers, each once, as in 0-7 or 0,2, not {listed!r}")
+    return numbers
 
 
 def _lines(failures: Sequence[Failure], graph: Graph, work: Workspace) -> list[str]:

@@ -74,7 +74,7 @@ def _status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
     graph = graph_of(jobs, quiet, lacking=True)
     stored = set(graph.stored)
     now = now_at(work.home.logs)
-    logs = {key: found for key in graph.nodes if (found := read_log(log_path(work.home, key), now)) is not None}
+    logs = {key: log for key in graph.nodes if (log := read_log(log_path(work.home, key), now)) is not None}
     waited: dict[int, list[Node]] = {}
     for node in graph.nodes.values():
         for index in node.results:
@@ -92,11 +92,11 @@ def _status_of(jobs: Sequence[Job], work: Workspace) -> list[JobState]:
 
 
 def _state(job: Job, logs: Sequence[tuple[Node, LogState]], outdated: str, work: Workspace) -> JobState:
-    for wanted in (RUNNING, FAILED):  # a stage that failed and runs again is running
+    for state in (RUNNING, FAILED):  # a stage that failed and runs again is running
         for node, log in reversed(logs):
-            if log.state == wanted:
-                why = log.last if wanted == FAILED else ""
-                return JobState(job, wanted, why, str(node), log, log_path(work.home, node.key))
+            if log.state == state:
+                why = log.last if state == FAILED else ""
+                return JobState(job, state, why, str(node), log, log_path(work.home, node.key))
     if outdated:
         return JobState(job, OUTDATED, outdated)
     if logs and logs[-1][1].state == INTERRUPTED:
@@ -154,17 +154,21 @@ def _corrected(begun: Event, last: Event, changed: float) -> str:
 def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:
     """Makes a row of jobs that differ in seed alone, or wait for one stage."""
     families: dict[tuple[str, ...], list[JobState]] = {}
-    for one in states:
-        what = one.stage if one.stage and one.state in (RUNNING, FAILED) else f"{one.job.label} on {one.job.task.name}"
-        families.setdefault((one.state, what, one.why), []).append(one)
+    for job_state in states:
+        what = (
+            job_state.stage
+            if job_state.stage and job_state.state in (RUNNING, FAILED)
+            else f"{job_state.job.label} on {job_state.job.task.name}"
+        )
+        families.setdefault((job_state.state, what, job_state.why), []).append(job_state)
     order = {state: place for place, state in enumerate((RUNNING, FAILED, OUTDATED, MISSING, DONE))}
     rows = []
-    for (state, what, why), ones in sorted(families.items(), key=lambda item: order[item[0][0]]):
-        log = ones[0].log if state == RUNNING else None
-        seeds = sorted({one.job.seed for one in ones})
-        if what != ones[0].stage:
+    for (state, what, why), members in sorted(families.items(), key=lambda item: order[item[0][0]]):
+        log = members[0].log if state == RUNNING else None
+        seeds = sorted({job_state.job.seed for job_state in members})
+        if what != members[0].stage:
             what += f", seed{'s' * (len(seeds) > 1)} {numbers_in_words(seeds)}"
-        row = {"state": state, "what": what, "jobs": str(len(ones)), "where": "", "since": "", "how far": why}
+        row = {"state": state, "what": what, "jobs": str(len(members)), "where": "", "since": "", "how far": why}
         if log:
             quiet = f" (no word for {log.silent / 60:.0f} min: it may have been killed)" if log.silent > SILENT else ""
             row |= {
@@ -172,15 +176,18 @@ def rows_of(states: Sequence[JobState]) -> list[dict[str, str]]:
                 "since": log.since.replace("T", " ").replace("Z", " UTC"),
                 "how far": log.last + quiet,
             }
-        elif ones[0].file is not None:
-            row["how far"] = f"{why} (log: {ones[0].file})"
+        elif members[0].file is not None:
+            row["how far"] = f"{why} (log: {members[0].file})"
         rows.append(row)
     return rows
 
 
 def summary_of(states: Sequence[JobState]) -> str:
     """Counts the states in a line: "3 of 18 jobs done, 2 running, 13 missing"."""
-    counts = {state: sum(one.state == state for one in states) for state in (DONE, RUNNING, FAILED, OUTDATED, MISSING)}
+    counts = {
+        state: sum(job_state.state == state for job_state in states)
+        for state in (DONE, RUNNING, FAILED, OUTDATED, MISSING)
+    }
     more = [f"{count:,} {state}" for state, count in counts.items() if count and state != DONE]
     return ", ".join([f"{counts[DONE]:,} of {len(states):,} jobs done", *more])
 
@@ -188,22 +195,22 @@ def summary_of(states: Sequence[JobState]) -> str:
 def document(states: Sequence[JobState]) -> dict[str, Any]:
     """Lists the states for programs, as JSON takes them."""
 
-    def entry(one: JobState) -> Mapping[str, Any]:
-        log = one.log
+    def entry(job_state: JobState) -> Mapping[str, Any]:
+        log = job_state.log
         return {
-            "method": one.job.name,
-            "label": one.job.label,
-            "task": one.job.task.name,
-            "seed": one.job.seed,
-            "state": one.state,
-            "why": one.why or None,
-            "stage": one.stage or None,
+            "method": job_state.job.name,
+            "label": job_state.job.label,
+            "task": job_state.job.task.name,
+            "seed": job_state.job.seed,
+            "state": job_state.state,
+            "why": job_state.why or None,
+            "stage": job_state.stage or None,
             "where": log.host if log else None,
             "since": log.since if log else None,
             "last": log.last if log else None,
             "silent_seconds": round(log.silent, 1) if log else None,
-            "log": str(one.file) if one.file else None,
+            "log": str(job_state.file) if job_state.file else None,
         }
 
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"time": now, "summary": summary_of(states), "jobs": [entry(one) for one in states]}
+    return {"time": now, "summary": summary_of(states), "jobs": [entry(job_state) for job_state in states]}

@@ -68,8 +68,8 @@ class Forecast:
             return "looking for what is done already"
         failed = f", {len(self.failed)} failed" if self.failed else ""
         seconds = self.seconds() if self.left else None
-        left = f", about {in_words(seconds)} left" if seconds is not None else ""
-        return f"{self.finished} of {len(self.graph.jobs)} jobs done{failed}{left}"
+        remaining = f", about {in_words(seconds)} left" if seconds is not None else ""
+        return f"{self.finished} of {len(self.graph.jobs)} jobs done{failed}{remaining}"
 
     def begun(self, node: Node) -> None:
         self.running[node.key] = Running(time.monotonic())
@@ -99,22 +99,22 @@ class Forecast:
 
         Another thread may call it, to draw what it says.
         """
-        left = [(self._seconds_of(key, node), node.wants.threads) for key, node in list(self.left.items())]
-        known = [(seconds, threads) for seconds, threads in left if seconds is not None]
-        return seconds_together(known, self.workers, cores()) if len(known) == len(left) else None
+        remaining = [(self._seconds_of(key, node), node.wants.threads) for key, node in list(self.left.items())]
+        timed = [(seconds, threads) for seconds, threads in remaining if seconds is not None]
+        return seconds_together(timed, self.workers, cores()) if len(timed) == len(remaining) else None
 
     def _seconds_of(self, key: str, node: Node) -> float | None:
         """The time that a node still takes: by its own pace; else as stages like it took, on this machine or in this
         run; else by the pace of those."""
         now, running, kind = time.monotonic(), self.running.get(key), type(node.stage)
-        if running is not None and (left := running.left(now)) is not None:
-            return left
+        if running is not None and (remaining := running.left(now)) is not None:
+            return remaining
         if node.measured:
             return node.seconds
-        paces = [other.whole(now) for key, other in list(self.running.items())
+        paces = [neighbour.whole(now) for key, neighbour in list(self.running.items())
                  if type(self.graph.nodes[key].stage) is kind]  # fmt: skip
-        known = self._took.get(kind) or [seconds for seconds in paces if seconds is not None]
-        return fmean(known) if known else None
+        durations = self._took.get(kind) or [seconds for seconds in paces if seconds is not None]
+        return fmean(durations) if durations else None
 
 
 def in_words(seconds: float) -> str:

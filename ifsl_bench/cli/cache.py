@@ -72,20 +72,20 @@ def prune(
     from ifsl_bench.store.cache import DAY, Choice, prune, pruning
 
     choice = Choice(names, None if unused is None else unused * DAY, None if most is None else most * 1e9)
-    found = pruning(folders_of(home or outer), choice)
+    decision = pruning(folders_of(home or outer), choice)
     reasons: dict[str, list[Item]] = {}
-    for item, why in found.staying:
+    for item, why in decision.staying:
         reasons.setdefault(why, []).append(item)
     stay = "; ".join(f"{_size(items)} stay: {why}" for why, items in reasons.items())
-    if not found.going:
+    if not decision.going:
         click.echo("; ".join(filter(None, ("nothing to remove", stay))))
         return
-    show_tables([_table(found.going, "goes")], style)
+    show_tables([_table(decision.going, "goes")], style)
     if stay:
         say(f"\n{stay}", style)
-    if dry_run or not agreed(f"Remove these, {_size(found.going)}?", yes, ", --dry-run only lists it"):
+    if dry_run or not agreed(f"Remove these, {_size(decision.going)}?", yes, ", --dry-run only lists it"):
         return
-    freed = prune(found.going, click.echo)
+    freed = prune(decision.going, click.echo)
     click.echo(f"removed {_shown(freed)}")
 
 

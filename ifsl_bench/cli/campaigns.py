@@ -50,11 +50,11 @@ def _wanted(
         raise UserError(f"say which campaign, e.g.: {click.get_current_context().command_path} campaign.toml")
     from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
 
-    wanted, _ = with_tasks(asked(campaign, request), machine.folders)
-    work = machine.workspace(wanted.results, device)
-    jobs, lacking = jobs_of(wanted, work.home, work.reporter.warn, work.reporter.say)
+    narrowed, _ = with_tasks(asked(campaign, request), machine.folders)
+    work = machine.workspace(narrowed.results, device)
+    jobs, lacking = jobs_of(narrowed, work.home, work.reporter.warn, work.reporter.say)
     tell_lacking(lacking)
-    return jobs, work, dict(wanted.data)
+    return jobs, work, dict(narrowed.data)
 
 
 @click.command(
@@ -81,22 +81,22 @@ def plan(
     CAMPAIGN is a TOML file, or the name of one that comes with the package; without one, the options say what to plan.
     """
     check_alone("ifsl-bench plan")
-    made, work, files = _wanted(campaign, request, replace(machine, quiet=True))
+    planned_jobs, work, files = _wanted(campaign, request, replace(machine, quiet=True))
     from ifsl_bench.campaigns.plan import plan_of
     from ifsl_bench.campaigns.run import check_data
 
     files |= {name: Path(path) for name, path in data.items()}
-    check_data(files, [job.task for job in made], work.home)
-    found = plan_of(made, work, rerun, retrain, lacking=True, workers=jobs, data=files)
-    show_plan(found, style, full)
+    check_data(files, [job.task for job in planned_jobs], work.home)
+    plan_shown = plan_of(planned_jobs, work, rerun, retrain, lacking=True, workers=jobs, data=files)
+    show_plan(plan_shown, style, full)
 
 
-def show_plan(found: Plan, style: str, full: bool = False) -> None:
+def show_plan(plan: Plan, style: str, full: bool = False) -> None:
     """Prints a plan; a long one without a line for each task, unless all are asked for."""
     from ifsl_bench.campaigns.plan import document, is_long, notes_of, rows_of
 
-    folded = ["Tasks share lines here; --full has a line for each."] if is_long(found) and not full else []
-    _show(rows_of(found, full), [*folded, *notes_of(found)], document(found) if style == "json" else {}, style)
+    folded = ["Tasks share lines here; --full has a line for each."] if is_long(plan) and not full else []
+    _show(rows_of(plan, full), [*folded, *notes_of(plan)], document(plan) if style == "json" else {}, style)
 
 
 @click.command(epilog=examples("ifsl-bench status leaderboard", "ifsl-bench status campaign.toml --task glyphs-5shot"))

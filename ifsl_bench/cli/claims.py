@@ -37,11 +37,11 @@ def claims(chosen: tuple[str, ...], results_dir: str | None, style: str) -> None
     root = Path(results_dir).expanduser() if results_dir else None
     if root and not root.is_dir():
         raise UserError(f"--results: there is no folder {root}")
-    found = {one.name: one for one in judged(root)}
+    judgements = {judgement.name: judgement for judgement in judged(root)}
     for name in chosen:
-        if name not in found:
-            raise unknown("claim", name, found, see="ifsl-bench claims")
-    shown = [found[name] for name in chosen or found]
-    show_tables([claim_table(one) for one in shown], style, summary(shown))
-    if not all(one.holds for one in shown):
+        if name not in judgements:
+            raise unknown("claim", name, judgements, see="ifsl-bench claims")
+    shown = [judgements[name] for name in chosen or judgements]
+    show_tables([claim_table(judgement) for judgement in shown], style, summary(shown))
+    if not all(judgement.holds for judgement in shown):
         click.get_current_context().exit(1)

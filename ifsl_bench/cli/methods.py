@@ -64,19 +64,19 @@ def _describe(name: str, style: str) -> None:
     from ifsl_bench.board.table import plain_table
     from ifsl_bench.plugin.listing import described
 
-    found = described(name)
-    table = plain_table(found.options, fold={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24},
+    description = described(name)
+    table = plain_table(description.options, fold={"takes": 12, "default": 7, "tried": 12, "--tune": 12, "meaning": 24},
                         drop=("tried",))  # fmt: skip
     if style not in READERS:
         show_tables([table], style)
         return
-    say(found.title, style)
-    say("\n" + "\n".join(f"{key:13}{text}" for key, text in found.facts) + "\n", style)
-    if found.options:
+    say(description.title, style)
+    say("\n" + "\n".join(f"{key:13}{text}" for key, text in description.facts) + "\n", style)
+    if description.options:
         show_tables([table], style)
-        meant = {key: text for key, text in MEANT.items() if any(option[key] for option in found.options)}
+        meant = {key: text for key, text in MEANT.items() if any(option[key] for option in description.options)}
         say("\n" + (f"{'; '.join(meant.values())}.\n" if meant else ""), style)
-    document(found.text, style)
+    document(description.text, style)
 
 
 def _check(name: str, style: str) -> None:
@@ -85,11 +85,11 @@ def _check(name: str, style: str) -> None:
     from ifsl_bench.plugin.find_method import find_method
 
     chosen, meant = find_method(name)
-    found = list(check_contract(chosen.name, chosen.method, meant))
-    rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in found]
+    checks = list(check_contract(chosen.name, chosen.method, meant))
+    rules = [{"rule": rule, "found": broken or "ok"} for rule, broken in checks]
     show_tables([plain_table(rules, fold={"rule": 40, "found": 20})], style)
-    if failed := [rule for rule, broken in found if broken]:
-        raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(found)} rules")
+    if failed := [rule for rule, broken in checks if broken]:
+        raise UserError(f"method {chosen.name!r} breaks {len(failed)} of {len(checks)} rules")
 
 
 @click.command(epilog=examples("ifsl-bench cite", "ifsl-bench cite lr+a", "ifsl-bench cite mini-5shot >> paper.bib"))
@@ -107,17 +107,17 @@ def cite(names: tuple[str, ...], home: str | None) -> None:
     from ifsl_bench.plugin.rows import printed_alone, rows
     from ifsl_bench.protocol.task_files import find, is_plain, own, packaged
 
-    folders, found = folders_of(home), list[str]() if names else [cite_suite()]
+    folders, keys = folders_of(home), list[str]() if names else [cite_suite()]
     for name in names:
         if name in [*rows(), *printed_alone(), *registered(METHODS)] or names_file(name):
-            found.append(cite_method(name))
+            keys.append(cite_method(name))
             continue
         tasks = {**packaged(), **own(folders)}
         if name.partition("+")[0] in tasks or ".toml" in name or (is_plain(name) and "=" in name):
-            found += [cite_task(task) for task in find(name, home=folders)]
+            keys += [cite_task(task) for task in find(name, home=folders)]
         elif name in all_shorthands():
-            found.append(cite_method(name))
+            keys.append(cite_method(name))
         else:
             raise unknown("method or task", name, [*registered(METHODS), *all_shorthands(), *tasks],
                           see="ifsl-bench methods, ifsl-bench tasks")  # fmt: skip
-    click.echo("\n\n".join(entries(found)))
+    click.echo("\n\n".join(entries(keys)))

@@ -97,12 +97,12 @@ def change_options(command: Any) -> Any:
         from ifsl_bench.protocol.variants import make_change
 
         file, keys = given.pop("weights"), (*helps, "backbone", "centre")
-        said = {key: given.pop(key.replace("-", "_")) for key in keys}
+        changes = {key: given.pop(key.replace("-", "_")) for key in keys}
         if file is not None:
             from ifsl_bench.backbone.given_weights import take_weights
 
-            said["weights"] = take_weights(folders_of(given.get("home")), Path(file).expanduser())
-        change = make_change(said)
+            changes["weights"] = take_weights(folders_of(given.get("home")), Path(file).expanduser())
+        change = make_change(changes)
         return command(change=change, **given)
 
     with_change = click.option("--centre", metavar="mean|none", help="Subtract the mean of base/train from "
@@ -208,10 +208,10 @@ def job_options(command: Any) -> Any:
 
         return Request(**given)
 
-    found = change_options(gathered(command, "request", request_of, (*REQUEST, "change")))
+    decorated = change_options(gathered(command, "request", request_of, (*REQUEST, "change")))
     for option in reversed(options):
-        found = option(found)
-    return found
+        decorated = option(decorated)
+    return decorated
 
 
 def data_option(command: Any) -> Any:
@@ -263,10 +263,10 @@ def machine_options(*options: Any) -> Callable[[Any], Any]:
     """Gathers some of the options of :class:`Machine` into the argument ``machine``."""
 
     def with_options(command: Any) -> Any:
-        made = gathered(command, "machine", Machine, [field.name for field in dataclasses.fields(Machine)])
+        decorated = gathered(command, "machine", Machine, [field.name for field in dataclasses.fields(Machine)])
         for option in reversed(options):
-            made = option(made)
-        return made
+            decorated = option(decorated)
+        return decorated
 
     return with_options
 
@@ -296,8 +296,8 @@ def readable(folders: Home, asked: str | None = None) -> Home:
             if path.is_dir():
                 next(path.iterdir(), None)
         except OSError as error:
-            said = f"warning: {what} {path} cannot be read ({error.strerror}); nothing of yours is shown"
-            click.echo(one_line(said), err=True)
+            warning = f"warning: {what} {path} cannot be read ({error.strerror}); nothing of yours is shown"
+            click.echo(one_line(warning), err=True)
             folders = replace(folders, **{field: nothing})
             if field == "cache" and within:
                 return replace(folders, results=nothing)

@@ -70,16 +70,16 @@ def results_list(
     show_tables([plain_table([row.record() for row in rows], fold={"task": 12, "method": 18})], style)
 
 
-def _time(said: str) -> datetime:
+def _time(when: str) -> datetime:
     """The time that ``--since`` means; raises :class:`UserError` where it means none."""
     try:
-        return datetime.now(UTC) - timedelta(days=float(said))
+        return datetime.now(UTC) - timedelta(days=float(when))
     except (ValueError, OverflowError):
         pass
     try:
-        return datetime.fromisoformat(said).astimezone(UTC)
+        return datetime.fromisoformat(when).astimezone(UTC)
     except ValueError as error:
-        raise UserError(f"--since takes a number of days or a date as in 2026-11-24, not {said!r:.40}") from error
+        raise UserError(f"--since takes a number of days or a date as in 2026-11-24, not {when!r:.40}") from error
 
 
 @results.command(

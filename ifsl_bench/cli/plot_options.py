@@ -52,10 +52,10 @@ def of_results(command: Callable[..., Any]) -> Callable[..., Any]:
                           help="Only rows with these labels, comma-separated or repeated [methods without options of "
                           "their own].")  # fmt: skip
     setting = click.option("--setting", metavar="NAME", help="Methods as published (paper), or tuned ones (tuned-12).")
-    found: Callable[..., Any] = with_asked
+    decorated: Callable[..., Any] = with_asked
     for option in reversed((out_option, labels, setting, wide_option, home_option, results_option)):
-        found = option(found)
-    return found
+        decorated = option(decorated)
+    return decorated
 
 
 def of_models(*usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -85,11 +85,11 @@ def of_models(*usual: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
                                shell_complete=complete_options,
                                help="An option of the methods.")  # fmt: skip
         train = click.option("--train", is_flag=True, help="Train what is not trained yet, as 'run' does.")
-        found: Callable[..., Any] = with_asked
+        decorated_command: Callable[..., Any] = with_asked
         for option in reversed((out_option, methods, options, train, wide_option, device_option, home_option,
                                 quiet_option, verbose_option)):  # fmt: skip
-            found = option(found)
-        return found
+            decorated_command = option(decorated_command)
+        return decorated_command
 
     return decorated
 

@@ -69,7 +69,7 @@ def pretrain(
     from ifsl_bench.jobs.pretraining import pretrain_for, weights_file
 
     keep_freed_memory()
-    made = pretrain_for(
+    pretrained = pretrain_for(
         task,
         head=head,
         seed=seed,
@@ -82,6 +82,6 @@ def pretrain(
         curves=curves_folder(log, log_dir, folders),
     )
     if launched is None or launched.rank == 0:
-        shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in made.entry()["accuracy"].items())
-        click.echo(f"{made.key}: {shown}")
-        click.echo(f"weights: {weights_file(folders, made)}")
+        shown = ", ".join(f"{pool} {value:.2f}%" for pool, value in pretrained.entry()["accuracy"].items())
+        click.echo(f"{pretrained.key}: {shown}")
+        click.echo(f"weights: {weights_file(folders, pretrained)}")

@@ -43,4 +43,4 @@ def report(tasks: tuple[str, ...], out: str, home: str | None, results_dir: str 
     write_out(path, content)
     click.echo(f"wrote {out}: {len(page.rows)} rows of {len(names)} task{'s' * (len(names) > 1)}, "
                f"{len(content) / 1e6:.1f} MB; open it in a browser")  # fmt: skip
-    warn(said for board in found for said in board.left_out)
+    warn(note for board in found for note in board.left_out)

@@ -98,9 +98,9 @@ def table(
 
         if rank or full or setting:
             raise UserError("--beside is a table of its own: leave out --rank, --full and --setting")
-        if not (found := beside_tables(boards)):
+        if not (tables_beside := beside_tables(boards)):
             raise UserError("no row measured here is printed in a paper too; docs/paper.md has the command")
-        show_tables(found, style)
+        show_tables(tables_beside, style)
         return
     if rank or setting:
         boards = in_setting(boards, setting)
@@ -214,7 +214,7 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
         if row.origin != STORED and board.row(f"{row.label} ({STORED})"):
             tables[0] = replace(tables[0], notes=[*tables[0].notes, f"The stored row: ifsl-bench show "
                                                   f"'{row.label} ({STORED})' {task}"])  # fmt: skip
-        twice = sum(one.label == row.label for one in (*board.rows, *board.others)) > 1
+        twice = sum(other_row.label == row.label for other_row in (*board.rows, *board.others)) > 1
         named = f"{row.label} ({row.origin})" if twice else row.label
         again = f"ifsl-bench reproduce {shlex.quote(named)} {shlex.quote(row.results[0].task)}"
     else:
@@ -245,14 +245,14 @@ def check(files: tuple[str, ...], task_files: tuple[str, ...], rewrite: bool, ho
     own = {task.name: task for name in task_files for task in find(name, home=folders)}
     bad = 0
     for name in files:
-        found = checks.check_file(Path(name), own, folders)
-        if not found.failures:
+        checked = checks.check_file(Path(name), own, folders)
+        if not checked.failures:
             if rewrite:
                 checks.rewrite(Path(name), own, folders)
-            click.echo(f"{one_line(name)}: {found.line}")
-        for failure in found.failures:
+            click.echo(f"{one_line(name)}: {checked.line}")
+        for failure in checked.failures:
             click.echo(f"{one_line(name)}: {failure}", err=True)
-        bad += bool(found.failures)
+        bad += bool(checked.failures)
     if bad:
         raise UserError(
             f"{bad} of {len(files)} result files failed the checks"
@@ -312,7 +312,7 @@ def reproduce(
     from ifsl_bench.store.reproduce import job_of, lend_data
     from ifsl_bench.store.reproduce import reproduce as run_again
 
-    found = []
+    outcomes = []
     stored = {name: read(Path(name)) for name in _files_of(what, seed)}
     with tempfile.TemporaryDirectory(prefix="ifsl-bench-") as scratch:
         work = api.workspace(home or scratch, Path(scratch) / "results", device, reporter_for(quiet, verbose))
@@ -320,11 +320,11 @@ def reproduce(
             if home is None:
                 usual = folders_of(None)
                 lend_data(job_of(result, usual, task, method).task, usual, work.home)
-            found.append(run_again(Path(name), work, task, method))
-            click.echo(f"{one_line(name)}: {found[-1].line}")
-            for line in found[-1].more:
+            outcomes.append(run_again(Path(name), work, task, method))
+            click.echo(f"{one_line(name)}: {outcomes[-1].line}")
+            for line in outcomes[-1].more:
                 click.echo(f"  {one_line(line)}")
-    if not all(one.identical or one.explained or one.close(within) for one in found):
+    if not all(outcome.identical or outcome.explained or outcome.close(within) for outcome in outcomes):
         click.get_current_context().exit(1)
 
 
@@ -354,9 +354,9 @@ def _neither(command: str, what: Sequence[str]) -> UserError:
     """Makes the error for words that are no file, and no label with a task."""
     from ifsl_bench.protocol.task_files import packaged
 
-    said, label = (f"{what[0]!r} is not a file; ", what[0]) if len(what) == 1 else ("", "lr+a")
+    beginning, label = (f"{what[0]!r} is not a file; ", what[0]) if len(what) == 1 else ("", "lr+a")
     task = "glyphs-5shot"
     if label in packaged():
         label, task = "LABEL", label
-    return UserError(f"{said}{command} takes a result file, or a row's label and its task: "
+    return UserError(f"{beginning}{command} takes a result file, or a row's label and its task: "
                      f"ifsl-bench {command} {label} {task}")  # fmt: skip

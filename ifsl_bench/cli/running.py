@@ -90,8 +90,8 @@ class How:
 
 
 def _how(command: Callable[..., int]) -> Callable[..., int]:
-    made: Callable[..., int] = gathered(command, "how", How, [field.name for field in dataclasses.fields(How)])
-    return made
+    decorated: Callable[..., int] = gathered(command, "how", How, [field.name for field in dataclasses.fields(How)])
+    return decorated
 
 
 @click.command(
@@ -132,13 +132,13 @@ def run(campaign: str | None, request: Request, machine: Machine, how: How) -> i
     from ifsl_bench.campaigns.expansion import asked, jobs_of, with_tasks
 
     # A wrong name is told before torch is imported.
-    wanted, tasks = with_tasks(asked(campaign, request), machine.folders)
-    work = machine.workspace(wanted.results, "cpu" if how.cluster else "")
+    narrowed, tasks = with_tasks(asked(campaign, request), machine.folders)
+    work = machine.workspace(narrowed.results, "cpu" if how.cluster else "")
     if how.checkpoint:
         how.check_checkpoint(campaign, request)
         return _evaluate(Path(how.checkpoint), request, work, how.style)
-    jobs, lacking = jobs_of(wanted, work.home, work.reporter.warn, work.reporter.say)
-    files = {**wanted.data, **{name: Path(path) for name, path in how.data.items()}}
+    jobs, lacking = jobs_of(narrowed, work.home, work.reporter.warn, work.reporter.say)
+    files = {**narrowed.data, **{name: Path(path) for name, path in how.data.items()}}
     from ifsl_bench.campaigns.run import check_data
 
     check_data(files, tasks, work.home)
@@ -222,9 +222,9 @@ def _show_rows(tasks: Sequence[Task], ended: Ended, work: Workspace, how: How) -
     from ifsl_bench.board.measured import EVERY, PAPER
     from ifsl_bench.board.notes import standings
 
-    made = {board.name: list(dict.fromkeys(job.label for job in ended.made if job.task.name == board.name))
+    labels_of = {board.name: list(dict.fromkeys(job.label for job in ended.made if job.task.name == board.name))
             for board in boards}  # fmt: skip
-    boards = [board.usual(made[board.name]) for board in boards if made[board.name]]
+    boards = [board.usual(labels_of[board.name]) for board in boards if labels_of[board.name]]
     if how.style == "latex" and boards:
         from ifsl_bench.board.latex import paper_tables
 
@@ -234,7 +234,7 @@ def _show_rows(tasks: Sequence[Task], ended: Ended, work: Workspace, how: How) -
             click.echo()
             show_tables([task_table(board, how.full)], how.style)
         by_setting: dict[str, list[str]] = {}
-        for label in made[board.name]:
+        for label in labels_of[board.name]:
             row = board.row(label)
             by_setting.setdefault(row.setting if row and row.setting != EVERY else PAPER, []).append(label)
         for setting, of_setting in by_setting.items():
@@ -257,11 +257,11 @@ def tell(ended: Ended, jobs: int, lacking: Mapping[str, int]) -> int:
 
 def _typed(arguments: list[str]) -> str:
     """The command as results record it: without the folders of this machine."""
-    kept: list[str] = []
+    words: list[str] = []
     skip = False
     for word in arguments:
         folder = word.partition("=")[0] in FOLDERS
         if not skip and not folder:
-            kept.append(word)
+            words.append(word)
         skip = word in FOLDERS
-    return shlex.join(["ifsl-bench", *kept])
+    return shlex.join(["ifsl-bench", *words])

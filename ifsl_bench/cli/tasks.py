@@ -88,13 +88,13 @@ def tasks_show(context: click.Context, name: str, home: str | None, results_dir:
 
     above = context.parent.params if context.parent else {}  # options may stand before the name
     folders = readable(folders_of(home or above.get("home"), results_dir), results_dir)
-    found = [task_facts(task, folders) for task in find(name, home=folders)]
+    sheets = [task_facts(task, folders) for task in find(name, home=folders)]
     if style == "text" and above.get("style"):
         style = above["style"]
     if style not in READERS:
-        show_tables([plain_table(found)], style)
+        show_tables([plain_table(sheets)], style)
         return
-    for i, facts in enumerate(found):
+    for i, facts in enumerate(sheets):
         say("\n" * bool(i) + "\n".join(f"{key:15}{text}" for key, text in facts.items()), style)
 
 
@@ -129,8 +129,8 @@ def tasks_new(context: click.Context, name: str, data: str, out: str | None, hom
     path = Path(out).expanduser() if out else folders.tasks / f"{name}.toml"  # where names are found
     if path.suffix != ".toml":
         raise UserError(f"--out takes a file that ends in .toml, by which --task knows it, not {out}")
-    made = write_new(folders, name, data, path, reporter_for(quiet))
-    task = f"{path}:{made[-1]}" if out else made[-1]
+    names = write_new(folders, name, data, path, reporter_for(quiet))
+    task = f"{path}:{names[-1]}" if out else names[-1]
     click.echo(f"wrote {path}, for you to change; try: ifsl-bench run --method imprint --task {task}")
 
 

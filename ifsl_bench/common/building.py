@@ -39,11 +39,11 @@ def building(target: Path, resume: bool = False) -> Iterator[Path]:
     partial = partial_of(target)
     with disk_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        for left in sorted(leftovers(target), key=_written, reverse=True):
-            if resume and left.name.startswith(PARTIAL) and left.is_dir() and not partial.exists():
-                os.rename(left, partial)
+        for leftover in sorted(leftovers(target), key=_written, reverse=True):
+            if resume and leftover.name.startswith(PARTIAL) and leftover.is_dir() and not partial.exists():
+                os.rename(leftover, partial)
             else:
-                remove(left, target)
+                remove(leftover, target)
         partial.mkdir(exist_ok=True)
         try:
             yield partial
@@ -65,10 +65,12 @@ def unfinished(target: Path) -> Path:
 def leftovers(target: Path) -> list[Path]:
     """Lists the unfinished folders for ``target``; a process that holds its lock may still be filling one."""
     try:
-        found = [path for path in target.parent.iterdir() if path.name.startswith((PARTIAL, REMOVED))]
+        unfinished_paths = [path for path in target.parent.iterdir() if path.name.startswith((PARTIAL, REMOVED))]
     except OSError:
         return []
-    return sorted(path for path in found if what(path.name) in (PARTIAL + target.name, REMOVED + target.name))
+    return sorted(
+        path for path in unfinished_paths if what(path.name) in (PARTIAL + target.name, REMOVED + target.name)
+    )
 
 
 def _written(path: Path) -> float:
@@ -123,17 +125,17 @@ def whole(folder: Path, read: Callable[[], T]) -> T:
     Another process may replace the folder between two files. Then it is read again, and so is what failed meanwhile.
     """
     for _ in range(TRIES):
-        found, failed = None, None
+        content, failed = None, None
         with _held(folder) as before:
             try:
-                found = read()
+                content = read()
             except (CorruptFile, Stale, FileNotFoundError) as error:
                 failed = error
             same = _identity(folder) == before
         if same and failed is not None:
             raise failed
         if same and before is not None:  # else it was read between two moments without a folder
-            return cast(T, found)
+            return cast(T, content)
     raise UserError(f"{folder} changes faster than it can be read: other processes write it; end them")
 
 
@@ -156,10 +158,10 @@ def _held(folder: Path) -> Iterator[tuple[int, int] | None]:
 
 def _identity(folder: Path | int) -> tuple[int, int] | None:
     try:
-        found = os.stat(folder)
+        facts = os.stat(folder)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return facts.st_dev, facts.st_ino
 
 
 def is_silly(name: str) -> bool:

@@ -146,12 +146,12 @@ def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     groups: dict[tuple[torch.device, torch.dtype], list[str]] = {}
     for key, value in tensors.items():
         groups.setdefault((value.device, value.dtype), []).append(key)
-    found: dict[str, Tensor] = {}
+    copies: dict[str, Tensor] = {}
     for keys in groups.values():
         flat = torch.cat([tensors[key].detach().reshape(-1) for key in keys]).cpu()
         for key, part in zip(keys, flat.split([tensors[key].numel() for key in keys]), strict=True):
-            found[key] = part.reshape(tensors[key].shape).clone()  # safetensors takes no parts of a common memory
-    return found
+            copies[key] = part.reshape(tensors[key].shape).clone()  # safetensors takes no parts of a common memory
+    return copies
 
 
 def finished(folder: Path, **facts: Any) -> State | None:

@@ -58,18 +58,20 @@ def unknown(kind: str, name: object, known: Iterable[str], where: str = "", see:
     """
     names = sorted(set(known))
     lower: dict[str, str] = {}
-    for one in names:  # whoever writes LR+A means lr+a
-        lower.setdefault(one.lower(), one)
-    near = [lower[one] for one in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)]
+    for name_of_list in names:  # whoever writes LR+A means lr+a
+        lower.setdefault(name_of_list.lower(), name_of_list)
+    near = [
+        lower[name_of_list] for name_of_list in difflib.get_close_matches(str(name).lower(), lower, n=3, cutoff=0.5)
+    ]
     near = near[:1] if near and near[0].lower() == str(name).lower() else near
-    said = repr(name[:80] if isinstance(name, str) else name)
+    shown = repr(name[:80] if isinstance(name, str) else name)
     hint = f" did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
     if len(names) <= MOST_LISTED:
         listed = f"available: {', '.join(names) or 'none'}"
     else:
         some = "" if near else f"{', '.join(names[:3])}, ... "
         listed = f"all of them: {see}" if see else f"available: {some}({len(names):,})"
-    return UserError(f"unknown {kind} {said}{f' {where}' if where else ''};{hint} {listed}")
+    return UserError(f"unknown {kind} {shown}{f' {where}' if where else ''};{hint} {listed}")
 
 
 def where(error: BaseException, file: str = "", among: str = "") -> str:

@@ -93,11 +93,11 @@ class Home:
         return self.cache / "tasks"
 
 
-def _folder(said: str | Path) -> Path:
+def _folder(path: str | Path) -> Path:
     try:
-        return Path(said).expanduser().absolute()
+        return Path(path).expanduser().absolute()
     except RuntimeError as error:  # of expanduser alone
-        raise UserError(f"{said}: no home folder is known for that user; give the whole path with --home") from error
+        raise UserError(f"{path}: no home folder is known for that user; give the whole path with --home") from error
 
 
 def check_out(path: Path) -> None:
@@ -159,9 +159,9 @@ def disk_errors(path: Path, but: Container[int] = ()) -> Iterator[None]:
             errno.EFBIG: "the file would be larger than this system allows (see ulimit -f)",
         }
         if error.errno in reasons and error.errno not in but:
-            said = Path(what(os.fsdecode(error.filename or path)))
-            said = path if said.name.startswith(PARTIAL) else said  # what it was to be
-            raise UserError(f"cannot write {said}: {reasons[error.errno]}") from error
+            shown = Path(what(os.fsdecode(error.filename or path)))
+            shown = path if shown.name.startswith(PARTIAL) else shown  # what it was to be
+            raise UserError(f"cannot write {shown}: {reasons[error.errno]}") from error
         raise
 
 
@@ -245,7 +245,7 @@ def write_new(path: Path, content: bytes) -> bool:
 
 
 def _write(path: Path, content: bytes, put: Callable[[Path, Path], None]) -> None:
-    for left in reversed(range(TRIES)):
+    for tries_left in reversed(range(TRIES)):
         partial = partial_of(path)
         try:
             with disk_errors(path, (errno.EEXIST,) if put is not os.replace else ()):
@@ -259,7 +259,7 @@ def _write(path: Path, content: bytes, put: Callable[[Path, Path], None]) -> Non
         except BaseException as error:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
-            if not left or not (isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)):
+            if not tries_left or not (isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)):
                 raise  # else another process has moved the folder, and it is made again
     fsync_folder(path.parent)
 
@@ -280,12 +280,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _content(path: Path, most: int) -> bytes:
-    for left in reversed(range(TRIES)):
+    for tries_left in reversed(range(TRIES)):
         try:
             with open_file(path) as file, read_errors(path):
                 return file.read(most)
         except Stale:
-            if not left:
+            if not tries_left:
                 raise
     raise AssertionError("the last try returns or raises")
 

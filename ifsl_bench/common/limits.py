@@ -194,11 +194,11 @@ def image_bytes() -> Limit:
     Raises:
         UserError: the environment says what is no whole number of MB.
     """
-    given = os.environ.get(IMAGE_SETTING, "256")
-    if not (given.isascii() and given.isdigit() and int(given[:9]) >= 1 and len(given) < 10):
-        raise UserError(f"{IMAGE_SETTING} is {given[:40]!r}, expected a whole number of MB, 1 or more")
+    setting = os.environ.get(IMAGE_SETTING, "256")
+    if not (setting.isascii() and setting.isdigit() and int(setting[:9]) >= 1 and len(setting) < 10):
+        raise UserError(f"{IMAGE_SETTING} is {setting[:40]!r}, expected a whole number of MB, 1 or more")
     return Limit(
-        int(given) * 10**6,
+        int(setting) * 10**6,
         "has {value} bytes, more than {most}: too large for an encoded image; if it is one, set the environment "
         f"variable {IMAGE_SETTING} to more MB",
         _IMAGE_WHY,

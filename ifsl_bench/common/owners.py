@@ -67,11 +67,11 @@ def writes_still(writer: str) -> bool | None:
 
     The number of a process that has ended may be another's by now, which began at another time.
     """
-    found = _WRITER.fullmatch(writer)
-    if found is None or found[1] != _machine():
+    match = _WRITER.fullmatch(writer)
+    if match is None or match[1] != _machine():
         return None
-    began = _began(int(found[2]))
-    return began is not None and abs(began - int(found[3])) <= CLOCK
+    began = _began(int(match[2]))
+    return began is not None and abs(began - int(match[3])) <= CLOCK
 
 
 def _began(process: int) -> int | None:
@@ -98,7 +98,7 @@ def idle(path: Path) -> float:
     try:
         times = [path.stat().st_mtime]
         if path.is_dir():
-            times += [one.stat().st_mtime for one in path.rglob("*")]
+            times += [file.stat().st_mtime for file in path.rglob("*")]
     except OSError:
         return -float("inf")
     return now_at(path.parent) - max(times)

@@ -95,8 +95,8 @@ class _LogStage(Stage):
         now = time.monotonic()
         if now - self.last >= self.every:
             self.last = now
-            left = (now - self.start) / max(1, self.done - self.first) * (self.total - self.done)
-            self.line(f"  {self.title}: {self.done}/{self.total}, {left:.0f} s left{self.shown()}")
+            seconds_left = (now - self.start) / max(1, self.done - self.first) * (self.total - self.done)
+            self.line(f"  {self.title}: {self.done}/{self.total}, {seconds_left:.0f} s left{self.shown()}")
 
     def shown(self) -> str:
         """The last loss, accuracy, ..."""

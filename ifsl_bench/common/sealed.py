@@ -44,7 +44,7 @@ def check_kinds(path: Path, value: Mapping[str, Any], kinds: Mapping[str, Any]) 
         kinds: key -> type, or a tuple of types.
     """
     for key, kind in kinds.items():
-        found = value.get(key)
+        content = value.get(key)
         allowed = kind if isinstance(kind, tuple) else (kind,)
-        if key not in value or not isinstance(found, allowed) or (isinstance(found, bool) and bool not in allowed):
-            raise CorruptFile(f"{path} is damaged: {key} is {'missing' if key not in value else repr(found)[:40]}")
+        if key not in value or not isinstance(content, allowed) or (isinstance(content, bool) and bool not in allowed):
+            raise CorruptFile(f"{path} is damaged: {key} is {'missing' if key not in value else repr(content)[:40]}")

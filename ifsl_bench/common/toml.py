@@ -75,19 +75,19 @@ def held(raw: Mapping[str, Any], kind: type[T], where: str, keys: Iterable[str])
 
 def _path(message: str, raw: Mapping[str, Any], kind: Any) -> list[str | int]:
     """The keys that lead to what a message of msgspec's is about; it writes ``[...]`` for a key of a table of names."""
-    found = re.search(r" - at `\$(.*)`$", message)
+    place = re.search(r" - at `\$(.*)`$", message)
     parts: list[str | int] = []
-    for key, number, _ in re.findall(r"\.([\w-]+)|\[(\d+)\]|(\[\.\.\.\])", found[1] if found else ""):
+    for key, number, _ in re.findall(r"\.([\w-]+)|\[(\d+)\]|(\[\.\.\.\])", place[1] if place else ""):
         if key or number:
             parts.append(key or int(number))
             continue
         table = _at(raw, parts)
-        for one in table if isinstance(table, Mapping) else ():
+        for name in table if isinstance(table, Mapping) else ():
             try:
-                msgspec.convert(_with(raw, parts, {one: table[one]}), kind, strict=True)
+                msgspec.convert(_with(raw, parts, {name: table[name]}), kind, strict=True)
             except msgspec.ValidationError as error:
                 if str(error) == message:
-                    parts.append(one)
+                    parts.append(name)
                     break
         else:
             parts.append("...")
@@ -111,14 +111,14 @@ def _with(raw: Any, path: Sequence[str | int], value: Any) -> Any:
 
 def _allowed(kind: Any, path: Sequence[str | int]) -> tuple[Any, ...]:
     """The values that a key may have, where these are few."""
-    found = msgspec.inspect.type_info(kind)
+    described = msgspec.inspect.type_info(kind)
     for part in path:
-        if isinstance(found, msgspec.inspect.StructType):
-            found = next(field.type for field in found.fields if field.encode_name == part)
-        elif isinstance(found, msgspec.inspect.DictType):
-            found = found.value_type
-        elif isinstance(found, msgspec.inspect.ListType):
-            found = found.item_type
+        if isinstance(described, msgspec.inspect.StructType):
+            described = next(field.type for field in described.fields if field.encode_name == part)
+        elif isinstance(described, msgspec.inspect.DictType):
+            described = described.value_type
+        elif isinstance(described, msgspec.inspect.ListType):
+            described = described.item_type
         else:
             return ()
-    return found.values if isinstance(found, msgspec.inspect.LiteralType) else ()
+    return described.values if isinstance(described, msgspec.inspect.LiteralType) else ()

@@ -38,13 +38,13 @@ def launch() -> Launch | None:
         UserError: the environment says what cannot be.
     """
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
-    given = [os.environ.get(name, "0" if name == names[-1] else "") for name in names]
-    if not given[0] or given[1] in ("", "0", "1"):
+    values = [os.environ.get(name, "0" if name == names[-1] else "") for name in names]
+    if not values[0] or values[1] in ("", "0", "1"):
         return None
-    if not all(value.isascii() and value.isdigit() for value in given):
-        said = ", ".join(f"{name}={value!r}" for name, value in zip(names, given, strict=True))
-        raise UserError(f"the environment has {said}, where torchrun sets numbers; use torchrun, or unset RANK")
-    return Launch(*map(int, given))
+    if not all(value.isascii() and value.isdigit() for value in values):
+        spelled = ", ".join(f"{name}={value!r}" for name, value in zip(names, values, strict=True))
+        raise UserError(f"the environment has {spelled}, where torchrun sets numbers; use torchrun, or unset RANK")
+    return Launch(*map(int, values))
 
 
 def check_alone(command: str) -> None:

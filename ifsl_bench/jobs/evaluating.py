@@ -152,7 +152,7 @@ def stages_of(job: Job, command: str = "") -> list[Stage]:
 
     The checks of its episodes are part of the first.
     """
-    found: list[Stage] = [PrepareData(job.task, job.sides)]
+    stages: list[Stage] = [PrepareData(job.task, job.sides)]
     trials: set[str] = set()
 
     def add(stage: Stage) -> None:
@@ -162,13 +162,13 @@ def stages_of(job: Job, command: str = "") -> list[Stage]:
                 if str(needed) in trials:
                     continue
                 trials.add(str(needed))
-            elif isinstance(needed, (PrepareData, CheckEpisodes)) or needed in found:
+            elif isinstance(needed, (PrepareData, CheckEpisodes)) or needed in stages:
                 continue
             add(needed)
-        found.append(stage)
+        stages.append(stage)
 
     add(Evaluate(job, command=command))
-    return found
+    return stages
 
 
 def provenance(command: str, device: torch.device, requires: Iterable[str] = ()) -> dict[str, object]:

@@ -142,10 +142,10 @@ def to_learn2learn(
         raise UserError(f"transform is a function of an image, not {transform!r}")
     # Tasks are made on the CPU, so that no worker of a DataLoader touches a GPU.
     work = replace(work or workspace(device="cpu"), device=torch.device("cpu"))
-    found = find(task, make_change(change or {}), work.home)
-    if len(found) != 1:
+    named_tasks = find(task, make_change(change or {}), work.home)
+    if len(named_tasks) != 1:
         raise UserError(f"{task} defines several tasks; choose one as {task}:NAME")
-    prepared = work.prepared(found[0], "linear", seed)  # episodes do not depend on the head
+    prepared = work.prepared(named_tasks[0], "linear", seed)  # episodes do not depend on the head
     prepared.check_digest()
     spec = prepared.task
     places = _places(spec.name, spec.episode.ways * spec.shots, _queries(prepared), order)

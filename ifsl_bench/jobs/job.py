@@ -132,13 +132,15 @@ class Job:
             accuracy: of a candidate on validation episodes; -inf if it cannot be chosen, None while it is not known.
         """
         rounds: list[list[Candidate]] = []
-        known: list[list[tuple[Point, float]]] = []
-        while points := self._points(known):
+        finished: list[list[tuple[Point, float]]] = []
+        while points := self._points(finished):
             rounds.append([self._candidate(point) for point in points])
             accuracies = [accuracy(candidate) for candidate in rounds[-1]]
-            if any(one is None for one in accuracies):
+            if any(value is None for value in accuracies):
                 break
-            known.append([(point, one) for point, one in zip(points, accuracies, strict=True) if one is not None])
+            finished.append(
+                [(point, value) for point, value in zip(points, accuracies, strict=True) if value is not None]
+            )
         return rounds
 
     @property
@@ -146,9 +148,9 @@ class Job:
         """The most rounds that the search for options has after its first."""
         return settings.rounds_after_first(self.method, self._said(), self.trials)
 
-    def _points(self, known: Sequence[Sequence[tuple[Point, float]]]) -> list[Point]:
+    def _points(self, finished: Sequence[Sequence[tuple[Point, float]]]) -> list[Point]:
         default = {**defaults(self.method, self.task), RATE: self._published.schedule.rate}
-        return settings.points(self.method, self._said(), self.trials, default, known)
+        return settings.points(self.method, self._said(), self.trials, default, finished)
 
     def _candidate(self, point: Point) -> Candidate:
         options = settled(self.method, {**self.given, **point}, self.task)
@@ -208,14 +210,14 @@ def make_jobs(request: Request, home: Home | None = None) -> list[Job]:
     """
     _check_kinds(request)
     training, trials, change = Training.parse(request.train), request.trials or 0, request.change
-    methods = [(*find_method(said), said if isinstance(said, str) else said.__name__) for said in request.methods]
+    methods = [(*find_method(word), word if isinstance(word, str) else word.__name__) for word in request.methods]
     jobs: list[Job] = []
     for task in dict.fromkeys(itertools.chain.from_iterable(find(name, change, home) for name in request.tasks)):
         count = task.evaluation.episodes if request.episodes is None else request.episodes
         _check_task(task, training, count, request)
         for seed, (chosen, meant, name) in itertools.product(request.all_seeds, methods):
-            given = resolve_options(chosen.method, name, {**meant, **request.options}, task, trials)
-            job = Job(chosen, given, task, training, seed, count, trials, request.calibrate)
+            options = resolve_options(chosen.method, name, {**meant, **request.options}, task, trials)
+            job = Job(chosen, options, task, training, seed, count, trials, request.calibrate)
             # What --train and --tune do not concern is the same whatever they say, and has one label.
             job = job if job.trains else replace(job, training=Training())
             jobs.append(job if job.searched else replace(job, trials=0))
@@ -269,20 +271,21 @@ def each_once(jobs: Iterable[Job]) -> list[Job]:
     Raises:
         UserError: the results of two different ones would replace each other.
     """
-    found: dict[str, Job] = {}
+    jobs_by_name: dict[str, Job] = {}
     for job in jobs:
-        first = found.setdefault(str(job), job)
+        first = jobs_by_name.setdefault(str(job), job)
         if first.chosen != job.chosen:
             raise UserError(f"two different methods are called {job.label!r}; rename a class, or run one at a time")
         if first.task.hash != job.task.hash:
             raise UserError(f"two different tasks are called {job.task.name!r}; rename one, or run one at a time")
         if first.said != job.said:
-            one, other = _apart(first.said, job.said), _apart(job.said, first.said)
-            raise UserError(f"two different choices are called {job.label!r}, one with {one}, the other with {other}; "
-                            "change a value, or run one at a time")  # fmt: skip
-    return list(found.values())
+            mine, theirs = _apart(first.said, job.said), _apart(job.said, first.said)
+            raise UserError(
+                f"two settings share the name {job.label!r}: {mine}, and {theirs}; change a value, or run one at a time"
+            )
+    return list(jobs_by_name.values())
 
 
-def _apart(said: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _apart(values: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Spells the values that the other mapping does not have."""
-    return ", ".join(f"{key} {value!r}" for key, value in said.items() if key not in other or other[key] != value)
+    return ", ".join(f"{key} {value!r}" for key, value in values.items() if key not in other or other[key] != value)

@@ -65,19 +65,21 @@ def pretrain_for(
                 f"backbone {chosen.pretraining.backbone} has weights from elsewhere, and its base classifier is "
                 f"trained once, by one process; leave {'--anew' if anew else 'torchrun'} out"
             )
-        said = (reporter or Reporter()) if world.first else Mute()
-        prepared = Workspace(home, where, said).prepared(chosen, kind, seed)
+        listener = (reporter or Reporter()) if world.first else Mute()
+        prepared = Workspace(home, where, listener).prepared(chosen, kind, seed)
         if world.first:
-            made = prepared.dataset  # may have to be made, by one
+            dataset_here = prepared.dataset  # may have to be made, by one
             if anew:
-                weights.train_here(home, pretraining_key(chosen, made.fingerprint, kind, seed), said)
+                weights.train_here(home, pretraining_key(chosen, dataset_here.fingerprint, kind, seed), listener)
         world.wait()
         if frozen:
             return prepared.pretrained
         dataset = prepared.dataset
         if curves and world.first:
-            said = Curves(curves / "pretraining" / pretraining_key(chosen, dataset.fingerprint, kind, seed), said)
-        return pretrain(home, chosen, dataset, kind, seed, where, said, world.on(where), compiled)
+            listener = Curves(
+                curves / "pretraining" / pretraining_key(chosen, dataset.fingerprint, kind, seed), listener
+            )
+        return pretrain(home, chosen, dataset, kind, seed, where, listener, world.on(where), compiled)
 
 
 def export_weights(task: str, head: str, seed: int, home: Home, to: Path | None = None) -> tuple[Path, weights.Weights]:
@@ -120,10 +122,10 @@ def weights_file(home: Home, pretrained: Pretrained) -> Path:
     return home.pretrained / pretrained.key / str(pretrained.info["tensors"]["file"])
 
 
-def one_task(tasks: list[Task], said: str) -> Task:
+def one_task(tasks: list[Task], file: str) -> Task:
     """The first of tasks that all start from one pretraining."""
     made_of = {(task.dataset.name, str(task.pretraining), task.base_classes) for task in tasks}
     if len(made_of) > 1:
         names = ", ".join(task.name for task in tasks)
-        raise UserError(f"the tasks of {said} have different pretrainings ({names}); say which: FILE:NAME")
+        raise UserError(f"the tasks of {file} have different pretrainings ({names}); say which: FILE:NAME")
     return tasks[0]

@@ -106,17 +106,17 @@ class Ready:
         except UserError as error:
             return None, f"no calibrated Acc., since validation episodes cannot be drawn: {error}"
         title = f"calibrating {self.job}"
-        found = evaluate(
+        margins = evaluate(
             self.method, self.job.name, self.loader("val"), task.evaluation.halves[0], reporter, title,
             called="validation accuracy",
         ).margins  # fmt: skip
-        return (find_bias(found), "") if found else (None, "")
+        return (find_bias(margins), "") if margins else (None, "")
 
     def part(self, episodes: range, bias: Bias | None, reporter: Reporter, title: str) -> Part:
         """Evaluates some of the job's test episodes."""
         test, start = self.loader("test"), time.perf_counter()
-        found = evaluate(self.method, self.job.name, test, episodes, reporter, title, self.job.episodes, bias)
-        return Part(found, time.perf_counter() - start, str(self.place), describe_device(self.place.device))
+        evaluated = evaluate(self.method, self.job.name, test, episodes, reporter, title, self.job.episodes, bias)
+        return Part(evaluated, time.perf_counter() - start, str(self.place), describe_device(self.place.device))
 
 
 @dataclass(frozen=True)
@@ -315,7 +315,7 @@ def remove_evaluated(job: Job, home: Home, model: Path | None = None) -> None:
 def _read(file: Path, made_of: str | None) -> dict[str, Any] | None:
     """Reads what a stage left, if it is there, whole, and made of the same."""
     try:
-        found = read_sealed(file)
+        content = read_sealed(file)
     except (FileNotFoundError, CorruptFile):
         return None
-    return found if made_of is not None and found.get("made_of") == made_of else None
+    return content if made_of is not None and content.get("made_of") == made_of else None

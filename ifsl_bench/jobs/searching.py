@@ -165,7 +165,7 @@ def chosen(job: Job, work: Workspace, reporter: Reporter) -> tuple[Job, dict[str
         "options": {**best.options, **{key: value for key, value in point.items() if key != RATE}},
         "tuned": {", ".join(point): {setting: trial.accuracy for setting, trial in tried.items()}},
         "choice": Choice(**firmness(tried, name)),
-        "rounds": [len(one) for one in rounds],
+        "rounds": [len(round_) for round_ in rounds],
         "passed_over": [setting for setting, trial in tried.items() if trial.failed],
         "edge": settings.at_edge(job.method, best.options, point, offered),
     }
@@ -195,9 +195,12 @@ def kept_choice(job: Job, home: Home) -> Job | None:
     if not job.searched:
         return job
     accuracy = kept_accuracies(home)
-    accuracies = {one.name: (accuracy(one), one.job) for one in itertools.chain.from_iterable(job.rounds(accuracy))}
-    known = {name: value for name, (value, _) in accuracies.items() if value is not None}
-    best = max(known, key=known.__getitem__, default="")
-    if len(known) < len(accuracies) or known[best] == -math.inf:
+    accuracies = {
+        candidate.name: (accuracy(candidate), candidate.job)
+        for candidate in itertools.chain.from_iterable(job.rounds(accuracy))
+    }
+    accuracy_of = {name: value for name, (value, _) in accuracies.items() if value is not None}
+    best = max(accuracy_of, key=accuracy_of.__getitem__, default="")
+    if len(accuracy_of) < len(accuracies) or accuracy_of[best] == -math.inf:
         return None
     return replace(accuracies[best][1], seed=job.seed)

@@ -57,13 +57,13 @@ class Images(TorchDataset[Any]):
 
     def by_label(self) -> dict[int, list[int]]:
         """label -> images."""
-        found: dict[int, list[int]] = {}
+        images_by_label: dict[int, list[int]] = {}
         row = 0
         for pool in self.pools:
             for count in np.diff(pool.starts).tolist():
-                found[len(found)] = list(range(row, row + count))
+                images_by_label[len(images_by_label)] = list(range(row, row + count))
                 row += count
-        return found
+        return images_by_label
 
 
 class EpisodeTasks(Taskset):

@@ -67,9 +67,9 @@ def moved(job: Job, method: Method, base: Base, device: torch.device) -> Method:
     """The method on a device: made there anew, since not all that it holds need be its parameters."""
     if method.base.weight.device == device:
         return method
-    made = make_method(job.method, base.to(device), job.task.episode.ways, job.options).to(device)
-    made.load_state_dict(method.state_dict())
-    return made.train(method.training)
+    copy = make_method(job.method, base.to(device), job.task.episode.ways, job.options).to(device)
+    copy.load_state_dict(method.state_dict())
+    return copy.train(method.training)
 
 
 def to_evaluate(job: Job, work: Workspace, method: Method) -> Method:
@@ -146,8 +146,8 @@ class MetaTrain(JobStage):
         """The steps that are left, with their validations."""
         job, weights = self.job, backbone_of(self.job).weights(work.home)
         done = 0 if weights is None else begun(self.folder(work.home), "step")
-        left = max(0, job.schedule.steps - done) if job.trains else 0
-        return Amount(self.kind, _named(job, self.place(work)), left * job.training.episodes_per_step)
+        steps_left = max(0, job.schedule.steps - done) if job.trains else 0
+        return Amount(self.kind, _named(job, self.place(work)), steps_left * job.training.episodes_per_step)
 
     def validate(self, work: Workspace, method: Method) -> float:
         """Accuracy in percent on the validation episodes that checkpoints are chosen on, where it is trained."""
@@ -261,8 +261,8 @@ class Trial(JobStage):
 
 def trials_named(job: Job) -> str:
     """The trials of a search, for people: what is tried, with what is not."""
-    given = {key: value for key, value in job.given.items() if key not in job.method.space}
-    return f"trials of {'.'.join(settings.label(job.method, job.name, given, job.task))} on {job.task.name}"
+    fixed = {key: value for key, value in job.given.items() if key not in job.method.space}
+    return f"trials of {'.'.join(settings.label(job.method, job.name, fixed, job.task))} on {job.task.name}"
 
 
 def both(first: Place, second: Place) -> Place:

@@ -196,7 +196,7 @@ def _end(started: Any) -> None:
 
 def _key_files(started: Any) -> list[Any]:
     """The open files of keys that a cluster of jobs has made for itself; to close one removes it."""
-    return [held for held in vars(started).values() if isinstance(held, _TemporaryFileWrapper)]
+    return [value for value in vars(started).values() if isinstance(value, _TemporaryFileWrapper)]
 
 
 def _processes(worker: Any) -> list[psutil.Process]:
@@ -210,8 +210,8 @@ def _processes(worker: Any) -> list[psutil.Process]:
 
 def _warn_of_open(address: str, name: str, warn: Callable[[str], None]) -> None:
     """A scheduler runs whatever it is sent."""
-    found = ADDRESS.fullmatch(address)
-    if found and found["protocol"] == "tcp" and not _is_loopback(found["host"].strip("[]")):
+    match = ADDRESS.fullmatch(address)
+    if match and match["protocol"] == "tcp" and not _is_loopback(match["host"].strip("[]")):
         warn(f"{name} listens at {address} without TLS: whoever reaches it runs programs as you; see docs/cluster.md")
 
 
@@ -225,7 +225,9 @@ def _is_loopback(host: str) -> bool:
 @contextlib.contextmanager
 def _silent(*names: str) -> Iterator[None]:
     """Silences some loggers, and those below them, which have levels of their own."""
-    there = [name for name in logging.root.manager.loggerDict if name.startswith(tuple(f"{one}." for one in names))]
+    there = [
+        name for name in logging.root.manager.loggerDict if name.startswith(tuple(f"{parent}." for parent in names))
+    ]
     before = {name: logging.getLogger(name).level for name in (*names, *there)}
     for name in before:
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -177,7 +177,7 @@ def arguments_of(kind: str) -> set[str]:
     if kind == LOCAL:
         makers, not_ours = (cluster, distributed.Nanny, distributed.Worker), NOT_OURS | {"processes", "nanny"}
     else:
-        jobs = (one for one in inspect.getmro(cluster.job_cls) if one.__module__.startswith("dask_jobqueue."))
+        jobs = (maker for maker in inspect.getmro(cluster.job_cls) if maker.__module__.startswith("dask_jobqueue."))
         makers, not_ours = (dask("dask_jobqueue").JobQueueCluster, *jobs), NOT_OURS
-    parameters = [p for one in makers for p in inspect.signature(one).parameters.values()]
+    parameters = [p for maker in makers for p in inspect.signature(maker).parameters.values()]
     return {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)} - not_ours

@@ -210,8 +210,8 @@ class DaskWorkers(Executor):
         if self._needed is None:
             self._needed = self._stack.enter_context(wanted(self.setting.home, self.methods))
         answers = self._run(list(new), unfit, self._needed)
-        problems = {a: said if isinstance(said, str) else f"cannot work: {one_line(repr(said))}"
-                    for a, said in answers.items()}  # fmt: skip
+        problems = {a: answer if isinstance(answer, str) else f"cannot work: {one_line(repr(answer))}"
+                    for a, answer in answers.items()}  # fmt: skip
         fit = [address for address, problem in problems.items() if not problem]
         if self.spec.kind == LOCAL:  # its processes write where this one does, and share its accelerators
             for address in fit:

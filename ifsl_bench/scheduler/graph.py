@@ -113,7 +113,7 @@ def graph_of(
         retrain: train again even if a model is stored; rerun follows.
         command: what the user typed, recorded with results.
     """
-    found = _Expansion(work, retrain, lacking)
+    expansion = _Expansion(work, retrain, lacking)
     stored, refused = [], {}
     with remembered():
         for index, job in enumerate(jobs):
@@ -122,10 +122,10 @@ def graph_of(
                     work.reporter.say(f"{job}: done already (--rerun repeats it)")
                     stored.append(index)
                     continue
-                found.expand(index, job, command)
+                expansion.expand(index, job, command)
             except UserError as error:
                 refused[index] = error
-    return Graph(tuple(jobs), found.nodes, tuple(stored), refused)
+    return Graph(tuple(jobs), expansion.nodes, tuple(stored), refused)
 
 
 class _Expansion:

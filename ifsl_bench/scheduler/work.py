@@ -103,9 +103,9 @@ def attempt(node: Node, work: Workspace, relay: Relay, reporter: Reporter) -> tu
         relay.to = log
         try:
             with processor.evaluating():
-                made = node.stage.compute(work)
+                artefact = node.stage.compute(work)
             if node.last and isinstance(node.stage, Evaluate):
-                store(node.stage.job, work, made)
+                store(node.stage.job, work, artefact)
         except Exception as error:
             why = plainly(error)
             log.failed(error, why)

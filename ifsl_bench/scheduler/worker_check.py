@@ -64,13 +64,13 @@ def wanted(home: Home, methods: Iterable[tuple[str, bytes, str]] = ()) -> Iterat
 
 def versions() -> dict[str, str]:
     """Returns the versions in this process; "" for a package that it lacks."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    installed = {"python": ".".join(platform.python_version_tuple()[:2])}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = ""
-    return found
+            installed[name] = ""
+    return installed
 
 
 def unfit(wanted: MustHave) -> str:

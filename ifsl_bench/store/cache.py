@@ -148,7 +148,7 @@ def pruning(home: Home, choice: Choice) -> Pruning:
     in_use = {item for item in items if _use(item, now)}
     of_running = {item.of for item in in_use if item.kind in OF_JOBS}
     starting = bool(of_running) or any(item.kind == "features" for item in in_use)
-    found, size = Pruning(), sum(item.bytes for item in items)
+    decision, size = Pruning(), sum(item.bytes for item in items)
     for item in sorted(items, key=lambda item: (item.used, item.path)):
         if not _is_chosen(item, choice, now) or (choice.most is not None and size <= choice.most):
             continue
@@ -156,11 +156,11 @@ def pruning(home: Home, choice: Choice) -> Pruning:
         if not why and ((starting and item.kind in STARTS) or (item.kind in OF_JOBS and item.of in of_running)):
             why = "perhaps needed by a process that runs"
         if why:
-            found.staying.append((item, why))
+            decision.staying.append((item, why))
         else:
-            found.going.append(item)
+            decision.going.append(item)
             size -= item.bytes
-    return found
+    return decision
 
 
 def _is_chosen(item: Item, choice: Choice, now: float) -> bool:

@@ -53,8 +53,8 @@ class Checked:
             raise ValueError("the file has failed")
         r = self.result
         accuracy = f"{r.summary['acc']['mean']:.2f} ± {r.summary['acc']['interval']:.2f}"
-        said = f"ok: {r.label} on {r.task}, seed {r.seed}, {len(r.episodes):,} episodes, Acc. {accuracy}"
-        return f"{said} (not verified: {'; '.join(self.unverified)})" if self.unverified else said
+        text = f"ok: {r.label} on {r.task}, seed {r.seed}, {len(r.episodes):,} episodes, Acc. {accuracy}"
+        return f"{text} (not verified: {'; '.join(self.unverified)})" if self.unverified else text
 
 
 def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | None = None) -> Checked:
@@ -77,8 +77,10 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
             return Checked(None, (mixed,))
         result = parse(path, raw)
     except UserError as error:
-        said = str(error).replace(one_line(f"{path} "), "it ", 1).removeprefix(one_line(f"{path}: "))
-        return Checked(None, _lines([said.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)]))
+        message = str(error).replace(one_line(f"{path} "), "it ", 1).removeprefix(one_line(f"{path}: "))
+        return Checked(
+            None, _lines([message.replace(one_line(f"cannot read the result {path}"), "it cannot be read", 1)])
+        )
     failures = [*unprintable(raw)]
     failures += [reason] if (reason := inconsistency(result)) else []
     failures += _place(path, result, tasks, home)
@@ -119,9 +121,9 @@ def rewrite(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | No
 
 def _lines(failures: Sequence[str]) -> tuple[str, ...]:
     """Each in one line that is not too long, and no more of them than anybody reads."""
-    said = [one_line(failure[:MOST_LETTERS]) + "..." * (len(failure) > MOST_LETTERS) for failure in failures]
-    rest = [f"and {len(said) - MOST_LINES:,} more"] if len(said) > MOST_LINES else []
-    return tuple(said[:MOST_LINES] + rest)
+    texts = [one_line(failure[:MOST_LETTERS]) + "..." * (len(failure) > MOST_LETTERS) for failure in failures]
+    rest = [f"and {len(texts) - MOST_LINES:,} more"] if len(texts) > MOST_LINES else []
+    return tuple(texts[:MOST_LINES] + rest)
 
 
 def _task(name: str, tasks: Mapping[str, Task], home: Home) -> Task:
@@ -174,11 +176,11 @@ def _definition(result: Result, task: Task) -> Iterator[str]:
 
 def _novel_data(result: Result, task: Task) -> Iterator[str]:
     """Checks that a result names the data of its novel classes exactly where they come from another data set."""
-    said = result.novel_fingerprint
-    if task.novel_from is None and said:
-        yield f"novel_fingerprint: {said[:16]!r}, but the novel classes of {task.name} are of its own data set"
-    elif task.novel_from is not None and not re.fullmatch(r"[0-9a-f]{64}", said):
-        yield f"novel_fingerprint: {said[:80]!r}, where the 64 hexadecimal digits of {task.novel_from} were expected"
+    fingerprint = result.novel_fingerprint
+    if task.novel_from is None and fingerprint:
+        yield f"novel_fingerprint: {fingerprint[:16]!r}, but the novel classes of {task.name} are of its own data set"
+    elif task.novel_from is not None and not re.fullmatch(r"[0-9a-f]{64}", fingerprint):
+        yield f"novel_fingerprint: {fingerprint[:80]!r}, expected 64 hexadecimal digits, of {task.novel_from}"
 
 
 def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
@@ -252,8 +254,8 @@ def _partial(result: Result, task: Task, home: Home) -> Iterator[str]:
         except (UserError, Unverified) as error:
             raise Unverified(f"partial, since {error}") from error
     if result.partial != expected:
-        made = "a part" if expected else "the whole"
-        yield f"partial: {str(result.partial).lower()}, data set {data.name} with this fingerprint is {made}"
+        extent = "a part" if expected else "the whole"
+        yield f"partial: {str(result.partial).lower()}, data set {data.name} with this fingerprint is {extent}"
 
 
 def _calibration(result: Result, task: Task, home: Home) -> Iterator[str]:

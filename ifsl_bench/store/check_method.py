@@ -42,16 +42,16 @@ def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint], str]:
     owners = registry.owners(registry.METHODS, result.method)
     package = _distribution(result).get("name", "")
     theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
-    said = f"{registry.package_of(theirs[0])}:{theirs[0].name}" if package and theirs else result.method
-    return owners, theirs, said
+    full_name = f"{registry.package_of(theirs[0])}:{theirs[0].name}" if package and theirs else result.method
+    return owners, theirs, full_name
 
 
 def _missing(result: Result) -> str:
     """Says why the method cannot be loaded here; "" where it can."""
-    owners, _, said = _owners(result)
+    owners, _, full_name = _owners(result)
     if not owners:
         return f"method {result.method} is not installed here"
-    lacks = registry.load(registry.METHODS, said).lacks
+    lacks = registry.load(registry.METHODS, full_name).lacks
     return f"{lacks}, which method {result.method} needs, is not installed" if lacks else ""
 
 
@@ -113,42 +113,42 @@ def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Ite
     """Checks what the file says of a backbone's earlier pretraining against what is known of it here."""
     found, named = result.pretraining, list(corpora or ())
     if found.get("pretrained_on", []) != named:
-        said = reprlib.repr(found.get("pretrained_on"))
-        yield f"pretraining.pretrained_on: {said}, backbone {task.pretraining.backbone} makes it {named}"
-    known, said = seen(corpora, task.novel_data), found.get("seen", "no")
-    if said in SEEN and SEEN.index(said) < SEEN.index(known):
-        yield f"pretraining.seen: {said!r}, what is known of the backbone and {task.novel_data} makes it {known!r}"
+        recorded_corpora = reprlib.repr(found.get("pretrained_on"))
+        yield f"pretraining.pretrained_on: {recorded_corpora}, backbone {task.pretraining.backbone} makes it {named}"
+    known, recorded = seen(corpora, task.novel_data), found.get("seen", "no")
+    if recorded in SEEN and SEEN.index(recorded) < SEEN.index(known):
+        yield f"pretraining.seen: {recorded!r}, what is known of the backbone and {task.novel_data} makes it {known!r}"
 
 
 def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The distribution that the method is from; a class that nobody registers has none."""
-    found, (owners, _, _) = _distribution(result), _owners(result)
-    if owners and not (found.get("name") and found.get("version")):
+    recorded, (owners, _, _) = _distribution(result), _owners(result)
+    if owners and not (recorded.get("name") and recorded.get("version")):
         yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
                f"{registry.package_of(owners[0])}")  # fmt: skip
-    elif other := _other_version(result):
-        raise Unverified(f"distribution, since {other}")
+    elif other_version := _other_version(result):
+        raise Unverified(f"distribution, since {other_version}")
 
 
 def _other_version(result: Result) -> str:
     """Names the other version of its package that the method is from; "" for the installed version."""
-    found, (_, theirs, _) = _distribution(result), _owners(result)
-    if not theirs or not found.get("version"):
+    recorded, (_, theirs, _) = _distribution(result), _owners(result)
+    if not theirs or not recorded.get("version"):
         return ""
     here = registry.distribution_of(theirs[0])
-    if found["version"] == here["version"]:
+    if recorded["version"] == here["version"]:
         return ""
-    return f"the method is of {here['name']} {found['version']}, installed is {here['version']}"
+    return f"the method is of {here['name']} {recorded['version']}, installed is {here['version']}"
 
 
 def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The choice of options, made again; another version of the method may have tried others."""
-    job, other = _known_job(result, task), _other_version(result)
+    job, other_version = _known_job(result, task), _other_version(result)
     faults = list(odd_search(result, job))
-    alone = list(odd_search(result, None)) if job and other and faults else faults
+    alone = list(odd_search(result, None)) if job and other_version and faults else faults
     yield from alone
     if faults and not alone:
-        raise Unverified(f"choice of options, since {other}")
+        raise Unverified(f"choice of options, since {other_version}")
 
 
 def _code(result: Result, task: Task, home: Home) -> Iterator[str]:

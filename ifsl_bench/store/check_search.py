@@ -26,10 +26,11 @@ def odd_search(result: Result, job: Job | None) -> Iterator[str]:
     if job and job.training.changes() and not job.trains:
         yield f"train: {next(iter(job.training.changes()))}, and method {job.name} with these options trains nothing"
     names = next(iter(result.tuned), "")
-    wanted = ", ".join(job.searched) if job else names
-    if list(result.tuned) != [wanted] * bool(wanted):
-        found = " and ".join(result.tuned) or "nothing"
-        yield f"tuned: {found}, in setting {result.setting!r} {wanted or 'one thing'} is chosen on validation episodes"
+    expected = ", ".join(job.searched) if job else names
+    if list(result.tuned) != [expected] * bool(expected):
+        tuned = " and ".join(result.tuned) or "nothing"
+        choice = expected or "one thing"
+        yield f"tuned: {tuned}, in setting {result.setting!r} {choice} is chosen on validation episodes"
     elif not names and result.trials:
         yield f"setting: {result.setting!r}, and nothing was tuned"
     elif result.setting == "every" and (names or (result.training and not job)):
@@ -55,10 +56,11 @@ def _odd_choice(result: Result, names: str, job: Job | None) -> Iterator[str]:
     if job and (tried.keys() != candidates.keys() or result.rounds != [len(one) for one in rounds]):
         strange = [one for one in tried if one not in candidates]
         missing = [one for one in candidates if one not in tried]
-        said = [f"{one} is none of the settings to try" for one in strange[:1]]
-        said += [f"{one} was not tried" for one in missing[:1]]
-        said += [f"rounds are {result.rounds}"] if not said else []
-        yield f"tuned: {', '.join(said)}; {result.setting!r} has rounds of {', '.join(str(len(one)) for one in rounds)}"
+        reasons = [f"{one} is none of the settings to try" for one in strange[:1]]
+        reasons += [f"{one} was not tried" for one in missing[:1]]
+        reasons += [f"rounds are {result.rounds}"] if not reasons else []
+        sizes = ", ".join(str(len(candidates_of)) for candidates_of in rounds)
+        yield f"tuned: {', '.join(reasons)}; {result.setting!r} has rounds of {sizes}"
         return
     sound = {one: tried[one] for one in candidates or tried if one not in result.passed_over}
     if not sound:

@@ -59,7 +59,7 @@ class Reproduced:
     def explained(self) -> bool:
         """True where another processor, or other libraries, explain all that differs."""
         same = self.episodes is not None and not self.search
-        return same and all(one.startswith("other ") for one in self.reasons) and not self.unexplained
+        return same and all(reason.startswith("other ") for reason in self.reasons) and not self.unexplained
 
     @property
     def identical(self) -> bool:
@@ -107,16 +107,16 @@ def job_of(result: Result, home: Home, task: str | None = None, method: str | No
     Raises:
         UserError: task or method are not here, or have other options; or the result names a file in place of one.
     """
-    said = method or registry.recorded_name(result.method, result.provenance.get("distribution"))
-    if method is None and registry.names_file(said):  # it is not the user who named that file
-        raise UserError(f"{result.label} on {result.task} cannot be run again here: {said!r} is a file, not the name "
-                        "of a method; where you trust it, say --method FILE.py:CLASS")  # fmt: skip
+    method_name = method or registry.recorded_name(result.method, result.provenance.get("distribution"))
+    if method is None and registry.names_file(method_name):  # it is not the user who named that file
+        raise UserError(f"{result.label} on {result.task} cannot be run again here: {method_name!r} is a file, not the "
+                        "name of a method; where you trust it, say --method FILE.py:CLASS")  # fmt: skip
     if task is None and not is_plain(result.task):
         raise UserError(f"{result.label} cannot be run again here: {result.task!r} is no task's name; where you trust "
                         "that file, say --task FILE.toml")  # fmt: skip
     options, train = result.given()
     request = Request(
-        [said], [task or result.task], options, train, result.trials, seeds=[result.seed],
+        [method_name], [task or result.task], options, train, result.trials, seeds=[result.seed],
         episodes=len(result.episodes), calibrate=result.calibrated,
     )  # fmt: skip
     try:
@@ -125,8 +125,8 @@ def job_of(result: Result, home: Home, task: str | None = None, method: str | No
         raise UserError(f"{result.label} on {result.task} cannot be run again here: {error}") from error
     fitting = [job for job in jobs if job.task.name == result.task and job.label == result.label]
     if not fitting:
-        found = ", ".join(f"{job.label} on {job.task.name}" for job in jobs)
-        raise UserError(f"{result.label} on {result.task} cannot be run again here: its job would be {found} now")
+        labels = ", ".join(f"{job.label} on {job.task.name}" for job in jobs)
+        raise UserError(f"{result.label} on {result.task} cannot be run again here: its job would be {labels} now")
     return fitting[0]
 
 
@@ -140,28 +140,28 @@ def reproduce(path: Path, work: Workspace, task: str | None = None, method: str 
     """
     stored = result_file.read(path)
     job = job_of(stored, work.home, task, method)
-    found = run_unstored(job, work)
+    result = run_unstored(job, work)
     remove_evaluated(job, work.home)
     reasons = []
-    if (stored.fingerprint, stored.novel_fingerprint) != (found.fingerprint, found.novel_fingerprint):
+    if (stored.fingerprint, stored.novel_fingerprint) != (result.fingerprint, result.novel_fingerprint):
         reasons.append("other data")
-    if stored.digest != found.digest:
+    if stored.digest != result.digest:
         reasons.append("other episodes")
-    episodes = None if reasons else _other_counts(stored, found)
+    episodes = None if reasons else _other_counts(stored, result)
     if stored.earlier_search:
         reasons.append("options chosen by an earlier search")
-    if not same_method(stored.provenance, found.provenance):
+    if not same_method(stored.provenance, result.provenance):
         reasons.append("other code of the method")
-    if stored.pretraining.get("key") != found.pretraining["key"]:
+    if stored.pretraining.get("key") != result.pretraining["key"]:
         reasons.append("a backbone of another recipe")
-    elif stored.pretraining.get("sha256") != found.pretraining["sha256"]:
+    elif stored.pretraining.get("sha256") != result.pretraining["sha256"]:
         reasons.append("other weights of the backbone")
-    changed = [key for key in ("device", "libraries") if stored.provenance.get(key) != found.provenance.get(key)]
+    changed = [key for key in ("device", "libraries") if stored.provenance.get(key) != result.provenance.get(key)]
     reasons += [f"other {key}" for key in changed]
-    points = found.summary["acc"]["mean"] - stored.summary["acc"]["mean"]
-    chosen, search = _other_settings(stored, found)
-    why = unexplained(stored, found, _seeds(path, stored)) if episodes or chosen else ()
-    return Reproduced(stored, found, episodes, points, tuple(reasons), chosen, search, why)
+    points = result.summary["acc"]["mean"] - stored.summary["acc"]["mean"]
+    chosen, search = _other_settings(stored, result)
+    why = unexplained(stored, result, _seeds(path, stored)) if episodes or chosen else ()
+    return Reproduced(stored, result, episodes, points, tuple(reasons), chosen, search, why)
 
 
 def run_unstored(job: Job, work: Workspace) -> Result:

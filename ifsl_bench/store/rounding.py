@@ -53,7 +53,11 @@ def changes(stored: Result, found: Result) -> dict[str, Change]:
     base, novel = then.base_queries, then.novel_queries
     most = {"base": base, "novel": novel, "pairs": 2 * base * novel}
     sides = {name: most[name.removeprefix("calibrated_").partition("_")[0]] for name in NAMES}
-    both = [name for name in NAMES if all(getattr(one, name) is not None for one in (then, now)) and sides[name]]
+    both = [
+        name
+        for name in NAMES
+        if all(getattr(counts_of_result, name) is not None for counts_of_result in (then, now)) and sides[name]
+    ]
     count = len(then)
     wide = float(stdtrit(count - 1, 1 - LEVEL / (2 * len(both)))) if count > 1 else math.inf
 
@@ -83,11 +87,11 @@ def unexplained(stored: Result, found: Result, seeds: Sequence[Result]) -> tuple
     if all(stored.provenance.get(name) == found.provenance.get(name) for name in ("device", "libraries")):
         return ("on the same device with the same libraries nothing differs",)
     moved = changes(stored, found)
-    other = (stored.options, stored.train) != (found.options, found.train)
-    why = _choice(stored, found, bool(retrained(stored, found))) if other else ()
+    changed_settings = (stored.options, stored.train) != (found.options, found.train)
+    why = _choice(stored, found, bool(retrained(stored, found))) if changed_settings else ()
     if retrained(stored, found):
         return (*why, *_training(moved, seeds))
-    return tuple(why if other else _rounding(moved, stored, found))
+    return tuple(why if changed_settings else _rounding(moved, stored, found))
 
 
 def _choice(stored: Result, found: Result, anew: bool) -> Iterator[str]:
@@ -158,6 +162,6 @@ def _training(moved: dict[str, Change], seeds: Sequence[Result]) -> Iterator[str
     told = [name for name in COUNTS if name in moved]
     wide = float(stdtrit(len(seeds) - 1, 1 - LEVEL / (2 * len(told)))) * math.sqrt(2)
     for name in told:
-        spread = float(np.std([one.counts().value(name).mean() for one in seeds], ddof=1))
+        spread = float(np.std([result.counts().value(name).mean() for result in seeds], ddof=1))
         if abs(moved[name].points) > wide * spread + moved[name].interval:
             yield f"{NAMES[name]} is further away than other seeds are (± {wide * spread:.2f} points)"

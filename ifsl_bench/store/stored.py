@@ -56,7 +56,7 @@ def kept_of(job: Job, home: Home) -> Kept:
     tried = {setting for accuracies in result.tuned.values() for setting in accuracies}
     rounds = job.rounds(lambda candidate: result.accuracy(candidate.name)) if searched else []
     to_try = {candidate.name for candidate in itertools.chain.from_iterable(rounds)}
-    wanted = {
+    compared = {
         "task": (result.task_hash, job.task.hash),
         "data": (result.fingerprint, fingerprint or result.fingerprint),
         "novel classes' data": (
@@ -76,19 +76,19 @@ def kept_of(job: Job, home: Home) -> Kept:
             result.pretraining.get("sha256") if weights is None else weights,
         ),
     }
-    changed = [name for name, (stored, now) in wanted.items() if stored != now]
+    changed = [name for name, (stored, now) in compared.items() if stored != now]
     changed += [] if job.has_made(result.provenance) else ["the method's code"]
     return Kept(None, f"changed: {', '.join(changed)}") if changed else Kept(result)
 
 
 def stored_result(job: Job, work: Workspace) -> Result | None:
     """The job's stored result, see :func:`kept_of`; the reporter hears why it is not used."""
-    kept = kept_of(job, work.home)
-    if kept.damaged:
-        work.reporter.warn(f"{kept.outdated}; it is made again")
-    elif kept.outdated:
-        work.reporter.say(f"{job.result_path(work.home).name} is out of date ({kept.outdated})")
-    return kept.result
+    stored = kept_of(job, work.home)
+    if stored.damaged:
+        work.reporter.warn(f"{stored.outdated}; it is made again")
+    elif stored.outdated:
+        work.reporter.say(f"{job.result_path(work.home).name} is out of date ({stored.outdated})")
+    return stored.result
 
 
 def store(job: Job, work: Workspace, result: Result) -> None:
@@ -97,8 +97,8 @@ def store(job: Job, work: Workspace, result: Result) -> None:
     What its ranges of episodes have left is removed.
     """
     with locked(work.home.results / "results", work.reporter.warn, ""):
-        for kept in result_file.put(work.home.results, result):
-            work.reporter.warn(f"the result that was there differs; it is kept as {kept}")
+        for name in result_file.put(work.home.results, result):
+            work.reporter.warn(f"the result that was there differs; it is kept as {name}")
     remove_evaluated(job, work.home)
     work.reporter.say(f"result: {job.result_path(work.home)}")
 
@@ -110,11 +110,11 @@ def is_trained(stage: Stage) -> bool:
 
 def put_aside(stage: Stage, work: Workspace, renewed: set[Path]) -> None:
     """Renames what a stage has made, but for what ``renewed`` names already: what jobs share is trained anew once."""
-    for made in _makes(stage, work.home):
-        path = made.file(work.home) if isinstance(made, Trial) else made.folder(work.home)
+    for artefact in _makes(stage, work.home):
+        path = artefact.file(work.home) if isinstance(artefact, Trial) else artefact.folder(work.home)
         with locked(path, work.reporter.warn):
             if path not in renewed and path.exists():
-                work.reporter.say(f"{made}: what was there is kept as {set_aside(path, 'replaced')}")
+                work.reporter.say(f"{artefact}: what was there is kept as {set_aside(path, 'replaced')}")
         renewed.add(path)
 
 
@@ -126,5 +126,8 @@ def _makes(stage: Stage, home: Home) -> list[MetaTrain | Trial]:
         return [stage, MetaTrain(stage.job)]
     if isinstance(stage, TrainChosen):  # one of these
         rounds = stage.job.rounds(kept_accuracies(home))
-        return [MetaTrain(replace(one.job, seed=stage.job.seed)) for one in itertools.chain.from_iterable(rounds)]
+        return [
+            MetaTrain(replace(candidate.job, seed=stage.job.seed))
+            for candidate in itertools.chain.from_iterable(rounds)
+        ]
     return [stage] if isinstance(stage, MetaTrain) else []

@@ -182,8 +182,6 @@ def test_two_choices_with_one_label_are_refused():
     """They would take each other's place."""
     (one,), (other,) = jobs({"text": "x.more=y"}), jobs({"text": "x", "more": "y"})
     assert one.label == other.label
-    message = (
-        "two different choices are called 'Stepping.text=x.more=y', one with text 'x.more=y', the other with text 'x', "
-    )
-    with pytest.raises(UserError, match=message + "more 'y'"):
+    message = "two settings share the name 'Stepping.text=x.more=y': text 'x.more=y', and text 'x', more 'y'; change"
+    with pytest.raises(UserError, match=message):
         each_once([one, other])
