@@ -1,4 +1,4 @@
-"""What to cite for a method or a task, and how papers print a row's label. Imports no torch for what is packaged.
+"""Papers to cite for a method or a task, and how papers print a row's label. Imports no torch for what is packaged.
 
 Papers of the package are in ``papers.bib`` beside its methods and its tasks; the field ``keywords`` says of which rows
 or data sets each is. A method of another package has its BibTeX in :attr:`ifsl_bench.Method.bibtex`.

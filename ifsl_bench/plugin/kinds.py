@@ -17,7 +17,7 @@ def is_literal(kind: Any) -> bool:
 
 
 def readable(kind: Any) -> bool:
-    """Whether a value of a command line can be made this, which is none of several types."""
+    """Returns whether a value of a command line can be made this, which is none of several types."""
     if is_literal(kind):
         return not any(isinstance(choice, float) for choice in typing.get_args(kind))
     return kind in (int, float, bool, str, type(None))

@@ -25,7 +25,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def same_method(made_by: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two records of what made something are of one method: ``method_source``, ``revision``, ``distribution``.
+    """Returns whether two records of origin are of one method: ``method_source``, ``revision``, ``distribution``.
 
     Records of revision 0 may leave it out.
     """

@@ -86,7 +86,7 @@ def distribution_of(point: EntryPoint) -> dict[str, str]:
 
 
 def same_package(a: str, b: str) -> bool:
-    """Whether two names are of one distribution; cases, hyphens and underscores are all one (PEP 503)."""
+    """Returns whether two names are of one distribution; cases, hyphens and underscores are all one (PEP 503)."""
     first, second = (re.sub(r"[-_.]+", "-", name).lower() for name in (a, b))
     return first == second
 
@@ -99,7 +99,7 @@ def owners(group: str, name: str) -> list[EntryPoint]:
 
 
 def called(group: str, point: EntryPoint) -> str:
-    """What results call what is registered: its name, or ``package:name`` where others have that name too.
+    """The name that results give to what is registered: its name, or ``package:name`` where others have that name too.
 
     What comes with this package keeps its name, so that its rows stay the ones that they were.
     """
@@ -108,7 +108,7 @@ def called(group: str, point: EntryPoint) -> str:
 
 
 def is_installed(module: str) -> bool:
-    """Whether there is such a module; a mere folder of that name, as a checkout is, counts as none."""
+    """Returns whether there is such a module; a mere folder of that name, as a checkout is, counts as none."""
     spec = find_spec(module)
     return spec is not None and spec.origin is not None
 
@@ -145,7 +145,7 @@ def _lacking(name: str, package: str, module: str, install: str) -> Plugin:
 
 
 def get(group: str, kind: str, name: str) -> Any:
-    """What is registered under ``name``; ``kind`` is how errors call it.
+    """Finds what is registered under ``name``; ``kind`` is how errors call it.
 
     Raises:
         UserError: unknown name (with the nearest ones), or a plugin that cannot be used; :class:`Lacking`, if only
@@ -161,7 +161,7 @@ def get(group: str, kind: str, name: str) -> Any:
 
 
 def names_file(said: str) -> bool:
-    """Whether a method is said by a Python file, whose code runs when it is looked up, not by a registered name."""
+    """Returns whether a method is a Python file, whose code runs when it is looked up, not by a registered name."""
     return ".py:" in said or said.endswith(".py")
 
 

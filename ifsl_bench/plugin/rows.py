@@ -91,5 +91,5 @@ def _named() -> Mapping[str, Named]:
 
 
 def in_print(name: str) -> str:
-    """How papers print a row; what nobody has said how to print stays as it is."""
+    """The label by which papers print a row; what nobody has said how to print stays as it is."""
     return _named()[name].printed if name in _named() else name

@@ -46,7 +46,7 @@ def points(
 
 
 def rounds_after_first(method: type[Method], given: Container[str], trials: int) -> int:
-    """How many rounds a search has at most after its first."""
+    """The number of rounds that a search has at most after its first."""
     free = searched(method, given, trials)
     return later_rounds(_space(method, free), trials) if free and trials else 0
 
@@ -130,7 +130,7 @@ def next_round(
 
 
 def later_rounds(space: Space, trials: int) -> int:
-    """How many rounds follow the first: half of the trials are in them, but for searches of many."""
+    """The number of rounds that follow the first: half of the trials are in them, but for searches of many."""
     return min(trials // 2 // PAIR, HALVINGS * len(space))
 
 

@@ -1,4 +1,4 @@
-"""What a search for options may try: the ranges and choices that a method declares."""
+"""The space of a search for options: the ranges and choices that a method declares."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Range:
         return min(max(float(f"{value:.3g}"), self.low), self.high)  # three digits, as people would write them
 
     def share(self, value: float) -> float:
-        """How far into the range a value is, the inverse of :meth:`at`."""
+        """The place of a value in the range, the inverse of :meth:`at`."""
         value = min(max(value, self.low), self.high)
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
