@@ -18,7 +18,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from pathlib import Path
 
 from ifsl_bench.common.errors import CorruptFile, UserError
@@ -32,14 +31,6 @@ _wanted: Path | None = None
 _say: Callable[[str], None] = lambda text: None  # noqa: E731
 _said = False
 _copies: set[Path] = set()  # of folders that cannot be written
-_forbidden: ContextVar[bool] = ContextVar("forbidden", default=False)
-
-
-class NotCompiledError(BaseException):
-    """What was asked for is not compiled yet, and must not be now.
-
-    No error of the method that asked: what makes one line of a method's errors lets it pass.
-    """
 
 
 def keep_in(folder: Path, say: Callable[[str], None]) -> None:
@@ -112,29 +103,6 @@ def _place() -> Path:
     return (Path(said) if said else _wanted or Home.locate().cache / "compiled") / sources_folder()
 
 
-def anything_kept() -> bool:
-    """Whether some kernels may be there already."""
-    with contextlib.suppress(OSError, UserError):
-        return bool(_files(_place()))
-    return False
-
-
-def check_loading() -> None:
-    """Raises `NotCompiledError` where kernels that are compiled already are asked for, and there are none."""
-    if _forbidden.get() and not anything_kept():
-        raise NotCompiledError
-
-
-@contextlib.contextmanager
-def nothing_compiled() -> Iterator[None]:
-    """Inside, kernels that are not compiled yet raise `NotCompiledError`."""
-    token = _forbidden.set(True)
-    try:
-        yield
-    finally:
-        _forbidden.reset(token)
-
-
 def _sources() -> str:
     """SHA-256 of all kernels: numba itself looks at the file of the function called, not at those of its parts."""
     digest = hashlib.sha256()
@@ -190,14 +158,8 @@ def alone(folder: Path | None) -> Iterator[None]:
 
 
 def announce(kept: bool) -> None:
-    """Says, once, that kernels are being compiled, and whether the machine code is kept.
-
-    Raises:
-        NotCompiledError: inside `nothing_compiled`.
-    """
+    """Says, once, that kernels are being compiled, and whether the machine code is kept."""
     global _said
-    if _forbidden.get():
-        raise NotCompiledError
     if not _said:
         _said = True
         often = "once" if kept else "and again in every process, for the home folder cannot be written"

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.processor import kernel_threads
-from ifsl_bench.kernels import store
 from ifsl_bench.solve.linear import LinearOutcome
 from ifsl_bench.solve.outcome import Outcome
 from ifsl_bench.solve.tree import Tree, pack, tensors, unpack
@@ -28,7 +27,6 @@ from .softmax import Regression
 
 Again = Callable[[tuple[Tensor, ...]], Tree]
 Flat = np.ndarray[Any, np.dtype[np.float64]]
-FEW = 16  # episodes
 _wanted: ContextVar[bool] = ContextVar("wanted", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
 
 
@@ -155,28 +153,12 @@ def _floored(precisions: Flat) -> Flat:
     return np.where(precisions > 0, precisions, 1e-6 * largest if largest > 0 else 1e-6)
 
 
-_latest: tuple[Regression, list[int], Problems] | None = None
-
-
 def regressions(args: Regression) -> Problems:
-    """The problems of these arguments. Of few episodes they are kept for what asks next, the adjoint of a solve."""
-    global _latest
-    if len(args.features) > FEW or any(leaf.is_inference() for leaf in args):
-        return _regressions(args)
-    versions, known = [leaf._version for leaf in args], _latest
-    if known is not None and versions == known[1] and all(a is b for a, b in zip(args, known[0], strict=True)):
-        return known[2]
-    problems = _regressions(args)
-    _latest = args, versions, problems
-    return problems
-
-
-def _regressions(args: Regression) -> Problems:
+    """The episodes of args as the kernels take them."""
     x, labels, rest, centres, precisions = args
     ways = centres.shape[-2]
     middle, all_precisions = pulls([(centres, ways)], [(precisions, ways)])
     arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle))
-    store.check_loading()
     from ifsl_bench.kernels import regression
 
     return Problems(regression, (*arrays, all_precisions, ways), x.new_empty(0, ways, x.shape[2] + 1))
@@ -189,7 +171,6 @@ def networks(args: Any, like: Any) -> Problems:
     rows = (ways, ways, units)
     middle, precisions = pulls(list(zip(parts[::2], rows, strict=True)), list(zip(parts[1::2], rows, strict=True)))
     arrays = (y.detach().contiguous().numpy() for y in (x, labels, rest, middle))
-    store.check_loading()
     from ifsl_bench.kernels import network
 
     return Problems(network, (*arrays, precisions, ways, units), like)

@@ -268,15 +268,6 @@ def test_an_estimate_compiles_nothing(here, monkeypatch):
     assert not (home / "compiled").exists()
 
 
-def test_what_is_not_compiled_is_not_compiled_where_that_is_forbidden(monkeypatch):
-    said = []
-    monkeypatch.setattr(store, "_say", said.append)
-    with store.nothing_compiled(), pytest.raises(store.NotCompiledError):
-        compile_one("ifsl_bench.kernels.network")
-    assert said == []
-    compile_one("ifsl_bench.kernels.network")
-
-
 def test_functions_that_others_compile_are_kept_where_they_were(tmp_path):
     code = "\n".join([
         "import numba; before = numba.config.CACHE_DIR",
@@ -526,13 +517,3 @@ def test_batches_in_one_room_are_those_of_new_memory():
             np.testing.assert_array_equal(getattr(mine.query, name), getattr(theirs.query, name))
             places |= {getattr(part, name).data_ptr() for part in (mine.support, mine.query)}
     assert len(places) == 4
-
-
-def test_an_adjoint_uses_the_preparation_of_its_solve_and_no_stale_one():
-    args = regression(3)
-    first = compiled.regressions(args)
-    assert compiled.regressions(args) is first
-    args.precisions.mul_(2)
-    second = compiled.regressions(args)
-    np.testing.assert_allclose(second.arguments[4], 2 * first.arguments[4])
-    assert compiled.regressions(args._replace(rest=args.rest.clone())) is not second

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ifsl_bench.learners import Network, NetworkArgs, Regression, SoftmaxRegression, TanhNetwork
+from ifsl_bench.learners import NetworkArgs, Regression, SoftmaxRegression, TanhNetwork
 from ifsl_bench.learners.network_space import DualSpace
 from ifsl_bench.learners.softmax import cross_entropy, indicator, kernel, probabilities, scores, weigh
-from ifsl_bench.solve import AdjointReport, Neumann, Operator
 
 N, S, D, H = 3, 6, 4, 5
 
@@ -124,22 +123,3 @@ def test_the_structured_inverse_of_softmax_regression_is_one():
     rhs = normal(1, N, D + 1, seed=2)
     found = operator.inverse(rhs, 1e-12, 1000).value
     torch.testing.assert_close(operator.product(found), rhs, rtol=RESIDUAL, atol=RESIDUAL)
-
-
-def test_the_structured_inverse_of_the_network_is_one():
-    args = network(least=5.0)  # a pull so strong that the Hessian is positive here too
-    space = DualSpace.of(TanhNetwork(N, H), args)
-    v = space.expand(0.1 * normal(1, (H + N) * S + N * (H + 1)))
-    operator = TanhNetwork(N, H).hessian(v, args)
-    rhs = Network(*(normal(*part.shape, seed=2) for part in v))
-    for found, other in zip(operator.product(operator.inverse(rhs, 1e-12, 1000).value), rhs, strict=True):
-        torch.testing.assert_close(found, other, rtol=RESIDUAL, atol=RESIDUAL)
-
-
-def test_the_neumann_series_is_the_sum_that_it_says():
-    h = normal(1, 4, 4)
-    h, rhs = 0.1 * h @ h.mT, normal(1, 4, seed=1)
-    t = 0.9 * torch.eye(4, dtype=h.dtype) - 0.5 * h
-    expected = 0.5 * sum(torch.linalg.matrix_power(t, k) for k in range(8)) @ rhs[..., None]
-    found = Neumann(7, 0.1, 0.5).solve(Operator(lambda d: (h @ d[..., None])[..., 0]), rhs, AdjointReport())
-    torch.testing.assert_close(found, expected[..., 0])

@@ -98,22 +98,6 @@ def test_logits_and_gradients_are_those_of_the_published_formulas(normalise, hid
         assert float((found[name] - copy.grad).abs().max()) < ROUNDING, name
 
 
-def test_the_lengths_of_features_and_base_weights_do_not_matter():
-    """With v / (|v| + 1e-5) for a unit vector they would, by some 1e-5."""
-    base = contract.make_base()
-    support, query = contract.make_episodes(base)
-    logits = []
-    for factor in (1.0, 1e6):
-        torch.manual_seed(0)
-        method = LwoF(Base(factor * base.weight, base.bias, base.prototypes), contract.N, normalise=True)
-        longer = Support(factor * support.features, support.labels, support.hidden, support.base_logits)
-        logits.append(method(longer, query).logits)
-    torch.testing.assert_close(*logits, rtol=0, atol=ROUNDING)
-    torch.manual_seed(0)
-    other = LwoF(base, contract.N)(support, query).logits
-    assert float((other - logits[0]).detach().abs().max()) > 1e-3
-
-
 @pytest.mark.parametrize("normalise", [False, True])
 def test_initial_values_of_gidaris_and_komodakis(normalise):
     torch.manual_seed(0)
@@ -136,10 +120,3 @@ def test_initial_values_of_gidaris_and_komodakis(normalise):
     torch.testing.assert_close(
         plain.to_query.detach(), 100 * noise, rtol=1e-3, atol=1e-4
     )  # noise of 1e-3 beside ones in float32
-
-
-def test_the_default_model_has_the_weights_it_had():
-    torch.manual_seed(0)
-    assert list(LwoF(contract.make_base(), contract.N).state_dict()) == [
-        "weight", "to_query", "keys", "phi_mean", "phi_attended", "tau_query", "tau",
-    ]  # fmt: skip

@@ -81,28 +81,3 @@ def test_lwof_gradients(lwof):
         gradient = getattr(method, ours).grad
         expected = z[f"grad/{theirs}"]
         torch.testing.assert_close(gradient.T if theirs == "w_class_a" else gradient, expected, rtol=LOGIT, atol=1e-14)
-
-
-def test_lwof_of_a_batch_is_one_episode_at_a_time_with_hidden_classes(lwof):
-    """Hiding classes equals removing them from the memory, the keys and the logits."""
-    _, method = lwof
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 10, 64, dtype=torch.float64, generator=generator)
-    q = torch.randn(3, 4, 64, dtype=torch.float64, generator=generator)
-    labels = torch.arange(5).repeat(2).expand(3, -1)
-    hidden = torch.zeros(3, 12, dtype=torch.bool)
-    hidden[1, [2, 7]] = True
-    hidden[2, [0, 3, 11]] = True
-    logits = method(Support(x, labels, hidden, x[..., :12]), Query(q, q[..., :12])).logits
-    for e in range(3):
-        keep = ~hidden[e]
-        base = Base(method.weight.detach()[keep], torch.zeros(int(keep.sum())), method.weight.detach()[keep])
-        small = registry.method("lwof")(base, 5)
-        with torch.no_grad():
-            for name in ("to_query", "phi_mean", "phi_attended", "tau_query", "tau"):
-                getattr(small, name).copy_(getattr(method, name))
-            small.keys.copy_(method.keys[keep])
-        none = torch.zeros(1, int(keep.sum()), dtype=torch.bool)
-        alone = small(Support(x[e : e + 1], labels[:1], none, x[:1, :, :1]), Query(q[e : e + 1], q[:1, :, :1])).logits
-        together = torch.cat([logits[e, :, :12][:, keep], logits[e, :, 12:]], -1)
-        torch.testing.assert_close(together, alone[0], rtol=0, atol=MEAN)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from scipy import optimize, special
 
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.comparison import compare
@@ -124,57 +123,6 @@ def test_an_attention_still_reads_the_base_weights(name):
         other.load_state_dict(before.state_dict())
     a, b = (method(*episodes()).logits[..., K:].detach() for method in (before, other))
     assert (a - b).abs().max() > 1e-4
-
-
-def centres(method, support: Support) -> tuple[np.ndarray, np.ndarray]:
-    """u [E, N, D + 1] and exp(log_gamma) [D + 1] of a linear learner, from the formulas of the paper."""
-    state = {key: value.detach().numpy() for key, value in method.state_dict().items()}
-    if "centre.0" in state:
-        return np.broadcast_to(state["centre.0"], (E, N, D + 1)), np.exp(state["log_gamma.0"])
-
-    def unit(v: np.ndarray) -> np.ndarray:
-        return v / (np.linalg.norm(v, axis=-1, keepdims=True) + 1e-5)
-
-    weight = method.base.weight.numpy()
-    x, labels = support.features.numpy(), support.labels.numpy()
-    means = np.stack([[x[e][labels[e] == k].mean(0) for k in range(N)] for e in range(E)])
-    shares = special.softmax(state["tau"][0] * unit(means) @ unit(weight).T, -1)  # [E, N, K]: over all of W_a
-    hidden = np.tanh(weight @ state["memory.inner.weight"].T + state["memory.inner.bias"])
-    memory = hidden @ state["memory.outer.0.weight"].T + state["memory.outer.0.bias"]  # [K, D + 1]
-    return shares @ memory + state["offset.0"], np.exp(state["log_gamma.0"])
-
-
-@pytest.mark.parametrize("name", ["lr", "lr+s", "lr+a"])
-def test_convex_methods_equal_a_softmax_over_the_novel_classes_by_hand(name):
-    """SciPy on the written-out objective, which has no base column at all."""
-    method = make(name)
-    support, query = episodes()
-    answer = method(support, query).logits[..., K:].detach().numpy()
-    if name == "lr":
-        u, gamma, decay = np.zeros((E, N, D + 1)), np.zeros(D + 1), method.weight_decay
-    else:
-        (u, gamma), decay = centres(method, support), 1e-5
-    for e in range(E):
-        x = np.c_[support.features[e].numpy(), np.ones(N * SHOTS)]
-        y = support.labels[e].numpy()
-
-        def loss(flat: np.ndarray, x=x, y=y, u=u[e]) -> float:
-            v = flat.reshape(N, D + 1)
-            logits = x @ v.T
-            nll = special.logsumexp(logits, axis=1) - logits[np.arange(len(y)), y]
-            return nll.mean() + decay / 2 * (v**2).sum() + (gamma * (v - u) ** 2).sum() / N
-
-        def slope(flat: np.ndarray, x=x, y=y, u=u[e]) -> np.ndarray:
-            v = flat.reshape(N, D + 1)
-            p = special.softmax(x @ v.T, axis=1) - np.eye(N)[y]
-            return (p.T @ x / len(y) + decay * v + 2 / N * gamma * (v - u)).ravel()
-
-        start = np.zeros(N * (D + 1))
-        found = optimize.minimize(loss, start, jac=slope, method="BFGS", options={"gtol": 1e-9, "maxiter": 5000})
-        v = found.x.reshape(N, D + 1)
-        by_hand = np.c_[query.features[e].numpy(), np.ones(Q)] @ v.T
-        # SciPy stops at a gradient of 1e-9, over a decay of 1e-5 or so; ours at 1e-9 of the first one.
-        np.testing.assert_allclose(answer[e], by_hand, atol=2e-4)
 
 
 @pytest.fixture

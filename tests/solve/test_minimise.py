@@ -137,35 +137,6 @@ def test_only_arguments_receive_gradients_and_only_those_that_ask():
         assert not minimise(quartic, LBFGS(), v0, args._replace(b=b)).value.requires_grad
 
 
-def test_neumann_is_the_series_of_the_paper():
-    args, v0 = quartic_args(), torch.zeros(4, 5, dtype=torch.float64)
-    b = args.b.clone().requires_grad_()
-    solution = minimise(quartic, LBFGS(1e-12), v0, args._replace(b=b), Implicit(Neumann(20, 0.1, 0.05)))
-    weight = torch.randn(4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    (solution.value * weight).sum().backward()
-    v = solution.value.detach()
-    h = args.a.mT @ args.a + torch.diag_embed(args.strength + 0.3 * v.square())
-    jacobian = torch.eye(5, dtype=torch.float64) - 0.05 * h
-    term, total = weight, weight
-    for _ in range(20):
-        term = (jacobian.mT @ term[:, :, None])[:, :, 0] - 0.1 * term
-        total = total + term
-    u = 0.05 * total
-    torch.testing.assert_close(b.grad, (args.a @ u[:, :, None])[:, :, 0])
-    assert solution.adjoint.diverged == 0
-
-
-def test_diverging_neumann_series_are_counted_episode_by_episode():
-    args = quartic_args(4)
-    args = args._replace(a=args.a * torch.tensor([0.1, 10.0, 0.1, 10.0], dtype=torch.float64)[:, None, None])
-    b = args.b.clone().requires_grad_()
-    v0 = torch.zeros(4, 5, dtype=torch.float64)
-    solution = minimise(quartic, LBFGS(), v0, args._replace(b=b), Implicit(Neumann()))
-    assert solution.adjoint.episodes == 0
-    solution.value.sum().backward()
-    assert (solution.adjoint.episodes, solution.adjoint.diverged) == (4, 2)
-
-
 @pytest.mark.parametrize("damping", [0.0, 0.1])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_series_that_grows_is_replaced_by_what_it_would_tend_to(damping, dtype):
@@ -213,6 +184,7 @@ def flat(v, args):
 
 
 def saddle(v, args):
+    """A saddle at v_1 = 0 between minima at v_1 = +-sqrt(1/2), for every v_0 that the search may come along."""
     return args * (v[:, 0].square() - v[:, 1].square() + v[:, 1].pow(4))
 
 
@@ -238,18 +210,13 @@ def test_a_start_without_a_gradient_is_a_minimum_or_left():
     torch.testing.assert_close(there.value, v0 + 1)
 
 
-def two_wells(v, args):
-    """A saddle at v_1 = 0 between minima at v_1 = +-sqrt(1/2), for every v_0 that the search may come along."""
-    return args * (v[:, 0].square() - v[:, 1].square() + v[:, 1].pow(4))
-
-
 def test_a_saddle_that_a_search_runs_into_is_left_as_often_as_asked():
     strength = torch.tensor([0.5, 2.0], dtype=torch.float64)
     v0 = torch.tensor([[0.3, 0.0], [-1.0, 0.7]], dtype=torch.float64)
-    stays = minimise(two_wells, LBFGS(1e-9), v0, strength)
+    stays = minimise(saddle, LBFGS(1e-9), v0, strength)
     assert bool(stays.converged.all())
     torch.testing.assert_close(stays.value[0], torch.zeros(2, dtype=torch.float64), rtol=0, atol=STOP)
-    left = minimise(two_wells, LBFGS(1e-9, escapes=1), v0, strength)
+    left = minimise(saddle, LBFGS(1e-9, escapes=1), v0, strength)
     assert bool(left.converged.all())
     torch.testing.assert_close(left.value[:, 1].abs(), torch.full((2,), 0.5**0.5, dtype=torch.float64))
     torch.testing.assert_close(left.objective, -strength / 4)
@@ -262,7 +229,7 @@ def test_a_saddle_has_a_gradient_by_minres_and_is_counted():
     c = torch.zeros(2, 2, dtype=torch.float64, requires_grad=True)
 
     def tilted(v, args):
-        return two_wells(v, strength) + (args * v).sum(1)
+        return saddle(v, strength) + (args * v).sum(1)
 
     for escapes, expected in ((0, [-0.5, 1.0]), (1, [-0.5, -0.5])):
         solution = minimise(tilted, LBFGS(1e-9, escapes=escapes), v0, c)
