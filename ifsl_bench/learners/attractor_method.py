@@ -133,7 +133,7 @@ class AttractorMethod(GrowingMethod):
 
 
 def meta(gradient: Gradient, *, steps: int, damping: float, rate: float, converge: bool) -> Meta:
-    """What the options of `AttractorMethod` ask for.
+    """The `Meta` that the options of `AttractorMethod` ask for.
 
     Raises:
         UserError: a value out of range, or one that differs from its default where nothing reads it.

@@ -1,4 +1,4 @@
-"""What is refused before an episode's problem is solved."""
+"""Checks of an episode's problem before it is solved."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torch import Tensor
 
 
 class Pull(NamedTuple):
-    """Centres [(E,) rows or 1, columns] and precisions [columns] of a quadratic, and what to call them."""
+    """Centres [(E,) rows or 1, columns] and precisions [columns] of a quadratic, and their names in messages."""
 
     name: str
     centres: Tensor
-    other: str
+    precisions_name: str
     precisions: Tensor
     rows: int
     columns: int
 
 
 def check_arguments(features: Tensor, labels: Tensor, rest: Tensor, ways: int, pulls: Sequence[Pull]) -> None:
-    """Raise ValueError where a support set (features [E, S, D], labels [E, S], rest [E, S]) cannot be learned from, or
-    a pull is none.
+    """Raises ValueError where a support set (features [E, S, D], labels [E, S], rest [E, S]) cannot be learned from, or
+    a pull is no quadratic.
 
-    Shapes and types first. Then one number says whether all numbers look good, for a device waits for each that is
-    asked for; only where it says no are they looked at one by one, in order to say what is wrong.
+    Shapes and types first. Then one number says whether all numbers look good, for a device waits for each that it
+    reads; only where it says no are they looked at one by one, in order to say what is wrong.
     """
     _check_support_shapes(features, labels, rest)
     for pull in pulls:
@@ -37,7 +37,7 @@ def check_arguments(features: Tensor, labels: Tensor, rest: Tensor, ways: int, p
 
 
 def _looks_good(features: Tensor, labels: Tensor, rest: Tensor, ways: int, pulls: Sequence[Pull]) -> bool:
-    """Whether all is in order; seldom wrongly no: finite numbers may have an infinite sum."""
+    """True where all is in order; seldom wrongly False: finite numbers may have an infinite sum."""
     total = features.sum()
     for pull in pulls:
         # The root of a negative number is none.
@@ -50,7 +50,7 @@ def _looks_good(features: Tensor, labels: Tensor, rest: Tensor, ways: int, pulls
 
 
 def _check_pull_shapes(pull: Pull, features: Tensor) -> None:
-    name, centres, other, precisions, rows, columns = pull
+    name, centres, precisions_name, precisions, rows, columns = pull
     episodes = features.shape[0]
     lead, shape = centres.shape[:-2], centres.shape[-2:]
     if (
@@ -64,20 +64,20 @@ def _check_pull_shapes(pull: Pull, features: Tensor) -> None:
             f"{episodes} episodes"
         )
     if precisions.shape != (columns,):
-        raise ValueError(f"{other} has shape {list(precisions.shape)} and needs [{columns}]")
-    for what, tensor in ((name, centres), (other, precisions)):
+        raise ValueError(f"{precisions_name} has shape {list(precisions.shape)} and needs [{columns}]")
+    for label, tensor in ((name, centres), (precisions_name, precisions)):
         if tensor.dtype != features.dtype or tensor.device != features.device:
             raise ValueError(
-                f"{what} is {tensor.dtype} on {tensor.device}, features are {features.dtype} on {features.device}"
+                f"{label} is {tensor.dtype} on {tensor.device}, features are {features.dtype} on {features.device}"
             )
 
 
 def _check_pull(pull: Pull) -> None:
-    for what, tensor in ((pull.name, pull.centres), (pull.other, pull.precisions)):
+    for label, tensor in ((pull.name, pull.centres), (pull.precisions_name, pull.precisions)):
         if not bool(tensor.isfinite().all()):
-            raise ValueError(f"{what} is not finite: meta-training has diverged, or its input has nan or inf")
+            raise ValueError(f"{label} is not finite: meta-training has diverged, or its input has nan or inf")
     if bool((pull.precisions < 0).any()):
-        raise ValueError(f"{pull.other} must not be negative: the objective would have no minimum")
+        raise ValueError(f"{pull.precisions_name} must not be negative: the objective would have no minimum")
 
 
 def _check_support_shapes(features: Tensor, labels: Tensor, rest: Tensor) -> None:

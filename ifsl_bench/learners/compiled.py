@@ -27,32 +27,32 @@ from .softmax import Regression
 
 Again = Callable[[tuple[Tensor, ...]], Tree]
 Flat = np.ndarray[Any, np.dtype[np.float64]]
-_wanted: ContextVar[bool] = ContextVar("wanted", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
+_enabled: ContextVar[bool] = ContextVar("kernels", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
 
 
 def serves(like: Tensor) -> bool:
-    """Whether problems whose tensors are like this one are solved by kernels: on a CPU, unless that is switched off."""
+    """True where kernels solve problems with tensors like this one: on a CPU, unless that is switched off."""
     # torch.func hands in tensors that have no data.
-    return like.device.type == "cpu" and _wanted.get() and not torch._C._are_functorch_transforms_active()
+    return like.device.type == "cpu" and _enabled.get() and not torch._C._are_functorch_transforms_active()
 
 
 def at_hand(like: Tensor) -> bool:
-    """Whether kernels serve, and are loaded. What solves nothing should neither wait for that nor compile."""
+    """True where kernels serve and are loaded: what solves nothing should neither load nor compile them."""
     return "ifsl_bench.kernels.compiling" in sys.modules and serves(like)
 
 
 @contextmanager
 def batched(every: bool = True) -> Iterator[None]:
-    """Inside, a CPU solves all episodes at once in torch, as other devices do; or, with False, by kernels."""
-    token = _wanted.set(not every)
+    """Has a CPU solve all episodes at once in torch, as other devices do; or, with False, by kernels."""
+    token = _enabled.set(not every)
     try:
         yield
     finally:
-        _wanted.reset(token)
+        _enabled.reset(token)
 
 
 def each(kernel: Any, count: int, *arguments: Any) -> None:
-    """kernel(begin, end, *arguments) for `count` episodes, on as many threads as torch may use."""
+    """Calls kernel(begin, end, *arguments) for `count` episodes, on as many threads as torch may use."""
     from ifsl_bench.kernels import threads
 
     threads.each(kernel, count, kernel_threads(), *arguments)
@@ -99,20 +99,21 @@ class Problems:
         each(getattr(self.kernels, name), self.count, *words, *others, *more)
 
     def outcome(self, dtype: torch.dtype, *options: Any) -> Outcome:
-        """Of `solve` with these options."""
+        """The outcome of `solve` with these options."""
         v, (norm, value) = np.empty((self.count, self.unknowns)), np.empty((2, self.count))
         steps, converged = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
         self.each("solve", *options, v, norm, value, steps, converged)
-        found = (torch.from_numpy(x) for x in (converged, steps))
-        return Outcome(self.tree(v, dtype), *found, *(torch.from_numpy(x).to(dtype) for x in (norm, value)))
+        counts = (torch.from_numpy(x) for x in (converged, steps))
+        return Outcome(self.tree(v, dtype), *counts, *(torch.from_numpy(x).to(dtype) for x in (norm, value)))
 
     def inverse(self, v: Tree, rhs: Tree, tolerance: float, most: int, accurate: float) -> LinearOutcome:
         u, share = np.empty((self.count, self.unknowns)), np.empty(self.count)
         steps, indefinite = np.empty(self.count, np.int64), np.empty(self.count, np.bool_)
         self.each("inverse", flat(v), flat(rhs), tolerance, most, u, share, steps, indefinite)
-        left = torch.from_numpy(share)
-        found = self.tree(u, pack(rhs).dtype)
-        return LinearOutcome(found, left, torch.from_numpy(steps), ~(left <= accurate), torch.from_numpy(indefinite))
+        residual = torch.from_numpy(share)
+        value = self.tree(u, pack(rhs).dtype)
+        failed = ~(residual <= accurate)
+        return LinearOutcome(value, residual, torch.from_numpy(steps), failed, torch.from_numpy(indefinite))
 
     def series(self, v: Tree, rhs: Tree, steps: int, damping: float, rate: float) -> tuple[Tree, Tensor]:
         """The Neumann series, and which have grown [E]."""
@@ -121,21 +122,21 @@ class Problems:
         return self.tree(u, pack(rhs).dtype), torch.from_numpy(diverged)
 
     def curvature(self, v: Tree, start: Tensor, steps: int) -> Tensor:
-        found = np.empty(self.count)
-        self.each("curvature", flat(v), start.double().numpy(), steps, found)
-        return torch.from_numpy(found).to(pack(v).dtype)
+        largest = np.empty(self.count)
+        self.each("curvature", flat(v), start.double().numpy(), steps, largest)
+        return torch.from_numpy(largest).to(pack(v).dtype)
 
-    def tree(self, found: Flat, dtype: torch.dtype) -> Tree:
-        return unpack(torch.from_numpy(found).to(dtype), self.like)
+    def tree(self, unknowns: Flat, dtype: torch.dtype) -> Tree:
+        return unpack(torch.from_numpy(unknowns).to(dtype), self.like)
 
 
 def single_words(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """What kernels take numbers of either precision as, see `ifsl_bench.kernels.vectors.doubled`."""
+    """The words in which kernels take numbers of either precision, see `ifsl_bench.kernels.vectors.doubled`."""
     return array if array.dtype == np.float32 else array.astype(np.float64, copy=False).view(np.float32)
 
 
 def flat(tree: Tree) -> Flat:
-    """[E, P] in double precision."""
+    """The leaves side by side, [E, P], in double precision."""
     return pack(tree).detach().double().contiguous().numpy()
 
 
@@ -148,7 +149,7 @@ def pulls(centres: list[tuple[Tensor, int]], precisions: list[tuple[Tensor, int]
 
 
 def _floored(precisions: Flat) -> Flat:
-    """`softmax.floored`."""
+    """Precisions fit to be divided by, as `softmax.floored` has them."""
     largest = precisions.max()
     return np.where(precisions > 0, precisions, 1e-6 * largest if largest > 0 else 1e-6)
 
@@ -165,7 +166,7 @@ def regressions(args: Regression) -> Problems:
 
 
 def networks(args: Any, like: Any) -> Problems:
-    """args: a `NetworkArgs`; like: a `Network`, for its shapes alone."""
+    """The episodes of args, a `NetworkArgs`, as the kernels take them; like: a `Network`, for its shapes alone."""
     x, labels, rest, *parts = args
     ways, units = like.output.shape[1], like.hidden.shape[1]
     rows = (ways, ways, units)
@@ -187,31 +188,31 @@ class _Descent(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, problems: Problems, v0: Tree, rate: Flat, steps: int, again: Again, *args: Tensor) -> Tensor:
-        start, found = flat(v0), np.empty((problems.count, problems.unknowns))
-        problems.each("descend", start, rate, steps, found)
+        start, end = flat(v0), np.empty((problems.count, problems.unknowns))
+        problems.each("descend", start, rate, steps, end)
         ctx.problems, ctx.start, ctx.rate, ctx.steps, ctx.again = problems, start, rate, steps, again
         ctx.save_for_backward(*args)
-        return torch.from_numpy(found).to(args[0].dtype)
+        return torch.from_numpy(end).to(args[0].dtype)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         args, needed = ctx.saved_tensors, ctx.needs_input_grad[5:]
         if torch.is_grad_enabled():  # create_graph: gradients of these gradients may be asked for
-            wanted = [x for x, need in zip(args, needed, strict=True) if need]
-            more = iter(torch.autograd.grad(pack(ctx.again(args)), wanted, slope, create_graph=True))
+            learned = [x for x, need in zip(args, needed, strict=True) if need]
+            more = iter(torch.autograd.grad(pack(ctx.again(args)), learned, slope, create_graph=True))
             return (None,) * 5 + tuple(next(more) if need else None for need in needed)
         problems: Problems = ctx.problems
         rows = problems.arguments[0].shape[1]
         grads = np.empty((problems.count, 3, max(problems.unknowns, rows)))
         problems.each("ascend", ctx.start, ctx.rate, ctx.steps, slope.double().contiguous().numpy(), grads)
         centres, precisions, rest = torch.from_numpy(grads).unbind(1)
-        found: list[Tensor | None] = [None, None, rest[:, :rows]]
+        by_leaf: list[Tensor | None] = [None, None, rest[:, :rows]]
         trees = (tensors(unpack(g[:, : problems.unknowns], problems.like)) for g in (centres, precisions))
         for c, p in zip(*trees, strict=True):
-            found += [c, p]
+            by_leaf += [c, p]
         return (None,) * 5 + tuple(
             None if g is None else (g.sum((0, 1)) if x.dim() == 1 else g.sum_to_size(x.shape)).to(x.dtype)
-            for g, x in zip(found, args, strict=True)
+            for g, x in zip(by_leaf, args, strict=True)
         )
 
 

@@ -34,7 +34,7 @@ LOOK = 4  # Newton steps before the first look at how far the episodes have come
 
 
 def newton(args: Regression, tolerance: float | None, max_steps: int, inner_steps: int, chunk: int) -> Outcome:
-    """See `DualNewton`: all episodes at once, or as many as have `chunk` dual numbers on a CPU."""
+    """Solves as `DualNewton` says: all episodes at once, or as many as have `chunk` dual numbers on a CPU."""
     size = max(args.features.shape[0], 1)
     if args.features.device.type == "cpu":
         size = max(1, chunk // (args.labels.shape[1] * args.centres.shape[-2]))
@@ -46,14 +46,14 @@ def newton(args: Regression, tolerance: float | None, max_steps: int, inner_step
             return parts[0]
         return Outcome(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Outcome)))
 
-    found = in_chunks(args, tolerance)
-    if args.features.dtype == torch.float64 or (left := int((~found.converged).sum())) == 0:
-        return found
+    outcome = in_chunks(args, tolerance)
+    if args.features.dtype == torch.float64 or (count := int((~outcome.converged).sum())) == 0:
+        return outcome
     if not bool(args.precisions.min() > 0):
-        return found
+        return outcome
     # Rows that float32 does not tell apart, or a kernel of condition 1e8 and scores that do not saturate.
-    rows = chosen(~found.converged, left)
-    return found.put(rows, in_chunks(doubled(args.take(rows)), min(tolerance or 1.0, 1e-9)))
+    rows = chosen(~outcome.converged, count)
+    return outcome.put(rows, in_chunks(doubled(args.take(rows)), min(tolerance or 1.0, 1e-9)))
 
 
 def system(k: Tensor, pi: Tensor, b: Tensor, tolerance: float, max_steps: int) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ def _conjugate(
 
 
 def _line_search(s: _State, d: Tensor, d_image: Tensor) -> tuple[Tensor, Tensor]:
-    """How far to go along d [E, N, S], whose image moves the scores, and the probabilities there.
+    """The step along d [E, N, S], whose image moves the scores, and the probabilities there.
 
     From a step that is safe (docs/solve.md), Newton's method on the slope goes on, at most 16 times as far. That is
     too far where scores saturate, so points between the two are looked at as well: the furthest is taken where L has
@@ -226,7 +226,7 @@ def _line_search(s: _State, d: Tensor, d_image: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _blurred(k: Tensor) -> Tensor:
-    """Whether rounding of K [E, S, S] is not small beside the distance of some two rows: [E]."""
+    """Marks episodes where rounding of K [E, S, S] is not small beside the distance of some two rows: [E]."""
     own = k.diagonal(dim1=1, dim2=2)
     distance = torch.sub(own[:, :, None] + own[:, None], k, alpha=2)
     distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
@@ -234,7 +234,7 @@ def _blurred(k: Tensor) -> Tensor:
 
 
 def score_tolerance(dtype: torch.dtype) -> float:
-    """How far a support score may be from its value at the minimum."""
+    """The largest distance of a support score from its value at the minimum."""
     return 1e-5 if dtype == torch.float64 else 1e-2
 
 

@@ -44,7 +44,7 @@ Pull = tuple[Tensor, Tensor]  # centres [(E,) rows or 1, size] and precisions [s
 
 
 def fixed_class(base_logits: Tensor, hidden: Tensor, earlier: Tensor | None = None) -> Tensor:
-    """All classes whose logits are fixed as one, the logsumexp of these: [E, S].
+    """The classes whose logits are fixed as one class: the logsumexp of their logits, [E, S].
 
     Args:
         base_logits: [E, S, K].
@@ -69,7 +69,7 @@ class Part:
 
 
 class Learner(ABC):
-    """What is learned in an episode: the objective, the solver that suits it, and the parts of the fast weights."""
+    """The model learned in an episode: its objective, a solver that suits it, and the parts of the fast weights."""
 
     parts: tuple[Part, ...]
     objective: Objective
@@ -77,7 +77,7 @@ class Learner(ABC):
 
     @abstractmethod
     def solver(self, dtype: torch.dtype, training: bool = False) -> Solver:
-        """What finds the minimum. In training it may be less exact."""
+        """The solver for the minimum. In training it may be less exact."""
 
     def past_saddles(self, solver: Solver) -> Solver:
         """The solver, where the gradient of a minimum is asked for and that of another stationary point will not do."""
@@ -96,7 +96,7 @@ class Learner(ABC):
 
     @abstractmethod
     def arguments(self, support: Rows, pulls: Sequence[Pull]) -> Tree:
-        """What the objective takes, given the centres and precisions of each part."""
+        """The arguments of the objective, from the centres and precisions of each part."""
 
     @abstractmethod
     def logits(self, v: Tree, x: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ class Solved(NamedTuple):
 
 
 class Meta(Protocol):
-    """How the fast weights are found, and how gradients pass through that."""
+    """A way to find the fast weights, and to pass gradients through that."""
 
     def solve(
         self, learner: Learner, support: Rows, pulls: Sequence[Pull], start: Sequence[Tensor] = (),
@@ -269,12 +269,11 @@ class Unrolled:
             solution = minimise(goal, solver, None, args)
         else:
             solution = minimise(objective, descent, v0, args, Unroll())
-        told = {**statistics(solution), "step_rate": rate}
-        return Solved(solution.value, told, solution.adjoint)
+        return Solved(solution.value, {**statistics(solution), "step_rate": rate}, solution.adjoint)
 
 
 def statistics(solution: Solution) -> dict[str, Tensor]:
-    """What a result keeps of a solve, [E] each."""
+    """The statistics of a solve that a result keeps, [E] each."""
     norm = solution.gradient_norm
     return {
         "solver_steps": solution.steps.to(norm.dtype),

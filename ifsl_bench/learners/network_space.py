@@ -52,7 +52,7 @@ class NetworkArgs(NamedTuple):
     hidden_precisions: Tensor  # [D+1]
 
     def take(self, index: Tensor) -> NetworkArgs:
-        """Some episodes alone."""
+        """The arguments of some episodes alone."""
         features, labels, rest, *pulls = self
         centres = [per_episode(c, index, 3) for c in pulls[::2]]
         both = [part for pull in zip(centres, pulls[1::2], strict=True) for part in pull]
@@ -61,7 +61,7 @@ class NetworkArgs(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a tanh network is, and where a search for it starts; see `TanhNetwork`."""
+    """The size of a tanh network, and the start of a search for it; see `TanhNetwork`."""
 
     ways: int
     hidden: int = 40
@@ -168,7 +168,7 @@ class DualSpace:
         return t, self.skip_0 + skip + scores(output, t.mT), output
 
     def with_penalty(self, curvature: Curvature) -> Callable[[Tensor, Tensor], Tensor]:
-        """p, M p -> (1 + C' M) p, for C the Hessian of the loss between the activations."""
+        """The map from p and M p to (1 + C' M) p, for C the Hessian of the loss between the activations."""
 
         def product(p: Tensor, image: Tensor) -> Tensor:
             a, f, _ = self.parts(image)
@@ -212,7 +212,7 @@ def activation_curvature(v: Tree, args: Tree) -> Curvature:
 
 
 def _curvature(t: Tensor, f: Tensor, output: Tensor, args: Tree) -> Curvature:
-    """The same for activations t, scores f and weights [W b]."""
+    """`activation_curvature` for activations t, scores f and weights [W b]."""
     df, pi = residual(f, args.rest, args.labels), probabilities(f, args.rest)
     shares, w = pi / pi.shape[2], output[..., :-1]
     slope, back = 1 - t.square(), w.mT @ df  # [E, H, S]
@@ -236,6 +236,7 @@ def draws(hidden: int, ways: int, features: int, seed: int) -> tuple[Tensor, Ten
 
 
 def _pseudo_inverse(k: Tensor) -> Tensor:
-    """Of positive semidefinite matrices [E, S, S], which equal support rows make singular; of infinite ones, zero."""
+    """Pseudo-inverses of positive semidefinite matrices [E, S, S], singular where support rows are equal; zero for
+    infinite ones."""
     k = torch.where(k.isfinite().all(2).all(1)[:, None, None], k, 0)
     return torch.linalg.pinv(k, rtol=10 * k.shape[1] * torch.finfo(k.dtype).eps, hermitian=True)

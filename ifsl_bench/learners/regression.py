@@ -135,7 +135,7 @@ class RegressionHessian(Operator):
         return super().largest(like, steps)
 
     def _factorised(self, rhs: Tree) -> LinearOutcome:
-        """The same system, factorised, in float64."""
+        """Solves the system of `inverse` by a factorisation, in float64."""
         k, inverse_p, pi, b = self._reduced(rhs)
         episodes, ways, count = pi.shape
         m = -pi[:, :, None] * pi[:, None] / count  # [E, N, N, S]
@@ -153,7 +153,7 @@ class RegressionHessian(Operator):
         return kernel(x, inverse_p), inverse_p, pi, weigh(pi, pi / pi.shape[2], scores(inverse_p * rhs, x))
 
     def _checked(self, rhs: Tensor, w: Tensor, pi: Tensor, inverse_p: Tensor, steps: Tensor) -> LinearOutcome:
-        """u from w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in that of P."""
+        """Makes u of w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in that of P."""
         x = self.args.features.double()
         u = inverse_p * (rhs - spread(w, x))
         left = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)

@@ -24,7 +24,7 @@ class Regression(NamedTuple):
     precisions: Tensor  # [D+1]
 
     def take(self, index: Tensor | slice) -> Regression:
-        """Some episodes alone."""
+        """The arguments of some episodes alone."""
         x, labels, rest, centres, precisions = self
         return Regression(x[index], labels[index], rest[index], per_episode(centres, index, 3), precisions)
 
@@ -81,7 +81,7 @@ def with_rest(f: Tensor, rest: Tensor) -> Tensor:
 
 
 def rest_probability(f: Tensor, rest: Tensor) -> Tensor:
-    """What `probabilities` leaves to the fixed class: [E, S]."""
+    """The probability of the fixed class: [E, S]."""
     return (rest - torch.logaddexp(f.logsumexp(1), rest)).exp()
 
 

@@ -42,8 +42,8 @@ class WhitenedNetwork:
         kernels: tuple[Tensor, Tensor], gram: Tensor, hidden_0: Tensor, skip_0: Tensor, rest: Tensor, labels: Tensor,
         centres: Tensor, inverse: Tensor,
     ) -> WhitenedNetwork:  # fmt: skip
-        """From kernels and gram [E, S, S], hidden_0 [E, H, S], skip_0 [(E,) N, S], rest and labels [E, S], centres
-        [(E,) N, H+1] and inverse precisions [H+1] of [W b]."""
+        """Coordinates for kernels and gram [E, S, S], hidden_0 [E, H, S], skip_0 [(E,) N, S], rest and labels [E, S],
+        centres [(E,) N, H+1] and inverse precisions [H+1] of [W b]."""
         episodes, size = rest.shape
         ways, units = skip_0.shape[-2], inverse.shape[0]
         hot = one_hot(labels, ways + 1)
