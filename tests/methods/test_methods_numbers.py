@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,13 @@ PINNED = Path(__file__).with_name("pinned_numbers.json")
 ELSEWHERE = {"anil"}  # test_learn2learn.py holds its numbers against learn2learn's own code
 OURS = {name for name, point in registry.names(registry.METHODS).items() if registry.package_of(point) == registry.OWN}
 NAMES = sorted((OURS | registry.all_shorthands().keys()) - ELSEWHERE)
+# Where a network is pulled at as weakly as by default, it has several minima in these episodes, and the last bit of its
+# initial parameters, which processors round differently, decides between them (logits 0.3 apart). Pulled at like this
+# it has one: a change of 1e-8 moves no logit by more than 1e-7, however it is rounded.
+PULLED = {
+    "attractor": {"gamma": 1.0}, "mlp+a": {"gamma": 1.0}, "static-attractor": {"gamma": 1.0}, "mlp+s": {"gamma": 1.0},
+    "mlp": {"weight_decay": 0.01},
+}  # fmt: skip
 # A search stops where its gradient has fallen far enough, a step sooner or later by rounding; logits move by less.
 WITHIN = 1e-4
 
@@ -27,7 +33,7 @@ def numbers(name: str) -> dict[str, list[float]]:
     """Revision, one query's logits in two episodes with hidden classes, and the norms of the parameters' gradients."""
     _, kind, meant = registry.resolve(name)
     torch.manual_seed(0)
-    method = make_method(kind, make_base(), N, meant).double().eval()
+    method = make_method(kind, make_base(), N, {**meant, **PULLED.get(name, {})}).double().eval()
     support, query = make_episodes(method.base, hide=True)
     logits = masked_logits(method(support, query), support.hidden)
     found = {"revision": [kind.revision], "logits": logits[:2, 0].flatten().nan_to_num(neginf=-10.0).tolist()}
@@ -42,8 +48,6 @@ def numbers(name: str) -> dict[str, list[float]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_moves_a_methods_numbers_raises_its_revision(name):
     """Where it was raised, and for a new method, ``python -m tests.methods.test_methods_numbers`` writes them anew."""
-    if os.environ.get("IFSL_BENCH_KERNELS") == "0" and "lr" not in name:
-        pytest.skip("without compiled solvers the MLP, which is not convex, takes other steps to other minima")
     pinned = json.loads(PINNED.read_text())[name]
     for what, values in numbers(name).items():
         close = pytest.approx(pinned[what], rel=WITHIN, abs=WITHIN * max(map(abs, pinned[what])))
