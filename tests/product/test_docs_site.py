@@ -118,9 +118,10 @@ def test_a_browser_loads_nothing_from_elsewhere(site, read):
 
 
 @BUILT
-def test_formulas_are_drawn_without_a_script(site):
-    text = (site / "protocol.html").read_text(encoding="utf-8")
-    assert text.count("<math") > 20
+@pytest.mark.parametrize(("page", "count"), [("protocol", 20), ("solve", 15)])
+def test_formulas_are_drawn_without_a_script(site, page, count):
+    text = (site / f"{page}.html").read_text(encoding="utf-8")
+    assert text.count("<math") > count
     assert "MathJax" not in text
     assert "\\frac" not in re.sub(r"<annotation.*?</annotation>", "", text, flags=re.DOTALL)
 
