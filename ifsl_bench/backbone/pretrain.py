@@ -17,13 +17,13 @@ from ifsl_bench.backbone.networks import CosineHead, LinearHead
 from ifsl_bench.backbone.processes import ALONE, World
 from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.backbone.trainer import Trainer
-from ifsl_bench.backbone.weights import adopt
+from ifsl_bench.backbone.weights import adopt, features_checksum
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside, sha256_json
 from ifsl_bench.common.locks import locked
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
-from ifsl_bench.protocol.task import CENTRED, INCLUDED, Task
+from ifsl_bench.protocol.task import CENTRED, INCLUDED, NO_BACKBONE, Task
 
 HeadKind = Literal["linear", "cosine"]
 FROM_ELSEWHERE = ("backbone", "weights", "features", "pretrained_on", "seen", "centre")  # said of such backbones alone
@@ -64,7 +64,7 @@ class Pretrained:
     @property
     def features_sha256(self) -> str:
         """Checksum of what its features depend on: of a backbone from elsewhere that of its file alone."""
-        return str(self.info.get("weights", self.sha256))
+        return features_checksum(self.info)
 
     def entry(self) -> dict[str, Any]:
         """What a result says of the pretraining; accuracies in percent."""
@@ -103,13 +103,21 @@ def definition(task: Task, fingerprint: str, head: HeadKind, seed: int) -> dict[
         made_of["centre"] = task.pretraining.centre or CENTRED
     if task.base_classes is not None:
         made_of["base_classes"] = task.base_classes
+    if on_linear(task, head):
+        made_of["backbone_of"] = "linear"
     return made_of
+
+
+def on_linear(task: Task, head: HeadKind) -> bool:
+    """Whether a head is fitted on the features of the linear pretraining, as tasks in sessions have it."""
+    own = task.pretraining.backbone == NO_BACKBONE or frozen_backbone(task.pretraining.backbone) is not None
+    return task.sessions is not None and head == "cosine" and not own
 
 
 def features_key(task: Task, fingerprint: str, head: HeadKind, seed: int) -> str:
     """What the features under a pretraining are called on disk: a frozen backbone has the same for both heads."""
     if frozen_backbone(task.pretraining.backbone) is None:
-        return pretraining_key(task, fingerprint, head, seed)
+        return pretraining_key(task, fingerprint, "linear" if on_linear(task, head) else head, seed)
     spec = task.pretraining
     made_of = {"data": fingerprint, "backbone": spec.backbone, "weights": spec.weights, "of": task.base_classes}
     data = task.dataset.name + (f"+base-classes={task.base_classes}" if task.base_classes is not None else "")

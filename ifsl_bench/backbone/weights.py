@@ -260,7 +260,13 @@ def features_sha256(home: Home, key: str) -> str | None:
     It is that of the weights; of a backbone from elsewhere, that of its file alone.
     """
     info = finished_info(home.pretrained / key)
-    return str(info.get("weights", info["tensors"]["sha256"])) if info else None
+    return features_checksum(info) if info else None
+
+
+def features_checksum(info: Mapping[str, Any]) -> str:
+    """The same, from what is recorded of a pretraining; of a second head, that of the backbone it is fitted on."""
+    own = info["tensors"]["sha256"]
+    return str(info.get("weights") or info.get("features_sha256") or own)
 
 
 def weights_to_use(home: Home, key: str) -> str | None:

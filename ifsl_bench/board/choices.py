@@ -13,22 +13,27 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.board.firmness import Choice
-from ifsl_bench.board.result_file import Result
+from ifsl_bench.board.result_file import Result, SessionResult
 from ifsl_bench.protocol.metrics import Counts
+from ifsl_bench.protocol.session_metrics import SessionCounts
 
 
 def holds_choices(result: Result) -> bool:
     """Whether something was chosen that the result, of an older version, does not say more of."""
     calibration = result.calibration
+    if isinstance(result, SessionResult):
+        return False
     return bool(calibration and not calibration.resampled_base) or bool(result.tuned and not result.choice)
 
 
-def resampled_sums(result: Result, counts: Counts) -> Counts | None:
+def resampled_sums(result: Result, counts: Counts | SessionCounts) -> Counts | None:
     """The result's hits over all test episodes with what each resample would have chosen, as if each were an episode.
 
     Pairs are multiplied by the number of episodes, as their share of all pairs is made of two sums. None where nothing
-    was chosen, and where an older result does not say it.
+    was chosen, where an older result does not say it, and in sequences, whose intervals hold the bias fixed.
     """
+    if isinstance(counts, SessionCounts):
+        return None
     calibration, choice, n = result.calibration, result.choice, len(counts)
     resampled = {
         "calibrated_base": calibration.resampled_base if calibration else [],

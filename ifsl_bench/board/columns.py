@@ -34,7 +34,19 @@ class Heading:
 
 # What a terminal without room leaves out, the highest first; what is not here stays.
 FEW_SEEDS = " *"
-DROP = {"delta_b": 9, "delta_a": 9, "spread": 7, "calibrated_acc": 6, "to_best": 5, "trials": 4, "delta": 2}
+AVERAGE = Heading("Avg.", r"Avg. $\uparrow$", short=True, paper_short=True)  # of sessions, in place of Acc.
+DROP = {
+    "base": 9,
+    "first": 9,
+    "gain": 3,
+    "delta_b": 9,
+    "delta_a": 9,
+    "spread": 7,
+    "calibrated_acc": 6,
+    "to_best": 5,
+    "trials": 4,
+    "delta": 2,
+}
 HEADINGS = {
     "acc": Heading("Acc.", r"Acc. $\uparrow$", short=True, paper_short=True),
     "calibrated_acc": Heading("cal. Acc.", r"cal. Acc. $\uparrow$", short=True),
@@ -48,6 +60,17 @@ HEADINGS = {
     "harmonic": Heading("harmonic"),
     "ausuc": Heading("AUSUC"),
     "calibrated_delta": Heading("cal. Delta"),
+    # Of sequences of sessions.
+    "first": Heading("A_0", r"$A_0 \uparrow$", short=True, paper_short=True),
+    "last": Heading("A_T", r"$A_T \uparrow$", short=True, paper_short=True),
+    "pd": Heading("PD", r"PD $\downarrow$", paper_short=True),
+    "gain": Heading("gain", r"gain $\uparrow$", short=True),
+    "base": Heading("base", "base", short=True),
+    "novel": Heading("novel", "novel", short=True),
+    "gacc": Heading("gAcc"),
+    "learned": Heading("just learned"),
+    "novel_as_base": Heading("novel as base"),
+    "base_as_novel": Heading("base as novel"),
 }  # fmt: skip
 
 
@@ -63,14 +86,18 @@ def task_columns(
     """
     kind = task.kind
     names = kind.fields if full else [name for name in HEADINGS if name in kind.fields and HEADINGS[name].short]
-    metrics = [_metric(name, kind.shows(name, known), bold=ranked) for name in names]
-    metrics += [_metric(name, shown=False, bold=False) for name in BALANCE if name not in names]
+    metrics = [
+        _metric(name, heading_of(name, task).text if kind.shows(name, known) else None, ranked) for name in names
+    ]
+    others = kind.fields if task.sessions else BALANCE
+    metrics += [_metric(name, None, bold=False) for name in others if name not in names]
     return [
         TASK,
         *((VARIANT, KIND, COMPARABLE, RANK) if ranked else ()),
         METHOD,
         *metrics,
         *((TO_BEST,) if ranked else ()),
+        *((STATE,) if task.sessions else ()),
         SEEDS,
         SPREAD,
         _trials(full),
@@ -92,7 +119,12 @@ def rounded(value: float, digits: int = 4) -> float | None:
     return None if math.isnan(value) else round(value, digits)
 
 
-def _metric(name: str, shown: bool, bold: bool) -> Column[Entry]:
+def heading_of(metric: str, task: Task) -> Heading:
+    """How the tables of a task name a metric."""
+    return AVERAGE if metric == "acc" and task.sessions else HEADINGS[metric]
+
+
+def _metric(name: str, heading: str | None, bold: bool) -> Column[Entry]:
     """A metric in percent. In regular few-shot learning readers see the accuracy alone, programs the same fields."""
 
     def text(entry: Entry) -> str:
@@ -108,7 +140,7 @@ def _metric(name: str, shown: bool, bold: bool) -> Column[Entry]:
     def top(entry: Entry) -> bool:
         return bold and name == "acc" and entry.place is not None and entry.place.top
 
-    return Column(HEADINGS[name].text if shown else None, text, fields, top, drop=DROP.get(name, 0))
+    return Column(heading, text, fields, top, drop=DROP.get(name, 0))
 
 
 def _source(ranked: bool) -> Column[Entry]:
@@ -119,6 +151,7 @@ def _source(ranked: bool) -> Column[Entry]:
 
     def text(entry: Entry) -> str:
         source = plain(entry) + (", transductive" if entry.measured and entry.measured.transductive else "")
+        source += ", keeps supports" if entry.measured and entry.measured.supports_kept else ""
         if entry.measured and (mark := MARKS[entry.measured.novel_seen]):
             source += f", {mark}"
         if entry.comparable or not (entry.measured or ranked):
@@ -183,6 +216,16 @@ def _printed(entry: Entry) -> dict[str, float | str | None]:
     return {"plus_minus_as_printed": entry.printed, "note": entry.note or None}
 
 
+def _state(entry: Entry) -> float | None:
+    return entry.measured.state_bytes if entry.measured else None
+
+
+STATE: Column[Entry] = Column(
+    "bytes/class",
+    lambda entry: "" if (size := _state(entry)) is None else f"{size:,.0f}",
+    lambda entry: {"state_bytes_per_class": rounded(_state(entry) or 0.0) if entry.measured else None},
+    drop=8,
+)
 TASK: Column[Entry] = Column(fields=lambda entry: {"task": entry.task.name})
 VARIANT: Column[Entry] = Column(fields=lambda entry: {"variant_of": entry.task.variant_of or None})
 KIND: Column[Entry] = Column(fields=lambda entry: {"kind": entry.kind})

@@ -42,6 +42,7 @@ class Comparison:
     b: str
     task: str
     count: int
+    units: str
     partial: bool
     episodes: dict[str, Paired]
     seeds: tuple[int, ...]
@@ -109,9 +110,10 @@ def compare(a: Row, b: Row, among: Sequence[Row] = ()) -> Comparison:
         first,
         second,
         a.results[0].task,
-        len(a.results[0].episodes),
+        len(next(iter(ours.values()))),
+        a.units,
         on_part,
-        {name: paired(ours[name], theirs[name], choices[name]) for name in ours},
+        {name: paired(ours[name], theirs[name], choices[name], a.quantile) for name in ours},
         common,
         by_seed,
         {name: _over_seeds(values) for name, values in by_seed.items()},

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ifsl_bench.protocol.metrics import Counts
+from ifsl_bench.protocol.session_metrics import SessionCounts, triangle_rows
 from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
 
 
@@ -52,6 +55,27 @@ def _odd_more_counts(counts: Counts) -> str:
     if counts.calibrated_base is not None and counts.calibrated_novel is not None:
         least = np.maximum(least, counts.calibrated_base * counts.calibrated_novel)
     return "episodes.pairs has fewer than the joint hits of an episode make" if (counts.pairs < 2 * least).any() else ""
+
+
+def odd_sequences(counts: SessionCounts) -> str:
+    """Why no method has these counts; "" where one may."""
+    sessions, n = counts.sessions, len(counts)
+    widths = {"hits": (sessions + 1) * (sessions + 2) // 2, "queries": sessions + 1}
+    for name, values in counts.columns().items():
+        width = widths.get(name.removeprefix("calibrated_"), sessions)
+        if sessions < 1 or n < 1 or values.shape != (n, width):
+            return f"episodes.{name} has {values.size} entries, {n} sequences of {sessions} sessions need {n * width}"
+    if min(counts.base_classes, counts.ways, counts.supports) < 1 or (counts.queries < 1).any():
+        return "the sequences have no classes, no support sets, or a session without queries"
+    novel, base = counts.queries[:, 1:].astype(np.int64).cumsum(1), counts.queries[:, :1]
+    for one in (counts, counts.calibrated()) if counts.calibrated_hits is not None else (counts,):
+        if (one.hits < 0).any() or (one.hits > counts.queries[:, triangle_rows(sessions)[1]]).any():
+            return "episodes.hits has more hits than there are queries, or a negative number"
+        if (one.novel_as_base < 0).any() or (one.novel_as_base > novel).any():
+            return "episodes.novel_as_base has more queries than there are, or a negative number"
+        if (one.base_as_novel < 0).any() or (one.base_as_novel > base).any():
+            return "episodes.base_as_novel has more queries than there are, or a negative number"
+    return ""
 
 
 def odd_classes(classes: np.ndarray, episodes: int) -> str:
@@ -118,6 +142,21 @@ def odd_solves(solves: Any) -> str:
             if not 0 <= solves[kind] <= solves[total] < 1 << 63:
                 return f"has {kind} in other episodes than the {total}"
     return ""
+
+
+def odd_validation(training: dict[str, Any]) -> str:
+    """Why nobody can draw the course of meta-training; "" where one can, or where nothing is said of it."""
+    validation, step_kept = training.get("validation", {}), training.get("kept_step", 0)
+    if not isinstance(validation, dict):
+        return "validation is not an object"
+    for step, value in validation.items():
+        if not re.fullmatch("[0-9]{1,18}", step):
+            return f"validation: {reprlib.repr(step)} is no number of a step"
+        if type(value) not in (int, float) or not 0 <= value <= 100:
+            return f"validation.{step} is {reprlib.repr(value)}, no accuracy in percent"
+    if type(step_kept) is not int:
+        return f"kept_step is {reprlib.repr(step_kept)}, no whole number"
+    return "kept_step is missing" if validation and "kept_step" not in training else ""
 
 
 def counted(solves: Mapping[str, int], statistics: Mapping[str, Mapping[str, float]], episodes: int) -> Counted:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ifsl_bench.common.errors import Lacking, one_line
-from ifsl_bench.protocol.task_kind import BALANCE, COUNTS, METRICS, MORE_COUNTS
+from ifsl_bench.protocol.session_metrics import AFTER, SessionCounts
+from ifsl_bench.protocol.task_kind import BALANCE, COUNTS, METRICS, MORE_COUNTS, SESSIONS
 
 if TYPE_CHECKING:
     import pandas
@@ -68,6 +69,15 @@ def facts(result: Any) -> dict[str, Any]:
     return {name: value(result) for name, value in FACTS.items()}
 
 
+def _sequences(result: Any, counts: SessionCounts) -> pandas.DataFrame:
+    """A row for each sequence and session, with all that is measured after it, in percent."""
+    frame = data_frame([{"sequence": 0}])
+    sequence, session = np.divmod(np.arange(len(counts) * (counts.sessions + 1)), counts.sessions + 1)
+    columns: dict[str, Any] = {"sequence": sequence, "order": sequence // counts.supports, "session": session}
+    columns |= {name: counts.after(name).reshape(-1) for name in AFTER}
+    return type(frame)({"task": result.task, "method": result.label, "seed": result.seed, **columns})
+
+
 def _metric(name: str, part: str) -> Callable[[Any], float | None]:
     return lambda result: result.summary.get(name, {}).get(part)
 
@@ -80,7 +90,7 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "episodes": lambda result: len(result.episodes),
     **{
         f"{name}{end}": _metric(name, part)
-        for name in (*METRICS, *BALANCE)
+        for name in (*METRICS, *BALANCE, *SESSIONS.metrics[1:])
         for part, end in (("mean", ""), ("interval", "_interval"))
     },
     "training_seconds": lambda result: result.cost.get("training_seconds"),
@@ -102,6 +112,8 @@ def episodes(result: Any) -> pandas.DataFrame:
     the result lacks is NaN.
     """
     counts = result.counts()
+    if isinstance(counts, SessionCounts):
+        return _sequences(result, counts)
     count = len(counts)
     fixed = {"task": result.task, "method": result.label, "seed": result.seed, "episode": np.arange(count)}
     queries = {"base_queries": counts.base_queries, "novel_queries": counts.novel_queries}

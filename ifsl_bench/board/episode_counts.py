@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -11,36 +12,27 @@ from ifsl_bench.common import packed
 from ifsl_bench.protocol.class_draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocol.limits import EPISODES
 from ifsl_bench.protocol.metrics import Counts
+from ifsl_bench.protocol.session_metrics import CALIBRATED, COUNTED, SessionCounts
 from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
 
-COLUMNS = (*COUNTS, "classes", *MORE_COUNTS)
 READABLE = 5_000  # numbers of a file that stay numbers; more are packed
-MOST_CLASSES = 1 << 23  # of all episodes: more do not fit into a file
+MOST_NUMBERS = 1 << 23  # of a column: more do not fit into a file
 
 
-class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Integer counts of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`.
+class _Columns(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Columns of numbers, as lists or packed; see :class:`EpisodeCounts`.
 
-    ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
-
-    Each is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.common.packed`; ``classes`` then
-    says how they are drawn (:class:`ifsl_bench.protocol.class_draws.ClassDraws`). :meth:`column` reads all of these.
-    What there is none of, in regular few-shot learning or without validation episodes, is an empty list.
+    Attributes:
+        COLUMNS: their names.
+        SHAPE: the fields that say what all episodes have in common.
+        DRAWN: the columns that are the same for all methods.
+        LONG: the columns that have several numbers for each episode.
     """
 
-    base_queries: int
-    novel_queries: int
-    base_joint: list[int] | str
-    base_alone: list[int] | str
-    novel_joint: list[int] | str
-    novel_alone: list[int] | str
-    classes: list[int] | str
-    pairs: list[int] | str = []
-    calibrated_base: list[int] | str = []
-    calibrated_novel: list[int] | str = []
-
-    def __len__(self) -> int:
-        return self.length("base_joint")
+    COLUMNS: ClassVar[tuple[str, ...]] = ()
+    SHAPE: ClassVar[tuple[str, ...]] = ()
+    DRAWN: ClassVar[tuple[str, ...]] = ("classes",)
+    LONG: ClassVar[tuple[str, ...]] = ("classes",)
 
     def length(self, name: str) -> int:
         """How many numbers a column has."""
@@ -60,10 +52,14 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if isinstance(column, str):
             if _is_drawn(name, column):
                 return ClassDraws.parse(column).array().reshape(-1)
-            return packed.unpack(column, MOST_CLASSES if name == "classes" else EPISODES, packed.COUNTS)
+            return packed.unpack(column, MOST_NUMBERS if name in self.LONG else EPISODES, packed.COUNTS)
         return np.asarray(column, dtype=np.int64)
 
-    def same(self, other: EpisodeCounts, names: Iterable[str]) -> bool:
+    @property
+    def shape(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.SHAPE}
+
+    def same(self, other: _Columns, names: Iterable[str]) -> bool:
         """Whether the columns of these names hold the same numbers, however they are written."""
         return all(
             getattr(self, name) == getattr(other, name) or np.array_equal(self.column(name), other.column(name))
@@ -71,16 +67,102 @@ class EpisodeCounts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         )
 
 
+class EpisodeCounts(_Columns, frozen=True):
+    """Integer counts of each episode; see :class:`ifsl_bench.protocol.metrics.Counts`.
+
+    ``classes`` has the novel classes of each episode, one episode after the other, as labels of the novel test pool.
+
+    Each is a list of numbers, or where that would be long, a text of :mod:`ifsl_bench.common.packed`; ``classes`` then
+    says how they are drawn (:class:`ifsl_bench.protocol.class_draws.ClassDraws`). :meth:`column` reads all of these.
+    What there is none of, in regular few-shot learning or without validation episodes, is an empty list.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (*COUNTS, "classes", *MORE_COUNTS)
+    SHAPE: ClassVar[tuple[str, ...]] = ("base_queries", "novel_queries")
+
+    base_queries: int
+    novel_queries: int
+    base_joint: list[int] | str
+    base_alone: list[int] | str
+    novel_joint: list[int] | str
+    novel_alone: list[int] | str
+    classes: list[int] | str
+    pairs: list[int] | str = []
+    calibrated_base: list[int] | str = []
+    calibrated_novel: list[int] | str = []
+
+    def __len__(self) -> int:
+        return self.length("base_joint")
+
+    def counts(self) -> Counts:
+        """The counts as arrays."""
+        names = [*COUNTS, *(name for name in MORE_COUNTS if self.length(name))]
+        arrays = {name: self.column(name) for name in names}
+        return Counts(**arrays, base_queries=self.base_queries, novel_queries=self.novel_queries)
+
+
+class SequenceCounts(_Columns, frozen=True):
+    """Integer counts of each sequence of sessions; see :class:`ifsl_bench.protocol.session_metrics.SessionCounts`.
+
+    Columns hold one sequence after the other; ``classes`` the novel classes of one order after the other.
+
+    Attributes:
+        supports_kept: whether the method was asked with the supports of all sessions so far.
+    """
+
+    COLUMNS: ClassVar[tuple[str, ...]] = (*COUNTED, "classes", *CALIBRATED)
+    SHAPE: ClassVar[tuple[str, ...]] = ("sessions", "base_classes", "ways", "supports")
+    DRAWN: ClassVar[tuple[str, ...]] = ("classes", "queries")
+    LONG: ClassVar[tuple[str, ...]] = COLUMNS
+
+    sessions: int
+    base_classes: int
+    ways: int
+    supports: int
+    state_bytes: int
+    supports_kept: bool
+    hits: list[int] | str
+    novel_as_base: list[int] | str
+    base_as_novel: list[int] | str
+    queries: list[int] | str
+    classes: list[int] | str
+    calibrated_hits: list[int] | str = []
+    calibrated_novel_as_base: list[int] | str = []
+    calibrated_base_as_novel: list[int] | str = []
+
+    def __len__(self) -> int:
+        return self.length("novel_as_base") // max(1, self.sessions)
+
+    def counts(self) -> SessionCounts:
+        """The counts as arrays; raises :class:`ValueError` where a column has other than equally many numbers."""
+        arrays: dict[str, Any] = {
+            name: self.column(name).reshape(len(self), -1) for name in (*COUNTED, *CALIBRATED) if self.length(name)
+        }
+        return SessionCounts(
+            **arrays,
+            base_classes=self.base_classes,
+            ways=self.ways,
+            state_bytes=self.state_bytes,
+            supports=self.supports,
+        )
+
+
 def _is_drawn(name: str, column: str) -> bool:
     return name == "classes" and column.startswith("drawn")
 
 
-def counts_entry(counts: Counts, classes: ClassDraws | np.ndarray) -> EpisodeCounts:
+def counts_entry(
+    counts: Counts | SessionCounts, classes: ClassDraws | np.ndarray, supports_kept: bool = False
+) -> EpisodeCounts | SequenceCounts:
     """Counts, and the novel classes [n, N] of each episode, as a file has them: short beyond ``READABLE`` numbers."""
     drawn = classes.array() if isinstance(classes, ClassDraws) else classes
-    columns = counts.columns() | {"classes": drawn.reshape(-1)}
+    columns = {name: values.reshape(-1) for name, values in (counts.columns() | {"classes": drawn}).items()}
     many = sum(map(len, columns.values())) > READABLE
-    entries = {name: packed.pack(values) if many else values.tolist() for name, values in columns.items()}
+    entries: dict[str, Any] = {n: packed.pack(values) if many else values.tolist() for n, values in columns.items()}
     if many and isinstance(classes, ClassDraws) and classes.steps <= MOST_STEPS:
         entries["classes"] = str(classes)
-    return EpisodeCounts(base_queries=counts.base_queries, novel_queries=counts.novel_queries, **entries)
+    if isinstance(counts, SessionCounts):
+        fields: dict[str, Any] = {name: getattr(counts, name) for name in (*SequenceCounts.SHAPE, "state_bytes")}
+        return SequenceCounts(**fields, supports_kept=supports_kept, **entries)
+    shape: dict[str, Any] = {name: getattr(counts, name) for name in EpisodeCounts.SHAPE}
+    return EpisodeCounts(**shape, **entries)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ifsl_bench.board.result_file import Result
-from ifsl_bench.protocol.limits import most_episodes
+from ifsl_bench.protocol.limits import most_of
 from ifsl_bench.protocol.task import CENTRED, Task
 
 
@@ -54,17 +54,18 @@ def _expected(task: Task, digest: str, counts: Sequence[int]) -> int:
 def _odd_episodes(task: Task, result: Result) -> str:
     """Why no episodes of the task are like those of a result; "" where they may be."""
     episodes, shape, count = result.episodes, task.episode, _count(result)
-    if count > (most := most_episodes(shape)):
+    if count > (most := most_of(task)):
         return f"it has {count:,} episodes; this task allows at most {most:,}"
-    for name, number, expected in (
-        ("base_queries", episodes.base_queries, shape.base_queries),
-        ("novel_queries", episodes.novel_queries, shape.ways * shape.novel_queries),
-    ):
-        if number != expected:
+    of_task = {"base_queries": shape.base_queries, "novel_queries": shape.ways * shape.novel_queries}
+    if spec := task.sessions:
+        of_task = {"sessions": spec.count, "ways": spec.ways, "supports": spec.supports}
+    drawn, ways = (-(-count // spec.supports), spec.classes) if spec else (count, shape.ways)
+    for name, expected in of_task.items():
+        if (number := getattr(episodes, name, None)) != expected:
             return f"episodes.{name} is {number}, episodes of the task have {expected}"
     used, half = result.calibration and result.calibration.validation_episodes, len(task.evaluation.halves[0])
     if used not in (None, half):
         return f"calibration.validation_episodes is {used}, the task has {half} for it"
-    if (named := episodes.length("classes")) and named != count * shape.ways:
-        return f"episodes.classes has {named:,} entries, {count:,} episodes have {count * shape.ways:,}"
+    if (named := episodes.length("classes")) and named != drawn * ways:
+        return f"episodes.classes has {named:,} entries, {count:,} episodes have {drawn * ways:,}"
     return ""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ifsl_bench.board.boards import Board
-from ifsl_bench.board.columns import HEADINGS
+from ifsl_bench.board.columns import HEADINGS, heading_of
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.measured import STORED, having
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
@@ -130,7 +130,7 @@ def _header(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
         return [" & ".join(["Model", *shots]) + r" \\"]
     sides = ["c|"] * (len(boards) - 1) + ["c"]
     spans = [rf"\multicolumn{{{len(columns)}}}{{{side}}}{{{name}}}" for side, name in zip(sides, shots, strict=True)]
-    heads = [HEADINGS[name].paper for _ in boards for name in columns]
+    heads = [heading_of(name, boards[0].task).paper for _ in boards for name in columns]
     return [" & ".join([r"\multirow{2}{*}{Model}", *spans]) + r" \\", " & ".join([" ", *heads]) + r" \\"]
 
 

@@ -151,7 +151,8 @@ def _known(entries: Iterable[Entry]) -> set[str]:
 
 
 def _notes(board: Board, metrics: Collection[str]) -> list[str]:
-    return [*notes_of(board), *([CALIBRATED] if "calibrated_acc" in metrics else [])]
+    note = CALIBRATED.replace("episodes", "sequences") if board.task.sessions else CALIBRATED
+    return [*notes_of(board), *([note] if "calibrated_acc" in metrics else [])]
 
 
 def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> Sequence[Board]:

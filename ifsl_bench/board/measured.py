@@ -11,12 +11,13 @@ import numpy as np
 
 from ifsl_bench.board.choices import holds_choices, resampled_sums
 from ifsl_bench.board.consistency import Counted, counted, over_seeds
-from ifsl_bench.board.result_file import Result
+from ifsl_bench.board.result_file import Result, SessionResult
 from ifsl_bench.board.result_folder import LEFT_OUT
 from ifsl_bench.plugin.method_source import same_method
 from ifsl_bench.protocol.calibration import RESAMPLES
 from ifsl_bench.protocol.contamination import SEEN
 from ifsl_bench.protocol.metrics import Counts, Estimate, estimate, harmonic
+from ifsl_bench.protocol.session_metrics import SessionCounts
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
 STORED, FILE = "stored", "file"  # origins: rows that come with the package, and a result file by itself
@@ -55,6 +56,22 @@ class Row:
     def transductive(self) -> bool:
         """Whether the method looks at an episode's other queries, which others must not."""
         return any(r.transductive for r in self.results)
+
+    @property
+    def units(self) -> str:
+        """What its intervals are over."""
+        return "orders" if isinstance(self.results[0], SessionResult) else "episodes"
+
+    @property
+    def supports_kept(self) -> bool:
+        """Whether the method was asked with the supports of all sessions so far."""
+        return any(isinstance(r, SessionResult) and r.episodes.supports_kept for r in self.results)
+
+    @property
+    def state_bytes(self) -> float | None:
+        """Bytes that a method carries on for each novel class, from session to session; None in episodes."""
+        first = self.results[0]
+        return first.counts().bytes_per_class if isinstance(first, SessionResult) else None
 
     @property
     def novel_seen(self) -> str:
@@ -111,9 +128,14 @@ class Row:
         return "." in self.label.removeprefix(package + colon).removeprefix(method)
 
     @cached_property
-    def _counts(self) -> tuple[Counts, ...]:
+    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
         """By seed. Metrics are computed when they are asked for: of many episodes they take 8 times the memory each."""
         return tuple(r.counts().compact() for r in self.results)
+
+    @property
+    def quantile(self) -> float:
+        """Of 95% intervals over its episodes, or over the orders of its sequences."""
+        return self._counts[0].quantile
 
     @cached_property
     def _resampled(self) -> tuple[Counts | None, ...]:
@@ -144,7 +166,7 @@ class Row:
         """A metric for each seed (of these) and episode, [seeds, n], in percent."""
         of_seeds = [c for c, seed in zip(self._counts, self.seeds, strict=True) if seeds is None or seed in seeds]
         values = [counts.value(metric) for counts in of_seeds]
-        return np.stack(values) if values else np.empty((0, len(self._counts[0])))
+        return np.stack(values) if values else np.empty((0, len(self._counts[0].value(metric))))
 
     def per_episode(self, seeds: Sequence[int] | None = None) -> dict[str, np.ndarray]:
         """Each metric for each episode, [n], in percent, averaged over seeds (over these).
@@ -152,14 +174,14 @@ class Row:
         The harmonic mean is that of the averages.
         """
         values = {name: self.by_seed(name, seeds).mean(0) for name in self.metrics}
-        if "harmonic" in values:
+        if "base_joint" in values and "harmonic" in values:
             values["harmonic"] = harmonic(values["base_joint"], values["novel_joint"])
         return values
 
     def summary(self) -> dict[str, Estimate]:
         """Mean and 95% interval over episodes of the seeds' average, with the uncertainty of choices."""
         values = self.per_episode().items()
-        return {name: estimate(of_metric, variance(self.choices(name))) for name, of_metric in values}
+        return {name: estimate(of_metric, variance(self.choices(name)), self.quantile) for name, of_metric in values}
 
     def spread(self, metric: str = "acc") -> float:
         """Standard deviation between the seeds' means (n - 1), NaN for one seed."""
@@ -244,9 +266,9 @@ def mismatch(a: Result, b: Result) -> str:
         return f"the episodes differ (digest {a.digest[:12]} and {b.digest[:12]}{count})"
     if n != m:
         return f"both say that their episodes are those of digest {a.digest[:12]}, and have {n} and {m} of them"
-    for name in ("base_queries", "novel_queries"):
-        if getattr(a.episodes, name) != getattr(b.episodes, name):
-            return f"the episodes differ ({name} {getattr(a.episodes, name)} and {getattr(b.episodes, name)})"
-    if not a.episodes.same(b.episodes, ["classes"]):
+    for name, value in a.episodes.shape.items():
+        if value != getattr(b.episodes, name):
+            return f"the episodes differ ({name} {value} and {getattr(b.episodes, name)})"
+    if not a.episodes.same(b.episodes, a.episodes.DRAWN):
         return "the novel classes of their episodes differ"
     return ""

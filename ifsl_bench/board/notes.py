@@ -11,12 +11,18 @@ from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import PAPER, PARTIAL, Row, holding_choices
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.ranking import Ranking
+from ifsl_bench.board.result_file import SessionResult
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import numbers_in_words, seeds_in_words
 from ifsl_bench.plugin.registry import owners
 from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
+OF_SESSIONS = [
+    "Avg.: the mean accuracy after each session, A_0 to A_T; base and novel: after the last; gain: how far Avg. is "
+    "above that of the same base classifier which never answers with a novel class; bytes/class: what is carried on "
+    "for each novel class. A bias is held fixed.",
+]
 CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes."
 
 
@@ -33,8 +39,12 @@ def notes_of(board: Board, plus_minus: str = "in parentheses their ±") -> list[
         return row.label if alike[row.label] == 1 else row.full_name
 
     if board.rows:
-        count = len(board.rows[0].results[0].episodes)
-        notes.append(f"Measured: mean ± 95% interval over {count:,} episodes, averaged over seeds, in percent.")
+        first = board.rows[0].results[0]
+        over = f"{len(first.episodes):,} episodes"
+        if isinstance(first, SessionResult):
+            over = f"{first.counts().orders:,} orders of the novel classes ({len(first.episodes):,} sequences)"
+        notes.append(f"Measured: mean ± 95% interval over {over}, averaged over seeds, in percent.")
+        notes += OF_SESSIONS if isinstance(first, SessionResult) else []
     usual = board.task.evaluation.episodes
     if many := [called(row) for row in measured if len(row.results[0].episodes) > usual]:
         notes.append(

@@ -19,8 +19,15 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from ifsl_bench.board.consistency import odd_calibration, odd_classes, odd_counts, odd_solves
-from ifsl_bench.board.episode_counts import COLUMNS, EpisodeCounts
+from ifsl_bench.board.consistency import (
+    odd_calibration,
+    odd_classes,
+    odd_counts,
+    odd_sequences,
+    odd_solves,
+    odd_validation,
+)
+from ifsl_bench.board.episode_counts import EpisodeCounts, SequenceCounts
 from ifsl_bench.board.firmness import Choice, odd_choice, odd_rivals
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
@@ -28,7 +35,7 @@ from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.protocol.calibration import RESAMPLES, Calibrated
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.protocol.metrics import Counts, Estimate, summarise
-from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
+from ifsl_bench.protocol.session_metrics import SessionCounts
 
 if TYPE_CHECKING:
     import pandas
@@ -178,10 +185,7 @@ class Result(_Part, frozen=True):
 
     def counts(self) -> Counts:
         """The counts as arrays."""
-        e = self.episodes
-        names = [*COUNTS, *(name for name in MORE_COUNTS if e.length(name))]
-        arrays = {name: e.column(name) for name in names}
-        return Counts(**arrays, base_queries=e.base_queries, novel_queries=e.novel_queries)
+        return self.episodes.counts()
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row, see :func:`ifsl_bench.board.data_frames.facts`."""
@@ -206,6 +210,19 @@ class Result(_Part, frozen=True):
     def classes(self) -> np.ndarray:
         """The novel classes of each episode, int64 [n, N]."""
         return self.episodes.column("classes").reshape(len(self.episodes), -1)
+
+
+class SessionResult(Result, frozen=True):
+    """The same of sequences of sessions."""
+
+    episodes: SequenceCounts  # type: ignore[assignment]
+
+    def counts(self) -> SessionCounts:  # type: ignore[override]
+        return self.episodes.counts()
+
+    def classes(self) -> np.ndarray:
+        """The novel classes of each order, int64 [orders, T N]."""
+        return self.episodes.column("classes").reshape(self.counts().orders, -1)
 
 
 def _is_extreme(value: str, values: Sequence[str]) -> bool:
@@ -276,8 +293,7 @@ def keep_old(root: Path, result: Result) -> Path | None:
         return None
     with contextlib.suppress(CorruptFile):
         old, new = read(path).episodes, result.episodes
-        queries = [(counts.base_queries, counts.novel_queries) for counts in (old, new)]
-        if queries[0] == queries[1] and old.same(new, COLUMNS):
+        if old.shape == new.shape and old.same(new, new.COLUMNS):
             return None
     return set_aside(path, "old")
 
@@ -315,10 +331,11 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
         raise CorruptFile(f"{path} is no result of schema {SCHEMA} (it says {reprlib.repr(raw.get('schema'))})")
     try:
         # Stored results have a probe, which nothing reads any more, until they are measured again.
-        result = msgspec.convert({key: value for key, value in raw.items() if key != "probe"}, Result, strict=True)
+        kind = SessionResult if "hits" in (raw.get("episodes") or ()) else Result
+        result = msgspec.convert({key: value for key, value in raw.items() if key != "probe"}, kind, strict=True)
     except (msgspec.ValidationError, UnicodeError) as error:  # the latter for names with half a character
         raise CorruptFile(f"{path} is not a valid result: {error}") from error
-    for name in COLUMNS:
+    for name in result.episodes.COLUMNS:
         if isinstance(getattr(result.episodes, name), str):
             try:
                 result.episodes.column(name)
@@ -336,29 +353,28 @@ def inconsistency(result: Result) -> str:
         return f"seed {result.seed} is none that a run can have"
     try:
         counts, classes = result.counts(), result.episodes.column("classes")
-    except OverflowError:
-        return "a count is beyond all bounds"
+    except (OverflowError, ValueError) as error:
+        return "a count is beyond all bounds" if isinstance(error, OverflowError) else "columns differ in length"
     calibration = result.calibration
     curve = [*calibration.curve.base_joint, *calibration.curve.novel_joint] if calibration else []
     curve += [*calibration.resampled_base, *calibration.resampled_novel] if calibration else []
-    if max(counts.base_queries, counts.novel_queries, *curve) > MOST:
+    if max(*result.episodes.shape.values(), *curve) > MOST:
         return "a count is beyond all bounds"
     if reason := odd_solves(result.training.get("solves", {})):
         return f"training.solves {reason}"
-    if reason := _odd_validation(result.training):
+    if reason := odd_validation(result.training):
         return f"training.{reason}"
-    if reason := odd_counts(counts):
+    if isinstance(result, SessionResult):
+        sequences = result.counts()
+        if reason := odd_sequences(sequences):
+            return reason
+        if reason := odd_classes(classes, sequences.orders):
+            return f"episodes.classes {reason}"
+        if (result.calibration is None) != (sequences.calibrated_hits is None):
+            return "calibration and episodes.calibrated_hits are not both there"
+    elif reason := _odd_episodes(result, counts, classes):
         return reason
-    if reason := odd_classes(classes, len(counts)):
-        return f"episodes.classes {reason}"
-    if reason := _odd_calibration(result.calibration, counts):
-        return f"calibration {reason}"
-    settings, choice = sum(map(len, result.tuned.values())), result.choice
-    if choice and (reason := odd_choice(choice, settings)):
-        return f"choice {reason}"
-    if choice and (reason := odd_rivals(choice, counts, result.calibrated)):
-        return f"choice {reason}"
-    expected = summary_entry(summarise(counts.per_episode()))
+    expected = summary_entry(summarise(counts.per_episode(), counts.quantile))
     if surplus := sorted(result.summary.keys() - expected.keys()):
         return f"summary.{surplus[0]} does not follow from the counts"
     for name in expected:
@@ -371,19 +387,20 @@ def inconsistency(result: Result) -> str:
     return ""
 
 
-def _odd_validation(training: dict[str, Any]) -> str:
-    """Why nobody can draw the course of meta-training; "" where one can, or where nothing is said of it."""
-    validation, step_kept = training.get("validation", {}), training.get("kept_step", 0)
-    if not isinstance(validation, dict):
-        return "validation is not an object"
-    for step, value in validation.items():
-        if not re.fullmatch("[0-9]{1,18}", step):
-            return f"validation: {reprlib.repr(step)} is no number of a step"
-        if type(value) not in (int, float) or not 0 <= value <= 100:
-            return f"validation.{step} is {reprlib.repr(value)}, no accuracy in percent"
-    if type(step_kept) is not int:
-        return f"kept_step is {reprlib.repr(step_kept)}, no whole number"
-    return "kept_step is missing" if validation and "kept_step" not in training else ""
+def _odd_episodes(result: Result, counts: Counts, classes: np.ndarray) -> str:
+    """Why these counts, and what was chosen on validation episodes, are of no episodes; "" where they may be."""
+    if reason := odd_counts(counts):
+        return reason
+    if reason := odd_classes(classes, len(counts)):
+        return f"episodes.classes {reason}"
+    if reason := _odd_calibration(result.calibration, counts):
+        return f"calibration {reason}"
+    settings, choice = sum(map(len, result.tuned.values())), result.choice
+    if choice and (reason := odd_choice(choice, settings)):
+        return f"choice {reason}"
+    if choice and (reason := odd_rivals(choice, counts, result.calibrated)):
+        return f"choice {reason}"
+    return ""
 
 
 def _odd_calibration(calibration: Calibration | None, counts: Counts) -> str:

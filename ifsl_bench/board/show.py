@@ -13,7 +13,7 @@ from ifsl_bench.board.comparison import MANY, Comparison, p_value, verdict
 from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.rank_intervals import Difference
-from ifsl_bench.board.result_file import Calibration, Result, summary_entry
+from ifsl_bench.board.result_file import Calibration, Result, SessionResult, summary_entry
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import seeds_in_words, spelled
@@ -150,7 +150,9 @@ def _calibration(result: Result, calibration: Calibration) -> str:
     episodes = result.episodes
     count = calibration.validation_episodes
     text = f"bias {calibration.bias:g} on the novel logits, found on {count:,} validation episodes"
-    if calibration.resampled_base:
+    if isinstance(result, SessionResult):
+        text = text.replace("episodes", "sequences")
+    elif calibration.resampled_base:
         hits = np.add(calibration.resampled_base, calibration.resampled_novel)
         spread = 100 * hits.std(ddof=1) / (len(episodes) * (episodes.base_queries + episodes.novel_queries))
         text += f", others of which move cal. Acc. by {spread:.2f} (standard deviation)"
@@ -159,7 +161,7 @@ def _calibration(result: Result, calibration: Calibration) -> str:
 
 def comparison_table(comparison: Comparison) -> Table[str]:
     """A row for each metric: A - B, with the interval that claims about methods need first, and what it is over."""
-    several = len(comparison.seeds) > 1  # else only episodes are left
+    several, units = len(comparison.seeds) > 1, comparison.units  # of one seed only these are left
 
     def record(name: str) -> dict[str, Any]:
         over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
@@ -184,9 +186,9 @@ def comparison_table(comparison: Comparison) -> Table[str]:
 
     columns: list[Column[str]] = [
         METRIC,
-        Column("A - B overall" if several else "A - B over episodes", lambda name: plus_minus(main(name), "+")),
+        Column("A - B overall" if several else f"A - B over {units}", lambda name: plus_minus(main(name), "+")),
         Column("p", lambda name: p_value(main(name).p).removeprefix("= ")),
-        Column("over episodes" if several else None, lambda name: half(comparison.episodes, name), drop=2),
+        Column(f"over {units}" if several else None, lambda name: half(comparison.episodes, name), drop=2),
         Column("over seeds" if several else None, lambda name: half(comparison.by_seed_interval, name), drop=3),
         Column("over classes" if comparison.classes else None, lambda name: half(comparison.over_classes, name)),
         Column(
@@ -197,15 +199,15 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         Column(fields=record),
     ]
     title = (
-        f"A = {comparison.a}, B = {comparison.b}, task {comparison.task}, {comparison.count:,} episodes, "
+        f"A = {comparison.a}, B = {comparison.b}, task {comparison.task}, {comparison.count:,} {units}, "
         f"{seeds_in_words(comparison.seeds)}"
     )
     overall = [
-        "A - B overall: percentage points, with 95% interval and p-value over episodes and seeds, as in ranks, "
+        f"A - B overall: percentage points, with 95% interval and p-value over {units} and seeds, as in ranks, "
         "for claims about methods. The other columns have 95% intervals of the same difference:",
-        "over episodes: trained models held fixed (paired t-test); over seeds: other trainings (Student's, paired).",
+        f"over {units}: trained models held fixed (paired t-test); over seeds: other trainings (Student's, paired).",
     ]
-    alone = ["A - B over episodes: percentage points, 95% interval and paired t-test; trained models held fixed."]
+    alone = [f"A - B over {units}: percentage points, 95% interval and paired t-test; trained models held fixed."]
     notes = [
         *(overall if several else alone),
         *_of_classes(comparison),

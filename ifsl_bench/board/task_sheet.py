@@ -11,6 +11,7 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.catalogue import state_of
 from ifsl_bench.data.preparing.outline import outline_of
 from ifsl_bench.protocol.contamination import MARKS, seen
+from ifsl_bench.protocol.sessions import SessionSpec
 from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE, Task
 
 PROTOCOLS = {
@@ -33,14 +34,15 @@ def _facts(task: Task, folders: Home) -> Iterator[tuple[str, str]]:
         yield "novel data", f"{task.novel_from}: {state_of(folders, task.novel_from)}"
     if task.kind.has_base:
         yield "base", _base_classes(task, folders)
-    yield "episode", _episode(task)
+    yield ("sessions", _sessions(task, task.sessions)) if task.sessions else ("episode", _episode(task))
     yield "protocol", f"{task.protocol}: {PROTOCOLS[task.protocol]}"
     yield "backbone", _backbone(task)
     yield "seen", _seen(task)
     stage = task.meta_training
     yield "meta-training", f"{stage.steps:,} steps, validation every {stage.validate_every:,}"
     counts = task.evaluation
-    yield "evaluation", f"{counts.episodes:,} test and {counts.validation_episodes:,} validation episodes"
+    what = "sequences" if task.sessions else "episodes"
+    yield "evaluation", f"{counts.episodes:,} test and {counts.validation_episodes:,} validation {what}"
     yield "definition", task.hash
     yield "digest", task.digest or ""
     board = load_board(task, folders.results)
@@ -61,6 +63,13 @@ def _episode(task: Task) -> str:
     episode, shots = task.episode, f"{task.shots} shot{'s' * (task.shots > 1)}"
     novel = f"{episode.ways} ways, {shots}; {episode.ways * episode.novel_queries} novel queries"
     return f"{novel}, {f'{episode.base_queries} base queries' if task.kind.has_base else 'no base classes'}"
+
+
+def _sessions(task: Task, spec: SessionSpec) -> str:
+    drawn = "the order and supports of the published list"
+    if not spec.published:
+        drawn = f"{spec.orders:,} orders of the novel classes, {spec.supports:,} support sets each"
+    return f"{spec.count} sessions of {spec.ways} ways, {task.shots} shot{'s' * (task.shots > 1)}; {drawn}"
 
 
 def _backbone(task: Task) -> str:

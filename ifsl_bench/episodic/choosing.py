@@ -18,6 +18,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.episodic.evaluation import MOST_UNCONVERGED, Evaluated
 from ifsl_bench.protocol.calibration import best_bias, resamples
+from ifsl_bench.protocol.session_metrics import SessionCounts
 
 LEAST_WINS, MOST_RIVALS = 2, 6  # resamples that choose a setting which is tried on test episodes; settings, at most
 RIVAL_EPISODES = 1000  # test episodes, at most: a difference between settings spreads far less than a number
@@ -31,8 +32,8 @@ class Tried:
         accuracy: in percent, over so many validation episodes; 0 where training diverged.
         unconverged: episodes whose inner solve failed.
         diverged: what was said of a training that diverged.
-        hits: a count of :class:`ifsl_bench.protocol.metrics.Counts` -> its value in each episode; empty where training
-            diverged.
+        hits: a count of :class:`ifsl_bench.protocol.metrics.Counts` -> its value in each episode; ``hits`` -> all of
+            each sequence of sessions; empty where training diverged.
         bias: on the novel logits, best on these episodes; None where there is none.
     """
 
@@ -73,9 +74,12 @@ def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
 
 def tried_with(evaluated: Evaluated) -> Tried:
     """The trial of a setting whose validation episodes were evaluated; calibrated counts are those with its bias."""
-    counts, bias = evaluated.counts, None
-    if evaluated.margins is not None:
-        bias = best_bias(evaluated.margins)
+    counts = evaluated.counts
+    bias = None if evaluated.margins is None else best_bias(evaluated.margins)
+    if isinstance(counts, SessionCounts):
+        hits = {"hits": counts.hits.sum(1, dtype=np.int64).tolist()}
+        return Tried(evaluated.accuracy, len(counts), evaluated.unconverged, hits=hits, bias=bias)
+    if evaluated.margins is not None and bias is not None:
         base, novel = evaluated.margins.joint_hits(bias)
         counts = replace(counts, calibrated_base=base, calibrated_novel=novel)
     hits = {name: values.tolist() for name, values in counts.columns().items()}

@@ -21,10 +21,14 @@ from ifsl_bench.common.processor import evaluating, share, stoppable, threads
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.episodic.hits import hits
 from ifsl_bench.episodic.loader import Batch, EpisodeLoader, Room
+from ifsl_bench.episodic.sequence_loader import SequenceBatch, SequenceLoader
+from ifsl_bench.episodic.session_answers import Sessions
+from ifsl_bench.episodic.session_hits import Answers, count
 from ifsl_bench.plugin.method import Method, Prediction, ask, check_form, check_prediction
 from ifsl_bench.protocol import calibration
 from ifsl_bench.protocol.calibration import Bias, Calibrated, Margins
 from ifsl_bench.protocol.metrics import Counts, estimate
+from ifsl_bench.protocol.session_metrics import SessionCounts
 from ifsl_bench.protocol.task import EpisodeSpec
 
 MOST_UNCONVERGED = 0.001  # share of episodes above which a run says that solves failed
@@ -48,7 +52,7 @@ class Evaluated:
         calibrated: what the bias that was given makes of them.
     """
 
-    counts: Counts
+    counts: Counts | SessionCounts
     statistics: dict[str, np.ndarray]
     margins: Margins | None = None
     calibrated: Calibrated | None = None
@@ -104,16 +108,14 @@ def _describe(values: np.ndarray) -> dict[str, float]:
     }
 
 
-def batch_size(loader: EpisodeLoader, queries: int) -> int:
+def batch_size(loader: EpisodeLoader | SequenceLoader) -> int:
     """Episodes at once, a *block*: as many as stay in the cache's reach, or keep an accelerator busy.
 
     A method's last digits may depend on how many episodes a product of matrices is of. So blocks are of few sizes,
     which divide 10,000, and 2,000 where they are no more; on an accelerator the free memory says which.
     """
-    images = queries + loader.ways * loader.sampler.shots
-    each = 4 * images * (loader.novel.features.shape[1] + 2 * loader.classes + loader.ways)  # bytes
     free = free_memory(loader.novel.features.device)
-    most = min(MOST_ON_CPU, CPU_BYTES // each) if free is None else int(SHARE * free) // each
+    most = min(MOST_ON_CPU, CPU_BYTES // loader.each) if free is None else int(SHARE * free) // loader.each
     return next((size for size in BLOCKS if size <= most), 1)
 
 
@@ -134,7 +136,7 @@ def predict(method: Method, name: str, batch: Batch, numbers: bool = True) -> Pr
 def evaluate(
     method: Method,
     name: str,
-    loader: EpisodeLoader,
+    loader: EpisodeLoader | SequenceLoader,
     episodes: range,
     reporter: Reporter | None = None,
     title: str = "",
@@ -142,8 +144,9 @@ def evaluate(
     bias: Bias | None = None,
     at_once: bool = True,
     called: str = "accuracy",
+    supports_kept: bool = False,
 ) -> Evaluated:
-    """Counts hits over these episodes of the loader's stream.
+    """Counts hits over these episodes of the loader's stream, or these sequences.
 
     Episodes are computed in blocks, which begin at multiples of their size, so that what is found in an episode does
     not depend on the range that it is asked for in. Those of a block that were not asked for are left out.
@@ -156,14 +159,20 @@ def evaluate(
         at_once: take several blocks at once, where that is faster: not worth copies of the method and threads where few
             episodes are looked at often.
         called: what the reporter calls the accuracy so far.
+        supports_kept: whether each session is learned anew from all supports so far.
     """
     method.eval()
     whole = episodes.stop if whole is None else whole
-    shape, found = loader.sampler.shape, []
+    found: list[Evaluated] = []
+    evaluated: Callable[[Method, Any, slice], Evaluated]
+    if isinstance(loader, SequenceLoader):
+        sessions = Sessions(method, name, loader, supports_kept or method.keeps_supports())
+        evaluated = partial(_of_sequences, sessions, bias=bias)
+    else:
+        evaluated = partial(_evaluated, name, loader.sampler.shape, bias=bias)
 
-    def answered(method: Method, start: int, batch: Batch) -> Evaluated:
-        asked = slice(max(0, episodes.start - start), episodes.stop - start)
-        return _evaluated(method, name, batch, shape, asked, bias)
+    def answered(method: Method, start: int, batch: Batch | SequenceBatch) -> Evaluated:
+        return evaluated(method, batch, slice(max(0, episodes.start - start), episodes.stop - start))
 
     with (
         (reporter or Reporter()).stage(title, len(episodes)) as stage,
@@ -177,16 +186,15 @@ def evaluate(
     return joined(found)
 
 
-def _blocks(loader: EpisodeLoader, episodes: range, whole: int) -> list[tuple[int, int]]:
+def _blocks(loader: EpisodeLoader | SequenceLoader, episodes: range, whole: int) -> list[tuple[int, int]]:
     """The first episode and the length of each block that some of the episodes are in."""
-    spec = loader.sampler.shape
-    size = batch_size(loader, spec.base_queries + spec.ways * spec.novel_queries)
+    size = batch_size(loader)
     first = episodes.start - episodes.start % size
     return [(start, min(size, whole - start)) for start in range(first, episodes.stop, size)]
 
 
 def _evaluated(
-    method: Method, name: str, batch: Batch, spec: EpisodeSpec, asked: slice, bias: Bias | None
+    name: str, spec: EpisodeSpec, method: Method, batch: Batch, asked: slice, bias: Bias | None
 ) -> Evaluated:
     """Of those episodes of a block that were asked for."""
     prediction = predict(method, name, batch, numbers=False)
@@ -205,11 +213,29 @@ def _evaluated(
     return Evaluated(plain, statistics, None, with_bias)
 
 
+def _of_sequences(
+    sessions: Sessions, method: Method, batch: SequenceBatch, asked: slice, bias: Bias | None
+) -> Evaluated:
+    """Of those sequences of a block that were asked for."""
+    found = sessions.answered(method, batch)
+    answers = Answers(*(part[asked] for part in found.answers))
+    counts = replace(
+        count(answers, sessions.classes, sessions.ways),
+        state_bytes=found.state_bytes,
+        supports=sessions.loader.sampler.shape.supports,
+    )
+    statistics = {key: value[asked].cpu().numpy() for key, value in found.statistics.items()}
+    if bias is None:
+        return Evaluated(counts, statistics, answers.margins())
+    counts = counts.with_bias(count(answers, sessions.classes, sessions.ways, bias.value))
+    return Evaluated(counts, statistics, None, calibration.without_hits(bias))
+
+
 def _answers(
     method: Method,
-    loader: EpisodeLoader,
+    loader: EpisodeLoader | SequenceLoader,
     blocks: list[tuple[int, int]],
-    answered: Callable[[Method, int, Batch], Evaluated],
+    answered: Callable[[Method, int, Any], Evaluated],
     at_once: bool,
 ) -> Generator[Evaluated]:
     """What ``answered(method, start, batch)`` says of each block, in their order.
@@ -273,6 +299,7 @@ def block_bytes(kind: type[Method]) -> int:
 
 def record_of(found: Evaluated) -> dict[str, Any]:
     """What JSON holds of it, bit by bit: counts, statistics, and the hits on the base-novel curve."""
+    assert isinstance(found.counts, Counts)  # there are never so many sequences
     return {
         "base_queries": found.counts.base_queries,
         "novel_queries": found.counts.novel_queries,

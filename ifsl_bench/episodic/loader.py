@@ -84,6 +84,13 @@ class EpisodeLoader:
         self.joint = base is not None
         self.ways, self.classes = sampler.shape.ways, sampler.base_classes
 
+    @property
+    def each(self) -> int:
+        """Bytes of an episode: features and logits."""
+        shape = self.sampler.shape
+        images = shape.base_queries + shape.ways * (shape.novel_queries + self.sampler.shots)
+        return 4 * images * (self.novel.features.shape[1] + 2 * self.classes + self.ways)
+
     def batch(self, start: int, count: int, room: Room | None = None) -> Batch:
         """Episodes ``start`` to ``start + count - 1``.
 

@@ -22,8 +22,9 @@ from ifsl_bench.backbone.features import (
 )
 from ifsl_bench.backbone.networks import Included
 from ifsl_bench.backbone.placement import HOST, Kind, Place, place_of
-from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, pretrain
+from ifsl_bench.backbone.pretrain import HeadKind, Pretrained, on_linear, pretrain
 from ifsl_bench.backbone.registered import frozen_backbone
+from ifsl_bench.backbone.second_head import second_head
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, set_aside
 from ifsl_bench.common.processor import cores, evaluating, share, threads
@@ -31,11 +32,15 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.outline import ensure_of
+from ifsl_bench.data.session_lists import order_of
 from ifsl_bench.episodic.loader import EpisodeLoader
+from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.kernels import store
+from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base
-from ifsl_bench.protocol.episodes import Sampler, task_sampler
-from ifsl_bench.protocol.task import Side, Task
+from ifsl_bench.protocol.episodes import Sampler
+from ifsl_bench.protocol.sequences import SequenceSampler, task_stream
+from ifsl_bench.protocol.task import SUPPORT, Side, Task
 
 
 def host_threads(device: torch.device) -> int:
@@ -118,7 +123,12 @@ class PreparedTask:
                 place = work.place("features")
                 made_of = work.home, self.task, self.dataset, self.head
                 return pretrain_frozen(*made_of, place.device, work.reporter, str(place))
-            return pretrain(work.home, self.task, self.dataset, self.head, self.seed, device, work.reporter)
+            task, data = self.task, self.dataset
+            if not on_linear(self.task, self.head):
+                return pretrain(work.home, task, data, self.head, self.seed, device, work.reporter)
+            # It has the same features, and reads those of base/train alone.
+            linear = PreparedTask(self.task, "linear", self.seed, work)
+            return second_head(work.home, task, data, linear.pretrained, linear.features, self.seed, work.reporter)
 
     def features(self, pool: str, views: int = 1) -> np.ndarray:
         """Of a pool, float32 [views * n, D], as the network has them; verified when first opened."""
@@ -160,17 +170,45 @@ class PreparedTask:
                 self._pools[name, views, device] = feature_pool(features, pool, self.base, device, self.pretrained.mean)
         return self._pools[name, views, device]
 
-    def sampler(self, side: Side, device: torch.device = HOST) -> Sampler:
-        """The episodes of a side; raises :class:`UserError` where they cannot be drawn."""
+    def sampler(self, side: Side, device: torch.device = HOST) -> Sampler | SequenceSampler:
+        """The episodes or sequences of a side; raises :class:`UserError` where they cannot be drawn."""
         pool = self.dataset.pool
-        return task_sampler(
-            self.task, side, self.seed, lambda name: pool(name).starts, device, lambda name: pool(name).classes
+        return task_stream(
+            self.task,
+            side,
+            self.seed,
+            lambda name: pool(name).starts,
+            device,
+            lambda name: pool(name).classes,
+            self.order,
         )
 
-    def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> EpisodeLoader:
-        """Batches of a side's episodes on a device, of the plain images or of ``views`` augmented ones of each."""
-        novel, *base = (self.pool(name, views, device) for name in self.task.pools(side))
-        return EpisodeLoader(self.sampler(side, device), novel, [novel, *base][-1] if self.task.kind.has_base else None)
+    @cached_property
+    def order(self) -> np.ndarray | None:
+        """Of the novel classes of a published list, [T N] labels of novel/test; None elsewhere."""
+        if not (self.task.sessions and self.task.sessions.published):
+            return None
+        source = registry.load(registry.DATASETS, self.task.dataset.name).value
+        return order_of(source.sessions(), self.dataset.pool("novel/test").classes)
+
+    def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> EpisodeLoader | SequenceLoader:
+        """Batches of a side's episodes or sequences on a device, of the plain images or of ``views`` augmented ones."""
+        task, sampler = self.task, self.sampler(side, device)
+        novel, base, support = (
+            self.pool(name, views, device) if name in task.pools(side) else None
+            for name in (task.pool(side, "novel"), task.pool(side, "base"), SUPPORT)
+        )
+        assert novel is not None
+        if isinstance(sampler, SequenceSampler):
+            return SequenceLoader(sampler, novel, base or novel, support)
+        return EpisodeLoader(sampler, novel, base if task.kind.has_base else None)
+
+    def episodes(self, side: Side, device: torch.device = HOST, views: int = 1) -> EpisodeLoader:
+        """Batches of a side's episodes; raises :class:`UserError` where it has sequences of sessions."""
+        loader = self.loader(side, views, device)
+        if isinstance(loader, SequenceLoader):
+            raise UserError(f"task {self.task.name} is in sessions; take a task in episodes")
+        return loader
 
     def check_episodes(self, side: Side) -> None:
         """Raises :class:`UserError` where the episodes of a side cannot be drawn, or the test ones are others."""

@@ -1,90 +1,79 @@
-"""Counts of sequences of sessions, from logits or from answers; on any device."""
+"""Counts of sequences of sessions, from the margins of their queries; on any device."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ifsl_bench.protocol.calibration import Margins
 from ifsl_bench.protocol.session_metrics import SessionCounts, triangle_rows
 
 
-def best_of_sessions(logits: Tensor, labels: Tensor, base_classes: int, ways: int) -> tuple[Tensor, Tensor]:
-    """The highest logit among the classes of each session, and whether a query is right within its own.
+class Answers(NamedTuple):
+    """How the queries of E sequences are answered, whatever is added to novel logits.
 
-    For methods whose sessions leave earlier logits as they are: all that :func:`count_logits` needs of them.
+    The *margin* of a query after a session is its best base logit less its best logit among the novel classes met so
+    far. Novel queries are by the session g that brings their class, M of each; after a session t < g they do not count.
 
-    Args:
-        logits: [E, Q, K + T N].
-        labels: [E, Q] joint labels; -1 for a query that does not count.
-
-    Returns:
-        [E, Q, T + 1] logits, and [E, Q] bool.
+    Attributes:
+        first: [E, B] bool, base queries that are right in session 0.
+        base: [E, B, T] margins of base queries after sessions 1 to T.
+        base_right: [E, B, T] or [E, B, 1] bool, whether they are right among the base classes.
+        base_there: [E, B] bool; base queries of hidden classes do not count.
+        novel: [E, T, M, T] margins of novel queries, by g and t.
+        novel_right: [E, T, M, T] bool, whether they are right among the novel classes met so far.
+        novel_there: [E, T, M] bool; false beyond the last query of a class that has fewer than others.
     """
-    base = logits[..., :base_classes].max(-1, keepdim=True)
-    novel = logits[..., base_classes:].unflatten(-1, (-1, ways)).max(-1)
-    starts = base_classes + ways * torch.arange(novel.indices.shape[-1], device=logits.device)
-    answers = torch.cat([base.indices, novel.indices + starts], -1)
-    own = answers.gather(-1, session_of(labels, base_classes, ways).clamp_min(0).unsqueeze(-1)).squeeze(-1)
-    return torch.cat([base.values, novel.values], -1), own == labels
+
+    first: Tensor
+    base: Tensor
+    base_right: Tensor
+    base_there: Tensor
+    novel: Tensor
+    novel_right: Tensor
+    novel_there: Tensor
+
+    def margins(self) -> Margins:
+        """Those that a bias on novel logits may move, after sessions 1 to T: [E, B T] and [E, T M T]."""
+        met = torch.ones(self.novel.shape[1], self.novel.shape[3], dtype=torch.bool, device=self.novel.device).triu()
+        base = self.base.masked_fill(~(self.base_right & self.base_there.unsqueeze(-1)), torch.nan)
+        novel = self.novel.masked_fill(~(self.novel_right & self.novel_there.unsqueeze(-1)), torch.nan)
+        novel = novel.masked_fill(~met[:, None], torch.nan)
+        return Margins(*(part.flatten(1).cpu().numpy() for part in (base, novel)))
 
 
-def session_of(labels: Tensor, base_classes: int, ways: int) -> Tensor:
-    """The session that brings the class of each joint label, 0 for base classes; -1 for the label -1."""
-    novel = torch.div(labels - base_classes, ways, rounding_mode="floor") + 1
-    return torch.where(labels < 0, -1, torch.where(labels < base_classes, 0, novel))
-
-
-def count_logits(best: Tensor, right: Tensor, session: Tensor, base_classes: int, ways: int) -> SessionCounts:
-    """Counts where a session leaves the logits of earlier classes as they are: one pass over the sessions.
-
-    Of equal logits, the class of the earlier session is the answer.
-
-    Args:
-        best: [E, Q, T + 1] the highest logit among the classes of each session.
-        right: [E, Q] bool, whether the highest logit within the query's own session is that of its class.
-        session: [E, Q] which session brings the query's class; -1 for a query that does not count.
-    """
-    highest = best.cummax(-1).values  # of the sessions so far
-    own = session.clamp_min(0).unsqueeze(-1)
-    value = best.gather(-1, own)
-    before = highest.gather(-1, (own - 1).clamp_min(0))
-    right = right & ((value > before) | (own == 0)).squeeze(-1)
-    hits = right.unsqueeze(-1) & (value == highest)  # [E, Q, T + 1], by session; true before its own for no query
-    as_base = best[..., :1] == highest
-    return _counts(hits, as_base, session, base_classes, ways)
-
-
-def count_answers(answers: Tensor, labels: Tensor, base_classes: int, ways: int) -> SessionCounts:
-    """Counts of any method.
-
-    Args:
-        answers: [E, T + 1, Q] joint labels, those that are answered after each session.
-        labels: [E, Q] joint labels of the queries; -1 for a query that does not count.
-    """
-    answers = answers.mT
-    hits = answers == labels.unsqueeze(-1)
-    return _counts(hits, answers < base_classes, session_of(labels, base_classes, ways), base_classes, ways)
-
-
-def _counts(hits: Tensor, as_base: Tensor, session: Tensor, base_classes: int, ways: int) -> SessionCounts:
-    """Sums [E, Q, T + 1] bool, whether a query is right, and whether it is answered with a base class."""
-    sessions = hits.shape[-1]
-    groups = torch.nn.functional.one_hot(session + 1, sessions + 1)[..., 1:].float()  # [E, Q, T + 1]; sums are exact
-    summed = hits.float().mT @ groups  # [E, t, g]
-    base_taken = as_base.float().mT @ groups
-    t, g = triangle_rows(sessions - 1)
-    queries = groups.sum(1)
-    met = torch.ones(sessions, sessions, device=hits.device).tril()[1:, 1:]
+def count(answers: Answers, base_classes: int, ways: int, bias: float = 0.0) -> SessionCounts:
+    """The counts with a bias on all novel logits; of equal logits the base class is the answer."""
+    limit = _single(bias)
+    base_taken = (answers.base >= limit) & answers.base_there.unsqueeze(-1)  # [E, B, t], answered with a base class
+    novel_taken = (answers.novel >= limit) & answers.novel_there.unsqueeze(-1)  # [E, g, M, t]
+    right = (answers.novel < limit) & answers.novel_right & answers.novel_there.unsqueeze(-1)
+    sessions = answers.novel.shape[1]
+    square = answers.base.new_zeros(len(answers.base), sessions + 1, sessions + 1, dtype=torch.int64)  # [E, t, g]
+    square[:, 0, 0] = (answers.first & answers.base_there).sum(1)
+    square[:, 1:, 0] = (base_taken & answers.base_right).sum(1)
+    square[:, 1:, 1:] = right.sum(2).mT
+    there = [answers.base_there.sum(1, keepdim=True), answers.novel_there.sum(2)]
+    queries = torch.cat(there, 1)  # [E, T + 1]
+    met = torch.ones(sessions, sessions, dtype=torch.int64, device=square.device).triu()  # [g, t]
 
     def array(part: Tensor) -> np.ndarray:
-        return part.to("cpu", torch.int64).numpy()
+        return part.cpu().numpy()
 
     return SessionCounts(
-        hits=array(summed[:, t, g]),
-        novel_as_base=array((base_taken[:, 1:, 1:] * met).sum(2)),
-        base_as_novel=array(queries[:, :1] - base_taken[:, 1:, 0]),
+        hits=array(square[:, *triangle_rows(sessions)]),
+        novel_as_base=array((novel_taken.sum(2) * met).sum(1)),
+        base_as_novel=array(queries[:, :1] - base_taken.sum(1)),
         queries=array(queries),
         base_classes=base_classes,
         ways=ways,
     ).compact()
+
+
+def _single(bias: float) -> float:
+    """The least single-precision number that is no less: single-precision margins are on the same side of both."""
+    rounded = np.float32(bias)
+    return float(rounded if rounded >= bias else np.nextafter(rounded, np.float32(np.inf)))

@@ -109,7 +109,7 @@ def weights_of(ready: Ready, index: int, label: str = "") -> Weights:
     def centres(batch: Batch) -> Tensor:
         return method.centres(batch.support)[part][..., :size].expand(len(batch), method.ways, size)
 
-    loader, dataset = ready.loader("test"), ready.prepared.dataset
+    loader, dataset = ready.episodes(), ready.prepared.dataset
     batch, drawn = loader.batch(index, 1), loader.sampler.sample(index, 1)
     seen: list[Tree] = []
     with solvers_replaced(lambda solver: _Watched(solver, seen)):

@@ -130,7 +130,7 @@ class Episode:
 @torch.no_grad()
 def episode_of(ready: Ready, index: int) -> Episode:
     """A test episode with a method's answer."""
-    loader, dataset, task = ready.loader("test"), ready.prepared.dataset, ready.job.task
+    loader, dataset, task = ready.episodes(), ready.prepared.dataset, ready.job.task
     drawn, batch = loader.sampler.sample(index, 1), loader.batch(index, 1)
     answer = predict(ready.method.eval(), ready.job.name, batch)
     novel = tuple(novel_names(dataset, task)[i] for i in drawn.classes[0].tolist())

@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from ifsl_bench._version import __version__
 from ifsl_bench.backbone.device import describe_device
 from ifsl_bench.backbone.registered import libraries_of
 from ifsl_bench.board.episode_counts import counts_entry
-from ifsl_bench.board.result_file import SCHEMA, Result, calibration_entry, summary_entry
+from ifsl_bench.board.result_file import SCHEMA, Result, SessionResult, calibration_entry, summary_entry
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import Outline
@@ -34,6 +35,7 @@ from ifsl_bench.jobs.searching import counted_on_test
 from ifsl_bench.jobs.training import Trial, evaluation_amount, say_place
 from ifsl_bench.plugin.contract import check_answers, check_repeated
 from ifsl_bench.protocol.metrics import summarise
+from ifsl_bench.protocol.session_metrics import SessionCounts
 
 LIBRARIES = ("torch", "torchvision", "numpy")
 DRAWN = 1e-5  # seconds, roughly, in which an episode is drawn for the digest
@@ -83,6 +85,7 @@ class Evaluate(EvaluationStage):
     def _at_once(self, ready: Ready, work: Workspace) -> tuple[str, list[Part]]:
         asked = ready.asked()
         answers = check_answers(asked)
+        ready.check_sessions()
         bias, why = ready.bias(work.reporter)
         part = ready.part(range(self.job.episodes), bias, work.reporter, f"evaluating {self.job}")
         check_repeated(asked, answers)  # all that lies between must have left no trace
@@ -97,14 +100,18 @@ class Evaluate(EvaluationStage):
         found, seconds = joined([part.found for part in parts]), sum(part.seconds for part in parts)
         for remark in (*found.remarks(), *(trained.remarks() if trained else ())):
             work.reporter.warn(f"{self.job}: {remark}")
-        counts, calibrated = found.counts, found.calibrated
-        choice = counted_on_test(self.job, ready.choice, counts, work)
-        if calibrated and self.job.calibrated:
-            counts = replace(counts, base_joint=calibrated.base_joint, novel_joint=calibrated.novel_joint)
+        counts, calibrated, choice = found.counts, found.calibrated, ready.choice
+        if isinstance(counts, SessionCounts):
+            counts = counts.calibrated() if self.job.calibrated else counts
+        else:
+            choice = counted_on_test(self.job, choice, counts, work)
+            if calibrated and self.job.calibrated:
+                counts = replace(counts, base_joint=calibrated.base_joint, novel_joint=calibrated.novel_joint)
         sampler, backbone = prepared.sampler("test", ready.place.device), prepared.pretrained
         libraries = *job.method.requires, *libraries_of(job.task.pretraining)
         measured = provenance(self.command, ready.place.device, libraries)
-        return Result(
+        kind: Any = SessionResult if job.task.sessions else Result
+        result: Result = kind(
             schema=SCHEMA,
             method=job.name,
             label=self.job.label,
@@ -116,8 +123,8 @@ class Evaluate(EvaluationStage):
             digest=sampler.digest(job.episodes),
             fingerprint=prepared.dataset.fingerprint,
             seed=job.seed,
-            episodes=counts_entry(counts, sampler.class_draws(job.episodes)),
-            summary=summary_entry(summarise(counts.per_episode())),
+            episodes=counts_entry(counts, sampler.class_draws(job.episodes), ready.supports_kept),
+            summary=summary_entry(summarise(counts.per_episode(), counts.quantile)),
             solver=found.described(),
             pretraining=backbone.entry(),
             training=trained.entry() if trained else {},
@@ -145,6 +152,7 @@ class Evaluate(EvaluationStage):
                 "evaluation": " and ".join(dict.fromkeys(part.place for part in parts)),
             },
         )
+        return result
 
 
 def stages_of(job: Job, command: str = "") -> list[Stage]:

@@ -160,7 +160,7 @@ def to_learn2learn(
     def tasks(side: Side) -> Any:
         images = Images(prepared.dataset, spec.pools(side), convert)
         wrapped = learn2learn.data.MetaDataset(images, labels_to_indices=images.by_label())
-        return EpisodeTasks(wrapped, prepared.sampler(side), places, counts[side])
+        return EpisodeTasks(wrapped, prepared.episodes(side).sampler, places, counts[side])
 
     return Tasksets(tasks("train"), tasks("val"), tasks("test"))
 

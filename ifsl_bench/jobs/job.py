@@ -24,7 +24,7 @@ from ifsl_bench.plugin.options import defaults, resolve_options, settled, trains
 from ifsl_bench.plugin.rows import Label
 from ifsl_bench.plugin.settings import Point
 from ifsl_bench.plugin.space import RATE
-from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_episodes
+from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS, MOST_TRIALS, most_of
 from ifsl_bench.protocol.task import NO_BACKBONE, MetaTraining, Side, Task
 from ifsl_bench.protocol.task_files import find
 from ifsl_bench.protocol.training import Training
@@ -245,11 +245,11 @@ def _check_kinds(request: Request) -> None:
 
 def _check_task(task: Task, training: Training, episodes: int, request: Request) -> None:
     """Raises :class:`UserError` for what a task cannot give."""
-    spec, most = task.pretraining, most_episodes(task.episode)
+    spec, most, least = task.pretraining, most_of(task), 1 if task.sessions else 2
     if training.views > 1 and (spec.backbone == NO_BACKBONE or not (spec.crop_padding or spec.flip)):
         raise UserError(f"--train views={training.views}: task {task.name} has no augmentation to make views with")
-    if type(episodes) is not int or not 2 <= episodes <= most:
-        raise UserError(f"--episodes must be 2 to {most:,} for task {task.name}, not {episodes}")
+    if type(episodes) is not int or not least <= episodes <= most:
+        raise UserError(f"--episodes must be {least} to {most:,} for task {task.name}, not {episodes}")
     # A task that says no more than what it does anyway is the same task, and would not be refused.
     centre = request.change.centre
     check_backbone(msgspec.structs.replace(spec, centre=centre) if centre else spec)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 
 from ifsl_bench.backbone.features import BATCH, bank_folder, is_computed
 from ifsl_bench.backbone.placement import Place
-from ifsl_bench.backbone.pretrain import HeadKind, features_key, pretraining_key
+from ifsl_bench.backbone.pretrain import HeadKind, features_key, on_linear, pretraining_key
 from ifsl_bench.backbone.registered import frozen_backbone
 from ifsl_bench.backbone.weights import features_sha256, is_offered, pretrained_sha256, train_here
 from ifsl_bench.common.checkpoint import begun
@@ -27,8 +27,8 @@ from ifsl_bench.data.views import NOVEL, short
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.jobs.rates import Amount
-from ifsl_bench.protocol.episodes import task_sampler
-from ifsl_bench.protocol.task import Side, Task
+from ifsl_bench.protocol.sequences import task_stream
+from ifsl_bench.protocol.task import INCLUDED, Side, Task
 
 PREPARING = 500 << 20  # bytes that an import takes, with the processes that decode
 # Bytes a pixel of a batch: of a step of training, for which a small network on letters took 2,000 and ResNet-10 on
@@ -116,7 +116,7 @@ class PrepareData(Stage):
     def check(self, data: Outline) -> None:
         """Raises :class:`UserError` where episodes cannot be drawn, as far as that is known."""
         for side in self.sides if data.starts else ():
-            task_sampler(self.task, side, 0, data.starts.__getitem__, classes=lambda pool: data.classes.get(pool, ()))
+            task_stream(self.task, side, 0, data.starts.__getitem__, classes=lambda pool: data.classes.get(pool, ()))
 
     def place(self, work: Workspace) -> Place:
         return work.place("data")
@@ -194,6 +194,10 @@ class Pretrain(Stage):
         return features_key(self.task, fingerprint_of(self.task, home) or "?", self.head, self.seed)
 
     def inputs(self) -> Sequence[Stage]:
+        if on_linear(self.task, self.head):
+            linear = replace(self, head="linear")
+            pools = ["base/train"] if self.task.pretraining.backbone != INCLUDED else []
+            return [PrepareData(self.task), linear, *(Features(linear, pool, 1) for pool in pools)]
         return [PrepareData(self.task)]
 
     def weights(self, home: Home) -> str | None:
@@ -223,8 +227,8 @@ class Pretrain(Stage):
             batch, each = spec.epoch(images)
             begun_at = begun(home.pretrained / self.key(home), "epoch") * each / max(1, spec.steps)
             seen = round(spec.steps * batch * (1 - min(1.0, begun_at))) + held_out // 3
-        if is_offered(home, self.key(home)):
-            seen = 0  # the weights come with the package
+        if is_offered(home, self.key(home)) or on_linear(self.task, self.head):
+            seen = 0  # the weights come with the package, or are a classifier's alone
         return Amount(self.kind, _named(spec.backbone, data, self.place(work)), seen * math.prod(data.shape[:2]))
 
     def prepared(self, work: Workspace) -> PreparedTask:

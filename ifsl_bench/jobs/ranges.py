@@ -31,6 +31,7 @@ from ifsl_bench.data.preparing.outline import Outline
 from ifsl_bench.episodic.evaluation import Evaluated, evaluate, evaluated_of, predict, record_of
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.episodic.prepared import PreparedTask, Workspace
+from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.episodic.trained import Trained, load_trained
 from ifsl_bench.jobs.job import TUNING_SEED, Job
 from ifsl_bench.jobs.preparation import CheckEpisodes, Stage
@@ -47,7 +48,7 @@ from ifsl_bench.jobs.training import (
     say_place,
     to_evaluate,
 )
-from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated
+from ifsl_bench.plugin.contract import Asked, check_answers, check_repeated, check_sessions
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.calibration import Bias, find_bias
 from ifsl_bench.protocol.task import Side
@@ -84,14 +85,32 @@ class Ready:
     prepared: PreparedTask
     place: Place
 
-    def loader(self, side: Side) -> EpisodeLoader:
+    def loader(self, side: Side) -> EpisodeLoader | SequenceLoader:
         return self.prepared.loader(side, device=self.place.device)
 
+    def episodes(self) -> EpisodeLoader:
+        """The test episodes; raises :class:`UserError` where the task is in sessions."""
+        return self.prepared.episodes("test", self.place.device)
+
+    @property
+    def supports_kept(self) -> bool:
+        """Whether a sequence's sessions are learned from all supports so far."""
+        return self.job.task.sessions is not None and self.job.method.keeps_supports()
+
     def asked(self) -> Asked:
-        """The method with its first test episodes."""
-        first = self.loader("test").batch(0, FIRST)
+        """The method with its first test episodes; of sequences, with the first sessions of these."""
+        loader = self.loader("test")
+        count = min(FIRST, self.job.episodes)
+        first = loader.episodes(count) if isinstance(loader, SequenceLoader) else loader.batch(0, FIRST)
         predict(self.method.eval(), self.job.name, first)
         return Asked(self.job.name, self.method, first.support, first.query, first.masked)
+
+    def check_sessions(self) -> None:
+        """Holds a method that learns session by session against the contract, on the first sequences."""
+        loader = self.loader("test")
+        if isinstance(loader, SequenceLoader) and not self.supports_kept and loader.sampler.shape.count > 1:
+            batch = loader.batch(0, min(FIRST, self.job.episodes))
+            check_sessions(self.job.name, self.method, batch.supports[:2], loader.episodes(len(batch)).query)
 
     def bias(self, reporter: Reporter) -> tuple[Bias | None, str]:
         """Finds the bias that calibrates it on the validation episodes that options are chosen on.
@@ -110,7 +129,7 @@ class Ready:
             self.method, self.job.name, self.loader("val"), task.evaluation.halves[0], reporter, title,
             called="validation accuracy",
         ).margins  # fmt: skip
-        return (find_bias(margins), "") if margins else (None, "")
+        return (find_bias(margins, resample=task.sessions is None), "") if margins else (None, "")
 
     def part(self, episodes: range, bias: Bias | None, reporter: Reporter, title: str) -> Part:
         """Evaluates some of the job's test episodes."""

@@ -171,7 +171,7 @@ class MetaTrain(JobStage):
             "seed": job.seed,
             "place": str(place),
         }
-        loader = prepared.loader("train", job.training.views, place.device)
+        loader = prepared.episodes("train", place.device, job.training.views)
         for folder in folders(work.home.trained / key_of(job, work.home)):
             done = finished(folder, pretraining_sha256=prepared.pretrained.sha256) is not None
             with nullcontext() if done else locked(folder, work.reporter.warn):  # a read-only folder grants no lock
@@ -247,7 +247,9 @@ class Trial(JobStage):
         method = to_evaluate(job, work, MetaTrain(job).compute(work).method)
         loader = backbone_of(job).prepared(work).loader("test", device=work.place("evaluation").device)
         alone = None if bias is None else Bias(bias, len(job.task.evaluation.halves[0]), np.empty(0), np.empty(0))
-        return evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
+        counts = evaluate(method, job.name, loader, episodes, work.reporter, title, job.episodes, alone).counts
+        assert isinstance(counts, Counts)  # no such question is asked of sequences
+        return counts
 
     def _tried(self, work: Workspace, prepared: PreparedTask) -> Tried:
         job, episodes = self.job, self.job.task.evaluation.halves[0]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -279,14 +280,15 @@ def joined_logits(base: Tensor, earlier: Tensor | None) -> Tensor:
     return base if earlier is None else torch.cat([base, earlier], -1)
 
 
-def ask(method: Method, name: str, support: Support, query: Query) -> Prediction:
-    """The method's answer, not yet checked; ``name`` is what errors call it.
+@contextmanager
+def answering(name: str, method: Method) -> Iterator[None]:
+    """Says of what fails inside that the method does; ``name`` is what errors call it.
 
     Raises:
         UserError: the method refuses the episodes, or fails; says where.
     """
     try:
-        prediction = method(support, query)
+        yield
     except (UserError, MemoryError, torch.OutOfMemoryError):
         raise
     except ValueError as error:  # what solvers say of episodes that no solve can make sense of
@@ -299,6 +301,12 @@ def ask(method: Method, name: str, support: Support, query: Query) -> Prediction
             f"method {name!r} failed: {where(error, among=file)}{type(error).__name__}: {error}{more} "
             "(ifsl-bench --traceback ... prints all of it)"
         ) from error
+
+
+def ask(method: Method, name: str, support: Support, query: Query) -> Prediction:
+    """The method's answer, not yet checked; raises as :func:`answering`, and for logits on another device."""
+    with answering(name, method):
+        prediction = method(support, query)
     logits = getattr(prediction, "logits", None)
     if isinstance(logits, Tensor) and logits.device != query.features.device:
         raise UserError(f"method {name!r} returned logits on device {logits.device}, expected them on "

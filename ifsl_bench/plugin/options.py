@@ -209,7 +209,23 @@ def make_method(method: type[Method], base: Base, ways: int, options: Mapping[st
         raise UserError(f"method {method.__qualname__} cannot be made: {said}") from error
     if not all(hasattr(made, name) for name in ("_parameters", "base", "ways")):
         raise UserError(f"{method.__qualname__}.__init__ does not call super().__init__(base, ways)")
+    made.__dict__["_made_with"] = dict(options)
     return made
+
+
+def with_ways(method: Method, ways: int) -> Method:
+    """The method with its parameters, for episodes of so many ways.
+
+    Raises:
+        UserError: its parameters depend on the number of ways, or as :func:`make_method`.
+    """
+    kind = type(method)
+    made = make_method(kind, method.base, ways, method.__dict__["_made_with"]).to(method.base.weight.device)
+    try:
+        made.load_state_dict(method.state_dict())
+    except RuntimeError as error:
+        raise UserError(f"{kind.__qualname__} has parameters for {method.ways} ways alone: {error}") from error
+    return made.train(method.training)
 
 
 _trains: WeakKeyDictionary[type[Method], dict[str, bool]] = WeakKeyDictionary()  # class -> options -> what was found

@@ -170,11 +170,23 @@ class Bias:
         return Calibrated(self.value, self.validation_episodes, *test.joint_hits(self.value), curve, resampled)
 
 
-def find_bias(validation: Margins) -> Bias:
-    """The bias that is best on validation episodes."""
+def find_bias(validation: Margins, resample: bool = True) -> Bias:
+    """The bias that is best on validation episodes.
+
+    Args:
+        resample: whether to find what resamples of the episodes would have chosen, and the biases of a curve.
+    """
     episodes = len(validation.base)
+    if not resample:
+        return Bias(best_bias(validation), episodes, np.empty(0), np.empty(0))
     resampled = best_biases(validation, resamples(episodes))
     return Bias(best_bias(validation), episodes, curve_biases(validation), resampled)
+
+
+def without_hits(bias: Bias) -> Calibrated:
+    """A bias whose hits are counted elsewhere."""
+    none = np.empty(0, np.int64)
+    return Calibrated(bias.value, bias.validation_episodes, none, none, np.empty((0, 3)), np.empty((0, 2), np.int64))
 
 
 def joined(parts: Sequence[Calibrated]) -> Calibrated:

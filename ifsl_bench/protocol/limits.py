@@ -25,6 +25,7 @@ MOST_TRIALS = 10_000  # of a method: the settings are drawn before the first is 
 LARGEST_SEED = 2**53  # the largest integer up to which every reader of JSON tells one from the next
 DRAWN = 1000  # classes, or images of one kind, in an episode; drawing them without repetition takes quadratic time
 EPISODES = 10**6
+SEQUENCES = 10_000  # of sessions
 CLASS_BYTES = 3  # of the label of a novel class in a packed result
 OTHERS = 1 << 20  # bytes of a result file beside its episodes
 STEPS = 10**9  # a year of a fast machine
@@ -57,10 +58,10 @@ WHOLE: dict[str, tuple[int, int]] = {
 OF_SESSIONS: dict[str, tuple[int, int]] = {
     "sessions.count": (1, 100),
     "sessions.ways": (1, 100),
-    "sessions.orders": (1, 10_000),
+    "sessions.orders": (1, 1_000),
     "sessions.supports": (1, 100),
     "sessions.queries": (1, DRAWN),
-    "evaluation.episodes": (1, EPISODES),  # sequences; a published list is one
+    "evaluation.episodes": (1, SEQUENCES),  # a published list is one
 }
 # And its other numbers: whether one is possible, and the rule in words.
 _POSITIVE: tuple[Callable[[float], bool], str] = (lambda value: 0 < value < math.inf, "must be positive")
@@ -88,6 +89,11 @@ def most_episodes(shape: EpisodeSpec) -> int:
     return min(EPISODES, int((RESULT_FILE.most - OTHERS) / each))
 
 
+def most_of(task: Task) -> int:
+    """How many test episodes, or sequences of sessions, a result of the task may have."""
+    return SEQUENCES if task.sessions else most_episodes(task.episode)
+
+
 def check_name(name: str, where: str) -> None:
     """Raises :class:`UserError` for what no task file may call a task; a ``+`` is for changes of a task."""
     if not re.fullmatch(NAME, name):
@@ -113,7 +119,7 @@ def check_task(task: Task, where: str) -> None:
             need(value <= most, f"{field} must be at most {most:,}")
     for field, (possible, rule) in OTHER.items():
         need(possible(attrgetter(field)(task)), f"{field} {rule}")
-    most = EPISODES if task.sessions else most_episodes(task.episode)
+    most = most_of(task)
     need(
         task.evaluation.episodes <= most,
         f"evaluation.episodes is {task.evaluation.episodes:,}; of {task.episode.ways:,} classes a result file holds "

@@ -42,6 +42,8 @@ class Counts:
     calibrated_base: np.ndarray | None = None
     calibrated_novel: np.ndarray | None = None
 
+    quantile = Z95
+
     def __len__(self) -> int:
         return len(self.base_joint)
 
@@ -125,19 +127,20 @@ class Estimate:
     interval: float
 
 
-def estimate(values: np.ndarray, choices: float = 0.0) -> Estimate:
+def estimate(values: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> Estimate:
     """Mean of [n] values and 1.96 sqrt(s^2 / n + choices), s with n - 1.
 
     Args:
         choices: the variance that choices on validation episodes give the mean.
+        quantile: in place of 1.96.
     """
     variance = float(np.var(values, ddof=1)) / len(values) if len(values) > 1 else math.nan
-    return Estimate(float(np.mean(values)), Z95 * math.sqrt(variance + choices))
+    return Estimate(float(np.mean(values)), quantile * math.sqrt(variance + choices))
 
 
-def summarise(per_episode: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
-    """Every metric's mean and interval over episodes."""
-    return {name: estimate(values) for name, values in per_episode.items()}
+def summarise(per_episode: Mapping[str, np.ndarray], quantile: float = Z95) -> dict[str, Estimate]:
+    """Every metric's mean and interval over episodes, or over the orders of sequences."""
+    return {name: estimate(values, quantile=quantile) for name, values in per_episode.items()}
 
 
 @dataclass(frozen=True)
@@ -155,8 +158,8 @@ class Paired:
     p: float
 
 
-def paired(a: np.ndarray, b: np.ndarray, choices: float = 0.0) -> Paired:
-    """Paired comparison of [n] and [n] per-episode values; for ``choices`` see :func:`estimate`."""
+def paired(a: np.ndarray, b: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> Paired:
+    """Paired comparison of [n] and [n] per-episode values; for ``choices`` and ``quantile`` see :func:`estimate`."""
     from scipy.special import stdtr
 
     difference = a - b
@@ -164,4 +167,4 @@ def paired(a: np.ndarray, b: np.ndarray, choices: float = 0.0) -> Paired:
     mean, error = float(difference.mean()), math.sqrt(float(np.var(difference, ddof=1)) / n + choices)
     if error == 0:
         return Paired(mean, 0.0, 1.0 if mean == 0 else 0.0)
-    return Paired(mean, Z95 * error, 2 * float(stdtr(n - 1, -abs(mean) / error)))
+    return Paired(mean, quantile * error, 2 * float(stdtr(n - 1, -abs(mean) / error)))

@@ -182,7 +182,7 @@ def _range(path: str, of: Any) -> str:
     if path in _OF_VARIANTS:
         least, most = limits.WHOLE[_OF_VARIANTS[path]]
         return f"{max(1, least)} to {min(variants.MOST, most):,}"
-    whole = limits.WHOLE | limits.OF_SESSIONS
+    whole = limits.OF_SESSIONS | limits.WHOLE
     if (field := field.removeprefix("variants.[name].") if ".sessions." in field else field) in whole:
         least, most = whole[field]
         return f"{least} or more" if most == limits.NUMBER else f"{least:,} to {most:,}"

@@ -8,9 +8,10 @@ images by the sequence's: so the R sequences of an order share nothing but the o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from torch import Tensor
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.class_draws import OF_CLASSES, ClassDraws, stream_key
 from ifsl_bench.protocol.draws import distinct, distinct_of_few, random_words
-from ifsl_bench.protocol.episodes import admissible, remedy
+from ifsl_bench.protocol.episodes import Sampler, admissible, remedy, task_sampler
 from ifsl_bench.protocol.sessions import SessionSpec
+from ifsl_bench.protocol.task import SUPPORT, Side, Task
 
 _OF_IMAGES = 2  # the purpose of the words that choose images
 
@@ -209,9 +211,17 @@ class SequenceSampler:
         rows = self.novel_starts[classes].unsqueeze(-1) + place
         return torch.where(place < self.novel_counts[classes].unsqueeze(-1), rows, -1)
 
-    def class_draws(self) -> ClassDraws:
-        """How the novel classes of the orders are drawn."""
-        return ClassDraws(self.shape.orders, self.shape.classes, self.novel_classes, self.key)
+    def class_draws(self, count: int) -> ClassDraws | np.ndarray:
+        """How the novel classes of the orders of the first ``count`` sequences are drawn; or these, [1, C]."""
+        if self.order is not None:
+            return self.order.cpu().numpy()[None]
+        orders = -(-count // self.shape.supports)
+        return ClassDraws(orders, self.shape.classes, self.novel_classes, self.key)
+
+    def classes(self, count: int) -> np.ndarray:
+        """The novel classes of these orders, int64 [orders, C], as labels of the novel pool."""
+        draws = self.class_draws(count)
+        return draws.array() if isinstance(draws, ClassDraws) else draws
 
     def digest(self, count: int, batch: int = 100) -> str:
         """SHA-256 over base queries and the first ``count`` sequences: equal digests, equal sequences."""
@@ -222,6 +232,40 @@ class SequenceSampler:
             rows = (drawn.classes, drawn.support.flatten(1), drawn.query.flatten(1))
             _update(sha, torch.cat(rows, 1))
         return sha.hexdigest()
+
+
+def task_stream(
+    task: Task,
+    side: Side,
+    seed: int,
+    starts: Callable[[str], np.ndarray],
+    device: torch.device | str = "cpu",
+    classes: Callable[[str], Sequence[str]] = lambda pool: (),
+    order: np.ndarray | None = None,
+) -> Sampler | SequenceSampler:
+    """What a task's side is measured on: its episodes, or its sequences of sessions; training is on episodes always.
+
+    Validation has an order for each support set, of as many sessions as there are classes for.
+
+    Args:
+        seed, starts, device, classes: as of :func:`~ifsl_bench.protocol.episodes.task_sampler`.
+        order: [T N] labels of novel/test, that of a published list.
+
+    Raises:
+        UserError: the pools have too few classes or images.
+    """
+    if task.sessions is None or side == "train":
+        return task_sampler(task, side, seed, starts, device, classes)
+    shape, names = task.sessions, (task.pool(side, "novel"), task.pool(side, "base"))
+    novel, base = map(starts, names)
+    if side == "val":
+        shape = shape.hiding(len(base) - 1) if task.hides(side) else shape.within(len(novel) - 1)
+        shape = msgspec.structs.replace(shape, count=max(1, shape.count), supports=1)
+    support = starts(SUPPORT) if task.supports_apart(side) else None
+    pools = Pools(novel, base, support, (*names, SUPPORT), *map(classes, names))
+    parity = None if task.hides(side) else task.base_parity(side)
+    stream, published = (task.name, side, task.evaluation.seed), order if side == "test" else None
+    return SequenceSampler(stream, shape, task.shots, pools, task.hides(side), parity, published, device)
 
 
 def _update(sha: hashlib._Hash, *rows: Tensor) -> None:

@@ -7,6 +7,7 @@ metrics.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,8 @@ AFTER = ("acc", "base", "novel", "harmonic", "gacc", "learned", "novel_as_base",
 # Of a sequence: those named like one of AFTER are its value after the last session, but for acc, gacc and learned.
 SUMMARY = ("first", "last", "pd", "gain", *AFTER)
 
-COUNTED = ("hits", "novel_as_base", "base_as_novel", "queries", "calibrated_hits")  # columns of integers
+COUNTED = ("hits", "novel_as_base", "base_as_novel", "queries")  # columns of integers
+CALIBRATED = ("calibrated_hits", "calibrated_novel_as_base", "calibrated_base_as_novel")  # those where there is a bias
 
 
 def triangle_rows(sessions: int) -> tuple[np.ndarray, np.ndarray]:
@@ -44,8 +46,8 @@ class SessionCounts:
         ways: N.
         state_bytes: what the method carries on after session T, beside the base classifier; None where nobody says.
         supports: support sets of each order of the classes; sequences of one order follow one another.
-        calibrated_hits: as ``hits``, with a bias on the novel logits that was chosen on validation sequences; None
-            where none was.
+        calibrated_hits, calibrated_novel_as_base, calibrated_base_as_novel: the same with a bias on the novel logits
+            that was chosen on validation sequences; None where none was.
     """
 
     hits: np.ndarray
@@ -57,9 +59,22 @@ class SessionCounts:
     state_bytes: int | None = None
     supports: int = 1
     calibrated_hits: np.ndarray | None = None
+    calibrated_novel_as_base: np.ndarray | None = None
+    calibrated_base_as_novel: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.hits)
+
+    @property
+    def orders(self) -> int:
+        return -(-len(self) // self.supports)
+
+    @property
+    def quantile(self) -> float:
+        """Of Student's distribution: 95% intervals over the means of few orders; NaN for one."""
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.orders - 1, 0.975)) if self.orders > 1 else math.nan
 
     @property
     def sessions(self) -> int:
@@ -116,9 +131,7 @@ class SessionCounts:
         that of :meth:`lazy`.
         """
         if metric == "calibrated_acc":
-            if self.calibrated_hits is None:
-                raise KeyError(metric)
-            return replace(self, hits=self.calibrated_hits).of_sequence("acc")
+            return self.calibrated().of_sequence("acc")
         if metric == "gain":
             return self.of_sequence("acc") - self.lazy().of_sequence("acc")
         if metric in ("first", "last", "acc", "pd"):
@@ -131,21 +144,26 @@ class SessionCounts:
 
     def columns(self) -> dict[str, np.ndarray]:
         """Name of a count -> its values in each sequence, [n, ...], for all that there are."""
-        return {name: values for name in COUNTED if (values := getattr(self, name)) is not None}
+        return {name: values for name in (*COUNTED, *CALIBRATED) if (values := getattr(self, name)) is not None}
+
+    def calibrated(self) -> SessionCounts:
+        """The counts with the bias as the plain ones; raises :class:`KeyError` where no bias was chosen."""
+        if self.calibrated_hits is None:
+            raise KeyError("calibrated_acc")
+        return replace(self, **{name.removeprefix("calibrated_"): getattr(self, name) for name in CALIBRATED})
+
+    def with_bias(self, other: SessionCounts) -> SessionCounts:
+        """These counts, and as the calibrated ones those of ``other``."""
+        return replace(self, **{name: getattr(other, name.removeprefix("calibrated_")) for name in CALIBRATED})
 
     def lazy(self) -> SessionCounts:
         """The counts of a model that is the same in session 0 and never answers with a novel class."""
         first = self.hits[:, :1].astype(np.int64)
         columns = triangle_rows(self.sessions)[1]
         novel = self.queries[:, 1:].astype(np.int64).cumsum(1)
-        return replace(
-            self,
-            hits=np.where(columns == 0, first, 0),
-            novel_as_base=novel,
-            base_as_novel=np.zeros_like(novel),
-            state_bytes=0,
-            calibrated_hits=None,
-        )
+        none: dict[str, Any] = dict.fromkeys(CALIBRATED)
+        hits, as_novel = np.where(columns == 0, first, 0), np.zeros_like(novel)
+        return replace(self, hits=hits, novel_as_base=novel, base_as_novel=as_novel, state_bytes=0, **none)
 
     def compact(self) -> SessionCounts:
         """The same in as few bytes as the counts need, for many results at once."""

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from ifsl_bench.board.episode_counts import COLUMNS, counts_entry
+from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.fitting import unfit
-from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse, read_raw
+from ifsl_bench.board.result_file import Result, SessionResult, file_name, inconsistency, parse, read_raw
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home, write_json
 from ifsl_bench.plugin import registry
 from ifsl_bench.protocol.class_draws import ClassDraws, stream_key
-from ifsl_bench.protocol.limits import check_task, most_episodes
+from ifsl_bench.protocol.limits import check_task, most_of
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
 from ifsl_bench.protocol.variants import changed, split
@@ -28,6 +28,7 @@ from ifsl_bench.store.check_form import Unverified, odd_values, unprintable
 
 if TYPE_CHECKING:
     from ifsl_bench.protocol.episodes import Sampler
+    from ifsl_bench.protocol.sequences import SequenceSampler
 
 MOST_LINES, MOST_LETTERS = 50, 500  # that are said of a file; one line is enough to refuse it
 
@@ -112,9 +113,14 @@ def rewrite(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | No
     result = parse(path, raw)
     task, classes = _task(result.task, tasks or {}, home or Home.locate()), result.classes()
     (count, ways), of = classes.shape, int(classes.max()) + 1
-    draws = ClassDraws(count, ways, of, stream_key(task.name, "test", task.evaluation.seed))
-    entry = counts_entry(result.counts(), draws if np.array_equal(draws.array(), classes) else classes)
-    if not entry.same(result.episodes, COLUMNS):
+    key = stream_key(task.name, "test", task.evaluation.seed, of="sequences" if task.sessions else "episodes")
+    draws = ClassDraws(count, ways, of, key)
+    entry = counts_entry(
+        result.counts(),
+        draws if np.array_equal(draws.array(), classes) else classes,
+        isinstance(result, SessionResult) and result.episodes.supports_kept,
+    )
+    if not entry.same(result.episodes, entry.COLUMNS):
         raise ValueError(f"{path}: its counts would not stay the same")
     write_json(path, {**raw, "episodes": msgspec.to_builtins(entry)})
 
@@ -186,7 +192,7 @@ def _novel_data(result: Result, task: Task) -> Iterator[str]:
 def _digest(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The digest, against the pinned one or against the episodes drawn again from the data."""
     count = len(result.episodes)
-    if count > most_episodes(task.episode):  # which does not fit, and may be millions to draw
+    if count > most_of(task):  # which does not fit, and may be millions to draw
         return
     expected = task.digest if count == task.evaluation.episodes else None
     if expected is None:
@@ -205,8 +211,8 @@ def _drawn_digest(result: Result, task: Task, home: Home, count: int) -> str:
 def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The novel classes of each episode, against the episodes drawn again from the data."""
     count = len(result.episodes)
-    if count > most_episodes(task.episode) or result.episodes.length("classes") != count * task.episode.ways:
-        return  # they do not fit the task
+    if unfit(task, [result]):
+        return
     try:
         drawn = _sampler(result, task, home).classes(count)
     except (UserError, Unverified) as error:
@@ -215,7 +221,7 @@ def _classes(result: Result, task: Task, home: Home) -> Iterator[str]:
         yield f"episodes.classes: others than those of the {count:,} episodes of {task.name}"
 
 
-def _sampler(result: Result, task: Task, home: Home) -> Sampler:
+def _sampler(result: Result, task: Task, home: Home) -> Sampler | SequenceSampler:
     """The test episodes of the very data that a result was measured on."""
     _prepared(result, task, home)
     from ifsl_bench.episodic.prepared import Workspace

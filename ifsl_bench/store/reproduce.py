@@ -215,7 +215,8 @@ def _short(settings: Mapping[str, Any], key: str) -> str:
 def _other_counts(a: Result, b: Result) -> int:
     """Counts the episodes in which any count differs."""
     then, now = a.counts().columns(), b.counts().columns()
-    return int(np.any([then[name] != now[name] for name in then.keys() & now.keys()], axis=0).sum())
+    differ = [(then[name] != now[name]).reshape(len(a.episodes), -1).any(1) for name in then.keys() & now.keys()]
+    return int(np.any(differ, axis=0).sum())
 
 
 def lend_data(task: Task, lender: Home, scratch: Home) -> None:

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ifsl_bench.board.result_file import Result
+from ifsl_bench.board.result_file import Result, SessionResult
+from ifsl_bench.protocol.session_metrics import SessionCounts
 from ifsl_bench.protocol.task_kind import COUNTS, MORE_COUNTS
 
+HITS = "hits"  # of sequences of sessions
 SHARE = 0.1  # of the episodes that rounding may give other counts
 CHOICE = 1.0  # points of calibrated accuracy that a bias from other validation hits may cost or gain
 LEVEL = 0.05  # of all counts of a result together
 NAMES = dict(zip((*COUNTS, *MORE_COUNTS), ("base joint", "base alone", "novel joint", "novel alone", "AUSUC",
                                            "calibrated base", "calibrated novel"), strict=True))  # fmt: skip
+NAMES |= {HITS: "right answers"}
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,16 @@ def changes(stored: Result, found: Result) -> dict[str, Change]:
     """Compares all counts that two results on the same episodes have in common."""
     from scipy.special import stdtrit
 
+    if isinstance(stored, SessionResult) and isinstance(found, SessionResult):
+        return _of_sequences(stored.counts(), found.counts())
     then, now = stored.counts(), found.counts()
     base, novel = then.base_queries, then.novel_queries
     most = {"base": base, "novel": novel, "pairs": 2 * base * novel}
-    sides = {name: most[name.removeprefix("calibrated_").partition("_")[0]] for name in NAMES}
+    names = [name for name in NAMES if name != HITS]
+    sides = {name: most[name.removeprefix("calibrated_").partition("_")[0]] for name in names}
     both = [
         name
-        for name in NAMES
+        for name in names
         if all(getattr(counts_of_result, name) is not None for counts_of_result in (then, now)) and sides[name]
     ]
     count = len(then)
@@ -69,6 +75,18 @@ def changes(stored: Result, found: Result) -> dict[str, Change]:
         return Change(name, int(np.count_nonzero(gap)), scale * float(gap.mean()), half, int(gap.sum()))
 
     return {name: change(name) for name in both}
+
+
+def _of_sequences(then: SessionCounts, now: SessionCounts) -> dict[str, Change]:
+    """The right answers of each sequence, over all sessions."""
+    from scipy.special import stdtrit
+
+    gap, count = now.hits.sum(1, dtype=np.int64) - then.hits.sum(1, dtype=np.int64), len(then)
+    queries = then.queries.astype(np.int64).cumsum(1).sum(1).mean()
+    error = float(np.std(gap, ddof=1)) / math.sqrt(count) if count > 1 else math.inf
+    half = 100 / queries * float(stdtrit(max(1, count - 1), 1 - LEVEL / 2)) * error if gap.any() else 0.0
+    points = 100 / queries * float(gap.mean())
+    return {HITS: Change(HITS, int(np.count_nonzero(gap)), points, half, int(gap.sum()))}
 
 
 def retrained(stored: Result, found: Result) -> str:

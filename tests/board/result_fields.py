@@ -2,7 +2,7 @@
 
 import msgspec
 
-from ifsl_bench.board.episode_counts import COLUMNS
+from ifsl_bench.board.episode_counts import EpisodeCounts
 from ifsl_bench.board.result_file import Result
 
 PLAIN = {
@@ -14,5 +14,5 @@ PLAIN = {
 
 def listed(result: Result) -> Result:
     """The same result with its counts as lists of numbers, for a test to change."""
-    columns = {name: result.episodes.column(name).tolist() for name in COLUMNS}
+    columns = {name: result.episodes.column(name).tolist() for name in EpisodeCounts.COLUMNS}
     return msgspec.structs.replace(result, episodes=msgspec.structs.replace(result.episodes, **columns))

@@ -15,7 +15,7 @@ import pytest
 from ifsl_bench.board import episode_counts
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.comparison import compare
-from ifsl_bench.board.episode_counts import COLUMNS, EpisodeCounts, counts_entry
+from ifsl_bench.board.episode_counts import EpisodeCounts, counts_entry
 from ifsl_bench.board.measured import Row
 from ifsl_bench.board.result_file import Result, inconsistency, keep_old, parse, read, write
 from ifsl_bench.board.result_folder import packaged_root
@@ -136,7 +136,7 @@ def test_as_many_episodes_as_are_allowed_fit_into_a_result(ways):
 def as_packed(result: Result) -> Result:
     """The same result with all its columns packed."""
     entry = result.episodes
-    columns = {name: packed.pack(entry.column(name)) for name in COLUMNS if entry.length(name)}
+    columns = {name: packed.pack(entry.column(name)) for name in EpisodeCounts.COLUMNS if entry.length(name)}
     return msgspec.structs.replace(result, episodes=msgspec.structs.replace(entry, **columns))
 
 
@@ -210,10 +210,10 @@ def test_packed_columns_of_other_lengths_are_refused(newer):
 def test_long_results_are_packed_and_short_ones_are_not(monkeypatch):
     shape = EpisodeSpec(ways=5, novel_queries=5, base_queries=25)
     counts, classes = drawn(50, shape)
-    assert all(isinstance(getattr(counts_entry(counts, classes), name), list) for name in COLUMNS)
+    assert all(isinstance(getattr(counts_entry(counts, classes), name), list) for name in EpisodeCounts.COLUMNS)
     monkeypatch.setattr(episode_counts, "READABLE", 50 * 12 - 1)
     entry = counts_entry(counts, classes)
-    assert all(isinstance(getattr(entry, name), str) for name in COLUMNS)
+    assert all(isinstance(getattr(entry, name), str) for name in EpisodeCounts.COLUMNS)
     assert EpisodeCounts.__len__(entry) == 50
     draws = ClassDraws(50, 5, 200, key=7)
     entry = counts_entry(counts, draws)

@@ -29,7 +29,7 @@ from ifsl_bench.board.result_folder import packaged_root, stored
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.protocol.metrics import Counts, summarise
 from ifsl_bench.protocol.task_files import find, packaged
-from ifsl_bench.protocol.task_kind import METRICS
+from ifsl_bench.protocol.task_kind import JOINT, METRICS
 from tests.board.result_fields import PLAIN
 
 STORED = 1.1e-6  # results round to six decimals, and a difference of two numbers is off by so much
@@ -384,7 +384,7 @@ def test_every_stored_result_is_of_todays_task_and_adds_up():
         assert "+changes" not in result.provenance["commit"], where
         assert result.provenance["commit"], where
     have = {(r.task, r.label, r.seed) for r in results}
-    glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and task.kind.has_base]
+    glyphs = [name for name, task in packaged().items() if name.startswith("glyphs") and task.kind is JOINT]
     for name in ("protonet", "imprint", "lwof"):
         assert {(task, name, seed) for task in glyphs for seed in range(3)} <= have
 

@@ -10,7 +10,7 @@ from ifsl_bench.board.columns import HEADINGS, plus_minus
 from ifsl_bench.board.render import FORMATS, PROGRAMS, render
 from ifsl_bench.board.table import Column, Table, plain_table
 from ifsl_bench.protocol.metrics import Estimate
-from ifsl_bench.protocol.task_kind import BALANCE, METRICS
+from ifsl_bench.protocol.task_kind import BALANCE, METRICS, SESSIONS
 
 NAME: Column[tuple] = Column("name", lambda row: row[0], lambda row: {"name": row[0]}, lambda row: row[1] > 1)
 VALUE: Column[tuple] = Column("value", lambda row: f"{row[1]:.1f} ± 1", lambda row: {"value": row[1]})
@@ -84,7 +84,7 @@ def test_no_rows_at_all():
 
 
 def test_every_metric_has_a_heading():
-    assert HEADINGS.keys() == {*METRICS, *BALANCE}
+    assert HEADINGS.keys() == {*METRICS, *BALANCE, *SESSIONS.metrics}
     assert plus_minus(Estimate(1.5, float("nan")), "+") == "+1.50"
 
 

@@ -119,7 +119,7 @@ def test_what_is_found_in_an_episode_does_not_depend_on_the_range_it_is_in(name,
 def test_blocks_divide_the_ranges_and_depend_on_nothing_but_the_task(task, work):
     assert all(ranges.RANGE % size == 0 and (size > 2000 or 2000 % size == 0) for size in BLOCKS)
     loader = backbone_of(job_of("protonet", task, work, None)).prepared(work).loader("test")
-    assert batch_size(loader, 50) in BLOCKS
+    assert batch_size(loader) in BLOCKS
 
 
 def _plain(result: Result) -> Result:

@@ -19,7 +19,7 @@ import pytest
 from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board
 from ifsl_bench.board.claims import Claim, judge, judged
-from ifsl_bench.board.columns import HEADINGS, plus_minus
+from ifsl_bench.board.columns import plus_minus
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.entries import Entry
 from ifsl_bench.board.leaderboard import ranked_table
@@ -33,6 +33,7 @@ from ifsl_bench.page.gather import FINEST, _row, boards_with_variants, gather
 from ifsl_bench.page.html import _overview, page_html, script_json
 from ifsl_bench.protocol.metrics import Estimate
 from ifsl_bench.protocol.task_files import find, packaged
+from ifsl_bench.protocol.task_kind import BALANCE, METRICS
 from tests.board.test_calibrated_results import result
 from tests.board.test_leaderboard import result as plain
 
@@ -188,7 +189,7 @@ def test_the_numbers_are_those_that_the_commands_print(call, results, board, tex
     assert sorted((row["label"], row["source"]) for row in rows) == sorted((p["method"], p["source"]) for p in printed)
     for one in printed:
         (row,) = [row for row in rows if (row["label"], row["source"]) == (one["method"], one["source"])]
-        for name in HEADINGS:
+        for name in (*METRICS, *BALANCE):
             assert row["values"].get(name, [None, None]) == pytest.approx(
                 [one[name], one[f"{name}_interval"]], abs=6e-5
             )

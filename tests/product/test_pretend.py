@@ -352,7 +352,7 @@ def test_evaluation_waits_once_a_batch_and_counts_the_same_in_batches_of_any_siz
             method = made(name, {}, prepared.base.to(DEVICE)).to(DEVICE)
             counts.clear()
             found.append(evaluate(method, name, loader, range(60)).counts)
-            size = batch_size(loader, 50)
+            size = batch_size(loader)
             assert 1 <= size < 8 if memory == 1 << 19 else size > 60
             assert counts.waits.total() == -(-60 // size)
     loader = prepared.loader("test")

@@ -17,8 +17,13 @@ def test_every_task_says_what_it_is(name, call, tmp_path):
     assert (status, err) == (0, "")
     (found,) = json.loads(out)
     assert found["task"] == f"{name}: {task.title}"
-    assert found["episode"].startswith(f"{task.episode.ways} ways, {task.shots} shot")
-    assert ("no base classes" in found["episode"]) == (not task.kind.has_base) == ("base" not in found)
+    if task.sessions:
+        assert found["sessions"].startswith(
+            f"{task.sessions.count} sessions of {task.sessions.ways} ways, {task.shots} "
+        )
+    else:
+        assert found["episode"].startswith(f"{task.episode.ways} ways, {task.shots} shot")
+        assert ("no base classes" in found["episode"]) == (not task.kind.has_base) == ("base" not in found)
     assert found["definition"] == task.hash
     assert found["backbone"].startswith(task.pretraining.backbone)
     rows = {path.name.rpartition(".seed-")[0] for path in packaged_root().glob(f"{name}/*.json")}

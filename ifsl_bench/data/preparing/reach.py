@@ -21,11 +21,11 @@ def out_of_reach(dataset: Dataset, tasks: Iterable[Task]) -> list[str]:
 
 def _reason(dataset: Dataset, task: Task) -> str:
     """Why a task's episodes cannot be drawn from a data set; "" where they can."""
-    from ifsl_bench.protocol.episodes import task_sampler  # with torch
+    from ifsl_bench.protocol.sequences import task_stream  # with torch
 
     try:
         for side in SIDES:
-            task_sampler(task, side, 0, lambda pool: dataset.pool(pool).starts,
+            task_stream(task, side, 0, lambda pool: dataset.pool(pool).starts,
                          classes=lambda pool: dataset.pool(pool).classes)  # fmt: skip
     except UserError as error:
         return str(error).partition("; --")[0]  # the remedy of one side, which others may not do with

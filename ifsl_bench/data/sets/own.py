@@ -77,7 +77,7 @@ class OwnData(DatasetSource):
         Args:
             starts: int64 [C + 1] of each pool: images of class c are ``starts[c]:starts[c + 1]``.
         """
-        from ifsl_bench.protocol.episodes import task_sampler  # with torch
+        from ifsl_bench.protocol.sequences import task_stream  # with torch
 
         task = Task(
             name=self.task_names()[-1],
@@ -92,7 +92,7 @@ class OwnData(DatasetSource):
         )
         sides: tuple[Side, ...] = ("train", "val", "test")
         for side in sides:
-            task_sampler(task, side, 0, starts.__getitem__)
+            task_stream(task, side, 0, starts.__getitem__)
 
     def made(self, dataset: Dataset) -> bool:
         """Returns whether a data set was made with the settings asked for."""

@@ -1,0 +1,123 @@
+"""From indices to features: what a method is given of a sequence of sessions, and what is kept from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.backbone.features import FeaturePool
+from ifsl_bench.episodic.loader import Batch, Room, rows_of
+from ifsl_bench.plugin.method import Query, Support
+from ifsl_bench.protocol.sequences import SequenceSampler
+
+BASE_QUERIES, NOVEL_QUERIES = 25, 5  # of the episodes that stand for session 1: in all, and of each class
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """E sequences of T sessions: a method sees ``supports``, ``base`` and ``novel``; the labels stay with the harness.
+
+    Attributes:
+        supports: of sessions 1 to T.
+        base: base queries, [1, B, D]: those of all sequences.
+        base_labels: [B].
+        base_there: [E, B] bool; queries of hidden classes do not count.
+        novel: queries of the novel classes, [E, T N q, D], in the order of the classes.
+        novel_rows: [E, T N q], their rows in the pool.
+        novel_there: [E, T N q] bool; false beyond the last query of a class that has fewer than others.
+        hidden: [E, K] bool.
+    """
+
+    supports: list[Support]
+    base: Query
+    base_labels: Tensor
+    base_there: Tensor
+    novel: Query
+    novel_rows: Tensor
+    novel_there: Tensor
+    hidden: Tensor
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+    def together(self, sessions: int) -> Support:
+        """The supports of the first so many sessions, as those of one episode of all their classes."""
+        parts = self.supports[:sessions]
+        labels = [part.labels + index * (int(part.labels.max()) + 1) for index, part in enumerate(parts)]
+        columns = [[p.features for p in parts], labels, [p.base_logits for p in parts]]
+        features, joint, base_logits = (torch.cat(column, 1) for column in columns)
+        return Support(features, joint, self.hidden, base_logits)
+
+    def queries(self, sessions: int) -> Query:
+        """Base queries, and those of the novel classes of the first so many sessions: [E, B + t N q, D]."""
+        count = self.novel.features.shape[1] * sessions // len(self.supports)
+        pairs = ((self.base.features, self.novel.features), (self.base.base_logits, self.novel.base_logits))
+        return Query(*(torch.cat([b.expand(len(self), -1, -1), n[:, :count]], 1) for b, n in pairs))
+
+
+class SequenceLoader:
+    """Batches of a stream of sequences, with features.
+
+    Args:
+        sampler: draws the indices.
+        novel: the pool of the novel queries, and of the supports where these have no pool of their own.
+        base: the pool of the base queries.
+        support: the pool of the supports.
+    """
+
+    def __init__(
+        self, sampler: SequenceSampler, novel: FeaturePool, base: FeaturePool, support: FeaturePool | None = None
+    ) -> None:
+        self.sampler, self.novel, self.support = sampler, novel, support or novel
+        self.ways, self.classes = sampler.shape.ways, sampler.base_classes
+        rows = sampler.base_query
+        self.base = Query(base.features[rows].unsqueeze(0), base.base_logits[rows].unsqueeze(0))
+
+    @property
+    def each(self) -> int:
+        """Bytes, roughly, of a sequence: queries with their logits, of which there are some copies."""
+        shape, width = self.sampler.shape, self.novel.features.shape[1]
+        novel = shape.classes * self.sampler.queries
+        return 4 * (novel * (width + 2 * self.classes) + 2 * (novel + len(self.sampler.base_query)) * shape.classes)
+
+    def batch(self, start: int, count: int, room: Room | None = None) -> SequenceBatch:
+        """Sequences ``start`` to ``start + count - 1``."""
+        drawn, shape = self.sampler.sample(start, count), self.sampler.shape
+        device = drawn.classes.device
+        labels = torch.arange(self.ways, device=device).repeat_interleave(self.sampler.shots).expand(count, -1)
+        supports = [
+            Support(
+                rows_of(self.support.features, rows.flatten(1)),
+                labels,
+                drawn.hidden,
+                rows_of(self.support.base_logits, rows.flatten(1)),
+            )
+            for rows in drawn.support.split(shape.ways, 1)
+        ]
+        query = drawn.query.flatten(1)
+        rows = query.clamp_min(0)
+        return SequenceBatch(
+            supports,
+            self.base,
+            self.sampler.base_labels,
+            ~drawn.hidden[:, self.sampler.base_labels],
+            Query(rows_of(self.novel.features, rows), rows_of(self.novel.base_logits, rows)),
+            rows,
+            query >= 0,
+            drawn.hidden,
+        )
+
+    def episodes(self, count: int) -> Batch:
+        """Session 1 of the first sequences as episodes, with a few of its queries."""
+        batch = self.batch(0, count)
+        of_class = min(NOVEL_QUERIES, self.sampler.queries)
+        novel = torch.arange(self.ways * self.sampler.queries, device=batch.hidden.device)
+        novel = novel.view(self.ways, -1)[:, :of_class].flatten()
+        base = torch.linspace(0, len(batch.base_labels) - 1, BASE_QUERIES).long().to(novel.device)
+        pairs = ((batch.base.features, batch.novel.features), (batch.base.base_logits, batch.novel.base_logits))
+        query = Query(*(torch.cat([b[:, base].expand(count, -1, -1), n[:, novel]], 1) for b, n in pairs))
+        ways = torch.arange(self.ways, device=novel.device).repeat_interleave(of_class) + self.classes
+        labels = torch.cat([batch.base_labels[base], ways]).expand(count, -1)
+        return Batch(batch.supports[0], query, labels, labels >= self.classes)

@@ -1,0 +1,201 @@
+"""What a method answers in sequences: in one pass where sessions only add classes, else session by session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ifsl_bench.episodic.loader import rows_of
+from ifsl_bench.episodic.sequence_loader import SequenceBatch, SequenceLoader
+from ifsl_bench.episodic.session_hits import Answers
+from ifsl_bench.plugin.method import (
+    GrowingMethod,
+    Learned,
+    Method,
+    Prediction,
+    Query,
+    State,
+    Support,
+    answering,
+    check_form,
+    check_numbers,
+)
+from ifsl_bench.plugin.options import with_ways
+from ifsl_bench.solve.tree import leaves, rebuild
+
+FAILED = "solver_unconverged"  # of a sequence: in any session; other statistics are means over sessions
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The answers to E sequences.
+
+    Attributes:
+        statistics: the method's own numbers, name -> [E].
+        state_bytes: of the state after the last session, of one sequence.
+    """
+
+    answers: Answers
+    statistics: dict[str, Tensor]
+    state_bytes: int
+
+
+class Sessions:
+    """Has a method learn the sessions of a loader's sequences, and answer.
+
+    Args:
+        name: what errors call the method.
+        supports_kept: whether each session is learned anew from the supports of all sessions so far.
+    """
+
+    def __init__(self, method: Method, name: str, loader: SequenceLoader, supports_kept: bool) -> None:
+        self.name, self.loader, self.supports_kept = name, loader, supports_kept
+        self.sessions, self.ways, self.classes = loader.sampler.shape.count, loader.ways, loader.classes
+        with answering(name, method):
+            self._base = method.base_logits(loader.base)[0]  # [B, K]
+            pool = Query(loader.novel.features.unsqueeze(0), loader.novel.base_logits.unsqueeze(0))
+            self._novel = method.base_logits(pool)[0]  # [images, K]
+        self._best = self._novel.max(-1).values
+
+    def answered(self, method: Method, batch: SequenceBatch) -> Answered:
+        """Raises :class:`UserError` where the method breaks its contract, :class:`NonFinite` for NaN or +inf."""
+        if isinstance(method, GrowingMethod) and not self.supports_kept:
+            return self._grown(method, batch)
+        return self._by_session(method, batch)
+
+    def _base_queries(self, batch: SequenceBatch) -> tuple[Tensor, Tensor]:
+        """Best base logits [E, B] before any session, and whether they are those of the queries' classes."""
+        if not self.loader.sampler.hide:
+            value, at = self._base.max(-1)
+            return value.expand(len(batch), -1), (at == batch.base_labels).expand(len(batch), -1)
+        value, at = self._base.expand(len(batch), -1, -1).masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
+        return value, at == batch.base_labels
+
+    def _novel_base(self, batch: SequenceBatch) -> Tensor:
+        """Best base logits of the novel queries, [E, T N q]."""
+        if not self.loader.sampler.hide:
+            return self._best[batch.novel_rows]
+        return rows_of(self._novel, batch.novel_rows).masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1).values
+
+    def _grown(self, method: GrowingMethod, batch: SequenceBatch) -> Answered:
+        count, sessions = len(batch), self.sessions
+        with answering(self.name, method):
+            learned: list[Learned] = []
+            for support in batch.supports:
+                query = Query(support.features, support.base_logits)
+                earlier = [method.class_logits(one.state, query) for one in learned]
+                learned.append(method.learn_classes(support, torch.cat(earlier, -1) if earlier else None))
+            states = [one.state for one in learned]
+            novel, base = self._of_novel_classes(method, states, batch)
+        values, at = novel.unflatten(-1, (sessions, self.ways)).max(-1)  # [E, T N q, T]
+        base = base.cummax(-1).values  # [E, B, T] the best of the sessions so far
+        values, at = (x.unflatten(1, (sessions, -1)) for x in (values, at))  # [E, T, N q, T]
+        highest = values.cummax(-1).values
+        own = torch.arange(self.ways, device=at.device).repeat_interleave(self.loader.sampler.queries)
+        place = torch.arange(sessions, device=at.device)
+        value, own_right = values[:, place, :, place], at[:, place, :, place] == own  # [T, E, N q]
+        before = torch.cat([highest.new_full((1, *value.shape[1:]), -torch.inf), highest[:, place[1:], :, place[:-1]]])
+        right = (own_right & (value > before)).movedim(0, 1)  # [E, T, N q]
+        first, base_right = self._base_queries(batch)
+        novel_base = self._novel_base(batch).unflatten(1, (sessions, -1))
+        self._check((base, highest, first, novel_base), count)
+        answers = Answers(
+            base_right,
+            _margin(first.unsqueeze(-1), base),
+            base_right.unsqueeze(-1),
+            batch.base_there,
+            _margin(novel_base.unsqueeze(-1), highest),
+            right.unsqueeze(-1) & (value.movedim(0, 1).unsqueeze(-1) == highest),
+            batch.novel_there.unflatten(1, (sessions, -1)),
+        )
+        return Answered(answers, _statistics([one.statistics for one in learned]), _bytes(states, count))
+
+    def _of_novel_classes(
+        self, method: GrowingMethod, states: Sequence[State], batch: SequenceBatch
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of novel queries [E, T N q, T N]; the best of each session's classes of base queries [E, B, T]."""
+        count, sessions = len(batch), self.sessions
+        if not method.by_class:
+            base = Query(*(x.expand(count, -1, -1) for x in (batch.base.features, batch.base.base_logits)))
+            novel = torch.cat([method.class_logits(state, batch.novel) for state in states], -1)
+            return novel, torch.stack([method.class_logits(state, base).amax(-1) for state in states], -1)
+        columns = zip(*(leaves(state) for state in states), strict=True)
+        together = [None if parts[0] is None else torch.cat(parts, 1) for parts in columns]  # [E, T N, ...]
+        every = rebuild(states[0], together)
+        flat = rebuild(states[0], [None if x is None else x.flatten(0, 1).unsqueeze(0) for x in together])
+        base_logits = method.class_logits(flat, batch.base)[0]  # [B, E T N]
+        best = base_logits.unflatten(-1, (count, sessions, self.ways)).amax(-1)
+        return method.class_logits(every, batch.novel), best.movedim(0, 1)
+
+    def _by_session(self, method: Method, batch: SequenceBatch) -> Answered:
+        count, sessions, each = len(batch), self.sessions, batch.novel.features.shape[1] // self.sessions
+        state: State = None
+        base, base_right, novel, novel_right = [], [], [], []
+        told: list[Mapping[str, Tensor]] = []
+        own = torch.arange(sessions * self.ways, device=batch.hidden.device)
+        own = own.repeat_interleave(self.loader.sampler.queries)
+        for t in range(1, sessions + 1):
+            query = batch.queries(t)
+            with answering(self.name, method):
+                if self.supports_kept:
+                    prediction = with_ways(method, t * self.ways)(batch.together(t), query)
+                else:
+                    learned = method.learn(batch.supports[t - 1], state)
+                    state, answer = learned.state, method.answer(learned.state, query)
+                    prediction = Prediction(answer.logits, {**learned.statistics, **answer.statistics})
+            queries, classes = query.features.shape[1], self.classes + t * self.ways
+            logits = check_form(self.name, prediction, count, queries, classes).logits
+            told.append(prediction.statistics)
+            best, at = logits[..., : self.classes].masked_fill(batch.hidden.unsqueeze(1), -torch.inf).max(-1)
+            best_novel, novel_at = logits[..., self.classes :].max(-1)
+            self._check((best, best_novel), count)
+            margin, split = _margin(best, best_novel), self._base.shape[0]
+            base.append(margin[:, :split])
+            base_right.append(at[:, :split] == batch.base_labels)
+            later = (0, (sessions - t) * each)
+            novel.append(torch.nn.functional.pad(margin[:, split:], later))
+            novel_right.append(torch.nn.functional.pad(novel_at[:, split:] == own[: t * each], later))
+        _, first = self._base_queries(batch)
+        answers = Answers(
+            first,
+            torch.stack(base, -1),
+            torch.stack(base_right, -1),
+            batch.base_there,
+            torch.stack(novel, -1).unflatten(1, (sessions, -1)),
+            torch.stack(novel_right, -1).unflatten(1, (sessions, -1)),
+            batch.novel_there.unflatten(1, (sessions, -1)),
+        )
+        kept: State = state if not self.supports_kept else _of_supports(batch.together(sessions))
+        return Answered(answers, _statistics(told), _bytes(kept, count))
+
+    def _check(self, logits: Sequence[Tensor], count: int) -> None:
+        """Raises :class:`NonFinite` where the best logits of some sequence are NaN or +inf."""
+        bad = torch.stack([~(part < torch.inf).flatten(1).all(1) for part in logits]).any(0)
+        check_numbers(self.name, int(bad.sum()), count)
+
+
+def _margin(base: Tensor, novel: Tensor) -> Tensor:
+    """In single precision; +inf where all novel classes are at -inf, whatever the base classes are at."""
+    return torch.where(novel == -torch.inf, torch.inf, base - novel).float()
+
+
+def _statistics(sessions: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Of sequences, from those of their sessions."""
+    columns: dict[str, list[Tensor]] = {}
+    for one in sessions:
+        for name, value in one.items():
+            columns.setdefault(name, []).append(value)
+    stacked = {name: torch.stack(values) for name, values in columns.items()}
+    return {name: x.amax(0) if name == FAILED else x.mean(0) for name, x in stacked.items()}
+
+
+def _of_supports(support: Support) -> State:
+    return support.features, support.labels
+
+
+def _bytes(state: State, sequences: int) -> int:
+    """Of one sequence's state."""
+    return sum(x.numel() * x.element_size() for x in leaves(state) if x is not None) // sequences

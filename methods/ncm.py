@@ -1,0 +1,30 @@
+"""Nearest class mean (Mensink, Verbeek, Perronnin and Csurka, TPAMI 2013), by angle."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from ifsl_bench.common.cosine import cosines, unit
+from ifsl_bench.plugin.method import GrowingMethod, Learned, Query, State, Support
+
+
+class NCM(GrowingMethod):
+    """Every class, base or novel, is the mean of its features, and a query's logits are its cosines to these.
+
+    Logits are ``scale cos(h, m)``: m of a base class is the mean feature of its base/train images, m of a novel class
+    that of its supports. The scale, which moves no answer, is the pretrained temperature, 1 for the linear head.
+    Nothing is learned after pretraining.
+    """
+
+    parallel_copies: ClassVar[bool] = True
+
+    def learn_classes(self, support: Support, earlier: Tensor | None) -> Learned:
+        return Learned(unit(support.class_means(self.ways)))  # [E, N, D]
+
+    def base_logits(self, query: Query) -> Tensor:
+        return self.class_logits(unit(self.base.prototypes), query)
+
+    def class_logits(self, state: State, query: Query) -> Tensor:
+        return self.base.scale * cosines(query.features, state)

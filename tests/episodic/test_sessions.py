@@ -1,0 +1,364 @@
+"""Sequences of sessions: counts against plain loops, methods session by session against one pass, against their own
+episodes and against SciPy, and a run from the command line to its table."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy import optimize
+
+from ifsl_bench.backbone.features import FeaturePool
+from ifsl_bench.common.errors import UserError
+from ifsl_bench.episodic.evaluation import evaluate
+from ifsl_bench.episodic.sequence_loader import SequenceLoader
+from ifsl_bench.episodic.session_answers import Sessions
+from ifsl_bench.episodic.session_hits import Answers, count
+from ifsl_bench.plugin import registry
+from ifsl_bench.plugin.contract import check_sessions
+from ifsl_bench.plugin.find_method import find_method
+from ifsl_bench.plugin.method import Base, GrowingMethod, Learned, Method, Prediction, Query
+from ifsl_bench.plugin.options import make_method
+from ifsl_bench.protocol.calibration import best_bias
+from ifsl_bench.protocol.sequences import Pools, SequenceSampler
+from ifsl_bench.protocol.sessions import SessionSpec
+
+K, D, SHOTS = 6, 8, 3
+SPEC = SessionSpec(count=3, ways=2, orders=3, supports=2)
+
+
+def pool(name: str, classes: int, each: int, base: Base, seed: int) -> FeaturePool:
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.randn(classes, 1, D, generator=generator, dtype=torch.float64)
+    rows = (means + 0.6 * torch.randn(classes, each, D, generator=generator, dtype=torch.float64)).flatten(0, 1)
+    return FeaturePool(name, rows, F.linear(rows, base.weight, base.bias), np.arange(classes + 1) * each, 1)
+
+
+@pytest.fixture(scope="module")
+def base() -> Base:
+    generator = torch.Generator().manual_seed(7)
+    weight, prototypes = (torch.randn(K, D, generator=generator, dtype=torch.float64) for _ in range(2))
+    counts, within = torch.full((K,), 50.0, dtype=torch.float64), torch.eye(D, dtype=torch.float64)
+    return Base(weight, torch.zeros(K, dtype=torch.float64), prototypes, 9.0, counts, within)
+
+
+def loader_of(base: Base, hide: bool = False, spec: SessionSpec = SPEC) -> SequenceLoader:
+    novel = pool("novel/test", 9 if not hide else K, 12, base, 1)
+    bases = novel if hide else pool("base/test", K, 7, base, 2)
+    spec = spec.hiding(K) if hide else spec
+    sampler = SequenceSampler(("t", "test", 0), spec, SHOTS, Pools(novel.starts, bases.starts), hide)
+    return SequenceLoader(sampler, novel, bases)
+
+
+def made(name: str, base: Base, ways: int = 2) -> Method:
+    chosen, options, *_ = find_method(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make_method(chosen.method, base, ways, options).double().eval()
+
+
+METHODS = [name for name in registry.names(registry.METHODS) if name != "anil"]  # which needs learn2learn
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("hide", [False, True], ids=["drawn", "hidden"])
+@torch.no_grad()
+def test_counts_are_those_of_a_plain_loop_over_sessions(name, hide, base):
+    """Each query of each sequence alone, after each session, argmax over all classes met so far."""
+    method, loader = made(name, base), loader_of(base, hide)
+    batch = loader.batch(0, 4)
+    counts = evaluate(method, name, loader, range(4)).counts
+    sessions, ways, each = loader.sampler.shape.count, 2, batch.novel.features.shape[1]
+    square = np.zeros((4, sessions + 1, sessions + 1), int)
+    as_base, as_novel = np.zeros((4, sessions), int), np.zeros((4, sessions), int)
+    for t in range(sessions + 1):
+        if t:
+            state = None
+            for support in batch.supports[:t]:
+                state = method.learn(support, state).state
+            logits = method.answer(state, batch.queries(t)).logits
+        else:
+            logits = method.base_logits(batch.queries(0))
+        for e in range(4):
+            z = logits[e].clone()
+            z[:, :K][:, batch.hidden[e]] = -math.inf
+            labels = [*batch.base_labels.tolist(), *(K + n // (each // (sessions * ways)) for n in range(each))]
+            for answer, label in zip(z.argmax(-1).tolist(), labels, strict=False):
+                if label < K and batch.hidden[e, label]:
+                    continue
+                g = 0 if label < K else 1 + (label - K) // ways
+                square[e, t, g] += answer == label
+                if t:
+                    as_base[e, t - 1] += g > 0 and answer < K
+                    as_novel[e, t - 1] += g == 0 and answer >= K
+    rows = np.tril_indices(sessions + 1)
+    assert (counts.hits == square[:, *rows]).all()
+    assert (counts.novel_as_base == as_base).all()
+    assert (counts.base_as_novel == as_novel).all()
+
+
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_one_pass_answers_as_session_by_session_does(name, base):
+    method, loader = made(name, base), loader_of(base)
+    if not isinstance(method, GrowingMethod):
+        pytest.skip("it is asked session by session anyway")
+    batch, sessions = loader.batch(0, 6), Sessions(method, name, loader, False)
+    once, steps = sessions.answered(method, batch), sessions._by_session(method, batch)
+    for part in ("first", "base_right", "base_there", "novel_there"):
+        a, b = (getattr(found.answers, part) for found in (once, steps))
+        assert torch.equal(a.expand_as(b), b), part
+    scale = steps.answers.base.abs().max()  # rounding of logits, which margins are differences of
+    assert torch.allclose(once.answers.base, steps.answers.base, rtol=0, atol=float(1e-5 * scale))
+    for g in range(3):
+        a, b = (found.answers.novel[:, g, :, g:] for found in (once, steps))
+        assert torch.allclose(a, b, rtol=0, atol=float(1e-5 * scale))
+        assert torch.equal(once.answers.novel_right[:, g, :, g:], steps.answers.novel_right[:, g, :, g:])
+    assert once.state_bytes == steps.state_bytes
+
+
+@pytest.mark.parametrize("name", METHODS)
+@torch.no_grad()
+def test_one_session_is_the_episode_and_the_contract_holds(name, base):
+    method, loader = made(name, base), loader_of(base)
+    batch, episodes = loader.batch(0, 6), loader.episodes(6)
+    answer = method.answer(method.learn(batch.supports[0]).state, episodes.query)
+    assert torch.allclose(answer.logits, method(episodes.support, episodes.query).logits, rtol=1e-12, atol=1e-12)
+    check_sessions(name, method, batch.supports[:2], episodes.query)
+
+
+@torch.no_grad()
+def test_lr_in_a_later_session_minimises_the_objective_with_earlier_classes_fixed(base):
+    """SciPy on the objective written out: cross-entropy over base, earlier and new classes, plus the weight decay."""
+    decay = 0.05
+    chosen, options, *_ = find_method("lr")
+    method = make_method(chosen.method, base, 2, {**options, "weight_decay": decay}).double().eval()
+    batch = loader_of(base).batch(0, 1)
+    state = method.learn(batch.supports[0]).state
+    state = method.learn(batch.supports[1], state).state
+    support, first = batch.supports[1], batch.supports[0]
+    query = batch.queries(2)
+    logits = method.answer(state, query).logits[0].numpy()
+    x, y = support.features[0].numpy(), support.labels[0].numpy()
+    earlier = (
+        method.answer(method.learn(first).state, Query(support.features, support.base_logits)).logits[0].numpy()
+    )  # [S, K + 2]
+
+    def objective(flat: np.ndarray) -> float:
+        w = flat.reshape(2, D + 1)
+        z = np.concatenate([earlier, x @ w[:, :-1].T + w[:, -1]], 1)
+        z = z - z.max(1, keepdims=True)
+        loss = (np.log(np.exp(z).sum(1)) - z[np.arange(len(y)), K + 2 + y]).mean()
+        return float(loss + decay / 2 * (w**2).sum())
+
+    best = optimize.minimize(objective, np.zeros(2 * (D + 1)), method="BFGS", options={"gtol": 1e-9}).x
+    w = best.reshape(2, D + 1)
+    expected = query.features[0].numpy() @ w[:, :-1].T + w[:, -1]
+    # BFGS with finite differences stops where the gradient is 1e-6 or so, which the decay turns into 2e-5 of a weight.
+    assert logits[:, K + 2 :] == pytest.approx(expected, abs=1e-3)
+
+
+class Forward(Method):
+    """Class means by Euclidean distance, an episode at once."""
+
+    def forward(self, support, query):
+        means = support.class_means(self.ways)
+        novel = -torch.cdist(query.features, means)
+        return Prediction(
+            torch.cat([-torch.cdist(query.features, self.base.prototypes.expand(len(means), -1, -1)), novel], -1)
+        )
+
+    def base_logits(self, query):
+        return -torch.cdist(query.features, self.base.prototypes.expand(len(query.features), -1, -1))
+
+
+class Stepwise(Forward):
+    def learn(self, support, before=None):
+        means = support.class_means(self.ways)
+        return Learned(means if before is None else torch.cat([before, means], 1))
+
+    def answer(self, state, query):
+        base = self.base.prototypes.expand(len(state), -1, -1)
+        return Prediction(-torch.cdist(query.features, torch.cat([base, state], 1)))
+
+
+@torch.no_grad()
+def test_a_method_of_episodes_is_asked_with_all_supports_so_far(base):
+    """Class means do not change with later sessions, so that both ways answer alike."""
+    loader = loader_of(base)
+    whole, steps = (make_method(kind, base, 2, {}).eval() for kind in (Forward, Stepwise))
+    assert Forward.keeps_supports()
+    assert not Stepwise.keeps_supports()
+    a, b = (evaluate(method, "m", loader, range(6)).counts for method in (whole, steps))
+    assert (a.hits == b.hits).all()
+    images = 3 * 2 * SHOTS
+    assert a.state_bytes == images * (8 * D + 8), "all supports, with a label each"
+    assert b.state_bytes == 3 * 2 * 8 * D, "a mean for each class"
+
+
+class Forgets(Stepwise):
+    def learn(self, support, before=None):
+        if before is not None:
+            before += 1
+        return super().learn(support, before)
+
+
+class Hoards(Stepwise):
+    def learn(self, support, before=None):
+        means = super().learn(support, None if before is None else before[0]).state
+        return Learned((means, support.features))
+
+    def answer(self, state, query):
+        return super().answer(state[0], query)
+
+
+class Peeks(Stepwise):
+    def learn(self, support, before=None):
+        learned = super().learn(support, before)
+        return Learned(learned.state + learned.state.mean(0, keepdim=True))
+
+    def forward(self, support, query):
+        return self.answer(self.learn(support).state, query)
+
+
+class Differs(Stepwise):
+    def answer(self, state, query):
+        return Prediction(2 * super().answer(state, query).logits)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Forgets, "learning a session changes the state of the sessions before it"),
+        (Hoards, "its state grows with the number of support images"),
+        (Peeks, "the answer to a sequence depends on the other sequences in its batch"),
+        (Differs, "one session is answered otherwise than the same episode"),
+    ],
+)
+def test_each_rule_of_sessions_is_held(kind, message, base):
+    loader = loader_of(base)
+    with pytest.raises(UserError, match=message):
+        check_sessions("m", make_method(kind, base, 2, {}), loader.batch(0, 4).supports, loader.episodes(4).query)
+
+
+def test_nan_in_a_later_session_is_named(base):
+    class Breaks(Stepwise):
+        def answer(self, state, query):
+            logits = super().answer(state, query).logits
+            return Prediction(logits * (math.nan if logits.shape[-1] > K + 4 else 1))
+
+    with pytest.raises(UserError, match="returned NaN or"):
+        evaluate(make_method(Breaks, base, 2, {}), "breaks", loader_of(base), range(2))
+
+
+def test_a_bias_is_the_best_of_all_and_counts_follow_it(base):
+    method, loader = made("ncm", base), loader_of(base)
+    with torch.no_grad():
+        answers = Sessions(method, "ncm", loader, False).answered(method, loader.batch(0, 6)).answers
+    best = best_bias(answers.margins())
+
+    def right(bias: float) -> int:
+        counts = count(answers, K, 2, bias)
+        return int(counts.hits.sum()) - int(counts.hits[:, 0].sum())
+
+    margins = np.concatenate([part.ravel() for part in (answers.base, answers.novel)])
+    tried = np.unique(margins)
+    assert right(best) == max(right(float(b)) for b in [*tried, *np.nextafter(tried, np.inf)])
+    many = count(answers, K, 2, 1e9)
+    assert many.base_as_novel.max() == 0 or (many.novel_as_base == 0).all()
+
+
+def test_counts_with_ties_and_missing_queries():
+    """Of equal logits the base class is the answer; queries that are not there count nowhere."""
+    zero = torch.zeros(1, 2, 1)
+    answers = Answers(
+        first=torch.tensor([[True, True]]),
+        base=zero,
+        base_right=torch.tensor([[[True], [True]]]),
+        base_there=torch.tensor([[True, False]]),
+        novel=torch.tensor([[[[-1.0], [0.0], [-1.0]]]]),
+        novel_right=torch.ones(1, 1, 3, 1, dtype=torch.bool),
+        novel_there=torch.tensor([[[True, True, False]]]),
+    )
+    counts = count(answers, K, 2)
+    assert counts.hits.tolist() == [[1, 1, 1]]
+    assert counts.queries.tolist() == [[1, 2]]
+    assert counts.novel_as_base.tolist() == [[1]]
+    assert counts.base_as_novel.tolist() == [[0]]
+
+
+def test_a_run_from_the_command_to_the_table(call, tmp_path, monkeypatch):
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run = ("run", "--method", "ncm,imprint", "--task", "tiny-features-sessions", "--device", "cpu")
+    status, out, err = call(*run)
+    assert status == 0, err
+    assert "Avg." in out
+    assert "100 orders of the novel classes (400 sequences)" in out
+    files = sorted((tmp_path / "results" / "tiny-features-sessions").iterdir())
+    assert [file.name for file in files] == ["imprint.seed-0.json", "ncm.seed-0.json"]
+    stored = json.loads(files[1].read_text())
+    assert stored["episodes"]["sessions"] == 9
+    assert stored["episodes"]["state_bytes"] == 45 * 512 * 4
+    assert stored["pretraining"]["accuracy"]["base/test"] == pytest.approx(50.2, abs=0.1)
+    before = files[1].read_bytes()
+    assert call(*run)[0] == 0
+    assert files[1].read_bytes() == before, "a stored result is not made again"
+    task = "tiny-features-sessions"
+    for command in (("table", task, "--full"), ("table", task, "--format", "json"), ("tasks", task),
+                    ("compare", "ncm", "imprint", "--task", task), ("show", str(files[1]))):  # fmt: skip
+        status, out, err = call(*command)
+        assert status == 0, (command, err)
+        assert out
+    damaged = dict(stored, episodes=stored["episodes"] | {"ways": 0})
+    files[1].write_text(json.dumps(damaged))
+    status, _, err = call("check", str(files[1]))
+    assert status == 2
+    assert "ncm.seed-0.json" in err + _
+
+
+def test_own_tasks_take_sessions_and_say_what_they_need(here, call):
+    status, _, err = call(
+        "run", "--method", "ncm", "--task", "clusters.toml:clusters-5shot", "--sessions", "50", "--ways", "5"
+    )
+    assert status == 2
+    assert "novel classes" in err
+    assert "--sessions" in err
+
+
+def test_second_head_is_of_the_linear_backbone(tmp_path, monkeypatch):
+    from ifsl_bench.episodic.prepared import workspace
+    from ifsl_bench.protocol.task_files import find_one
+
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(tmp_path))
+    task, work = find_one("tiny-features-sessions"), workspace(device="cpu")
+    linear = work.prepared(task, "linear", 0)
+    rows = np.array(linear.features("base/test"))
+    weights = linear.pretrained.features_sha256
+    cosine = work.prepared(task, "cosine", 0)
+    assert (cosine.features("base/test") == rows).all()
+    assert cosine.pretrained.features_sha256 == weights
+    base, means = cosine.base, cosine.base.prototypes
+    assert torch.allclose(F.normalize(base.weight), F.normalize(means), atol=1e-5)
+    pool, even = cosine.dataset.pool("base/val"), []
+    for start, stop in zip(pool.starts[:-1], pool.starts[1:], strict=True):
+        even += range(int(start), int(stop), 2)
+    cosines = (
+        F.normalize(torch.from_numpy(np.array(cosine.features("base/val"))[even])).double()
+        @ F.normalize(means).double().T
+    )
+    labels = torch.from_numpy(pool.labels[even].astype(np.int64))
+    scale = torch.tensor(base.scale, dtype=torch.float64, requires_grad=True)
+    F.cross_entropy(scale * cosines, labels).backward()
+    assert abs(float(scale.grad)) < 1e-4, "its temperature is where the loss is least"
+    assert Path(tmp_path / "pretrained" / cosine.pretrained.key).is_dir()
+
+
+def test_validation_of_listed_data_hides_base_classes():
+    assert SPEC.hiding(60).count == 2, "5 of 60 base classes are the share of 6 beside 60, 4 of them in whole sessions"
+    assert SessionSpec(count=8, ways=5).hiding(60).count == 4, "24 of 60 base classes, their share of 100"
