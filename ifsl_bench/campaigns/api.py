@@ -15,7 +15,7 @@ from ifsl_bench.campaigns.expansion import method_names, task_names
 from ifsl_bench.campaigns.run import run_campaign
 from ifsl_bench.common.curves import curves_folder
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.progress import progress_here
+from ifsl_bench.common.progress import in_notebook, progress_here
 from ifsl_bench.episodic.prepared import Workspace
 from ifsl_bench.episodic.prepared import workspace as workspace
 from ifsl_bench.episodic.trained import trained_facts
@@ -56,7 +56,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     calibrate: bool = False,
     rerun: bool = False,
     retrain: bool = False,
-    progress: bool = False,
+    progress: bool | None = None,
     log: str | None = None,
     log_dir: str | Path | None = None,
     home: str | Path | None = None,
@@ -86,7 +86,7 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
             ``imprint+cal``.
         rerun: evaluate again even if the same result is stored.
         retrain: train again even if the model is stored, which is kept under another name.
-        progress: show what is done, and how long it takes.
+        progress: show what is done, and how long it takes; None: in a notebook, unless ``work`` says where.
         log: "tensorboard" for the curves of trainings, below ``log_dir`` or among the logs of the home folder.
         home, results: folders of caches and of results, as ``--home`` and ``--results``.
         work: folders, device and progress display; see :func:`workspace`; not together with ``home`` or ``results``.
@@ -97,6 +97,8 @@ def run(  # type: ignore[misc]  # which keywords there are is said here, and onc
     single = seeds is None and isinstance(method, (str, type)) and isinstance(task, str)
     if work is not None and (home is not None or results is not None):
         raise UserError("work has folders of its own; give home and results to ifsl_bench.workspace(...) instead")
+    if progress is None:
+        progress = work is None and in_notebook()
     work = work or workspace(home, results)
     work = replace(work, curves=curves_folder(log, log_dir, work.home) or work.curves)
     if progress:

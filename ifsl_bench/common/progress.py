@@ -132,6 +132,12 @@ class LogReporter(Reporter):
         self.line(f"{title}: done in {time.monotonic() - stage.start:.1f} s{stage.shown()}")
 
 
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
 def progress_here() -> Reporter:
     """What shows progress where this process is: bars in a terminal, and in a notebook that can draw them; lines
     elsewhere."""

@@ -23,6 +23,9 @@ def test_the_notebook_runs_and_its_outputs_are_current(tmp_path, monkeypatch):
     kept = nbformat.read(NOTEBOOK, 4)
     again = nbformat.read(NOTEBOOK, 4)
     nbclient.NotebookClient(again, timeout=300, kernel_name="python3").execute()
+    (first_run,) = [cell for cell in again.cells if "mine = ifsl_bench.run(" in cell.source]
+    said = "".join(output.get("text", "") for output in first_run.outputs)
+    assert "evaluating imprint.episodes=500 on glyphs-5shot, seed 1" in said, "a first run is not silent"
     compared = 0
     for old, new in zip(kept.cells, again.cells, strict=True):
         if old.cell_type != "code":
