@@ -154,20 +154,21 @@ def _over_seeds(values: np.ndarray) -> Estimate:
 def verdict(comparison: Comparison) -> str:
     """What the accuracies say of the two, in a sentence: at 5%, over episodes and seeds where there are several."""
     gap = comparison.overall["acc"] if len(comparison.seeds) > 1 else comparison.episodes["acc"]
+    units, acc = comparison.units, "Avg." if comparison.units == "orders" else "Acc."
     if gap.mean == gap.interval == 0:
-        return f"{comparison.a} and {comparison.b} have the same accuracy in every episode."
+        return f"{comparison.a} and {comparison.b} have the same accuracy in every {units.removesuffix('s')}."
     if gap.p > LEVEL:
-        sentence = f"Acc. does not tell {comparison.a} and {comparison.b} apart"
+        sentence = f"{acc} does not tell {comparison.a} and {comparison.b} apart"
     else:
         better, worse = (comparison.a, comparison.b) if gap.mean > 0 else (comparison.b, comparison.a)
-        sentence = f"{better} has a significantly higher Acc. than {worse}"
+        sentence = f"{better} has a significantly higher {acc} than {worse}"
     sentence += f" (p {p_value(gap.p)}"
     if len(comparison.seeds) < 2:
-        sentence += "), over episodes alone: of these trained models"
+        sentence += f"), over {units} alone: of these trained models"
         return f"{sentence}; a claim about methods needs --seeds 3 or more."
     if comparison.overall["acc"].models_fixed:
-        return f"{sentence}, over episodes; neither depends on the training seed)."
-    return f"{sentence}, over episodes and {len(comparison.seeds)} seeds)."
+        return f"{sentence}, over {units}; neither depends on the training seed)."
+    return f"{sentence}, over {units} and {len(comparison.seeds)} seeds)."
 
 
 def p_value(value: float) -> str:

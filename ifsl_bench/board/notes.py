@@ -204,7 +204,7 @@ def _difference(ranking: Ranking, mine: Row, row: Row) -> str:
     level = f"{theirs:.2f} on {seeds_in_words(common or row.seeds)}"
     if common and set(common) != set(mine.seeds):
         level += f", where {mine.label} has {ours:.2f}"
-    over = "over episodes alone, of these trained models" if gap.models_fixed else "over episodes and seeds"
+    over = f"over {mine.units} alone, of these trained models" if gap.models_fixed else f"over {mine.units} and seeds"
     if not common:
         over += "; the two have no seed in common"
     return f"{row.full_name} with {level}: {gap.mean:+.2f} ± {gap.interval:.2f} points, p {p_value(gap.p)}, {over}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
+from ifsl_bench.board.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import MANY, Comparison, p_value, verdict
 from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import PARTIAL, Row
@@ -23,18 +23,28 @@ from ifsl_bench.protocol.metrics import Estimate, Paired
 NO_ESTIMATE = Estimate(math.nan, math.nan)
 TRIED = "tried, best first"
 PROVENANCE = {"method_source": "code of method"}  # what `show` calls it
-PERCENT = "In percent; intervals are over episodes, trained models held fixed."
-METRIC: Column[str] = Column("metric", lambda name: HEADINGS[name].text, lambda name: {"metric": name})
+PERCENT = "In percent; intervals are over {}, trained models held fixed."
+
+
+def _metric(units: str) -> Column[str]:
+    """The name of a metric, whose intervals are over these units."""
+
+    def text(name: str) -> str:
+        return (AVERAGE if units == "orders" and name == "acc" else HEADINGS[name]).text
+
+    return Column("metric", text, lambda name: {"metric": name})
 
 
 def result_table(result: Result, title: str = "") -> Table[str]:
     """A row for each metric of a result."""
-    values = summary_entry(Row(result.label, "", (result,)).summary())
+    row = Row(result.label, "", (result,))
+    values = summary_entry(row.summary())
 
     def number(heading: str, part: str) -> Column[str]:
         return Column(heading, lambda name: f"{values[name][part]:.2f}", lambda name: {part: values[name][part]})
 
-    return Table([METRIC, number("mean", "mean"), number("95% interval", "interval")], list(values), title, [PERCENT])
+    columns = [_metric(row.units), number("mean", "mean"), number("95% interval", "interval")]
+    return Table(columns, list(values), title, [PERCENT.format(row.units)])
 
 
 def row_table(row: Row) -> Table[str]:
@@ -48,7 +58,7 @@ def row_table(row: Row) -> Table[str]:
                       lambda name: {f"seed_{number}": rounded(value[name])}, drop=1 + place)  # fmt: skip
 
     columns: list[Column[str]] = [
-        METRIC,
+        _metric(row.units),
         Column("mean", lambda name: f"{summary[name].mean:.2f}", lambda name: {"mean": rounded(summary[name].mean)}),
         Column("95% interval", lambda name: f"{summary[name].interval:.2f}",
                lambda name: {"interval": rounded(summary[name].interval)}),
@@ -56,7 +66,7 @@ def row_table(row: Row) -> Table[str]:
     ]  # fmt: skip
     first = row.results[0]
     title = f"{row.label} on {first.task} ({row.origin}), {len(row.seeds)} seed{'s' * (len(row.seeds) > 1)}"
-    return Table(columns, list(summary), title, [PERCENT, *solve_notes({row.label: row.solves})])
+    return Table(columns, list(summary), title, [PERCENT.format(row.units), *solve_notes({row.label: row.solves})])
 
 
 def facts_of(results: Sequence[Result], again: str = "") -> str:
@@ -185,7 +195,7 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         return f"± {values[name].interval:.2f}"
 
     columns: list[Column[str]] = [
-        METRIC,
+        _metric(units),
         Column("A - B overall" if several else f"A - B over {units}", lambda name: plus_minus(main(name), "+")),
         Column("p", lambda name: p_value(main(name).p).removeprefix("= ")),
         Column(f"over {units}" if several else None, lambda name: half(comparison.episodes, name), drop=2),
