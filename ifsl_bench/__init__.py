@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ifsl_bench.jobs.interop import from_learn2learn as from_learn2learn
     from ifsl_bench.jobs.interop import to_learn2learn as to_learn2learn
     from ifsl_bench.plugin.method import Base as Base
+    from ifsl_bench.plugin.method import GrowingMethod as GrowingMethod
+    from ifsl_bench.plugin.method import Learned as Learned
     from ifsl_bench.plugin.method import Method as Method
     from ifsl_bench.plugin.method import Prediction as Prediction
     from ifsl_bench.plugin.method import Query as Query
@@ -43,7 +45,7 @@ _HOMES = {
     "ifsl_bench.campaigns.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.common.errors": ("UserError",),
     "ifsl_bench.jobs.interop": ("from_learn2learn", "to_learn2learn"),
-    "ifsl_bench.plugin.method": ("Base", "Method", "Prediction", "Query", "Support"),
+    "ifsl_bench.plugin.method": ("Base", "GrowingMethod", "Learned", "Method", "Prediction", "Query", "Support"),
     "ifsl_bench.plugin.space": ("Choices", "Range"),
     "ifsl_bench.protocol.task": ("MetaTraining", "Schedule", "Task"),
 }

@@ -158,9 +158,10 @@ class Sessions:
             later = (0, (sessions - t) * each)
             novel.append(torch.nn.functional.pad(margin[:, split:], later))
             novel_right.append(torch.nn.functional.pad(novel_at[:, split:] == own[: t * each], later))
-        _, first = self._base_queries(batch)
+        # Session 0 is the classifier that is carried on, not one that the method never uses.
+        says = type(method).base_logits is not Method.base_logits
         answers = Answers(
-            first,
+            self._base_queries(batch)[1] if says else base_right[0],
             torch.stack(base, -1),
             torch.stack(base_right, -1),
             batch.base_there,

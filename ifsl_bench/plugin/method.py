@@ -215,7 +215,11 @@ class Method(nn.Module, ABC):
         return says.isdisjoint(LEARNING)
 
     def base_logits(self, query: Query) -> Tensor:
-        """Logits of the base classes before any session, [E, Q, K]; where not defined, those of the base classifier."""
+        """Logits of the base classes before any session, [E, Q, K]; where not defined, those of the base classifier.
+
+        A method that is asked session by session and does not define them has the accuracy of session 0 from the base
+        classes' logits after session 1.
+        """
         return query.base_logits
 
     def learn(self, support: Support, before: State | None = None) -> Learned:

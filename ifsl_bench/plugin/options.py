@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ifsl_bench.common.errors import UserError, unknown, where
+from ifsl_bench.common.errors import UserError, one_line, unknown, where
 from ifsl_bench.plugin import kinds
 from ifsl_bench.plugin.method import Base, Method
 from ifsl_bench.plugin.space import RATE, Choices, Range, Space
@@ -224,7 +224,9 @@ def with_ways(method: Method, ways: int) -> Method:
     try:
         made.load_state_dict(method.state_dict())
     except RuntimeError as error:
-        raise UserError(f"{kind.__qualname__} has parameters for {method.ways} ways alone: {error}") from error
+        raise UserError(
+            f"{kind.__qualname__} has parameters for {method.ways} ways alone: {one_line(str(error))}"
+        ) from error
     return made.train(method.training)
 
 

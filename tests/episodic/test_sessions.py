@@ -201,6 +201,18 @@ def test_a_method_of_episodes_is_asked_with_all_supports_so_far(base):
     assert b.state_bytes == 3 * 2 * 8 * D, "a mean for each class"
 
 
+@torch.no_grad()
+def test_session_0_is_of_the_classifier_that_is_carried_on(base):
+    class Silent(Stepwise):
+        base_logits = Method.base_logits
+
+    loader = loader_of(base)
+    a, b = (
+        evaluate(make_method(kind, base, 2, {}).eval(), "m", loader, range(4)).counts for kind in (Silent, Stepwise)
+    )
+    assert (a.hits == b.hits).all()
+
+
 class Forgets(Stepwise):
     def learn(self, support, before=None):
         if before is not None:
