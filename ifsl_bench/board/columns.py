@@ -63,7 +63,7 @@ HEADINGS = {
     # Of sequences of sessions.
     "first": Heading("A_0", r"$A_0 \uparrow$", short=True, paper_short=True),
     "last": Heading("A_T", r"$A_T \uparrow$", short=True, paper_short=True),
-    "pd": Heading("PD", r"PD $\downarrow$", paper_short=True),
+    "pd": Heading("PD"),  # the less the better, unlike what papers print bold
     "gain": Heading("gain", r"gain $\uparrow$", short=True),
     "base": Heading("base", "base", short=True),
     "novel": Heading("novel", "novel", short=True),

@@ -15,7 +15,7 @@ def bias_curve(row: Row) -> np.ndarray | None:
     Between the biases that a seed's file has (some fifty, none, and the one found in validation) it is taken to be
     straight. None where there are no validation episodes, and so no curve.
     """
-    if "calibrated_acc" not in row.metrics:
+    if "calibrated_delta" not in row.metrics:  # sequences of sessions have a bias and no curve
         return None
     curves = [_curve(result) for result in row.results]
     low, high = max(curve[0, 0] for curve in curves), min(curve[-1, 0] for curve in curves)
@@ -30,7 +30,7 @@ def calibrated_point(row: Row) -> tuple[float, float] | None:
 
     None where there are no validation episodes, and so no bias.
     """
-    if "calibrated_acc" not in row.metrics:
+    if "calibrated_delta" not in row.metrics:  # sequences of sessions have a bias and no curve
         return None
     shares = []
     for counts in (result.counts() for result in row.results):

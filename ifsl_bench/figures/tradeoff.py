@@ -35,6 +35,8 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
     """
     if not board.task.kind.has_base:
         raise UserError(f"task {board.name} has no base classes, so there is no trade-off with novel ones")
+    if board.task.sessions:
+        raise UserError(f"{board.name} is in sessions, which have no base-novel curve; take a task in episodes")
     rows = by_accuracy(board)
     names, looks = named_looks(rows)
     curves = [curve for row in rows if (curve := bias_curve(row)) is not None]
