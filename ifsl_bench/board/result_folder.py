@@ -80,4 +80,4 @@ def read_once(path: Path) -> Result:
 
 def copied(result: Result) -> Result:
     """A result that nobody else holds."""
-    return msgspec.convert(msgspec.to_builtins(result), Result)
+    return msgspec.convert(msgspec.to_builtins(result), type(result))
