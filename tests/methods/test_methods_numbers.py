@@ -20,7 +20,7 @@ OURS = {name for name, point in registry.names(registry.METHODS).items() if regi
 NAMES = sorted((OURS | registry.all_shorthands().keys()) - ELSEWHERE)
 # Where a network is pulled at as weakly as by default, it has several minima in these episodes, and the last bit of its
 # initial parameters, which processors round differently, decides between them (logits 0.3 apart). Pulled at like this
-# it has one: a change of 1e-8 moves no logit by more than 1e-7, however it is rounded.
+# it has one: a change of 1e-8 moves no logit by more than 2e-7, however it is rounded.
 PULLED = {
     "attractor": {"gamma": 1.0}, "mlp+a": {"gamma": 1.0}, "static-attractor": {"gamma": 1.0}, "mlp+s": {"gamma": 1.0},
     "mlp": {"weight_decay": 0.01},
