@@ -284,6 +284,17 @@ def test_a_link_of_the_table_of_all_tasks_leads_to_that_task(visit):
     assert visit.page.input_value("[name=task]") == OTHER
 
 
+def test_it_opens_on_a_task_with_rows_of_ones_own(chromium, tmp_path, monkeypatch):
+    stored, mine, out = tmp_path / "stored", tmp_path / "mine", tmp_path / "report.html"
+    write_results(stored)
+    ((first,), (second,)) = find(TASK), find(OTHER)
+    write(mine, made("mine", 0, task=OTHER, task_hash=second.hash))
+    monkeypatch.setattr(boards, "packaged_root", lambda: stored)
+    out.write_text(page_html(gather(boards_with_variants([first, second], mine, named=True))), encoding="utf-8")
+    with Visit(chromium, out) as visit:
+        assert visit.page.locator("article:visible").get_attribute("data-task") == OTHER
+
+
 def test_the_keyboard_reaches_a_row_every_pair_all_tasks_and_the_chips(visit):
     page, first = visit.page, visit.names()[0]
     page.locator("article:visible tbody tr:visible .open").first.focus()
