@@ -5,7 +5,8 @@
 * What follows from it: ``comparison`` (two rows, paired), ``over_classes`` (its interval over novel classes),
   ``ranking`` (all rows of a task), ``rank_intervals`` (the test that ranks rest on); docs/statistics.md.
 * What is shown: ``entries`` (the rows of a task's table as numbers), ``columns`` (what its columns say), ``notes``
-  (words below it), ``leaderboard`` (the tables of tasks), ``show`` (one result, one comparison).
+  (words below it), ``leaderboard`` (the tables of tasks), ``published_table`` (rows of papers in
+  sessions), ``show`` (one result, one comparison).
 * How: ``table`` (any table before it is text), ``render`` (text, Markdown, LaTeX, CSV, JSON), ``latex`` (LaTeX in the
   layout of papers).
 """

@@ -47,7 +47,9 @@ def pairs_of(board: Board) -> list[Pair]:
     without, as what they are: not comparable.
     """
     variant = board.task.variant_of
-    papers = [paper for paper in (published(variant) if variant else board.papers) if not paper.protocol]
+    papers = [
+        paper for paper in (published(variant) if variant else board.papers) if not (paper.protocol or paper.sequence)
+    ]
     pairs = []
     for paper in papers:
         if (row := board.row(paper.label) or _changed(board, paper.label)) is None:

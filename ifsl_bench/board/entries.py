@@ -54,14 +54,16 @@ class Entry:
 def entries_of(board: Board, rank: bool = False) -> list[Entry]:
     """Comparable measured rows (the best first, where they are ranked), other measured rows, published rows.
 
-    Ranks are among all of the task's comparable rows, whichever are shown.
+    Published rows in sessions have a table of their own, :mod:`ifsl_bench.board.published_table`. Ranks are among all
+    of the task's comparable rows, whichever are shown.
     """
     if rank:
         comparable = [_measured(board, place.row, True, place) for place in board.places]
     else:
         comparable = [_measured(board, row, True) for row in board.rows]
     others = [_measured(board, row, False) for row in board.others]
-    return [*comparable, *others, *(_published(board, paper) for paper in board.papers)]
+    papers = () if board.task.sessions else board.papers
+    return [*comparable, *others, *(_published(board, paper) for paper in papers)]
 
 
 def _measured(board: Board, row: Row, comparable: bool, place: Ranked | None = None) -> Entry:

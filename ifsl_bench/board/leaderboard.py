@@ -13,7 +13,8 @@ from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.entries import Entry, entries_of
 from ifsl_bench.board.measured import STORED
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
-from ifsl_bench.board.published import published_tasks
+from ifsl_bench.board.published import PublishedRow, published_tasks
+from ifsl_bench.board.published_table import published_tables
 from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
@@ -30,6 +31,12 @@ RULE = (
     "(--setting). Each of your rows, and each row of fewer seeds than three in four others have, is ranked with the "
     "others, without its like."
 )
+
+
+def task_tables(board: Board, full: bool = False) -> list[Table[Entry] | Table[PublishedRow]]:
+    """:func:`task_table`, and for a task in sessions the rows that papers print, in a table of their own."""
+    printed = published_tables(board, full)
+    return [*([task_table(board, full)] if board.rows or board.others or not printed else []), *printed]
 
 
 def task_table(board: Board, full: bool = False) -> Table[Entry]:
@@ -87,11 +94,15 @@ def leaderboard(
 
 def ranked_tables(
     boards: Iterable[Board], results: Path, full: bool = False, labels: Collection[str] = ()
-) -> tuple[list[Table[Entry]], str]:
+) -> tuple[list[Table[Entry] | Table[PublishedRow]], str]:
     """What :func:`leaderboard` prints, before it is text: the tables, and what is said below all of them."""
     shown = _with_variants(boards, results, labels)
     closing = RULE if any(len(board.compared) > 1 for board in shown) else ""
-    return [ranked_table(board, full) for board in shown], closing
+    tables: list[Table[Entry] | Table[PublishedRow]] = []
+    for board in shown:
+        printed = published_tables(board, full)
+        tables += [*([ranked_table(board, full)] if board.rows or board.others or not printed else []), *printed]
+    return tables, closing
 
 
 def overview(boards: Iterable[Board], first: int = 3) -> tuple[list[Table[Entry]], str]:

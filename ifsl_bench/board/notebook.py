@@ -14,7 +14,7 @@ from pathlib import Path
 from ifsl_bench.board.asked import board_of, boards_of, in_setting, measured_boards, pair_of, row_of
 from ifsl_bench.board.comparison import compare as compare_rows
 from ifsl_bench.board.frames import Frame, Results
-from ifsl_bench.board.leaderboard import ranked_tables, task_table
+from ifsl_bench.board.leaderboard import ranked_tables, task_tables
 from ifsl_bench.board.result_file import Result, read
 from ifsl_bench.board.result_folder import copied, packaged_root, stored
 from ifsl_bench.board.show import comparison_table
@@ -42,7 +42,7 @@ def table(
     """
     boards = boards_of(tasks, listed(methods), Home.locate(home, results))
     boards = in_setting(boards, setting) if setting else boards
-    return Frame([task_table(board, full) for board in boards])
+    return Frame([table for board in boards for table in task_tables(board, full)])
 
 
 def leaderboard(

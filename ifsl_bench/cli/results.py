@@ -107,9 +107,9 @@ def table(
     if rank:
         _show_ranked(boards, folders, style, full, labels)
         return
-    from ifsl_bench.board.leaderboard import task_table
+    from ifsl_bench.board.leaderboard import task_tables
 
-    tables = [task_table(board, full) for board in boards]
+    tables = [table for board in boards for table in task_tables(board, full)]
     if style == "latex":
         from ifsl_bench.board.latex import paper_tables
 

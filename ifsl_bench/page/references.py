@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 from ifsl_bench.board.looks import method_of
-from ifsl_bench.board.published import titles
+from ifsl_bench.board.published import bibtex, titles
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.bibliography import cite_method, papers
@@ -48,7 +48,8 @@ def citation_of_label(label: str) -> Citation:
 def citation_of_paper(source: str) -> Citation:
     """The citation of a paper, by the name of the file with its rows."""
     text = titles().get(source, source)
-    return Citation(text, "\n\n".join(entry for title, entry in _papers() if text.lower().startswith(title.lower())))
+    of_methods = [entry for title, entry in _papers() if text.lower().startswith(title.lower())]
+    return Citation(text, "\n\n".join(of_methods) or bibtex().get(source, ""))
 
 
 def _bibtex(name: str) -> str:

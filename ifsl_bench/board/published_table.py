@@ -1,0 +1,86 @@
+"""What papers and authors print of a task in sessions, in a table of its own; ranked nowhere. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ifsl_bench.board.boards import Board
+from ifsl_bench.board.columns import HEADINGS, rounded
+from ifsl_bench.board.published import KINDS, PublishedRow, PublishedSequence
+from ifsl_bench.board.table import Column, Table
+
+SHOWN = ("acc", "first", "last", "pd", "gain", "base", "novel")
+DROP = {"pd": 2, "first": 3, "base": 5, "novel": 4}
+NOTES = [
+    "Published: as printed, one sequence each, without intervals; ranked nowhere, in no significance test. Sources "
+    "that contradict each other stand side by side.",
+    "gain: how far Avg. is above that of a model with the same A_0 which never answers with a novel class.",
+    "kind: who prints the numbers; cited: another paper repeats them; rerun: another paper ran the method itself.",
+]
+
+
+def published_tables(board: Board, full: bool = False) -> list[Table[PublishedRow]]:
+    """The table of the published rows of a task in sessions, by method; none where there are none.
+
+    Args:
+        full: with the accuracy after each session.
+    """
+    rows = sorted((paper for paper in board.papers if paper.sequence), key=lambda paper: paper.label.lower())
+    if not rows:
+        return []
+    notes = [*NOTES, *(["They are of one order of the classes and one support set."] if rows[0].protocol else [])]
+    notes += [f"{row.label} ({row.source}): {row.note}." for row in rows if row.note]
+    return [Table(_columns(board, full), rows, f"{board.name}, published", notes, whole=full)]
+
+
+def _columns(board: Board, full: bool) -> Sequence[Column[PublishedRow]]:
+    sessions = range(board.task.sessions.count + 1) if board.task.sessions else range(0)
+    fixed = {"task": board.name, "kind": "published", "comparable": False}
+    return (
+        Column(fields=lambda row: fixed),
+        Column("method", lambda row: row.label, lambda row: {"method": row.label}, fold=14),
+        *(_metric(name) for name in SHOWN[:1]),
+        *(_after(t, full) for t in sessions),
+        *(_metric(name) for name in SHOWN[1:] if not (full and name in ("first", "last"))),
+        Column("kind", lambda row: KINDS[_sequence(row).kind], lambda row: {"published_as": _sequence(row).kind},
+               fold=10),
+        Column("backbone", lambda row: _sequence(row).backbone or "not said",
+               lambda row: {"backbone": _sequence(row).backbone or None}, fold=10, drop=1),
+        Column("flags", lambda row: _sequence(row).flags, _flags, fold=20),
+        Column("source", lambda row: row.source,
+               lambda row: {"source": f"published: {row.source}", "seeds": _sequence(row).seeds,
+                            "note": row.said or None}, fold=11),
+    )  # fmt: skip
+
+
+def _sequence(row: PublishedRow) -> PublishedSequence:
+    assert row.sequence is not None
+    return row.sequence
+
+
+def _metric(name: str) -> Column[PublishedRow]:
+    heading = "Avg." if name == "acc" else HEADINGS[name].text
+    return Column(
+        heading,
+        lambda row: f"{row.values[name]:.2f}" if name in row.values else "",
+        lambda row: {name: rounded(row.values[name]) if name in row.values else None},
+        drop=DROP.get(name, 0),
+    )
+
+
+def _after(t: int, shown: bool) -> Column[PublishedRow]:
+    return Column(
+        f"A_{t}" if shown else None,
+        lambda row: f"{_sequence(row).after[t]:.2f}",
+        lambda row: {f"a_{t}": _sequence(row).after[t]},
+    )
+
+
+def _flags(row: PublishedRow) -> dict[str, bool | str | None]:
+    sequence = _sequence(row)
+    return {
+        "chosen_on_test": sequence.chosen_on_test,
+        "keeps_images": sequence.images or None,
+        "knows_classes": sequence.knows_classes,
+        "novel_seen": sequence.novel_seen,
+    }
