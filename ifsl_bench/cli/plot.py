@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
-from ifsl_bench.cli.completion import complete_tasks
-from ifsl_bench.cli.options import Group, Whole, examples
-from ifsl_bench.cli.plot_options import index_option, numbers, of_models, of_results, written
-from ifsl_bench.common.errors import unknown
+from ifsl_bench.cli.completion import complete_methods, complete_options, complete_rows, complete_tasks
+from ifsl_bench.cli.options import (
+    Group,
+    Whole,
+    device_option,
+    examples,
+    home_option,
+    names,
+    pairs,
+    quiet_option,
+    reporter_for,
+    results_option,
+    verbose_option,
+)
+from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.protocol.limits import MOST_SEEDS
 
 
@@ -38,184 +50,187 @@ def plot() -> None:
     """
 
 
-@plot.command(
-    epilog=examples(
-        "ifsl-bench plot tradeoff glyphs-5shot --out tradeoff.pdf",
-        "ifsl-bench plot tradeoff glyphs-5shot --method lr,lr+a --out x.svg",
-    )
-)
-@click.argument("task", shell_complete=complete_tasks)
-@of_results
-def tradeoff(task: str, out: Path, **asked: Any) -> None:
-    """Base against novel accuracy, with bias curves.
+def _out(_: click.Context, __: click.Parameter, value: str) -> Path:
+    from ifsl_bench.figures.style import format_of
 
-    Each row is the curve that one bias on all novel logits traces, with a point where the bias is 0 and a hollow one
-    where validation puts it; grey lines join equal Acc., dashed ones an equal harmonic mean.
+    path = Path(value).expanduser()
+    format_of(path)  # a wrong name is told before anything is computed
+    return path
+
+
+def _numbers(_: click.Context, parameter: click.Parameter, value: str) -> tuple[int, ...]:
+    """Whole numbers from 1, comma-separated."""
+    words = [word.strip() for word in value.split(",") if word.strip()]
+    if not words or not all(word.isascii() and word.isdigit() and int(word[:9]) > 0 for word in words):
+        raise UserError(f"--{parameter.name} takes whole numbers from 1, as in 5,20, not {value!r}")
+    return tuple(sorted({int(word) for word in words}))
+
+
+OUT = click.option("--out", required=True, callback=_out, metavar="FILE", help="x.pdf, x.svg or x.png.")
+WIDE = click.option("--wide", is_flag=True, help="Two columns wide.")
+INDEX = click.option("--index", type=Whole(), default=0, help="Which test episode [0].")
+OF_RESULTS = (
+    OUT,
+    click.option("--method", "methods", multiple=True, callback=names, metavar="LABEL", shell_complete=complete_rows,
+                 help="Only rows with these labels, comma-separated or repeated [methods without options of their "
+                      "own]."),
+    click.option("--setting", metavar="NAME", help="Methods as published (paper), or tuned ones (tuned-12)."),
+    WIDE,
+    home_option,
+    results_option,
+)  # fmt: skip
+OF_STEPS = (
+    click.option("--steps", default="1,2,5,10,20,50,100,200,500", callback=_numbers, metavar="N,...",
+                 help="After which gradient steps to stop [1,2,5,10,20,50,100,200,500]."),
+    click.option("--unrolled", default="20", callback=_numbers, metavar="N,...",
+                 help="Numbers of steps that T-BPTT is trained with; one line each [20]."),
+    click.option("--seeds", type=Whole(1, MOST_SEEDS), default=1, help="How many training seeds to average over [1]."),
+    click.option("--episodes", type=Whole(), help="Use only the first N test episodes [500]."),
+)  # fmt: skip
+
+
+def _of_models(usual: str = "") -> tuple[Callable[..., Any], ...]:
+    """The options of figures that are made with trained models; ``usual`` is the method where the user names none."""
+    return (
+        OUT,
+        click.option("--method", "methods", multiple=True, callback=names, required=not usual, metavar="TEXT",
+                     shell_complete=complete_methods,
+                     help="Methods, comma-separated or repeated" + (f" [{usual}]." if usual else ".")),
+        click.option("--set", "options", multiple=True, callback=pairs, metavar="NAME=VALUE",
+                     shell_complete=complete_options, help="An option of the methods."),
+        click.option("--train", is_flag=True, help="Train what is not trained yet, as 'run' does."),
+        WIDE,
+        device_option,
+        home_option,
+        quiet_option,
+        verbose_option,
+    )  # fmt: skip
+
+
+class Kind(NamedTuple):
+    """A kind of figure.
+
+    Attributes:
+        says: the help of its command.
+        examples: what follows ``ifsl-bench plot KIND`` in two examples.
+        options: those of its command, by the names of its function's arguments.
+        several: whether it takes several tasks.
     """
-    from ifsl_bench.figures import plot
 
-    written(plot.tradeoff(task, **asked), out)
-
-
-@plot.command(
-    epilog=examples(
-        "ifsl-bench plot ranks glyphs-5shot --out ranks.pdf",
-        "ifsl-bench plot ranks glyphs-1shot glyphs-5shot --wide --out ranks.pdf",
-    )
-)
-@click.argument("tasks", nargs=-1, required=True, metavar="TASK...", shell_complete=complete_tasks)
-@of_results
-def ranks(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
-    """The ranks that each method can have."""
-    from ifsl_bench.figures import plot
-
-    written(plot.ranks(*tasks, **asked), out)
+    says: str
+    examples: tuple[str, str]
+    options: tuple[Callable[..., Any], ...] = OF_RESULTS
+    several: bool = False
 
 
-@plot.command(
-    epilog=examples(
-        "ifsl-bench plot pairs glyphs-5shot --wide --out pairs.pdf",
-        "ifsl-bench plot pairs glyphs-5shot --method lr,lr+s,lr+a --out x.pdf",
-    )
-)
-@click.argument("task", shell_complete=complete_tasks)
-@of_results
-def pairs(task: str, out: Path, **asked: Any) -> None:
-    """Paired differences of all methods, a heat map.
+# The functions of these names in ifsl_bench.figures.plot draw them.
+KINDS: Mapping[str, Kind] = {
+    "tradeoff": Kind(
+        """Base against novel accuracy, with bias curves.
 
-    What is not significant is hatched. Cells show numbers where there is room: with --wide, or few methods. Rows with
-    fewer than three seeds are left out unless --method names them.
-    """
-    from ifsl_bench.figures import plot
-
-    written(plot.pairs(task, **asked), out)
-
-
-@plot.command(
-    epilog=examples(
-        "ifsl-bench plot seeds glyphs-5shot --out seeds.pdf",
-        "ifsl-bench plot seeds glyphs-5shot --method lr,lr+a --out seeds.svg",
-    )
-)
-@click.argument("task", shell_complete=complete_tasks)
-@of_results
-def seeds(task: str, out: Path, **asked: Any) -> None:
-    """The accuracy of every training seed."""
-    from ifsl_bench.figures import plot
-
-    written(plot.seeds(task, **asked), out)
-
-
-@plot.command(
-    epilog=examples(
-        "ifsl-bench plot validation glyphs-5shot --out validation.pdf",
-        "ifsl-bench plot validation glyphs-5shot --method lr+a --out x.pdf",
-    )
-)
-@click.argument("task", shell_complete=complete_tasks)
-@of_results
-def validation(task: str, out: Path, **asked: Any) -> None:
-    """Validation accuracy while meta-training."""
-    from ifsl_bench.figures import plot
-
-    written(plot.validation(task, **asked), out)
-
-
-@plot.command(
-    "base-classes",
-    epilog=examples(
-        "ifsl-bench run --method lr --task glyphs-5shot --base-classes 50",
-        "ifsl-bench plot base-classes glyphs-5shot --method lr --out x.pdf",
+        Each row is the curve that one bias on all novel logits traces, with a point where the bias is 0 and a hollow
+        one where validation puts it; grey lines join equal Acc., dashed ones an equal harmonic mean.
+        """,
+        ("glyphs-5shot --out tradeoff.pdf", "glyphs-5shot --method lr,lr+a --out x.svg"),
     ),
-)
-@click.argument("task", shell_complete=complete_tasks)
-@of_results
-def base_classes(task: str, out: Path, **asked: Any) -> None:
-    """Accuracy by the number of base classes.
-
-    From results of TASK and of TASK+base-classes=N, which ``run --base-classes N`` makes.
-    """
-    from ifsl_bench.figures import plot
-
-    written(plot.base_classes(task, **asked), out)
-
-
-@plot.command(
-    "inner-steps",
-    epilog=examples(
-        "ifsl-bench plot inner-steps glyphs-5shot --train --out steps.pdf",
-        "ifsl-bench plot inner-steps glyphs-5shot --unrolled 5,20 --out x.pdf",
+    "ranks": Kind(
+        "The ranks that each method can have.",
+        ("glyphs-5shot --out ranks.pdf", "glyphs-1shot glyphs-5shot --wide --out ranks.pdf"),
+        several=True,
     ),
-)
-@click.argument("tasks", nargs=-1, required=True, metavar="TASK...", shell_complete=complete_tasks)
-@click.option("--steps", default="1,2,5,10,20,50,100,200,500", callback=numbers, metavar="N,...",
-              help="After which gradient steps to stop [1,2,5,10,20,50,100,200,500].")  # fmt: skip
-@click.option("--unrolled", default="20", callback=numbers, metavar="N,...",
-              help="Numbers of steps that T-BPTT is trained with; one line each [20].")  # fmt: skip
-@click.option("--seeds", type=Whole(1, MOST_SEEDS), default=1,
-              help="How many training seeds to average over [1].")  # fmt: skip
-@click.option("--episodes", type=Whole(), help="Use only the first N test episodes [500].")
-@of_models("lr+a")
-def inner_steps(tasks: tuple[str, ...], out: Path, **asked: Any) -> None:
-    """Accuracy by inner steps, of RBP and T-BPTT.
+    "pairs": Kind(
+        """Paired differences of all methods, a heat map.
 
-    Models trained with either are evaluated after a number of gradient steps on the inner problem, and at convergence.
-    """
-    from ifsl_bench.figures import plot
-
-    written(plot.inner_steps(*tasks, **asked), out)
-
-
-@plot.command(
-    "episode-pca",
-    epilog=examples(
-        "ifsl-bench plot episode-pca glyphs-5shot --train --out pca.pdf",
-        "ifsl-bench plot episode-pca glyphs-5shot --index 3 --out pca.pdf",
+        What is not significant is hatched. Cells show numbers where there is room: with --wide, or few methods. Rows
+        with fewer than three seeds are left out unless --method names them.
+        """,
+        ("glyphs-5shot --wide --out pairs.pdf", "glyphs-5shot --method lr,lr+s,lr+a --out x.pdf"),
     ),
-)
-@click.argument("task", shell_complete=complete_tasks)
-@index_option
-@of_models("lr+a")
-def episode_pca(task: str, out: Path, **asked: Any) -> None:
-    """An episode before and after the fast weights.
+    "seeds": Kind(
+        "The accuracy of every training seed.",
+        ("glyphs-5shot --out seeds.pdf", "glyphs-5shot --method lr,lr+a --out seeds.svg"),
+    ),
+    "validation": Kind(
+        "Validation accuracy while meta-training.",
+        ("glyphs-5shot --out validation.pdf", "glyphs-5shot --method lr+a --out x.pdf"),
+    ),
+    "base-classes": Kind(
+        """Accuracy by the number of base classes.
 
-    In the plane of its first two principal components, with the regions where the method answers with each class.
-    """
-    from ifsl_bench.figures import plot
+        From results of TASK and of TASK+base-classes=N, which ``run --base-classes N`` makes.
+        """,
+        ("glyphs-5shot --out x.pdf", "glyphs-5shot --method lr --out x.pdf"),
+    ),
+    "inner-steps": Kind(
+        """Accuracy by inner steps, of RBP and T-BPTT.
 
-    written(plot.episode_pca(task, **asked), out)
+        Models trained with either are evaluated after a number of gradient steps on the inner problem, and at
+        convergence.
+        """,
+        ("glyphs-5shot --train --out steps.pdf", "glyphs-5shot --unrolled 5,20 --out x.pdf"),
+        (*OF_STEPS, *_of_models("lr+a")),
+        several=True,
+    ),
+    "episode-pca": Kind(
+        """An episode before and after the fast weights.
+
+        In the plane of its first two principal components, with the regions where the method answers with each class.
+        """,
+        ("glyphs-5shot --train --out pca.pdf", "glyphs-5shot --index 3 --out pca.pdf"),
+        (INDEX, *_of_models("lr+a")),
+    ),
+    "attractors": Kind(
+        "Base weights and the attractors they produce.",
+        ("glyphs-5shot --train --out x.pdf", "glyphs-5shot --index 3 --out x.pdf"),
+        (INDEX, *_of_models("lr+a")),
+    ),
+    "episode": Kind(
+        """The contact sheet of an episode.
+
+        Support images above, queries below, with what the methods predict: a tick is right, a cross wrong.
+        """,
+        ("glyphs-5shot --method imprint --out x.pdf", "glyphs-5shot --index 3 --method lr --out x.pdf"),
+        (INDEX, *_of_models()),
+    ),
+}
 
 
-@plot.command(
-    epilog=examples(
-        "ifsl-bench plot attractors glyphs-5shot --train --out x.pdf",
-        "ifsl-bench plot attractors glyphs-5shot --index 3 --out x.pdf",
-    )
-)
-@click.argument("task", shell_complete=complete_tasks)
-@index_option
-@of_models("lr+a")
-def attractors(task: str, out: Path, **asked: Any) -> None:
-    """Base weights and the attractors they produce."""
-    from ifsl_bench.figures import plot
+def _draw(name: str, out: Path, **given: Any) -> None:
+    """Draws a figure, writes it, and says so, and what else there is to say."""
+    from ifsl_bench.figures import plot as figures
 
-    written(plot.attractors(task, **asked), out)
+    if "results_dir" in given:
+        given["results"] = given.pop("results_dir")
+    else:
+        from ifsl_bench.backbone.device import keep_freed_memory
+        from ifsl_bench.campaigns import api
+
+        keep_freed_memory()
+        reporter = reporter_for(given.pop("quiet"), given.pop("verbose"))
+        given["work"] = api.workspace(given.pop("home"), None, given.pop("device"), reporter)
+        given["methods"] = given["methods"] or ("lr+a",)
+    tasks = given.pop("tasks") if KINDS[name].several else [given.pop("task")]
+    drawing = getattr(figures, name.replace("-", "_"))(*tasks, **given)
+    drawing.save(out)
+    click.echo(f"wrote {out}")
+    for note in drawing.notes:
+        click.echo(note)
 
 
-@plot.command(
-    epilog=examples(
-        "ifsl-bench plot episode glyphs-5shot --method imprint --out x.pdf",
-        "ifsl-bench plot episode glyphs-5shot --index 3 --method lr --out x.pdf",
-    )
-)
-@click.argument("task", shell_complete=complete_tasks)
-@index_option
-@of_models()
-def episode(task: str, out: Path, **asked: Any) -> None:
-    """The contact sheet of an episode.
+def _command(name: str, kind: Kind) -> click.Command:
+    def draw(**given: Any) -> None:
+        _draw(name, **given)
 
-    Support images above, queries below, with what the methods predict: a tick is right, a cross wrong.
-    """
-    from ifsl_bench.figures import plot
+    draw.__doc__ = kind.says
+    for option in reversed(kind.options):
+        draw = option(draw)
+    if kind.several:
+        tasks = click.argument("tasks", nargs=-1, required=True, metavar="TASK...", shell_complete=complete_tasks)
+    else:
+        tasks = click.argument("task", shell_complete=complete_tasks)
+    draw = tasks(draw)
+    return click.command(name, epilog=examples(*(f"ifsl-bench plot {name} {words}" for words in kind.examples)))(draw)
 
-    written(plot.episode(task, **asked), out)
+
+for _name, _kind in KINDS.items():
+    plot.add_command(_command(_name, _kind))
