@@ -112,7 +112,7 @@ class Kind(NamedTuple):
 
     Attributes:
         says: the help of its command.
-        examples: what follows ``ifsl-bench plot KIND`` in two examples.
+        examples: two commands.
         options: those of its command, by the names of its function's arguments.
         several: whether it takes several tasks.
     """
@@ -131,11 +131,17 @@ KINDS: Mapping[str, Kind] = {
         Each row is the curve that one bias on all novel logits traces, with a point where the bias is 0 and a hollow
         one where validation puts it; grey lines join equal Acc., dashed ones an equal harmonic mean.
         """,
-        ("glyphs-5shot --out tradeoff.pdf", "glyphs-5shot --method lr,lr+a --out x.svg"),
+        (
+            "ifsl-bench plot tradeoff glyphs-5shot --out tradeoff.pdf",
+            "ifsl-bench plot tradeoff glyphs-5shot --method lr,lr+a --out x.svg",
+        ),
     ),
     "ranks": Kind(
         "The ranks that each method can have.",
-        ("glyphs-5shot --out ranks.pdf", "glyphs-1shot glyphs-5shot --wide --out ranks.pdf"),
+        (
+            "ifsl-bench plot ranks glyphs-5shot --out ranks.pdf",
+            "ifsl-bench plot ranks glyphs-1shot glyphs-5shot --wide --out ranks.pdf",
+        ),
         several=True,
     ),
     "pairs": Kind(
@@ -144,22 +150,34 @@ KINDS: Mapping[str, Kind] = {
         What is not significant is hatched. Cells show numbers where there is room: with --wide, or few methods. Rows
         with fewer than three seeds are left out unless --method names them.
         """,
-        ("glyphs-5shot --wide --out pairs.pdf", "glyphs-5shot --method lr,lr+s,lr+a --out x.pdf"),
+        (
+            "ifsl-bench plot pairs glyphs-5shot --wide --out pairs.pdf",
+            "ifsl-bench plot pairs glyphs-5shot --method lr,lr+s,lr+a --out x.pdf",
+        ),
     ),
     "seeds": Kind(
         "The accuracy of every training seed.",
-        ("glyphs-5shot --out seeds.pdf", "glyphs-5shot --method lr,lr+a --out seeds.svg"),
+        (
+            "ifsl-bench plot seeds glyphs-5shot --out seeds.pdf",
+            "ifsl-bench plot seeds glyphs-5shot --method lr,lr+a --out seeds.svg",
+        ),
     ),
     "validation": Kind(
         "Validation accuracy while meta-training.",
-        ("glyphs-5shot --out validation.pdf", "glyphs-5shot --method lr+a --out x.pdf"),
+        (
+            "ifsl-bench plot validation glyphs-5shot --out validation.pdf",
+            "ifsl-bench plot validation glyphs-5shot --method lr+a --out x.pdf",
+        ),
     ),
     "base-classes": Kind(
         """Accuracy by the number of base classes.
 
         From results of TASK and of TASK+base-classes=N, which ``run --base-classes N`` makes.
         """,
-        ("glyphs-5shot --out x.pdf", "glyphs-5shot --method lr --out x.pdf"),
+        (
+            "ifsl-bench run --method lr --task glyphs-5shot --base-classes 50",
+            "ifsl-bench plot base-classes glyphs-5shot --method lr --out x.pdf",
+        ),
     ),
     "inner-steps": Kind(
         """Accuracy by inner steps, of RBP and T-BPTT.
@@ -167,7 +185,10 @@ KINDS: Mapping[str, Kind] = {
         Models trained with either are evaluated after a number of gradient steps on the inner problem, and at
         convergence.
         """,
-        ("glyphs-5shot --train --out steps.pdf", "glyphs-5shot --unrolled 5,20 --out x.pdf"),
+        (
+            "ifsl-bench plot inner-steps glyphs-5shot --train --out steps.pdf",
+            "ifsl-bench plot inner-steps glyphs-5shot --unrolled 5,20 --out x.pdf",
+        ),
         (*OF_STEPS, *_of_models("lr+a")),
         several=True,
     ),
@@ -176,12 +197,18 @@ KINDS: Mapping[str, Kind] = {
 
         In the plane of its first two principal components, with the regions where the method answers with each class.
         """,
-        ("glyphs-5shot --train --out pca.pdf", "glyphs-5shot --index 3 --out pca.pdf"),
+        (
+            "ifsl-bench plot episode-pca glyphs-5shot --train --out pca.pdf",
+            "ifsl-bench plot episode-pca glyphs-5shot --index 3 --out pca.pdf",
+        ),
         (INDEX, *_of_models("lr+a")),
     ),
     "attractors": Kind(
         "Base weights and the attractors they produce.",
-        ("glyphs-5shot --train --out x.pdf", "glyphs-5shot --index 3 --out x.pdf"),
+        (
+            "ifsl-bench plot attractors glyphs-5shot --train --out x.pdf",
+            "ifsl-bench plot attractors glyphs-5shot --index 3 --out x.pdf",
+        ),
         (INDEX, *_of_models("lr+a")),
     ),
     "episode": Kind(
@@ -189,7 +216,10 @@ KINDS: Mapping[str, Kind] = {
 
         Support images above, queries below, with what the methods predict: a tick is right, a cross wrong.
         """,
-        ("glyphs-5shot --method imprint --out x.pdf", "glyphs-5shot --index 3 --method lr --out x.pdf"),
+        (
+            "ifsl-bench plot episode glyphs-5shot --method imprint --out x.pdf",
+            "ifsl-bench plot episode glyphs-5shot --index 3 --method lr --out x.pdf",
+        ),
         (INDEX, *_of_models()),
     ),
 }
@@ -229,7 +259,7 @@ def _command(name: str, kind: Kind) -> click.Command:
     else:
         tasks = click.argument("task", shell_complete=complete_tasks)
     draw = tasks(draw)
-    return click.command(name, epilog=examples(*(f"ifsl-bench plot {name} {words}" for words in kind.examples)))(draw)
+    return click.command(name, epilog=examples(*kind.examples))(draw)
 
 
 for _name, _kind in KINDS.items():
