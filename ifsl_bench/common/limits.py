@@ -141,11 +141,6 @@ WEIGHTS_HEADER = Limit(
     "has a header of {value} bytes, more than {most}; it is damaged or not to be trusted, get another copy",
     "A tensor takes 100 bytes there, a backbone has a few hundred. It is parsed whole, in Python.",
 )
-ARRAY_HEADER = Limit(
-    10_000,
-    "has a header of {value} bytes, more than {most}; it is damaged, get it again",
-    "NumPy's own limit: type and shape take about 100 bytes, and Python's parser takes what is nested badly.",
-)
 LABEL = Limit(
     1000,
     "has {value} characters, more than {most}; a label is shorter, is it the right file?",

@@ -12,7 +12,6 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.pools import POOLS
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.read.decode_many import Bad, Decoded, Item, decode_into, refuse_bad, tree_items
-from ifsl_bench.data.read.decode_workers import Workers, decode_workers
 from ifsl_bench.data.source import Count, Import
 
 T = TypeVar("T")
@@ -76,17 +75,10 @@ def import_images(
     total = sum(count.images for count in counts.values())
     done = sum(count.images for name, count in counts.items() if to.writer.has(name))
     refused: list[Bad] = []
-    with (
-        decode_workers(total - done) as workers,
-        to.reporter.stage(f"importing {total:,} images", total, done) as stage,
-    ):
+    with to.reporter.stage(f"importing {total:,} images", total, done) as stage:
         for name, files in pools.items():
             if not to.writer.has(name):
-                refused += _import_pool(to, name, files, spec, stage.advance, read or _files(to), workers)
-    if workers and workers.lost:
-        to.reporter.warn(
-            "a process that decoded images died (out of memory?); the import went on without such processes"
-        )
+                refused += _import_pool(to, name, files, spec, stage.advance, read or _files(to))
     if refused:
         raise refuse_bad(refused, total, to.partial_option)
     for name in pools:
@@ -108,13 +100,7 @@ class _Bad(Exception):
 
 
 def _import_pool(
-    to: Import,
-    name: str,
-    files: ImageFiles,
-    spec: ImageSpec,
-    advance: Callable[[int], None],
-    read: Read,
-    workers: Workers | None,
+    to: Import, name: str, files: ImageFiles, spec: ImageSpec, advance: Callable[[int], None], read: Read
 ) -> list[Bad]:
     """Writes a pool and returns the images that cannot be used, if the user has not allowed them to be left out."""
     paths = [path for group in files.values() for path in group]
@@ -122,7 +108,7 @@ def _import_pool(
     shape, facts = (spec.size, spec.size, 3), dict[str, Any]()
     try:
         with to.writer.pool(name, labels, tuple(files), shape, facts=facts) as images:
-            done = decode_into(images, read(name, paths), spec, advance, workers)
+            done = decode_into(images, read(name, paths), spec, advance)
             to.bytes_read += done.bytes_read
             if done.bad:
                 raise _Bad(done)
@@ -142,7 +128,7 @@ def _import_pool(
     facts = {"skipped": {"images": len(done.bad), "first": listed}, **_enlarged(done)}
     # Once more without them: rare, and simpler than moving the rows that follow.
     with to.writer.pool(name, labels[good], tuple(files), shape, facts=facts) as images:
-        decode_into(images, read(name, [paths[row] for row in good]), spec, None, workers)
+        decode_into(images, read(name, [paths[row] for row in good]), spec)
         np.save(to.writer.side_file(name), done.digests)  # of all paths, zero where left out
     return []
 

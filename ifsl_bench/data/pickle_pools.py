@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from ifsl_bench.common.arrays import release
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import ListItem
 from ifsl_bench.data.read.archive import Entry, FileTree
-from ifsl_bench.data.read.decode_many import Item
+from ifsl_bench.data.read.decode_many import Item, digest_of
 from ifsl_bench.data.read.unpickle import described, load
 from ifsl_bench.data.source import Import
 
@@ -144,13 +143,8 @@ def _copy_rows(
                 written = 0
             advance(len(block))
         if digests:
-            np.save(to.writer.side_file(pool), np.array([_digest(image) for image in images], np.uint64))
+            np.save(to.writer.side_file(pool), np.array([digest_of(image) for image in images], np.uint64))
         to.bytes_read += images.nbytes
-
-
-def _digest(image: np.ndarray) -> int:
-    """Equal for images with equal pixels (and, by chance, for others in 2^64), as of images that are decoded."""
-    return int.from_bytes(hashlib.sha256(image.tobytes()).digest()[:8], "little")
 
 
 def listed(where: str, groups: Rows) -> dict[str, list[ListItem]]:
@@ -181,4 +175,4 @@ def list_items(tree: FileTree, entry: Entry, wanted: Sequence[ListItem], count: 
         if image.dtype != np.uint8 or image.nbytes != max(image.shape, default=0):
             kind = f"{image.dtype}{list(image.shape)}"
             raise UserError(f"item {item.index} of {where} is {kind}, expected an encoded image (bytes)")
-        yield row, f"image {item.index} of {where}", image.tobytes()
+        yield row, f"image {item.index} of {where}", image.tobytes

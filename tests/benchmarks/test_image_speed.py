@@ -12,6 +12,7 @@ import sys
 import time
 import zipfile
 
+import loky
 import msgspec
 import numpy as np
 import pytest
@@ -28,7 +29,6 @@ from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.pools import Dataset
 from ifsl_bench.data.preparing.prepare import prepare
-from ifsl_bench.data.read.decode_workers import cores
 from ifsl_bench.data.sets.folder import OwnOptions
 from ifsl_bench.data.writer import build
 from ifsl_bench.protocol.task_files import packaged
@@ -205,7 +205,7 @@ def test_import(benchmark, tmp_path, kind):
         for c in range(classes):
             for i, content in enumerate(contents):
                 archive.writestr(f"photos/class {c}/{i}.JPEG", content)
-    home, count = Home.locate(tmp_path / "home"), cores()
+    home, count = Home.locate(tmp_path / "home"), loky.cpu_count()
     times: list[tuple[float, float]] = []
     for _ in range(1 if benchmark.disabled else ROUNDS + 1):
         ours = seconds(lambda: prepare(home, "photos", path, True, Reporter(), own=OwnOptions(size=64)))

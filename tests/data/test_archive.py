@@ -95,12 +95,10 @@ def test_every_kind_holds_the_same_files(kind, tmp_path):
     with open_tree(path) as tree:
         assert tree.entries == [Entry(name, len(FILES[name])) for name in sorted(FILES)]
         wanted = [tree.by_path[name] for name in ("top/b/ä ö.png", "top/a/a_10.JPEG", "top/a/a_2.JPEG")]
-        assert {wanted[i].path: content for i, content in tree.scan(wanted)} == {e.path: FILES[e.path] for e in wanted}
         for entry in wanted:
             assert tree.read(entry) == FILES[entry.path]
             with tree.open(entry) as file:
                 assert file.read(7) + file.read() == FILES[entry.path]
-            assert tree.head(entry, 5) == FILES[entry.path][:5]
         assert tree.named("a_2.JPEG").path == "top/a/a_2.JPEG"
         assert tree.named("a_3.JPEG") is None
         before = tree.identity()
@@ -113,11 +111,10 @@ def test_every_kind_holds_the_same_files(kind, tmp_path):
         assert tree.identity() != before
 
 
-@pytest.mark.parametrize("kind", [k for k in MAKERS if "tar." not in k])
+@pytest.mark.parametrize("kind", MAKERS)
 def test_random_reading_from_several_threads(kind, tmp_path):
     files = {f"top/a/a_{i}.JPEG": bytes([i]) * (i * 777) for i in range(60)}
     with open_tree(MAKERS[kind](tmp_path / "data", files)) as tree, ThreadPoolExecutor(8) as pool:
-        assert tree.random
         entries = [tree.by_path[name] for _ in range(5) for name in files]
         for entry, content in zip(entries, pool.map(tree.read, entries), strict=True):
             assert content == files[entry.path]

@@ -1,10 +1,9 @@
-"""Decoding many images: in threads and in processes the same comes out, within bounds of memory."""
+"""Decoding many images: each comes out in its row, within bounds of memory; what cannot be used is named."""
 
 from __future__ import annotations
 
 import io
 import re
-import tracemalloc
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,10 +14,8 @@ from ifsl_bench.common.arrays import create_array
 from ifsl_bench.data.read import decode as one_module
 from ifsl_bench.data.read import decode_many as module
 from ifsl_bench.data.read.archive import open_tree
-from ifsl_bench.data.read.budget import Budget
-from ifsl_bench.data.read.decode import ImageSpec, decode
+from ifsl_bench.data.read.decode import Budget, ImageSpec, decode
 from ifsl_bench.data.read.decode_many import decode_into, refuse_bad, tree_items
-from ifsl_bench.data.read.decode_workers import Workers, cores
 
 EXACT = ImageSpec(24)
 
@@ -34,17 +31,8 @@ def encoded(pixels: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-@pytest.fixture(scope="module")
-def processes():
-    made = Workers(2)
-    yield made
-    made.end()
-    assert not made.lost
-
-
-@pytest.fixture(params=["threads", "processes"])
-def workers(request):
-    return request.getfixturevalue("processes") if request.param == "processes" else None
+def item(row: int, content: bytes):
+    return row, f"image {row}", lambda: content
 
 
 @pytest.fixture
@@ -59,15 +47,14 @@ def array(tmp_path):
     return make
 
 
-def test_many_images_into_rows_in_any_order(workers, array):
+def test_many_images_into_rows_in_any_order(array):
     pictures = [picture(seed=i) for i in range(150)]
     pictures[77] = pictures[12]
-    rows = np.random.default_rng(0).permutation(150)
-    out, done = array(150), []
-    items = [(int(row), f"image {row}", encoded(pictures[row])) for row in rows]
-    items[3] = (int(rows[3]), f"image {rows[3]}", lambda content=items[3][2]: content)
-    result = decode_into(out, iter(items), EXACT, done.append, workers)
-    np.testing.assert_array_equal(out, np.stack(pictures))
+    out, done = array(160), []
+    items = [item(int(row), encoded(pictures[row])) for row in np.random.default_rng(0).permutation(150)]
+    result = decode_into(out[10:], iter(items), EXACT, done.append)
+    np.testing.assert_array_equal(out[10:], np.stack(pictures))
+    assert (out[:10] == 7).all()
     assert sum(done) == 150
     assert result.bytes_read == sum(len(encoded(p)) for p in pictures)
     same = {(i, j) for i in range(150) for j in range(i) if result.digests[i] == result.digests[j]}
@@ -75,49 +62,15 @@ def test_many_images_into_rows_in_any_order(workers, array):
     assert (np.load(out.filename) == out).all()
 
 
-@pytest.mark.parametrize("cores", [2, 64])
-def test_encoded_images_in_memory_are_bounded_in_bytes(monkeypatch, cores):
-    """300 images of 4 MB each (a picture with something behind it); those given out and not yet done are counted."""
-    monkeypatch.setattr(module, "cores", lambda: cores)
-    content = encoded(picture()) + bytes(1 << 22)
-    out, given, done, most = np.zeros((300, 24, 24, 3), np.uint8), 0, 0, 0
-
-    def images():
-        nonlocal given, most
-        for row in range(len(out)):
-            given += 1
-            most = max(most, given - done)
-            yield row, f"image {row}", content
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-
-    result = decode_into(out, images(), EXACT, advance)
-    assert (done, result.bad) == (300, [])
-    assert (out == picture()).all()
-    assert most * len(content) <= 1 << 28
-
-
-def test_files_read_by_threads_are_bounded_in_bytes():
-    """60 of 4 MB each, of which two threads hold one and what it was appended to."""
-    content, out = encoded(picture()), np.zeros((60, 24, 24, 3), np.uint8)
-    tracemalloc.start()
-    try:
+def test_encoded_images_in_memory_are_few(traced):
+    """60 of 4 MB each (a picture with something behind it), of which two threads hold one and what it was added to."""
+    out = np.zeros((60, 24, 24, 3), np.uint8)
+    content = encoded(picture())
+    with traced() as memory:
         result = decode_into(out, [(i, "", lambda: content + bytes(1 << 22)) for i in range(60)], EXACT)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
     assert result.bad == []
-    assert peak < (cores() + 1) * (10 << 20)
-
-
-def test_large_results_are_made_few_at_a_time():
-    """A process makes all of a chunk before it hands them over: 8 MB, here two images."""
-    done: list[int] = []
-    items = [(i, "", encoded(picture(seed=i))) for i in range(8)]
-    decode_into(np.zeros((8, 1300, 1300, 3), np.uint8), items, ImageSpec(1300, "stretch"), done.append)
-    assert done == [2, 2, 2, 2]
+    assert (out == picture()).all()
+    assert memory.peak < (module.loky.cpu_count() + 1) * (10 << 20)
 
 
 def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
@@ -132,23 +85,24 @@ def test_threads_hold_a_bounded_number_of_pixels_together(monkeypatch):
 
     budget = Watched(2_000)
     monkeypatch.setattr(one_module, "_pixels", budget)
-    monkeypatch.setattr(module, "cores", lambda: 8)
+    monkeypatch.setattr(module.loky, "cpu_count", lambda: 8)
     monkeypatch.setattr(module, "_CHUNK", 1)
     sizes = [(30, 30), (24, 24), (60, 60), (40, 20)] * 40  # of which one is larger than the budget
     contents = [encoded(picture(*size, seed=i)) for i, size in enumerate(sizes)]
     out = np.zeros((len(sizes), 24, 24, 3), np.uint8)
-    result = decode_into(out, [(i, "", content) for i, content in enumerate(contents)], ImageSpec(24, "stretch"))
+    result = decode_into(out, map(item, range(len(sizes)), contents), ImageSpec(24, "stretch"))
     assert result.bad == []
+    assert (result.enlarged, result.smallest) == (40, 20)
     assert 900 < budget.most_held <= 2_000
     assert budget.left == 2_000
     for row, content in enumerate(contents):
         np.testing.assert_array_equal(out[row], decode(content, ImageSpec(24, "stretch")))
 
 
-def test_bad_images_are_listed_by_row_and_name(workers, array):
-    items = [(i, f"image {i}", encoded(picture(seed=i)) if i % 40 else b"<html>") for i in range(100)]
+def test_bad_images_are_listed_by_row_and_name(array):
+    items = [item(i, encoded(picture(seed=i)) if i % 40 else b"<html>") for i in range(100)]
     out = array(100)
-    result = decode_into(out, items, EXACT, workers=workers)
+    result = decode_into(out, items, EXACT)
     assert [(row, name) for row, name, _ in result.bad] == [(0, "image 0"), (40, "image 40"), (80, "image 80")]
     assert not out[[0, 40, 80]].any()
     assert not result.digests[[0, 40, 80]].any()
@@ -156,7 +110,7 @@ def test_bad_images_are_listed_by_row_and_name(workers, array):
     assert text.startswith("5 of 1,000 images cannot be used: image 0: why; image 1: why; image 2: why; and 2 more.")
 
 
-def test_a_file_that_cannot_be_read_is_a_bad_image(tmp_path, workers, array):
+def test_a_file_that_cannot_be_read_is_a_bad_image(tmp_path, array):
     """One is cut, one removed, after they were listed."""
     folder = tmp_path / "files"
     folder.mkdir()
@@ -167,8 +121,7 @@ def test_a_file_that_cannot_be_read_is_a_bad_image(tmp_path, workers, array):
         (folder / "1.png").write_bytes(b"half")
         (folder / "2.png").unlink()
         out = array(4)
-        result = decode_into(out, tree_items(tree, paths), EXACT, workers=workers)
-    cut, gone = result.bad
+        cut, gone = decode_into(out, tree_items(tree, paths), EXACT).bad
     assert cut[:2] == (1, str(folder / "1.png"))
     assert re.fullmatch(r"it is cut short: 4 of [\d,]+ bytes are there", cut[2])
     assert gone == (2, str(folder / "2.png"), "No such file or directory")
@@ -176,22 +129,14 @@ def test_a_file_that_cannot_be_read_is_a_bad_image(tmp_path, workers, array):
     np.testing.assert_array_equal(out[[0, 3]], [picture(seed=0), picture(seed=3)])
 
 
-def test_an_error_in_reading_stops_at_once(workers, array):
+def test_an_error_in_reading_stops_at_once(array):
     def fail() -> bytes:
         raise OSError("gone")
 
     def endless():
         yield 0, "image 0", fail
         while True:
-            yield 1, "image 1", encoded(picture())
+            yield item(1, encoded(picture()))
 
     with pytest.raises(OSError, match="gone"):
-        decode_into(array(2), endless(), EXACT, workers=workers)
-
-
-def test_a_part_of_an_array(workers, array):
-    out = array(8)
-    items = [(i, f"image {i}", encoded(picture(seed=i))) for i in range(3)]
-    decode_into(out[5:], items, EXACT, workers=workers)
-    np.testing.assert_array_equal(out[5:], np.stack([picture(seed=i) for i in range(3)]))
-    assert (out[:5] == 7).all()
+        decode_into(array(2), endless(), EXACT)

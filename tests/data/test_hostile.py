@@ -86,7 +86,7 @@ def tars() -> dict[str, tuple[bytes, str]]:
         "long names without a file": (extended(b"L", b"a\0") * 2000 + END, "damaged"),
         "long name in a long name": (extended(b"L", b"../../x\0") + PLAIN + END, "leads out of the archive"),
         "cut in an extended header": (extended(b"x", record(b"path", b"a"))[:700], "cut short"),
-        "hard link": (head(kind=b"1") + END, "a link to"),
+        "hard link": (head(kind=b"1") + END, "a link, which is not followed"),
         "negative size in an inner archive": (
             head(b"a.tar", 2048) + (PLAIN + member(base256(-1024))).ljust(2048, b"\0") + END,
             below,

@@ -168,13 +168,6 @@ def test_images_that_are_enlarged_are_counted(tmp_path, home, messages):
     assert not any("were enlarged" in line for line in messages.warned)
 
 
-def test_processes_count_them_as_threads_do(tmp_path, home, messages, monkeypatch):
-    root = written(tmp_path / "x", [f"class {i}" for i in range(24)])
-    monkeypatch.setattr("ifsl_bench.data.read.decode_workers.WORTH", 1)
-    prepare(home, "mine", root, False, messages, own=OwnOptions(size=20))
-    assert any("480 of 480 images were enlarged" in line for line in messages.warned)
-
-
 def test_own_tasks_mirror_nothing_and_say_so(tmp_path, home, messages):
     root = written(tmp_path / "x", [f"class {i}" for i in range(30)])
     prepare(home, "mine", root, False, messages, own=SMALL)

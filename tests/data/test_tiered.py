@@ -22,7 +22,6 @@ from ifsl_bench.data import registered
 from ifsl_bench.data.pools import verify
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import held_out, rows
-from ifsl_bench.data.read import decode_many
 from ifsl_bench.data.read.decode import ImageSpec, decode
 from ifsl_bench.data.sets import tiered
 from ifsl_bench.data.source import Count
@@ -353,8 +352,6 @@ def test_a_long_list_is_never_in_memory(home, tmp_path, python2, monkeypatch, tr
     with open(folder / "val_images_png.pkl", "wb") as file:
         pickle.dump([noise[i % 50].copy() for i in range(3000)], file, 4)  # 64 MB
     monkeypatch.setattr(tiered, "COUNTS", COUNTS | {"novel/val": Count(3, 3000)})
-    monkeypatch.setattr(decode_many, "_CHUNK_BYTES", 1 << 20)  # what is queued grows with this and with the cores
-    monkeypatch.setattr(decode_many, "cores", lambda: 2)
     with traced() as memory:
         dataset = prepare(home, "tiered-imagenet", folder, False, Reporter())
     assert memory.peak < 60e6  # less than the list alone, and than its decoded images: neither is ever in memory

@@ -280,8 +280,6 @@ def read_archive(path: Path) -> None:
                         pass
             except (UserError, *_UNTOLD) as error:
                 first = first or _told(error)
-        for _ in tree.scan(chosen):
-            pass
         if first:
             raise first
 

@@ -27,7 +27,7 @@ from ifsl_bench.data.read.file_tree import (
     some,
     what_is,
 )
-from ifsl_bench.data.read.tarball import COMPRESSIONS, CompressedTar, Tar
+from ifsl_bench.data.read.tarball import COMPRESSIONS, Tar
 from ifsl_bench.data.read.zipped import Zip
 
 __all__ = ["Entry", "FileTree", "natural", "nfc", "open_tree", "printable", "some", "what_is"]
@@ -48,10 +48,8 @@ def open_tree(path: Path) -> FileTree:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     if head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return Zip(path)
-    if is_tar(head):
-        return Tar(path)
-    if head.startswith(tuple(COMPRESSIONS)):
-        return CompressedTar(path, head)
+    if is_tar(head) or head.startswith(tuple(COMPRESSIONS)):
+        return Tar(path, head)
     raise UserError(
         f"{path} is neither a folder nor a zip or tar archive (of gzip, bzip2 or xz at most); it is {what_is(head)}"
     )

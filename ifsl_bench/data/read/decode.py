@@ -1,14 +1,12 @@
-"""An encoded image, or a few, to arrays of one size: RGB, uint8. Decoding is Pillow's.
-
-Imported by worker processes, so it is kept light: no PyTorch.
-"""
+"""An encoded image to an array of a size: RGB, uint8. Decoding is Pillow's."""
 
 from __future__ import annotations
 
-import hashlib
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +14,6 @@ import numpy as np
 
 from ifsl_bench.common.limits import PIXELS, SCANS, SIDE, TIFF_VALUES
 from ifsl_bench.data.read import tiff
-from ifsl_bench.data.read.budget import Budget
 from ifsl_bench.data.read.cubic import resize_cubic
 from ifsl_bench.data.read.file_tree import what_is
 
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-PIXELS_IN_FLIGHT = PIXELS.most  # of the images that all threads together hold; ordinary ones never come near
 _STRIP = 1 << 20  # pixels that are laid on white at a time
 
 
@@ -33,11 +29,29 @@ class BadImage(Exception):
     """A single image that cannot be used; says why."""
 
 
-class Large(Exception):
-    """An image of more pixels than the caller wants to hold."""
+class Budget:
+    """Lets threads hold so many units in all; who wants more than is left waits."""
+
+    def __init__(self, most: int) -> None:
+        self.most = self.left = most
+        self.changed = threading.Condition()
+
+    @contextmanager
+    def of(self, count: int) -> Iterator[None]:
+        """``count`` units, or all of them where it is more, for the time of the block."""
+        count = min(count, self.most)
+        with self.changed:
+            self.changed.wait_for(lambda: count <= self.left)
+            self.left -= count
+        try:
+            yield
+        finally:
+            with self.changed:
+                self.left += count
+                self.changed.notify_all()
 
 
-_pixels = Budget(PIXELS_IN_FLIGHT)
+_pixels = Budget(PIXELS.most)  # of the images that all threads together hold; ordinary ones never come near
 
 
 @dataclass(frozen=True)
@@ -59,22 +73,18 @@ class ImageSpec:
     upright: bool = False
 
 
-def decode(content: bytes, spec: ImageSpec, most: int | None = None) -> np.ndarray:
-    """An encoded image as RGB, uint8 [size, size, 3]; see :func:`_decoded`."""
-    return _decoded(content, spec, most)[0]
+def decode(content: bytes, spec: ImageSpec) -> np.ndarray:
+    """An encoded image as RGB, uint8 [size, size, 3]; see :func:`decode_sized`."""
+    return decode_sized(content, spec)[0]
 
 
-def _decoded(content: bytes, spec: ImageSpec, most: int | None = None) -> tuple[np.ndarray, int]:
+def decode_sized(content: bytes, spec: ImageSpec) -> tuple[np.ndarray, int]:
     """An encoded image as RGB, uint8 [size, size, 3], and the shorter side, in pixels, of what was decoded.
 
     Greyscale, palette and CMYK images are converted; what is transparent is laid on white.
 
-    Args:
-        most: pixels that may be held at once; None for as many as all threads of a process together may hold.
-
     Raises:
         BadImage: it cannot be decoded, or has the wrong size.
-        Large: it would take more than ``most`` pixels; nothing has been decoded.
     """
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -91,10 +101,7 @@ def _decoded(content: bytes, spec: ImageSpec, most: int | None = None) -> tuple[
             if pixels > PIXELS.most or max(image.width, image.height) > SIDE.most:
                 raise BadImage(f"it has {image.width:,} x {image.height:,} pixels, too many to decode")
             # A progressive JPEG is in memory at its full size, however small it comes out.
-            held = whole if image.info.get("progressive") else pixels
-            if most is not None and held > most:
-                raise Large
-            with _pixels.of(held):
+            with _pixels.of(whole if image.info.get("progressive") else pixels):
                 image.load()
                 turned = ImageOps.exif_transpose(image) if spec.upright else image
                 # A JPEG that is decoded at a part of its size is at least twice as large as it will be.
@@ -103,7 +110,7 @@ def _decoded(content: bytes, spec: ImageSpec, most: int | None = None) -> tuple[
         raise BadImage(f"it is no image but {what_is(content[:512])}") from None
     except Image.DecompressionBombError:
         raise BadImage("it has too many pixels to decode") from None
-    except (BadImage, Large):
+    except BadImage:
         raise
     except Exception as error:  # of a damaged file: a decoder may raise anything
         raise BadImage(f"it cannot be decoded ({str(error)[:200] or type(error).__name__})") from None
@@ -175,42 +182,3 @@ def _fitted(image: Image.Image, spec: ImageSpec) -> np.ndarray:
     if spec.fit == "crop":
         image = image.crop((round(box[0]), round(box[1]), round(box[2]), round(box[3])))
     return resize_cubic(np.asarray(image), size)
-
-
-@dataclass
-class Batch:
-    """The outcome of decoding a few images.
-
-    Attributes:
-        digests: uint64 [n], equal for images with equal pixels (and, by chance, for others in 2^64); zero where there
-            is no image.
-        bad: index and reason of each image that could not be used.
-        large: index of each image that has more pixels than were allowed.
-        small: the shorter side, in pixels, of each image that was enlarged.
-    """
-
-    digests: np.ndarray
-    bad: list[tuple[int, str]] = field(default_factory=list)
-    large: list[int] = field(default_factory=list)
-    small: list[int] = field(default_factory=list)
-
-
-def decode_rows(
-    out: np.ndarray, rows: Sequence[int], contents: Sequence[bytes], spec: ImageSpec, most: int | None = None
-) -> Batch:
-    """Decodes a few images into rows of an array, uint8 [n, size, size, 3]; see :func:`decode`. Those of images that
-    cannot be used stay as they are."""
-    batch = Batch(np.zeros(len(contents), np.uint64))
-    for i, (row, content) in enumerate(zip(rows, contents, strict=True)):
-        try:
-            pixels, side = _decoded(content, spec, most)
-        except BadImage as error:
-            batch.bad.append((i, str(error)))
-        except Large:
-            batch.large.append(i)
-        else:
-            out[row] = pixels
-            batch.digests[i] = int.from_bytes(hashlib.sha256(pixels.tobytes()).digest()[:8], "little")
-            if side < spec.size:
-                batch.small.append(side)
-    return batch

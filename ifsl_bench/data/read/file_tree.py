@@ -30,9 +30,6 @@ from ifsl_bench.common.limits import MEMBERS, PATH, image_bytes
 
 # What systems and their archivers leave among people's files, beside what is hidden by a dot.
 _CLUTTER = {"__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir"}
-_HIDDEN = re.compile(rf"(?:^|/)(?:\.|(?:{'|'.join(map(re.escape, sorted(_CLUTTER)))})(?:/|\Z))", re.IGNORECASE)
-# A path that is normal already, as nearly all of a million are: no part empty, "." or "..", no backslash, no drive.
-_NORMAL = re.compile(r"(?![A-Za-z]:)(?!\.\.?(?:/|\Z))[^/\\\0]+(?:/(?!\.\.?(?:/|\Z))[^/\\\0]+)*")
 _UNDECODED = re.compile("[\ud800-\udfff]")  # how Python writes the bytes of a name that are not UTF-8
 # What the standard library raises on damaged archives, which has no common class.
 BAD_CONTENT = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, tarfile.TarError, EOFError, OSError, RuntimeError,
@@ -118,16 +115,14 @@ class Entry:
 
 
 class FileTree(ABC):
-    """A folder or an archive, opened for reading; close it or use it in a ``with`` statement.
+    """A folder or an archive, opened for reading, also by several threads; close it or use it in a ``with`` statement.
 
     Attributes:
         path: what the user named.
         kind: what it is, in words.
-        random: whether :meth:`read` is cheap in any order; it may then be called in several threads at once.
     """
 
     kind: str
-    random: bool = True
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -150,14 +145,18 @@ class FileTree(ABC):
         Raises:
             UserError: a path leads out of the tree, is no text, or occurs twice; it is named. Or there are too many.
         """
-        found = sorted((e for e in self._counted() if not _HIDDEN.search(e.path)), key=lambda e: e.path)
+        found = []
+        for count, entry in enumerate(self._list(), 1):
+            MEMBERS.check(count, str(self.path))
+            if not any(map(is_hidden, entry.path.split("/"))):
+                found.append(entry)
+        found.sort(key=lambda entry: entry.path)
         if strange := [e.path for e in found if printable(e.path) != e.path]:
             raise UserError(
                 f"{self.path} holds {len(strange)} files whose names are not UTF-8 "
                 f"({some([printable(path) for path in strange])}); rename them, or the folders they are in"
             )
-        twice = [a.path for a, b in itertools.pairwise(found) if a.path == b.path]
-        if twice:
+        if twice := [a.path for a, b in itertools.pairwise(found) if a.path == b.path]:
             raise UserError(
                 f"{self.path} holds {len(twice)} files twice under the same name ({some(twice)}), and which is meant "
                 f"is unclear; pack the archive anew"
@@ -184,11 +183,6 @@ class FileTree(ABC):
 
     @abstractmethod
     def _list(self) -> Iterable[Entry]: ...
-
-    def _counted(self) -> Iterator[Entry]:
-        for count, entry in enumerate(self._list(), 1):
-            MEMBERS.check(count, str(self.path))
-            yield entry
 
     @abstractmethod
     def open(self, entry: Entry) -> BinaryIO:
@@ -217,16 +211,6 @@ class FileTree(ABC):
             shutil.copyfileobj(file, copy, 1 << 20)
             return mapped(copy)
 
-    def head(self, entry: Entry, count: int = 512) -> bytes:
-        """The first bytes of a file."""
-        with self.readable(entry), self.open(entry) as file:
-            return file.read(count)
-
-    def scan(self, wanted: Sequence[Entry]) -> Iterator[tuple[int, bytes]]:
-        """(index into ``wanted``, content) of each of these files, in the order in which reading is cheapest."""
-        for i, entry in enumerate(wanted):
-            yield i, self.read(entry)
-
     def where(self, entry: Entry | str) -> str:
         """The name of a file in messages."""
         path = entry if isinstance(entry, str) else entry.path
@@ -250,25 +234,24 @@ class FileTree(ABC):
 
         Returns:
             ``names``: of the files' paths below the folder that all share, and their sizes. ``heads``: of the
-            beginnings of a few files, spread evenly; not of compressed archives, where each would be one more pass.
+            beginnings of a few files, spread evenly.
         """
-        shared = self.entries[0].path.rpartition("/")[0] + "/" if self.entries else ""
-        for entry in self.entries:
-            while not entry.path.startswith(shared) and shared != "/":
-                shared = shared[:-1].rpartition("/")[0] + "/"
-        start = len(shared) if shared != "/" else 0
-        found = {"names": _sha256_of_list((e.path[start:], e.size) for e in self.entries)}
-        if self.random:
-            count = len(self.entries)
-            spread = [self.entries[i * count // _SAMPLED] for i in range(_SAMPLED)] if count else []
-            heads = (self._beginning(entry) for entry in dict.fromkeys(spread))
-            found["heads"] = sha256_json([hashlib.sha256(head).hexdigest() for head in heads])
-        return found
+        ends = [entry.path for entry in (*self.entries[:1], *self.entries[-1:])]  # what they share, all between do
+        start = os.path.commonprefix(ends).rfind("/") + 1  # noqa: RUF071 (letter by letter)
+        names, as_json = hashlib.sha256(b"["), json.JSONEncoder(separators=(",", ":")).encode
+        for i, entry in enumerate(self.entries):  # whole, the text of a million names takes a gigabyte
+            names.update(f"{',' if i else ''}{as_json([entry.path[start:], entry.size])}".encode())
+        names.update(b"]")
+        count = len(self.entries)
+        spread = dict.fromkeys(self.entries[i * count // _SAMPLED] for i in range(_SAMPLED)) if count else ()
+        heads = [hashlib.sha256(self._beginning(entry)).hexdigest() for entry in spread]
+        return {"names": names.hexdigest(), "heads": sha256_json(heads)}
 
     def _beginning(self, entry: Entry) -> bytes:
         """The first bytes of a file; none where it cannot be read, since the import will see whether it is needed."""
         try:
-            return self.head(entry, _HEAD)
+            with self.readable(entry), self.open(entry) as file:
+                return file.read(_HEAD)
         except UserError:
             return b""
 
@@ -280,16 +263,6 @@ def mapped(file: BinaryIO) -> mmap.mmap | bytes:
     return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def _sha256_of_list(items: Iterable[object]) -> str:
-    """:func:`sha256_json` of a list that is never in memory whole: as text, a million names take a gigabyte."""
-    digest, before, rest = hashlib.sha256(b"["), b"", iter(items)
-    while block := list(itertools.islice(rest, 10_000)):
-        digest.update(before + json.dumps(block, separators=(",", ":"))[1:-1].encode())
-        before = b","
-    digest.update(b"]")
-    return digest.hexdigest()
-
-
 def inside(archive: Path, name: str) -> str:
     """A member's path, normalised.
 
@@ -297,14 +270,13 @@ def inside(archive: Path, name: str) -> str:
         UserError: it leads out of the archive, or is too long to be one.
     """
     PATH.check(len(name), str(archive))
-    if _NORMAL.fullmatch(name):
-        return name
     plain = name.replace("\\", "/")
     if plain.startswith("/") or re.match("[A-Za-z]:", plain) or ".." in plain.split("/") or "\0" in plain:
         raise UserError(
             f"{archive} holds {name!r}, a path that leads out of the archive; it is not to be trusted, get another copy"
         )
-    return str(PurePosixPath(plain))
+    path = str(PurePosixPath(plain))
+    return name if path == name else path  # of a million names, no second copy
 
 
 def is_hidden(name: str) -> bool:

@@ -6,30 +6,31 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import BinaryIO
 
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.common.limits import ARRAY_HEADER
 from ifsl_bench.data.read.file_tree import some, what_is
 from ifsl_bench.data.read.zipped import open_member, open_zip
 
 
 @contextmanager
-def reading(kind: str, where: str) -> Iterator[None]:
-    """Makes one line of whatever a library raises on a damaged file of that kind."""
+def reading(failed: str, remedy: str = "") -> Iterator[None]:
+    """Makes one line of whatever a library raises: what failed, why, and what to do."""
     try:
         yield
     except UserError:
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0]
-        raise UserError(
-            f"{where} is no readable {kind} file: it is damaged ({type(error).__name__}: {reason:.100}); "
-            f"download or copy it again"
-        ) from error
+        raise UserError(f"{failed} ({type(error).__name__}: {reason:.200}){remedy}") from error
+
+
+def reading_file(kind: str, where: str) -> AbstractContextManager[None]:
+    """The same for a file of some kind, which is then damaged."""
+    return reading(f"{where} is no readable {kind} file: it is damaged", "; download or copy it again")
 
 
 def open_as(kind: str, file: BinaryIO, where: str, hint: str = "download or copy it again") -> zipfile.ZipFile:
@@ -62,7 +63,7 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
     Raises:
         UserError: the file is damaged, or an array is missing, or neither of numbers nor of strings.
     """
-    with reading(".npz", where):
+    with reading_file(".npz", where):
         archive = open_as(".npz", file, where)
         infos = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if missing := sorted(set(names) - infos.keys()):
@@ -70,22 +71,13 @@ def npz_arrays(file: BinaryIO, where: str, *names: str) -> dict[str, np.ndarray]
             raise UserError(f"{where} lacks {', '.join(map(repr, missing))}; it has {has}")
         arrays: dict[str, np.ndarray] = {}
         for name in names:
-            with open_member(archive, infos[name], f"{name!r} of {where}") as member, _copied(member) as copy:
-                with open(copy, "rb") as header:
-                    start = header.read(12)
-                # From version 2 on the header's length has four bytes, and NumPy makes room for all it says.
-                if start.startswith(np.lib.format.MAGIC_PREFIX) and start[6:7] > b"\x01":
-                    ARRAY_HEADER.check(int.from_bytes(start[8:], "little"), where)
-                arrays[name] = np.lib.format.open_memmap(copy, mode="r", max_header_size=ARRAY_HEADER.most)
+            with (
+                open_member(archive, infos[name], f"{name!r} of {where}") as member,
+                tempfile.NamedTemporaryFile() as copy,  # gone afterwards, but for what is mapped of it
+            ):
+                shutil.copyfileobj(member, copy, 1 << 20)
+                copy.flush()
+                arrays[name] = np.lib.format.open_memmap(copy.name, mode="r")
             if arrays[name].dtype.kind not in "biufcSU":
                 raise ValueError("an array of records or of Python objects; only numbers and strings are read")
     return arrays
-
-
-@contextmanager
-def _copied(file: BinaryIO) -> Iterator[str]:
-    """The path of a copy, which is gone afterwards but for what is mapped of it."""
-    with tempfile.NamedTemporaryFile() as copy:
-        shutil.copyfileobj(file, copy, 1 << 20)
-        copy.flush()
-        yield copy.name

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.read.archive import some, what_is
-from ifsl_bench.data.read.npz import open_as, reading
+from ifsl_bench.data.read.archive import what_is
+from ifsl_bench.data.read.npz import open_as, reading_file
 from ifsl_bench.data.read.zipped import open_member
 
 
@@ -29,7 +29,7 @@ def safetensors(file: BinaryIO, where: str) -> dict[str, np.ndarray]:
     head = file.read(512)
     if head[8:9] != b"{":
         raise UserError(f"{where} is no readable .safetensors file: it is {what_is(head)}; download or copy it again")
-    with reading(".safetensors", where):
+    with reading_file(".safetensors", where):
         return {name: _array(tensor) for name, tensor in load(head + file.read()).items()}
 
 
@@ -45,16 +45,10 @@ def torch_file(file: BinaryIO, where: str) -> dict[str, np.ndarray | list[Any]]:
     """
     import torch
 
-    with reading(".pt", where):
+    with reading_file(".pt", where):
         archive = open_as(".pt", file, where, "get it again, or save it again by torch 1.6 or later")
         for info in archive.infolist():
             open_member(archive, info, where).close()  # torch would expand it, whatever its size
-        names = archive.namelist()
-        if not any(name.endswith("/data.pkl") for name in names):
-            raise UserError(
-                f"{where} is no readable .pt file: it holds {some([name[:40] for name in names]) or 'nothing'}, not "
-                f"what torch saves"
-            )
         file.seek(0)
         try:
             with torch.serialization.safe_globals(_numpy()):

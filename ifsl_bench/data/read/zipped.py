@@ -74,19 +74,19 @@ class Zip(FileTree):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
+        self.members: dict[str, zipfile.ZipInfo] = {}
         self.file = open(path, "rb")  # noqa: SIM115 (closed by close)
         try:
             self.archive = open_zip(self.file, str(path))
-        except BaseException as error:
+        except (UserError, *BAD_CONTENT) as error:
             self.file.close()
-            if not isinstance(error, BAD_CONTENT):
+            if isinstance(error, UserError):
                 raise
             reason = str(error) if "lies upon" in str(error) else "it has no list of files at its end"
             raise UserError(
                 f"{path} ({path.stat().st_size:,} bytes) begins as a zip archive, but {reason}: "
                 f"it is cut short or damaged; get it again"
             ) from error
-        self.members: dict[str, zipfile.ZipInfo] = {}
 
     def close(self) -> None:
         self.file.close()

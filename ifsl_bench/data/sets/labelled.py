@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.image_pools import ListItem, count_files, divide, note_duplicates
 from ifsl_bench.data.read.archive import natural, printable
 from ifsl_bench.data.read.decode import BadImage, rgb
+from ifsl_bench.data.read.npz import reading
 from ifsl_bench.data.sets.folder import check_sides, large_enough
 from ifsl_bench.data.source import Import
 
@@ -39,16 +40,9 @@ def kind_of(value: Any) -> str:
     return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
 
 
-@contextmanager
-def reading(what: str) -> Iterator[None]:
+def _reading(what: str) -> AbstractContextManager[None]:
     """Makes one sentence of whatever another library raises meanwhile."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [""])[0]
-        raise UserError(f"{what} cannot be read ({type(error).__name__}: {reason:.200})") from error
+    return reading(f"{what} cannot be read")
 
 
 def as_array(value: Any) -> np.ndarray:
@@ -78,7 +72,7 @@ def pixels(image: Any, what: str) -> np.ndarray:
             image = image.convert("L") if image.mode in ("1", "L") else rgb(image)
         except BadImage as error:
             raise UserError(f"{what}: {error}") from error
-    with reading(f"{given} which"):
+    with _reading(f"{given} which"):
         array = as_array(image)
     if array.ndim == 2:
         array = array[..., np.newaxis]
@@ -145,7 +139,7 @@ class Labelled:
         while is_exactly(given, "learn2learn", "Taskset", "TaskDataset"):  # whose items are tasks
             given = given.dataset
         self.data = given
-        with reading(f"{self.where} is a {kind_of(given)} which"):
+        with _reading(f"{self.where} is a {kind_of(given)} which"):
             self.digests = np.zeros(len(given), np.uint64)
         self.filed = self._filed()
         self.classes: dict[str, list[int]] = {}
@@ -156,7 +150,7 @@ class Labelled:
         if groups is None:
             return None
         filed: dict[int, Hashable] = {}
-        with reading(f"'labels_to_indices' of {self.where}"):
+        with _reading(f"'labels_to_indices' of {self.where}"):
             for label, places in groups.items():
                 for place in as_array(places).astype(np.int64, casting="safe").tolist() if len(places) else ():
                     if not 0 <= place < len(self.digests):
@@ -174,7 +168,7 @@ class Labelled:
         return f"image {place} of {self.where}"
 
     def _label(self, value: Any, place: int) -> Hashable:
-        with reading(f"the label of {self.name(place)}"):
+        with _reading(f"the label of {self.name(place)}"):
             found: Hashable = value.item() if hasattr(value, "item") else value
             hash(found)
             return found
@@ -185,7 +179,7 @@ class Labelled:
         Raises:
             UserError: there is no such pair.
         """
-        with reading(self.name(place)):
+        with _reading(self.name(place)):
             item = self.data[place]
         if not isinstance(item, (tuple, list)) or len(item) < 2:
             raise UserError(f"{self.name(place)} is a {kind_of(item)}, expected a pair (image, label)")
