@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from ifsl_bench.common.owners import tagged
 
-from .store import announce, code_folder, is_lasting
+from .store import announce, code_folder
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 EPS, TINY = float(np.finfo(np.float64).eps), float(np.finfo(np.float64).tiny)
@@ -32,7 +32,7 @@ class _Announcer(event.Listener):
 
     def on_start(self, event: Any) -> None:
         if event.data["dispatcher"].py_func.__module__.startswith("ifsl_bench."):
-            announce(is_lasting(FOLDER))
+            announce(FOLDER is not None)
 
     def on_end(self, event: Any) -> None:
         pass

@@ -1,8 +1,7 @@
 """Where compiled code is kept: in a folder of the home, named after the source it was made from.
 
 Numba writes the files and knows by itself for which processor and which version of itself they are. Here they get
-checksums: machine code with a flipped bit would be run. What does not hold is removed, and compiled again. From a
-folder that cannot be written, what holds is copied to a temporary one of this process: numba wants one that can be.
+checksums: machine code with a flipped bit would be run. What does not hold is removed, and compiled again.
 
 Processes that compile at once share the folder. Numba writes each file by one rename, and each machine code gets a name
 of its own, so that an index names only what was compiled for it; of two indices written at once one may be lost, and
@@ -11,12 +10,10 @@ what it named is compiled again.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,7 +27,6 @@ SUMS = "checksums.json"
 _wanted: Path | None = None
 _say: Callable[[str], None] = lambda text: None  # noqa: E731
 _said = False
-_copies: set[Path] = set()  # of folders that cannot be written
 
 
 def keep_in(folder: Path, say: Callable[[str], None]) -> None:
@@ -40,57 +36,18 @@ def keep_in(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def code_folder() -> Path | None:
-    """The folder, made and looked through, or a copy of what is sound in it, or None: every process compiles anew.
-
-    That is so where nothing can be kept, or what is damaged cannot be told or removed.
-    """
+    """The folder, made and looked through; None where it cannot be, or cannot be written: every process compiles."""
     try:
         folder = _place()
-    except (OSError, UserError):
-        return None
-    try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / tagged(".writable")
         probe.touch()
         probe.unlink()
-    except OSError:
-        return _copied(folder)
-    try:
         _remove_damaged(folder)
     except (OSError, UserError):
         return None
     mark_used(folder / SUMS)
     return folder
-
-
-def _copied(folder: Path) -> Path | None:
-    """A temporary folder with the files whose checksums hold; it goes with the process."""
-    try:
-        known, files = _sums(folder), _files(folder)
-    except (OSError, UserError):
-        return None
-    copy = None
-    for path in files:
-        name = str(path.relative_to(folder))
-        with contextlib.suppress(OSError, UserError):
-            content = path.read_bytes() if path.is_file() else b""
-            if known.get(name) == hashlib.sha256(content).hexdigest():
-                copy = copy or _temporary()
-                (copy / name).parent.mkdir(parents=True, exist_ok=True)
-                (copy / name).write_bytes(content)
-    return copy
-
-
-def _temporary() -> Path:
-    folder, mine = Path(tempfile.mkdtemp(prefix="ifsl-bench-")), os.getpid()
-    _copies.add(folder)
-    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == mine else None)
-    return folder
-
-
-def is_lasting(folder: Path | None) -> bool:
-    """Whether what is compiled there will be there for the next process."""
-    return folder is not None and folder not in _copies
 
 
 def sources_folder() -> str:

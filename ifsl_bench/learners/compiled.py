@@ -25,7 +25,6 @@ from ifsl_bench.solve.tree import Tree, pack, tensors, unpack
 
 from .softmax import Regression
 
-Again = Callable[[tuple[Tensor, ...]], Tree]
 Flat = np.ndarray[Any, np.dtype[np.float64]]
 _enabled: ContextVar[bool] = ContextVar("kernels", default=os.environ.get("IFSL_BENCH_KERNELS", "1") != "0")
 
@@ -187,20 +186,17 @@ class _Descent(torch.autograd.Function):
     """Gradient steps of a fixed size, and back through them; the trailing inputs are the leaves of args."""
 
     @staticmethod
-    def forward(ctx: Any, problems: Problems, v0: Tree, rate: Flat, steps: int, again: Again, *args: Tensor) -> Tensor:
+    def forward(ctx: Any, problems: Problems, v0: Tree, rate: Flat, steps: int, *args: Tensor) -> Tensor:
         start, end = flat(v0), np.empty((problems.count, problems.unknowns))
         problems.each("descend", start, rate, steps, end)
-        ctx.problems, ctx.start, ctx.rate, ctx.steps, ctx.again = problems, start, rate, steps, again
+        ctx.problems, ctx.start, ctx.rate, ctx.steps = problems, start, rate, steps
         ctx.save_for_backward(*args)
         return torch.from_numpy(end).to(args[0].dtype)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        args, needed = ctx.saved_tensors, ctx.needs_input_grad[5:]
-        if torch.is_grad_enabled():  # create_graph: gradients of these gradients may be asked for
-            learned = [x for x, need in zip(args, needed, strict=True) if need]
-            more = iter(torch.autograd.grad(pack(ctx.again(args)), learned, slope, create_graph=True))
-            return (None,) * 5 + tuple(next(more) if need else None for need in needed)
+        args = ctx.saved_tensors
         problems: Problems = ctx.problems
         rows = problems.arguments[0].shape[1]
         grads = np.empty((problems.count, 3, max(problems.unknowns, rows)))
@@ -210,7 +206,7 @@ class _Descent(torch.autograd.Function):
         trees = (tensors(unpack(g[:, : problems.unknowns], problems.like)) for g in (centres, precisions))
         for c, p in zip(*trees, strict=True):
             by_leaf += [c, p]
-        return (None,) * 5 + tuple(
+        return (None,) * 4 + tuple(
             None if g is None else (g.sum((0, 1)) if x.dim() == 1 else g.sum_to_size(x.shape)).to(x.dtype)
             for g, x in zip(by_leaf, args, strict=True)
         )
@@ -219,14 +215,12 @@ class _Descent(torch.autograd.Function):
 def descend(
     problems: Problems, v0: Tree, args: Tree, rate: float | Tensor, steps: int, slowly: Callable[..., Tree]
 ) -> Tree:
-    """The point `steps` gradient steps from v0, differentiable; slowly(v0, args, rate, steps): the same in torch, for
-    gradients in features, start or rate, and for gradients of gradients. args: a `Regression` or a `NetworkArgs`."""
+    """The point `steps` gradient steps from v0, once differentiable; args: a `Regression` or a `NetworkArgs`.
+
+    slowly(v0, args, rate, steps) is the same in torch, for gradients in features, start or rate.
+    """
     rate_learns = isinstance(rate, Tensor) and rate.requires_grad
     if rate_learns or args[0].requires_grad or any(leaf.requires_grad for leaf in tensors(v0)):
         return slowly(v0, args, rate, steps)
-
-    def again(leaves: tuple[Tensor, ...]) -> Tree:
-        return slowly(v0, type(args)(*leaves), rate, steps)
-
     rates = torch.as_tensor(rate, dtype=torch.float64).expand(problems.count).contiguous().numpy()
-    return unpack(_Descent.apply(problems, v0, rates, steps, again, *args), v0)
+    return unpack(_Descent.apply(problems, v0, rates, steps, *args), v0)

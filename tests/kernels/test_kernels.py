@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
@@ -197,31 +196,6 @@ def test_machine_code_that_cannot_be_checked_is_not_used(tmp_path, monkeypatch, 
     assert store.code_folder() is None
 
 
-def test_of_a_read_only_folder_what_is_sound_is_used_from_a_copy(tmp_path, monkeypatch):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    folder = store.code_folder()
-    inside = folder / "kernels_0123"
-    inside.mkdir()
-    for name in ("a.nbi", "a.1.nbc", "b.nbi"):
-        (inside / name).write_bytes(name.encode() * 100)
-    store.record(folder)
-    (inside / "b.nbi").write_bytes(b"damaged")
-
-    def refuse(self):
-        raise OSError(errno.EROFS, "Read-only file system", str(self))
-
-    monkeypatch.setattr(Path, "touch", refuse)
-    copy = store.code_folder()
-    assert copy != folder
-    assert files(copy) == ["a.1.nbc", "a.nbi"]
-    assert files(folder) == ["a.1.nbc", "a.nbi", "b.nbi"]
-    assert store.is_lasting(folder)
-    assert not store.is_lasting(copy)
-    shutil.rmtree(folder)
-    folder.mkdir()
-    assert store.code_folder() is None
-
-
 def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file"))
@@ -368,21 +342,13 @@ def test_gradients_of_unrolled_steps_are_those_of_autograd():
             torch.testing.assert_close(one, other, rtol=UNROLLED, atol=UNROLLED)
 
 
-def test_unrolled_steps_have_second_derivatives_and_bear_torch_func():
-    centres, again = (torch.randn(5, 17, generator=torch.Generator().manual_seed(i)).double() for i in (1, 2))
-    centres.requires_grad_()
+def test_unrolled_steps_bear_torch_func_and_refuse_a_second_derivative():
+    centres = torch.randn(5, 17, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
     (first,) = torch.autograd.grad(unrolled(centres).square().sum(), centres, create_graph=True)
-    (second,) = torch.autograd.grad((first * again).sum(), centres)
-    by_func = torch.func.grad(lambda c: unrolled(c).square().sum())
+    by_func = torch.func.grad(lambda c: unrolled(c).square().sum())  # in torch
     torch.testing.assert_close(by_func(centres.detach()), first.detach(), rtol=UNROLLED, atol=UNROLLED)
-
-    def slope(c):
-        c = c.detach().requires_grad_()
-        return torch.autograd.grad(unrolled(c).square().sum(), c)[0]  # by kernels
-
-    step = 1e-5
-    apart = (slope(centres + step * again) - slope(centres - step * again)) / (2 * step)
-    torch.testing.assert_close(second, apart, rtol=1e-6, atol=1e-9)  # central differences: step squared, eps over step
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        first.sum().backward()
 
 
 @pytest.mark.slow("compiles a kernel again")
