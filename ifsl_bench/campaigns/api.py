@@ -25,7 +25,6 @@ from ifsl_bench.jobs.preparation import PrepareData
 from ifsl_bench.jobs.ranges import remove_evaluated
 from ifsl_bench.jobs.request import Request
 from ifsl_bench.jobs.training import backbone_of
-from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Method
 from ifsl_bench.protocol.limits import LARGEST_SEED
 from ifsl_bench.protocol.variants import make_change
@@ -187,9 +186,8 @@ def evaluate_checkpoint(
     work = work or workspace()
     folder = checkpoint if os.path.isdir(checkpoint) else work.home.trained / checkpoint.name
     info = trained_facts(folder)
-    method = registry.recorded_name(info["method"], info.get("distribution"))
     train = info["train"] | ({"select": select} if select else {})
-    request = Request([method], [task], info["options"], train, seed=info["seed"], episodes=episodes,
+    request = Request([info["method"]], [task], info["options"], train, seed=info["seed"], episodes=episodes,
                       change=make_change(change or {}))  # fmt: skip
     job = _only(make_jobs(request, work.home))
     evaluation = Evaluate(job, folder, command)

@@ -132,9 +132,7 @@ def trained_facts(folder: Path) -> dict[str, Any]:
     check_progress(CheckpointFolder(folder).json, info)
     if not info["finished"]:
         raise UserError(f"the meta-training in {folder} stopped at step {info['step']}; run it to its end first")
-    if registry.names_file(
-        registry.recorded_name(info["method"], info.get("distribution"))
-    ):  # a path in a file that may be a stranger's is no reason to run code
+    if registry.names_file(info["method"]):  # a path in a file that may be a stranger's is no reason to run code
         raise UserError(f"{folder.name} is of a method in a file, {info['method']}; run that file to evaluate it")
     return info
 

@@ -40,8 +40,8 @@ class Chosen:
     @property
     def distribution(self) -> dict[str, str]:
         """Name and version of the package that registers it; empty for a class that nobody registers."""
-        point = None if self.file else registry.owner(self.name)
-        return registry.distribution_of(point) if point else {}
+        points = [] if self.file else registry.owners(registry.METHODS, self.name)
+        return registry.distribution_of(points[0]) if points else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A class from a file cannot be imported by its name elsewhere: the file is read there.
@@ -94,7 +94,7 @@ def _name_of(method: type) -> str:
     points = registry.names(registry.METHODS)
     for point in points.values():
         if point.value.partition(" ")[0] == f"{method.__module__}:{method.__qualname__}":
-            return registry.called(registry.METHODS, point)
+            return point.name
     if method.__name__.lower() in {
         name.lower() for name in (*points, *registry.all_shorthands())
     }:  # file names may not tell cases apart

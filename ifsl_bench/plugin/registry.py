@@ -43,30 +43,16 @@ class Plugin:
 
 
 def names(group: str) -> dict[str, EntryPoint]:
-    """Registered names, without importing any of them.
-
-    Where several packages register one name, each of them is there as ``package:name`` besides, and the name alone is
-    nobody's: :func:`load` says whose it might be.
-    """
-    return dict(_names(group, tuple(sys.path)))
+    """Registered names, without importing any of them."""
+    return {name: points[0] for name, points in _points(group, tuple(sys.path)).items()}
 
 
 @lru_cache(maxsize=8)  # every look-up would read the metadata of all packages anew
 def _points(group: str, _path: tuple[str, ...]) -> dict[str, list[EntryPoint]]:
-    found: dict[str, list[EntryPoint]] = {}
+    points: dict[str, list[EntryPoint]] = {}
     for point in sorted(entry_points(group=group), key=lambda p: (p.name, package_of(p))):
-        found.setdefault(point.name, []).append(point)
-    return found
-
-
-@lru_cache(maxsize=8)
-def _names(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    found: dict[str, EntryPoint] = {}
-    for name, points in _points(group, path).items():
-        found[name] = points[0]
-        if len(points) > 1:
-            found |= {f"{package_of(point)}:{name}": point for point in points}
-    return found
+        points.setdefault(point.name, []).append(point)
+    return points
 
 
 def package_of(point: EntryPoint) -> str:
@@ -92,19 +78,8 @@ def same_package(a: str, b: str) -> bool:
 
 
 def owners(group: str, name: str) -> list[EntryPoint]:
-    """Who registers ``name``; of ``package:name`` that package alone."""
-    package, _, plain = name.rpartition(":")
-    points = _points(group, tuple(sys.path)).get(plain, [])
-    return [point for point in points if not package or same_package(package, package_of(point))]
-
-
-def called(group: str, point: EntryPoint) -> str:
-    """The name that results give to what is registered: its name, or ``package:name`` where others have that name too.
-
-    What comes with this package keeps its name, so that its rows stay the ones that they were.
-    """
-    alone = len(owners(group, point.name)) == 1 or same_package(package_of(point), OWN)
-    return point.name if alone else f"{package_of(point)}:{point.name}"
+    """The entry points of a name: one, or none, or several where packages dispute it and :func:`load` refuses it."""
+    return _points(group, tuple(sys.path)).get(name, [])
 
 
 def is_installed(module: str) -> bool:
@@ -117,12 +92,9 @@ def load(group: str, name: str) -> Plugin:
     """Imports one plugin; a failure is a :class:`Plugin` with a ``problem``, not an exception."""
     points = owners(group, name)
     if len(points) > 1:
-        whose = " and ".join(package_of(point) for point in points)
-        choice = " or ".join(f"{package_of(point)}:{name}" for point in points)
-        how = f"say which is meant, {choice}" if group == METHODS else "uninstall all but one of them"
-        return Plugin(
-            name, "/".join(package_of(point) for point in points), problem=f"ambiguous: {whose} register it; {how}"
-        )
+        whose = [package_of(point) for point in points]
+        problem = f"ambiguous: {' and '.join(whose)} register it; uninstall all but one of them"
+        return Plugin(name, "/".join(whose), problem=problem)
     (point,) = points
     package = package_of(point)
     try:
@@ -165,16 +137,6 @@ def names_file(said: str) -> bool:
     return ".py:" in said or said.endswith(".py")
 
 
-def recorded_name(method: str, distribution: Any) -> str:
-    """The name to look a method up by that a file records: with its package, for others may register that name too.
-
-    Args:
-        distribution: what the file says of the package, of any type: the file may be a stranger's.
-    """
-    package = distribution.get("name") if isinstance(distribution, dict) else None
-    return f"{package}:{method}" if isinstance(package, str) and package and ":" not in method else method
-
-
 def method(name: str) -> type[Method]:
     """The method class registered under ``name``.
 
@@ -192,37 +154,29 @@ def method(name: str) -> type[Method]:
 
 
 def resolve(name: str) -> tuple[str, type[Method], dict[str, Any]]:
-    """A method by its registered name or by a shorthand: what results call it, the class, and the options meant.
-
-    Either may begin with ``package:``, which chooses among the packages that have it.
+    """A method by its registered name or by a shorthand: its name, the class, and the options meant.
 
     Raises:
         UserError: as :func:`method`; a name that several have; or a method whose shorthands are names of others.
     """
-    if points := owners(METHODS, name):
-        kind, known = method(name), called(METHODS, points[0])
-        if shorthands_called(points[0].name):  # equal names are told apart by `package:`, labels would not be
-            check_free(points[0].name, known, f"method {points[0].name!r}")
-        check_shorthands(known, kind)
-        return known, kind, {}
-    package, _, plain = name.rpartition(":")
-    found = [
-        (point, kind, meant)
-        for point, kind, meant in shorthands_called(plain)
-        if not package or same_package(package, package_of(point))
-    ]
-    if not found:
+    if owners(METHODS, name):
+        kind = method(name)
+        check_free(name, name, f"method {name!r}")
+        check_shorthands(name, kind)
+        return name, kind, {}
+    shorthands = shorthands_called(name)
+    if not shorthands:
         label = label_parts(name)
         if label.name != name and label.name in {**names(METHODS), **all_shorthands()}:
             raise UserError(f"{name!r} is the label of a row, which is run with {shlex.join(label.typed)}; its method: "
                             f"ifsl-bench methods {label.name}")  # fmt: skip
         raise unknown("method", name, [*names(METHODS), *all_shorthands()], see=SEE[METHODS])
-    if len(found) > 1:
-        whose = " and ".join(f"{called(METHODS, point)} of {package_of(point)}" for point, *_ in found)
+    if len(shorthands) > 1:
+        whose = " and ".join(f"{point.name} of {package_of(point)}" for point, *_ in shorthands)
         raise UserError(f"{name!r} is a shorthand of several methods, {whose}; name the method and its options instead")
-    ((point, kind, meant),) = found
-    check_shorthands(called(METHODS, point), kind)
-    return called(METHODS, point), kind, dict(meant)
+    ((point, kind, meant),) = shorthands
+    check_shorthands(point.name, kind)
+    return point.name, kind, meant
 
 
 def check_shorthands(name: str, kind: type[Method]) -> None:
@@ -236,22 +190,16 @@ def check_free(said: str, name: str, what: str) -> None:
 
     Args:
         said: its name, a shorthand or a label.
-        name: what results call the method.
+        name: the method's.
         what: how the error names ``said``.
     """
-    mine = owner(name)
     others = [(point, f"method {point.name}") for point in owners(METHODS, said)]
     others += [(point, f"a shorthand of method {point.name}") for point, *_ in shorthands_called(said)]
     for point, kind in others:
-        if mine is None or (point.name, package_of(point)) != (mine.name, package_of(mine)):
-            by = f" (package {package_of(mine)})" if mine else ""
+        if point.name != name:
+            mine = owners(METHODS, name)
+            by = f" (package {package_of(mine[0])})" if mine else ""
             raise UserError(f"{what}{by} is also {kind} (package {package_of(point)}); one of them needs another name")
-
-
-def owner(name: str) -> EntryPoint | None:
-    """Who registers what results call ``name``; None for a method that nobody registers."""
-    points = owners(METHODS, name)
-    return next((point for point in points if len(points) == 1 or same_package(package_of(point), OWN)), None)
 
 
 Shorthand = tuple[EntryPoint, type["Method"], dict[str, Any]]  # whose it is, and the class and options it stands for
@@ -260,27 +208,24 @@ Shorthand = tuple[EntryPoint, type["Method"], dict[str, Any]]  # whose it is, an
 def shorthands_called(name: str) -> list[Shorthand]:
     """The shorthands of that name; of this package's methods only the one that ``methods/rows.toml`` says is loaded."""
     own = rows()[name].of if name in rows() else ""
-    points = [point for points in _points(METHODS, tuple(sys.path)).values() for point in points]
-    asked = [point for point in points if point.name == own or not same_package(package_of(point), OWN)]
-    return [(point, kind, meant[name]) for point, kind, meant in _shorthands(asked) if name in meant]
+    points = [point for point in names(METHODS).values() if point.name == own or package_of(point) != OWN]
+    return [shorthand for called, shorthand in _shorthands(points) if called == name]
 
 
 def all_shorthands() -> dict[str, list[Shorthand]]:
     """All shorthands by name."""
-    found: dict[str, list[Shorthand]] = {}
-    points = [point for points in _points(METHODS, tuple(sys.path)).values() for point in points]
-    for point, kind, meant in _shorthands(points):
-        for name, options in meant.items():
-            found.setdefault(name, []).append((point, kind, options))
-    return found
+    by_name: dict[str, list[Shorthand]] = {}
+    for name, shorthand in _shorthands(names(METHODS).values()):
+        by_name.setdefault(name, []).append(shorthand)
+    return by_name
 
 
-def _shorthands(points: Iterable[EntryPoint]) -> Iterator[tuple[EntryPoint, type[Method], dict[str, dict[str, Any]]]]:
-    """Each method's class and shorthands; those of plugins that cannot be used are left out."""
+def _shorthands(points: Iterable[EntryPoint]) -> Iterator[tuple[str, Shorthand]]:
+    """The shorthands of methods; those of plugins that cannot be used are left out."""
     for point in points:
         try:
-            kind = method(f"{package_of(point)}:{point.name}")
+            kind = method(point.name)
         except UserError:
             continue
-        own = vars(kind).get("shorthands", {})  # a subclass is another method
-        yield point, kind, {name: dict(options) for name, options in own.items()}
+        for name, options in vars(kind).get("shorthands", {}).items():  # a subclass is another method
+            yield name, (point, kind, dict(options))

@@ -88,8 +88,6 @@ def label(method: type[Method], name: str, given: Mapping[str, Any], task: Task)
         called, said = method.label(name, defaults(method, task) | dict(given))
         if called != name and called not in method.shorthands:
             registry.check_free(called, name, f"label {called!r} of method {name}")
-        package = name.rpartition(":")[0]  # said where others have the name too
-        called = called if called.startswith(f"{package}:") or not package else f"{package}:{called}"
     return [called, *(f"{key}={short(value)}" for key, value in given.items() if key not in said)]
 
 

@@ -26,9 +26,7 @@ from ifsl_bench.protocol.training import Training
 from ifsl_bench.store.check_form import Unverified
 from ifsl_bench.store.check_search import odd_search
 
-METHOD = (
-    r"(?:[A-Za-z0-9][A-Za-z0-9._-]*:)?[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
-)
+METHOD = r"[A-Za-z0-9][A-Za-z0-9._+-]*"  # a method's name, or what it calls itself in labels
 
 
 def _distribution(result: Result) -> dict[str, str]:
@@ -37,21 +35,20 @@ def _distribution(result: Result) -> dict[str, str]:
     return {key: str(value) for key, value in recorded.items()} if isinstance(recorded, dict) else {}
 
 
-def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint], str]:
-    """Looks up the packages that register the method here, those that the file names, and the method's full name."""
+def _owners(result: Result) -> tuple[list[EntryPoint], list[EntryPoint]]:
+    """Looks up the packages that register the method here, and those that the file names."""
     owners = registry.owners(registry.METHODS, result.method)
     package = _distribution(result).get("name", "")
     theirs = [point for point in owners if not package or registry.same_package(registry.package_of(point), package)]
-    full_name = f"{registry.package_of(theirs[0])}:{theirs[0].name}" if package and theirs else result.method
-    return owners, theirs, full_name
+    return owners, theirs
 
 
 def _missing(result: Result) -> str:
     """Says why the method cannot be loaded here; "" where it can."""
-    owners, _, full_name = _owners(result)
+    owners, _ = _owners(result)
     if not owners:
         return f"method {result.method} is not installed here"
-    lacks = registry.load(registry.METHODS, full_name).lacks
+    lacks = registry.load(registry.METHODS, result.method).lacks
     return f"{lacks}, which method {result.method} needs, is not installed" if lacks else ""
 
 
@@ -61,7 +58,7 @@ def _job(result: Result, task: Task) -> Job:
     Raises:
         UserError: options or training that the method does not take.
     """
-    name, method, meant = registry.resolve(_owners(result)[2])
+    name, method, meant = registry.resolve(result.method)
     (given, train), trials = result.given(), result.trials
     options, training = resolve_options(method, name, {**meant, **given}, task, trials), Training.parse(train)
     count = len(result.episodes)
@@ -70,7 +67,7 @@ def _job(result: Result, task: Task) -> Job:
 
 def _known_job(result: Result, task: Task) -> Job | None:
     """The job; None where :func:`_method` says why there is none."""
-    owners, theirs, _ = _owners(result)
+    owners, theirs = _owners(result)
     if (owners and not theirs) or _missing(result):
         return None
     with contextlib.suppress(UserError):
@@ -80,7 +77,7 @@ def _known_job(result: Result, task: Task) -> Job | None:
 
 def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
     """Label, options and backbone, as the installed method and the task make them."""
-    owners, theirs, _ = _owners(result)
+    owners, theirs = _owners(result)
     if owners and not theirs:
         here, package = " and ".join(registry.package_of(point) for point in owners), _distribution(result)["name"]
         yield f"method: {result.method!r} of package {package}, the one that is installed here is of package {here}"
@@ -122,7 +119,7 @@ def _elsewhere(result: Result, task: Task, corpora: Sequence[str] | None) -> Ite
 
 def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The distribution that the method is from; a class that nobody registers has none."""
-    recorded, (owners, _, _) = _distribution(result), _owners(result)
+    recorded, (owners, _) = _distribution(result), _owners(result)
     if owners and not (recorded.get("name") and recorded.get("version")):
         yield (f"provenance.distribution: name and version missing; method {result.method!r} is of package "
                f"{registry.package_of(owners[0])}")  # fmt: skip
@@ -132,7 +129,7 @@ def _package(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 def _other_version(result: Result) -> str:
     """Names the other version of its package that the method is from; "" for the installed version."""
-    recorded, (_, theirs, _) = _distribution(result), _owners(result)
+    recorded, (_, theirs) = _distribution(result), _owners(result)
     if not theirs or not recorded.get("version"):
         return ""
     here = registry.distribution_of(theirs[0])

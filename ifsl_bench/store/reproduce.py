@@ -107,7 +107,7 @@ def job_of(result: Result, home: Home, task: str | None = None, method: str | No
     Raises:
         UserError: task or method are not here, or have other options; or the result names a file in place of one.
     """
-    method_name = method or registry.recorded_name(result.method, result.provenance.get("distribution"))
+    method_name = method or result.method
     if method is None and registry.names_file(method_name):  # it is not the user who named that file
         raise UserError(f"{result.label} on {result.task} cannot be run again here: {method_name!r} is a file, not the "
                         "name of a method; where you trust it, say --method FILE.py:CLASS")  # fmt: skip

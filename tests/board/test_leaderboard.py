@@ -850,13 +850,3 @@ def test_latex_says_why_nothing_is_bold_where_the_best_row_is_not_shown(tmp_path
     tops = {place.row.label for place in board.ranking.places if place.top}
     assert f"% None is bold among the measured rows of glyphs-5shot: {', '.join(sorted(tops))} may be the best" in few
     assert "None is bold" not in paper_tables([board])
-
-
-def test_a_package_before_a_methods_name_is_no_option():
-    for method, label, options in (
-        ("some.package:lr", "some.package:lr", False),
-        ("some.package:lr", "lr", False),
-        ("some.package:lr", "some.package:lr.a=x:y", True),
-        ("lr", "lr.a=x:y.z", True),
-    ):
-        assert row(label, [14.0], method=method).has_options == options, label

@@ -109,7 +109,6 @@ def test_entries_are_whole(paper):
         ("lwof.train.steps=20", "LwoF (training steps = 20)"),
         ("lr+a.steps=20.train.rate=0.001", "LR+A (steps = 20, training rate = 0.001)"),
         ("mine", "mine"),
-        ("other:lr", "other:lr"),
     ],
 )
 def test_labels_in_print(label, shown):

@@ -72,24 +72,15 @@ def refused(said):
     return str(caught.value)
 
 
-def test_a_name_of_two_packages_is_refused_and_either_can_be_chosen(installed):
-    installed("alien", "protonet")
-    message = refused("protonet")
-    assert "ifsl_bench" in message
-    assert "alien" in message
-    assert "alien:protonet" in message
-    ours, theirs = registry.resolve("ifsl-bench:protonet"), registry.resolve("alien:protonet")
-    assert (ours[0], ours[1].__name__) == ("protonet", "ProtoNet")
-    assert (theirs[0], theirs[1].__name__) == ("alien:protonet", "Theirs")
+def test_a_name_of_two_packages_is_refused_with_both_named(installed):
+    for name, packages in (("protonet", ("ifsl_bench", "alien")), ("new", ("other", "third"))):
+        for package in packages:
+            if package != "ifsl_bench":
+                installed(package, name)
+        message = refused(name)
+        assert all(package in message for package in packages)
+        assert "uninstall all but one" in message
     assert registry.resolve("imprint")[0] == "imprint"
-
-
-def test_two_strangers_with_one_name_are_told_apart_too(installed):
-    installed("alien", "new")
-    assert registry.resolve("new")[0] == registry.resolve("alien:new")[0] == "new"
-    installed("other", "new", scale=2.0)
-    assert "alien" in refused("new")
-    assert [registry.resolve(f"{package}:new")[0] for package in ("alien", "other")] == ["alien:new", "other:new"]
 
 
 @pytest.mark.parametrize(
@@ -115,24 +106,6 @@ def test_a_label_that_is_anothers_is_refused(installed, clusters):
         api.run("new", f"{clusters / 'clusters.toml'}:clusters-5shot", work=api.workspace(clusters / "home"))
 
 
-def test_rows_of_a_name_that_two_packages_have_are_told_apart_and_say_whose_they_are(installed, clusters):
-    work = api.workspace(clusters / "home", device="cpu")
-    task = f"{clusters / 'clusters.toml'}:clusters-5shot"
-    installed("alien", "protonet", shorthands=["alien-two"])
-    theirs, ours = (api.run(f"{package}:protonet", task, work=work) for package in ("alien", "ifsl_bench"))
-    assert (theirs.label, ours.label) == ("alien:protonet", "protonet")
-    assert theirs.provenance["distribution"] == {"name": "alien", "version": "0.3"}
-    assert ours.provenance["distribution"]["name"] == "ifsl_bench"
-    assert theirs.episodes != ours.episodes
-    short = api.run("alien:protonet", task, options={"power": 2.0}, work=work)
-    assert short.label == "alien:alien-two"
-    tasks = {one.name: one for one in find(str(clusters / "clusters.toml"))}
-    folder = work.home.results / "clusters-5shot"
-    for result in (theirs, ours, short):
-        (path,) = (p for p in folder.iterdir() if msgspec.json.decode(p.read_bytes())["label"] == result.label)
-        assert not [line for line in check_file(path, tasks, work.home).failures if "commit" not in line]
-
-
 def test_a_result_of_a_strangers_method_is_not_taken_for_ours(installed, clusters):
     """A stranger's package registers a name; its result goes to somebody who has another method of that name."""
     work = api.workspace(clusters / "home", device="cpu")
@@ -152,8 +125,6 @@ def test_a_result_of_a_strangers_method_is_not_taken_for_ours(installed, cluster
     assert line == "method: 'imprint' of package alien, the one that is installed here is of package ifsl_bench"
     (line,) = (line for line in found(name="alien", version=3).failures if "distribution" in line)
     assert "provenance.distribution" in line
-    installed("alien", "imprint")
-    assert not [line for line in found(name="ifsl_bench", version="0").failures if "method" in line]
 
 
 def test_a_class_of_a_file_may_not_have_the_name_of_a_shorthand(installed, tmp_path):
