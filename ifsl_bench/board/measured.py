@@ -124,8 +124,7 @@ class Row:
     @property
     def has_options(self) -> bool:
         """Whether somebody has changed the method's options or training, which the label then says after a dot."""
-        package, colon, method = self.results[0].method.rpartition(":")
-        return "." in self.label.removeprefix(package + colon).removeprefix(method)
+        return "." in self.label.removeprefix(self.results[0].method)
 
     @cached_property
     def _counts(self) -> tuple[Counts | SessionCounts, ...]:
