@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ifsl_bench.board.entries import Entry
+from ifsl_bench.board.measured import COMPUTED
 from ifsl_bench.board.rank_intervals import Difference
 from ifsl_bench.board.table import Column
 from ifsl_bench.protocol.contamination import MARKS
@@ -47,6 +48,7 @@ DROP = {
     "trials": 4,
     "delta": 2,
 }
+ENDS = ("first", "last")  # A_0 and A_T, which tables with the accuracy after each session need not have
 HEADINGS = {
     "acc": Heading("Acc.", r"Acc. $\uparrow$", short=True, paper_short=True),
     "calibrated_acc": Heading("cal. Acc.", r"cal. Acc. $\uparrow$", short=True),
@@ -87,10 +89,14 @@ def task_columns(
     kind = task.kind
     names = kind.fields if full else [name for name in HEADINGS if name in kind.fields and HEADINGS[name].short]
     metrics = [
-        _metric(name, heading_of(name, task).text if kind.shows(name, known) else None, ranked) for name in names
+        _metric(name, heading_of(name, task).text if kind.shows(name, known) else None, ranked)
+        for name in names
+        if not (full and name in ENDS)
     ]
+    if task.sessions:
+        metrics = [*metrics[:2], *(_after(t, full) for t in range(task.sessions.count + 1)), *metrics[2:]]
     others = kind.fields if task.sessions else BALANCE
-    metrics += [_metric(name, None, bold=False) for name in others if name not in names]
+    metrics += [_metric(name, None, bold=False) for name in others if name not in names or (full and name in ENDS)]
     return [
         TASK,
         *((VARIANT, KIND, COMPARABLE, RANK) if ranked else ()),
@@ -143,11 +149,21 @@ def _metric(name: str, heading: str | None, bold: bool) -> Column[Entry]:
     return Column(heading, text, fields, top, drop=DROP.get(name, 0))
 
 
+def _after(t: int, shown: bool) -> Column[Entry]:
+    """The accuracy after session t."""
+
+    def fields(entry: Entry) -> dict[str, float | None]:
+        value = entry.after[t] if entry.after else Estimate(math.nan, math.nan)
+        return {f"a_{t}": rounded(value.mean), f"a_{t}_interval": rounded(value.interval)}
+
+    return Column(f"A_{t}" if shown else None, lambda entry: plus_minus(entry.after[t]) if entry.after else "", fields)
+
+
 def _source(ranked: bool) -> Column[Entry]:
     """Where a row is from, and whether it stands apart; programs have ``comparable`` for that where rows are ranked."""
 
     def plain(entry: Entry) -> str:
-        return entry.source if entry.measured else f"published: {entry.source}"
+        return f"published: {entry.source}" if entry.kind == "published" else entry.source
 
     def text(entry: Entry) -> str:
         source = plain(entry) + (", transductive" if entry.measured and entry.measured.transductive else "")
@@ -217,13 +233,13 @@ def _printed(entry: Entry) -> dict[str, float | str | None]:
 
 
 def _state(entry: Entry) -> float | None:
-    return entry.measured.state_bytes if entry.measured else None
+    return entry.measured.state_bytes if entry.measured else 0.0 if entry.kind == COMPUTED else None
 
 
 STATE: Column[Entry] = Column(
     "bytes/class",
     lambda entry: "" if (size := _state(entry)) is None else f"{size:,.0f}",
-    lambda entry: {"state_bytes_per_class": rounded(_state(entry) or 0.0) if entry.measured else None},
+    lambda entry: {"state_bytes_per_class": None if (size := _state(entry)) is None else rounded(size)},
     drop=8,
 )
 TASK: Column[Entry] = Column(fields=lambda entry: {"task": entry.task.name})

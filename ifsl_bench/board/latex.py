@@ -9,12 +9,13 @@ from dataclasses import replace
 
 from ifsl_bench.board.boards import Board
 from ifsl_bench.board.columns import HEADINGS, heading_of
-from ifsl_bench.board.entries import Entry, entries_of
-from ifsl_bench.board.measured import STORED, having
+from ifsl_bench.board.entries import Entry, entries_of, published_entries
+from ifsl_bench.board.measured import COMPUTED, STORED, having
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
+from ifsl_bench.board.published import LETTERS, bibtex
 from ifsl_bench.board.ranking import Ranking, setting_of
 from ifsl_bench.common.errors import one_line
-from ifsl_bench.plugin.bibliography import papers, printed
+from ifsl_bench.plugin.bibliography import Paper, papers, printed
 from ifsl_bench.protocol.contamination import MARKS
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.variants import split
@@ -61,6 +62,8 @@ def paper_tables(boards: Sequence[Board], full: bool = False) -> str:
 
 def _kind(task: Task) -> str:
     """What tasks of one table have in common: all but the shots, and these too where a variant has others."""
+    if task.sessions:
+        return task.name  # of which one fills the width
     definition = {k: v for k, v in task.definition().items() if k not in ("name", "shots")}
     plain, change = split(task.name)
     return json.dumps([definition, bool(task.variant_of), change.shots and plain], sort_keys=True)
@@ -71,6 +74,8 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     measured = [row for board in boards for row in (*board.rows, *board.others)]
     filled = [name for name in columns if having(measured, name)]
     columns = [name for name in columns if boards[0].task.kind.shows(name, filled)]
+    if sessions := boards[0].task.sessions:
+        columns = ["first", *(f"a_{t}" for t in range(1, sessions.count)), "last", "acc", "pd", "gain"]
     # Rows of one label may come from two places, the package and the user; then the user's says so.
     twice = {row.label for row in measured if row.origin != STORED} & {
         row.label for row in measured if row.origin == STORED
@@ -78,13 +83,13 @@ def _table(boards: Sequence[Board], full: bool) -> str:
     blocks: dict[tuple[int, str], dict[str, dict[str, Entry]]] = {}
     bold: set[tuple[Entry, str]] = set()
     for board in boards:
-        entries = entries_of(board)
+        entries = [*entries_of(board), *(published_entries(board) if sessions else [])]
         bold |= _bold(board, entries, columns)
         for entry in entries:
             blocks.setdefault(_block(entry), {}).setdefault(_label(entry, twice), {})[board.name] = entry
     lines = [
         f"% {' '.join(board.name for board in boards)}; needs booktabs and multirow",
-        f"% {BOLD}",
+        f"% {BOLD.partition(';')[0] + '.' if sessions else BOLD}",
         *_not_shown(boards, bold),
         *([f"% {ARROWS}"] if set(columns) & {"delta", "delta_a", "delta_b"} else []),
         *(f"% {one_line(line)}" for line in dict.fromkeys(note for board in boards for note in _notes(board))),
@@ -94,7 +99,7 @@ def _table(boards: Sequence[Board], full: bool) -> str:
         rf"\caption{{{escaped(_caption(boards))}}}",
         rf"\begin{{tabular}}{{c|{'|'.join(['c' * len(columns)] * len(boards))}}}",
         r"\toprule",
-        *_header(boards, columns),
+        *(_sessions_header(sessions.count) if sessions else _header(boards, columns)),
     ]
     for block in sorted(blocks):
         lines.append(r"\midrule")
@@ -103,7 +108,11 @@ def _table(boards: Sequence[Board], full: bool) -> str:
             lines.append(rf"\multicolumn{{{width}}}{{c}}{{\textit{{{escaped(block[1])}}}}} \\")
         for label, by_task in sorted(blocks[block].items(), key=lambda item: _place(item[1]), reverse=True):
             cells = [_cell(by_task.get(board.name), name, bold) for board in boards for name in columns]
-            lines.append(" & ".join([first_cell(escaped(label)), *cells]) + r" \\")
+            marks = next(iter(by_task.values())).marks
+            first = first_cell(escaped(label)) + (f"$^{{{','.join(marks)}}}$" if marks else "")
+            lines.append(" & ".join([first, *cells]) + r" \\")
+    lines += _legend({mark for block in blocks.values() for by_task in block.values() for e in by_task.values()
+                      for mark in e.marks}, 1 + len(columns))  # fmt: skip
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{center}", r"\end{table}"])
 
 
@@ -134,6 +143,22 @@ def _header(boards: Sequence[Board], columns: Sequence[str]) -> list[str]:
     return [" & ".join([r"\multirow{2}{*}{Model}", *spans]) + r" \\", " & ".join([" ", *heads]) + r" \\"]
 
 
+def _sessions_header(count: int) -> list[str]:
+    """As papers on sessions have it: the accuracy after each, their average, and what is lost on the way."""
+    numbers = " & ".join(map(str, range(count + 1)))
+    return [
+        rf"\multirow{{2}}{{*}}{{Model}} & \multicolumn{{{count + 1}}}{{c}}{{Acc. after each session (\%) $\uparrow$}} "
+        r"& \multirow{2}{*}{Avg. $\uparrow$} & \multirow{2}{*}{PD $\downarrow$} & \multirow{2}{*}{gain $\uparrow$} \\",
+        rf" & {numbers} & & & \\",
+    ]
+
+
+def _legend(marks: Collection[str], width: int) -> list[str]:
+    """What letters beside published rows mean."""
+    said = "; ".join(f"{letter}: {text}" for letter, text in LETTERS.items() if letter in marks)
+    return [r"\midrule", rf"\multicolumn{{{width}}}{{l}}{{\footnotesize {escaped(said)}}} \\"] if said else []
+
+
 def _place(entries: Mapping[str, Entry]) -> tuple[int, float]:
     """What lines are ordered by: on how many of the tasks they are, then their mean accuracy there."""
     return len(entries), sum(entry.values["acc"].mean for entry in entries.values()) / len(entries)
@@ -143,7 +168,11 @@ def _block(entry: Entry) -> tuple[int, str]:
     """The block of a table that an entry is in: its place and its title."""
     if entry.kind == "measured":
         return (2, "Measured") if entry.comparable else APART
+    if entry.kind == COMPUTED:
+        return 2, "Measured"
     paper = next((paper.short for paper in papers("methods") if paper.key.startswith(entry.source)), entry.source)
+    if text := bibtex().get(entry.source):
+        paper = Paper(entry.source, (), text).short
     return (0, f"Published: {paper}") if entry.comparable else (1, f"Published, other protocol: {paper}")
 
 
@@ -159,11 +188,11 @@ def _label(entry: Entry, twice: Collection[str]) -> str:
 def _bold(board: Board, entries: Sequence[Entry], columns: Sequence[str]) -> set[tuple[Entry, str]]:
     """The entries and metrics that may be the best of the ranked ones, or are the highest of several of a paper."""
     bold = set()
-    for name in columns:
+    for name in set(columns) - {"pd"}:  # of which the least is the best, where A_0 are alike
         ranking = Ranking(having(board.compared, name), name, board.setting)
         tops = {place.row for place in ranking.places if place.top}
         bold |= {(entry, name) for entry in entries if entry.measured in tops}
-        printed = [entry for entry in entries if entry.kind == "published" and name in entry.values]
+        printed = [e for e in entries if e.kind == "published" and name in e.values and not board.task.sessions]
         for source in {entry.source for entry in printed}:
             values = {entry: entry.values[name].mean for entry in printed if entry.source == source}
             if len(values) > 1:
@@ -191,6 +220,8 @@ def first_cell(text: str) -> str:
 
 def _cell(entry: Entry | None, name: str, bold: Collection[tuple[Entry, str]]) -> str:
     """A number as the paper prints it: its ± beside an accuracy only."""
+    if entry is not None and name.startswith("a_"):
+        return f"{entry.after[int(name[2:])].mean:.2f}"
     if entry is None or name not in entry.values:
         return ""
     value = entry.values[name]

@@ -11,7 +11,7 @@ from ifsl_bench.board.boards import Board, load_variants, telling
 from ifsl_bench.board.columns import task_columns
 from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.entries import Entry, entries_of
-from ifsl_bench.board.measured import STORED
+from ifsl_bench.board.measured import COMPUTED, STORED
 from ifsl_bench.board.notes import CALIBRATED, notes_of, notes_of_ranks
 from ifsl_bench.board.published import PublishedRow, published_tasks
 from ifsl_bench.board.published_table import published_tables
@@ -19,7 +19,7 @@ from ifsl_bench.board.render import render
 from ifsl_bench.board.table import Table
 from ifsl_bench.common.errors import UserError
 
-OVERVIEW = ("rank", "method", "Acc.", "cal. Acc.", "Delta", "seeds", "source")  # headings
+OVERVIEW = ("rank", "method", "Acc.", "Avg.", "cal. Acc.", "Delta", "gain", "seeds", "source")  # headings
 SHARED = "Rows of other seeds stand where their difference to the best row, on the seeds that both have, puts them."
 RULE = (
     "Rank: the places by Acc. that a row can have, for all rows at once with 95% confidence: from 1 plus the number of "
@@ -61,8 +61,8 @@ def task_table(board: Board, full: bool = False) -> Table[Entry]:
 
     entries = sorted(entries_of(board), key=order)
     metrics = _known(entries)
-    notes = _notes(board, metrics)
-    means = [entry.values["acc"].mean for entry in entries if entry.comparable]
+    notes = _notes(board, entries)
+    means = [entry.values["acc"].mean for entry in entries if entry.comparable and entry.kind != COMPUTED]
     if any(above < below for above, below in itertools.pairwise(means)):
         notes.append(SHARED)
     return Table(task_columns(board.task, full, False, metrics), entries, board.name, notes, mine=_mine, whole=full)
@@ -148,7 +148,7 @@ def ranked_table(board: Board, full: bool = False) -> Table[Entry]:
         title += f", a variant of {board.task.variant_of}: not comparable with it"
     entries = entries_of(board, rank=True)
     metrics = _known(entries)
-    notes = [*_notes(board, metrics), *notes_of_ranks(board)]
+    notes = [*_notes(board, entries), *notes_of_ranks(board)]
     return Table(task_columns(board.task, full, True, metrics), entries, title, notes, order, _mine, full)
 
 
@@ -161,9 +161,10 @@ def _known(entries: Iterable[Entry]) -> set[str]:
     return {name for entry in entries for name in entry.values}
 
 
-def _notes(board: Board, metrics: Collection[str]) -> list[str]:
+def _notes(board: Board, entries: Sequence[Entry]) -> list[str]:
     note = CALIBRATED.replace("episodes", "sequences") if board.task.sessions else CALIBRATED
-    return [*notes_of(board), *([note] if "calibrated_acc" in metrics else [])]
+    shared = [f"{entry.label}: {entry.note}." for entry in entries if entry.kind == COMPUTED and "," in entry.note]
+    return [*notes_of(board), *shared, *([note] if "calibrated_acc" in _known(entries) else [])]
 
 
 def _with_variants(boards: Iterable[Board], results: Path, labels: Collection[str]) -> Sequence[Board]:

@@ -20,6 +20,7 @@ from ifsl_bench.protocol.metrics import Counts, Estimate, estimate, harmonic
 from ifsl_bench.protocol.session_metrics import SessionCounts
 
 PAPER, EVERY = "paper", "every"  # settings: the method as published, and what is the same in all of them
+LAZY, COMPUTED = "lazy", "computed"  # label and origin of what follows from the A_0 of other rows
 STORED, FILE = "stored", "file"  # origins: rows that come with the package, and a result file by itself
 PARTIAL = "the data set was made from less than its source should hold, and is marked partial"
 
@@ -182,10 +183,35 @@ class Row:
         values = self.per_episode().items()
         return {name: estimate(of_metric, variance(self.choices(name)), self.quantile) for name, of_metric in values}
 
+    def after(self, metric: str = "acc") -> list[Estimate]:
+        """One of :data:`~ifsl_bench.protocol.session_metrics.AFTER` after each session: mean and 95% interval over the
+        orders, of the seeds' average; none in episodes.
+        """
+        of_seeds = [c.over_orders(c.after(metric)) for c in self._counts if isinstance(c, SessionCounts)]
+        columns = np.mean(of_seeds, axis=0).T if of_seeds else ()
+        return [estimate(values, 0.0, self.quantile) for values in columns]
+
     def spread(self, metric: str = "acc") -> float:
         """Standard deviation between the seeds' means (n - 1), NaN for one seed."""
         means = [r.summary[metric]["mean"] for r in self.results]
         return float(np.std(means, ddof=1)) if len(means) > 1 else math.nan
+
+
+class LazyRow(Row):
+    """The model with the A_0 of a row in sessions which never answers with a novel class."""
+
+    @cached_property
+    def _counts(self) -> tuple[Counts | SessionCounts, ...]:
+        return tuple(r.counts().lazy().compact() for r in self.results if isinstance(r, SessionResult))
+
+
+def lazy_rows(rows: Iterable[Row]) -> list[tuple[LazyRow, list[Row]]]:
+    """A lazy row for each A_0 that rows in sessions have, to two digits, with the rows that have it."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        if isinstance(row.results[0], SessionResult):
+            groups.setdefault(f"{row.after()[0].mean:.2f}", []).append(row)
+    return [(LazyRow(LAZY, COMPUTED, group[0].results), group) for group in groups.values()]
 
 
 def variance(choices: np.ndarray) -> float:

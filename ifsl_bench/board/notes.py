@@ -19,9 +19,9 @@ from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
 
 BACKBONES = "ifsl_bench.backbones"  # the group of entry points
 OF_SESSIONS = [
-    "Avg.: the mean accuracy after each session, A_0 to A_T; base and novel: after the last; gain: how far Avg. is "
-    "above that of the same base classifier which never answers with a novel class; bytes/class: what is carried on "
-    "for each novel class. A bias is held fixed.",
+    "Avg.: the mean accuracy after each session, A_0 to A_T; base and novel: after the last; lazy: the same base "
+    "classifier (A_0), which never answers with a novel class; gain: how far Avg. is above that; bytes/class: what is "
+    "carried on for each novel class. A bias is held fixed.",
 ]
 CALIBRATED = "cal.: with one bias on all novel logits, found on validation episodes."
 

@@ -15,6 +15,12 @@ from ifsl_bench.protocol.metrics import harmonic
 
 LISTED = "-published"  # what the name of a task that takes a list to the letter ends in
 ONE_ORDER = "one order of the classes, one support set"  # how a list departs from the task that it is of
+LETTERS = {
+    "t": "something was chosen on test images",
+    "i": "images of earlier sessions are kept",
+    "c": "the number of classes is known beforehand",
+    "p": "the pretraining has, or may have, seen the novel classes",
+}
 KINDS = {
     "paper": "paper",
     "readme": "authors' README",
@@ -61,6 +67,17 @@ class PublishedSequence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         ]
         return "; ".join(filter(None, marks))
 
+    @property
+    def said(self) -> str:
+        """Who prints it, its backbone, and :attr:`flags`."""
+        return "; ".join(filter(None, [KINDS[self.kind], self.backbone, self.flags]))
+
+    @property
+    def marks(self) -> str:
+        """The same as letters of :data:`LETTERS`."""
+        holds = (self.chosen_on_test, bool(self.images), self.knows_classes, self.novel_seen != "no")
+        return "".join(letter for letter, held in zip(LETTERS, holds, strict=True) if held)
+
     def values(self, queries: np.ndarray) -> dict[str, float]:
         """The summary that measured rows have, as far as it follows; ``queries`` [T + 1] are of each session."""
         acc = np.array(self.after)
@@ -92,7 +109,8 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def said(self) -> str:
         """All that a reader should know of it."""
-        return "; ".join(part for part in (self.protocol, self.note) if part)
+        of_sequence = self.sequence.said if self.sequence else ""
+        return "; ".join(part for part in (self.protocol, of_sequence, self.note) if part)
 
 
 class _PublishedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -161,5 +179,5 @@ def titles() -> dict[str, str]:
 
 
 def bibtex() -> dict[str, str]:
-    """The entries of papers that no method of the package is from, by the same names."""
+    """The entries of papers that no method of the package is from, by the same names as :func:`titles`."""
     return {stem: "\n".join(file.bibtex) for stem, file in _files() if file.bibtex}

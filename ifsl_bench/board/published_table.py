@@ -49,7 +49,7 @@ def _columns(board: Board, full: bool) -> Sequence[Column[PublishedRow]]:
         Column("flags", lambda row: _sequence(row).flags, _flags, fold=20),
         Column("source", lambda row: row.source,
                lambda row: {"source": f"published: {row.source}", "seeds": _sequence(row).seeds,
-                            "note": row.said or None}, fold=11),
+                            "note": row.note or None}, fold=11),
     )  # fmt: skip
 
 

@@ -12,10 +12,10 @@ from ifsl_bench.board.boards import Board, load_board, load_variants, telling
 from ifsl_bench.board.claims import Judged, edges_of
 from ifsl_bench.board.columns import HEADINGS, plus_minus, rounded
 from ifsl_bench.board.curves import bias_curve, calibrated_point
-from ifsl_bench.board.entries import Entry, entries_of
+from ifsl_bench.board.entries import Entry, entries_of, published_entries
 from ifsl_bench.board.leaderboard import nothing_stored, ranked_table
 from ifsl_bench.board.looks import DASHES, MARKERS, Look, look_of, looks_of
-from ifsl_bench.board.measured import EVERY, PAPER, STORED, Row
+from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER, STORED, Row
 from ifsl_bench.board.ranking import Ranking
 from ifsl_bench.board.table import Table
 from ifsl_bench.page.origins import Origin, origin_of
@@ -158,6 +158,9 @@ def gather(boards: Iterable[Board], claims: Sequence[Judged] = ()) -> Page:
             view = replace(board.in_setting(setting), remarks=board.remarks)  # the page has a menu of settings
             table = ranked_table(view, full=True)
             entries = sorted(table.rows, key=table.order) if table.order else list(table.rows)
+            if board.task.sessions and setting == PAPER:
+                entries += _of_papers(board)
+                table = replace(table, rows=entries, order=None)
             for entry in entries:
                 if _key(entry) not in numbers:
                     numbers[_key(entry)] = len(rows)
@@ -183,6 +186,11 @@ def _claim(judged: Judged, rows: Sequence[PageRow]) -> PageClaim:
 def _settings(board: Board) -> list[str]:
     """The settings of a board: "paper", then those that have rows of their own."""
     return [PAPER, *sorted({row.setting for row in board.rows} - {PAPER, EVERY})]
+
+
+def _of_papers(board: Board) -> list[Entry]:
+    """The published rows of a task in sessions, which are ranked nowhere, by name."""
+    return sorted(published_entries(board), key=lambda entry: entry.label.lower())
 
 
 def _key(entry: Entry) -> object:
@@ -213,7 +221,8 @@ def _looks(board: Board) -> dict[Row, Look]:
 def _row(entry: Entry, shared: bool, looks: dict[Row, Look], citations: dict[Citation, int]) -> PageRow:
     row = entry.measured
     of_method = citation_of_row(row.results[0].method, row.label) if row else citation_of_label(entry.label)
-    cited = of_method if row else citation_of_paper(entry.source)
+    computed = Citation(f"Computed here from {entry.note}.", "") if entry.kind == COMPUTED else None
+    cited = of_method if row else computed or citation_of_paper(entry.source)
     cites_method = not row and of_method.bibtex and of_method.bibtex not in cited.bibtex
     values = {
         name: (rounded(v.mean, DIGITS), rounded(v.interval, DIGITS))

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from ifsl_bench._version import __version__
 from ifsl_bench.board.entries import Entry
 from ifsl_bench.board.leaderboard import RULE
-from ifsl_bench.board.measured import EVERY, PAPER
+from ifsl_bench.board.measured import COMPUTED, EVERY, PAPER
 from ifsl_bench.board.table import Table
 from ifsl_bench.page.gather import Page, PageBoard, PageRow
 from ifsl_bench.protocol.variants import split
@@ -113,7 +113,7 @@ def _counts(page: Page) -> dict[str, int]:
         "results": sum(len(row.seeds) for row in measured),
         "rows": len(measured),
         "tasks": len({row.task for row in measured}),
-        "published": len(page.rows) - len(measured),
+        "published": sum(not (row.origin or row.source == COMPUTED) for row in page.rows),
     }
 
 
@@ -147,7 +147,7 @@ def _flags(entry: Entry) -> str:
     """The flags that a row is filtered by."""
     row, place = entry.measured, entry.place
     flags = {
-        "published": row is None,
+        "published": entry.kind == "published",
         "options": row is not None and row.has_options,
         "provisional": row is not None and (place is None or place.provisional),
     }

@@ -120,8 +120,13 @@ class SessionCounts:
 
         Orders are the units that intervals are over: sequences of one order have their classes in common.
         """
-        values, first = self.of_sequence(metric), np.arange(0, len(self), self.supports)
-        return np.asarray(np.add.reduceat(values, first) / np.diff(np.append(first, len(values))))
+        return self.over_orders(self.of_sequence(metric))
+
+    def over_orders(self, values: np.ndarray) -> np.ndarray:
+        """The mean over the sequences of each order, [orders, ...], of values [n, ...]."""
+        first = np.arange(0, len(self), self.supports)
+        sizes = np.diff(np.append(first, len(values)))
+        return np.asarray(np.add.reduceat(values, first) / sizes.reshape(-1, *[1] * (values.ndim - 1)))
 
     def of_sequence(self, metric: str) -> np.ndarray:
         """One of :data:`SUMMARY`, or ``calibrated_acc``, in each sequence, [n], in percent.

@@ -8,11 +8,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from scipy import stats
 
+from ifsl_bench.board.asked import board_of
 from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.latex import paper_tables
 from ifsl_bench.board.leaderboard import task_tables
 from ifsl_bench.board.published import KINDS, ONE_ORDER, published
 from ifsl_bench.board.render import render
+from ifsl_bench.common.files import Home
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged
 
@@ -77,3 +81,66 @@ def test_published_rows_stand_in_a_block_of_their_own(style, tmp_path):
         assert [line.split("  ")[0] for line in text.splitlines() if line.startswith("FACT")][:3] == [
             "FACT", "FACT (released log)", "FACT (rerun by M2SD)"
         ]  # fmt: skip
+
+
+def stored_counts(label: str) -> tuple[np.ndarray, np.ndarray]:
+    """Hits [seeds, n, columns] and queries [n, T + 1] of a stored row on tiny-features-sessions."""
+    results = board_of("tiny-features-sessions", Home.locate()).row(label).results
+    counts = [result.counts() for result in results]
+    return np.stack([c.hits for c in counts]).astype(float), counts[0].queries.astype(float)
+
+
+def test_full_tables_have_the_accuracy_after_each_session(call):
+    _, out, _ = call("table", "tiny-features-sessions", "--method", "teen", "--full", "--format", "json")
+    teen, lazy = json.loads(out)
+    hits, queries = stored_counts("teen")
+    rows, _ = np.tril_indices(10)
+    for t in range(10):
+        acc = 100 * hits[..., rows == t].sum(-1).mean(0) / queries[:, : t + 1].sum(1)
+        orders = acc.reshape(100, 4).mean(1)
+        assert teen[f"a_{t}"] == pytest.approx(orders.mean(), abs=1e-4)
+        assert teen[f"a_{t}_interval"] == pytest.approx(stats.t.ppf(0.975, 99) * stats.sem(orders), abs=1e-4)
+        of_lazy = 100 * hits[..., 0].mean(0) / queries[:, : t + 1].sum(1)
+        assert lazy[f"a_{t}"] == pytest.approx(of_lazy.mean(), abs=1e-4)
+    assert (lazy["method"], lazy["source"]) == ("lazy", "computed")
+    assert teen["gain"] == pytest.approx(teen["acc"] - lazy["acc"], abs=1e-4)
+    assert (lazy["novel_as_base"], lazy["base_as_novel"], lazy["state_bytes_per_class"]) == (100, 0, 0)
+    _, text, _ = call("table", "tiny-features-sessions", "--method", "teen", "--full")
+    assert [word for word in text.splitlines()[2].split() if word.startswith("A_")] == [f"A_{t}" for t in range(10)]
+    _, text, _ = call("table", "tiny-features-sessions", "--method", "teen")
+    assert [word for word in text.splitlines()[2].split() if word.startswith("A_")] == ["A_0", "A_T"]
+
+
+@pytest.mark.parametrize("command", [["table"], ["leaderboard"], ["table", "--rank"]], ids="-".join)
+def test_each_a_0_has_its_lazy_row_which_has_no_rank(command, call):
+    _, out, _ = call(*command, "tiny-features-sessions", "--format", "json")
+    rows = {row["method"]: row for row in json.loads(out)}
+    assert {name for name in rows if name.startswith("lazy")} == {"lazy (lr)", "lazy (imprint)", "lazy (protonet)"}
+    for name, of in (("lazy (lr)", ["lr"]), ("lazy (imprint)", ["imprint", "ncm", "teen"])):
+        assert {rows[label]["first"] for label in of} == {rows[name]["first"]}
+        assert rows[name].get("rank_first") is None
+    _, text, _ = call(*command, "tiny-features-sessions")
+    assert "lazy (imprint): the A_0 of imprint, ncm, teen." in text
+
+
+def test_latex_has_a_column_for_each_session(call):
+    _, out, _ = call("table", "tiny-features-sessions", "--format", "latex")
+    lines = [line for line in out.splitlines() if not line.startswith("%")]
+    (head,) = (at for at, line in enumerate(lines) if r"\multicolumn{10}{c}{Acc. after each session" in line)
+    assert [cell.strip() for cell in lines[head + 1].split("&")[1:11]] == list("0123456789")
+    widths = {line.count("&") for line in lines if line.endswith(r"\\")}
+    assert widths == {13, 4}, "Model, A_0 to A_9, average, PD and gain; and the line of headings"
+    (teen,) = (line for line in lines if line.startswith("TEEN & "))
+    _, record, _ = call("table", "tiny-features-sessions", "--method", "teen", "--format", "json")
+    row = json.loads(record)[0]
+    numbers = [float(cell.split("$")[0].strip(" \\")) for cell in teen.split("&")[1:]]
+    names = [*(f"a_{t}" for t in range(10)), "acc", "pd", "gain"]
+    assert numbers == pytest.approx([row[name] for name in names], abs=0.005)
+
+
+def test_latex_marks_what_sets_published_rows_apart(tmp_path):
+    text = paper_tables([load_board(task_of("cub-sessions-published", 10, 10), tmp_path)])
+    (line,) = (line for line in text.splitlines() if line.startswith("NC-FSCIL"))
+    assert line.startswith("NC-FSCIL (released log)$^{t,c,p}$ & 80.45 & 75.98 & ")
+    assert r"\textit{Published: Yang et al. 2023}" in text
+    assert "c: the number of classes is known beforehand" in text
