@@ -80,6 +80,37 @@ def integers(value: object, what: str, where: str) -> np.ndarray:
     raise UserError(f"{what} of {where} is {kind}, expected a list of whole numbers")
 
 
+def rows_by_class(labels: np.ndarray, names: Mapping[int, str], where: str) -> dict[str, list[int]]:
+    """Class -> rows, of labels int64 [n] that have these names.
+
+    Raises:
+        UserError: a label has none, or two labels have one name.
+    """
+    present = np.unique(labels).tolist()
+    if nameless := [label for label in present if label not in names]:
+        raise UserError(f"{where} has images of label {nameless[0]}, which has no class name")
+    if len({names[label] for label in present}) < len(present):
+        raise UserError(f"{where} gives two labels one name")
+    order = np.argsort(labels, kind="stable")
+    groups = np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
+    return {names[label]: rows.tolist() for label, rows in zip(present, groups, strict=False)}
+
+
+def labels_of(value: object, what: str, count: int, where: str) -> np.ndarray:
+    """The label of each of ``count`` images, int64 [count]; raises :class:`UserError` where they are others."""
+    labels = integers(value, what, where)
+    if len(labels) != count:
+        raise UserError(f"{where} has {count:,} images and {len(labels):,} labels")
+    return labels
+
+
+def names_of(value: object, what: str, where: str) -> list[str]:
+    """Names of classes, a list or an array of texts; raises :class:`UserError` where it is something else."""
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        raise UserError(f"{what} of {where} is a {type(value).__name__}, expected a list of names")
+    return [text(name) for name in (np.atleast_1d(value) if isinstance(value, np.ndarray) else value)]
+
+
 def images_array(value: Any, what: str, where: str, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
     """An array of images, uint8 [n, ``*shape``].
 

@@ -7,14 +7,16 @@ import csv
 import hashlib
 import io
 import lzma
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from types import MappingProxyType
 from typing import ClassVar, TypeVar
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.source import Count, Counts, DatasetSource, Import
+from ifsl_bench.data.read.archive import FileTree, natural
+from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import
 
 Image = TypeVar("Image")
 Pools = dict[str, dict[str, Sequence[Image]]]  # pool -> class -> images
@@ -72,6 +74,56 @@ def divided(classes: Mapping[str, Sequence[Image]], sides: Mapping[str, str], sa
         for pool, part in (held_out(images, f"{salt}:{name}") if sides[name] == "train" else whole).items():
             pools[pool][name] = part
     return pools
+
+
+def find_images(
+    tree: FileTree,
+    pattern: re.Pattern[str],
+    named: Callable[[re.Match[str]], tuple[str, str]],
+    classes: Container[str] | None = None,
+    what: str = "",
+) -> dict[str, dict[str, str]]:
+    """Class -> name of an image, as published -> path of a file that the pattern matches; classes in order.
+
+    Args:
+        named: class and name, of a match.
+        classes: all of them, where a folder of another class is an error; ``what`` has them.
+
+    Raises:
+        UserError: there are two files of one name, or of another class.
+    """
+    images: dict[str, dict[str, str]] = {}
+    for entry in tree.entries:
+        if match := pattern.fullmatch(entry.path):
+            group, name = named(match)
+            if (other := images.setdefault(group, {}).setdefault(name, entry.path)) != entry.path:
+                raise UserError(
+                    f"{tree.path} has {name} twice, {other} and {entry.path}; give the folder of the images alone"
+                )
+    if classes is not None and (strange := sorted(group for group in images if group not in classes)):
+        raise UserError(f"{tree.path} has {len(strange)} classes that are not {what}'s ({', '.join(strange[:3])})")
+    return dict(sorted(images.items()))
+
+
+WNID_IMAGE = re.compile(r"(?:.*/)?(n[0-9]{8})/\1_([0-9]+)\.jpe?g", re.IGNORECASE)
+
+
+class IlsvrcForm(Form):
+    """The training images of ILSVRC-2012, in any folder or archive, or its tar of tars."""
+
+    title: ClassVar[str] = "the training images of ILSVRC-2012 (<wnid>/<wnid>_<number>.JPEG)"
+
+    def recognises(self, tree: FileTree) -> bool:
+        return any(WNID_IMAGE.fullmatch(entry.path) for entry in tree.entries)
+
+    def images(self, tree: FileTree) -> dict[str, dict[str, str]]:
+        """wnid -> file name as published (``n01532829_28.JPEG``) -> path, both in order of their numbers."""
+
+        def named(match: re.Match[str]) -> tuple[str, str]:
+            return match[1].lower(), f"{match[1].lower()}_{int(match[2])}.JPEG"
+
+        images = find_images(tree, WNID_IMAGE, named)
+        return {wnid: {name: group[name] for name in sorted(group, key=natural)} for wnid, group in images.items()}
 
 
 def report_missing(to: Import, missing: Sequence[str], what: str) -> None:

@@ -198,7 +198,7 @@ def test_wrong_folders_are_told(unpacked, home, tmp_path):
         prepare(home, "cub", folder, False, Reporter())
     (folder / "201.Dodo" / "dodo_0001_1.jpg").unlink()
     (folder / "cropped").symlink_to(unpacked / "images")
-    with pytest.raises(UserError, match=r"twice, .*give the folder of the photographs alone"):
+    with pytest.raises(UserError, match=r"twice, .*give the folder of the images alone"):
         prepare(home, "cub", folder, False, Reporter())
     with pytest.raises(UserError, match="has none of the forms of data set 'cub'"):
         prepare(home, "cub", unpacked / "parts", False, Reporter())

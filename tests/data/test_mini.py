@@ -151,8 +151,8 @@ WRONG = {
         changed("val", labels=[170] * 11 + ["a"]),
         "'labels' of .* is a list whose item 11 is a str, expected a list of whole numbers",
     ),
-    "unknown label": (changed("val", labels=[170] * 11 + [5]), "has images of label 5, which no class"),
-    "one label for two": (changed("val", catname2label=dict.fromkeys(VAL[:2], 170)), "images of label 169|one label"),
+    "unknown label": (changed("val", labels=[170] * 11 + [5]), "has images of label 5, which has no class name"),
+    "one label for two": (changed("val", catname2label=dict.fromkeys(VAL[:2], 170)), "images of label 169|one name"),
     "huge label": (
         changed("val", labels=[10**30] * 12),
         "'labels' of .* is a list whose item 0 is too large a number, expected a list of whole numbers",

@@ -15,7 +15,7 @@ from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, held_out, rows
 from ifsl_bench.data.sets import mini_sessions
-from ifsl_bench.data.sets.mini_photographs import NAMES
+from ifsl_bench.data.sets.mini import NAMES
 
 LIST = list(rows(mini_sessions.LISTS))
 SHARED = Path(__file__).parents[3] / "shared" / "fscil" / "mini-imagenet-fscil.csv.xz"

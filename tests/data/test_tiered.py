@@ -207,11 +207,11 @@ WRONG = {
     ),
     "one name twice": (
         lambda c: relabel(c, "val", label_specific_str=[called(VAL[0])] * 2),
-        "two classes called",
+        "two labels one name",
     ),
     "too few names": (
         lambda c: relabel(c, "val", label_specific_str=[called(VAL[0])]),
-        "has labels 0 to 1 and 1 class names",
+        "has images of label 1, which has no class name",
     ),
     "no names": (
         lambda c: relabel(c, "val", label_specific_str=5),

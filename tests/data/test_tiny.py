@@ -197,7 +197,7 @@ def repack(source: Path, target: Path, change) -> Path:
     [
         (lambda p, c: [(p.replace("n01443537", "n99999999"), c)], "1 classes that are not Tiny-ImageNet's"),
         (lambda p, c: [(p, c)] if "n01443537_9." not in p else [(p, c), (p.replace("_9.", "_09."), c)],
-         "image 9 of n01443537 twice"),
+         "n01443537_9.JPEG twice"),
         (lambda p, c: [(p, c)] if "n01443537/" not in p else [],
          "base/train should have 95 classes with 760 images and has 94 classes with 752 images"),
         (lambda p, c: [(p, c)] if "n01443537_9." not in p else [(p, c), (p.replace("_9.", "_900."), c)],

@@ -15,7 +15,7 @@ import numpy as np
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import ListItem, note_duplicates
-from ifsl_bench.data.pickle_pools import copy_pools, images_array, integers, load_dict, text
+from ifsl_bench.data.pickle_pools import copy_pools, images_array, labels_of, load_dict, names_of, rows_by_class
 from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided
 from ifsl_bench.data.read.archive import Entry, FileTree, some
 from ifsl_bench.data.source import Count, Downloadable, Form, Import
@@ -58,11 +58,14 @@ class Cifar100(Form):
             where = to.files.where(entry)
             value = load_dict(to.files, entry, ("data", "fine_labels"))
             arrays.append(images_array(value["data"], "'data'", where, (32 * 32 * 3,)))
-            labels.append(_labels(value["fine_labels"], len(arrays[-1]), len(names), where))
+            labels.append(labels_of(value["fine_labels"], "'fine_labels'", len(arrays[-1]), where))
+            rows_by_class(labels[-1], dict(enumerate(names)), where)
         pools = self.pools(to, names, *labels)
         images = np.concatenate(arrays).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # channels come first in the files
         copy_pools(to, pools, dict.fromkeys(pools, images), shape=SHAPE, digests=True)
-        note_duplicates(to, _named(pools, len(arrays[0])))
+        items = [ListItem(part, row) for part, array in zip(PARTS, arrays, strict=True) for row in range(len(array))]
+        named = {pool: {name: [items[row] for row in rows] for name, rows in pools[pool].items()} for pool in pools}
+        note_duplicates(to, named)  # by file, and the row there
 
     def pools(
         self, to: Import, names: Sequence[str], train: np.ndarray, test: np.ndarray
@@ -78,13 +81,13 @@ class Cifar100(Form):
 def _folders(tree: FileTree) -> dict[str, dict[str, Entry]]:
     """Folder -> name -> file, of folders that hold some of the three files under the archive's name, or its class
     names and images under any."""
-    found: dict[str, dict[str, Entry]] = {}
+    folders: dict[str, dict[str, Entry]] = {}
     for entry in tree.entries:
         if entry.name in (*PARTS, META):
-            found.setdefault(entry.path[: -len(entry.name)], {})[entry.name] = entry
+            folders.setdefault(entry.path[: -len(entry.name)], {})[entry.name] = entry
     return {
         folder: files
-        for folder, files in found.items()
+        for folder, files in folders.items()
         if folder.rstrip("/").rpartition("/")[2] == _FOLDER or (META in files and len(files) > 1)
     }
 
@@ -108,36 +111,12 @@ def _entries(tree: FileTree) -> dict[str, Entry]:
 
 def _names(value: Mapping[str, Any], where: str) -> list[str]:
     """The class of each label."""
-    given = value["fine_label_names"]
-    if not isinstance(given, (list, tuple)):
-        raise UserError(f"'fine_label_names' of {where} is a {type(given).__name__}, expected a list of names")
-    names = [text(name) for name in given]
+    names = names_of(value["fine_label_names"], "'fine_label_names'", where)
     if strange := sorted(set(names) - sides().keys()):
         raise UserError(f"{where} names a class {strange[0]!r}, which is none of CIFAR-100's")
     if len(set(names)) < len(names):
         raise UserError(f"{where} gives two labels one name")
     return names
-
-
-def _labels(value: object, count: int, classes: int, where: str) -> np.ndarray:
-    """The label of each image, int64 [count]."""
-    labels = integers(value, "'fine_labels'", where)
-    if len(labels) != count:
-        raise UserError(f"{where} has {count:,} images and {len(labels):,} labels")
-    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        raise UserError(f"{where} has labels {labels.min()} to {labels.max()} and {classes:,} class names")
-    return labels
-
-
-def _named(
-    pools: Mapping[str, Mapping[str, Sequence[int]]], train: int
-) -> dict[str, dict[str, list[ListItem]]]:  # fmt: skip
-    """The images as messages call them: the file, and the row there."""
-
-    def item(row: int) -> ListItem:
-        return ListItem(PARTS[0], row) if row < train else ListItem(PARTS[1], row - train)
-
-    return {pool: {name: list(map(item, rows)) for name, rows in groups.items()} for pool, groups in pools.items()}
 
 
 class CifarFS(PublishedData, Downloadable):

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import ClassVar
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided
+from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided, find_images
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.source import Count, Form, Import
@@ -37,33 +36,6 @@ def sides() -> Mapping[str, str]:
     return columns(CLASSES, "class", "split")
 
 
-def find_images(tree: FileTree) -> dict[str, dict[str, str]]:
-    """Class -> file name -> path, both in order.
-
-    Raises:
-        UserError: a class has two files of one name, or is none of CUB's.
-    """
-    found: dict[str, dict[str, str]] = {}
-    strange = set()
-    for entry in tree.entries:
-        if match := _IMAGE.fullmatch(entry.path):
-            if match[1] not in sides():
-                strange.add(match[1])
-                continue
-            images = found.setdefault(match[1], {})
-            if match[2] in images:
-                raise UserError(
-                    f"{tree.path} has {match[1]}/{match[2]} twice, {images[match[2]]} and {entry.path}; "
-                    f"give the folder of the photographs alone"
-                )
-            images[match[2]] = entry.path
-    if strange:
-        raise UserError(
-            f"{tree.path} has {len(strange)} classes that are not CUB-200-2011's ({', '.join(sorted(strange)[:3])})"
-        )
-    return {name: dict(sorted(found[name].items())) for name in sorted(found)}
-
-
 class Photographs(Form):
     title: ClassVar[str] = "the photographs of CUB-200-2011 (images/001.Black_footed_Albatross/*.jpg, ...)"
 
@@ -73,8 +45,13 @@ class Photographs(Form):
     def recognises(self, tree: FileTree) -> bool:
         return any((match := _IMAGE.fullmatch(entry.path)) and match[1] in sides() for entry in tree.entries)
 
+    def images(self, tree: FileTree) -> dict[str, dict[str, str]]:
+        """Class -> "class/file name" -> path, both in order."""
+        images = find_images(tree, _IMAGE, lambda match: (match[1], f"{match[1]}/{match[2]}"), sides(), "CUB-200-2011")
+        return {name: dict(sorted(group.items())) for name, group in images.items()}
+
     def build(self, to: Import) -> None:
-        paths = {name: list(images.values()) for name, images in find_images(to.files).items()}
+        paths = {name: list(images.values()) for name, images in self.images(to.files).items()}
         pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), "cub")
         check_pools(to, "CUB-200-2011", COUNTS, pools)
         import_images(to, pools, ImageSpec(self.size, fit="stretch"))

@@ -16,7 +16,7 @@ from ifsl_bench.data.image_pools import import_images
 from ifsl_bench.data.published_splits import check_pools, report_missing, rows
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.session_lists import ListedImage, SessionList, SessionSource
-from ifsl_bench.data.sets.cub import Photographs, find_images
+from ifsl_bench.data.sets.cub import Photographs
 from ifsl_bench.data.source import Count, Import
 
 LISTS = "cub200-fscil.csv.xz"
@@ -34,10 +34,7 @@ COUNTS = {
 
 class SessionPhotographs(Photographs):
     def build(self, to: Import) -> None:
-        paths = {
-            name: {f"{name}/{file}": path for file, path in files.items()}
-            for name, files in find_images(to.files).items()
-        }
+        paths = self.images(to.files)
         images = [ListedImage(row["image"], _class(row["image"]), int(row["session"]), row["role"] == "test")
                   for row in rows(LISTS)]  # fmt: skip
         if missing := [row.image for row in images if row.image not in paths.get(row.name, {})]:

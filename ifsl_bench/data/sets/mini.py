@@ -8,6 +8,7 @@ variants have other ones and therefore names of their own: ``mini-imagenet-ilsvr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -21,15 +22,24 @@ from ifsl_bench.data.pickle_pools import (
     copy_pools,
     images_array,
     integers,
+    labels_of,
     load_dict,
     required,
+    rows_by_class,
     text,
 )
-from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, divided, shuffled
+from ifsl_bench.data.published_splits import (
+    IlsvrcForm,
+    PublishedData,
+    check_pools,
+    columns,
+    divided,
+    find_images,
+    report_missing,
+    shuffled,
+)
 from ifsl_bench.data.read.archive import FileTree
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.sets import ilsvrc
-from ifsl_bench.data.sets.mini_photographs import Photographs, find_images
 from ifsl_bench.data.source import Count, Form, Import
 
 CLASSES, NAMES = "mini-imagenet.csv", "mini-imagenet-original-names.csv.xz"
@@ -47,6 +57,7 @@ HELD_OUT_COUNTS = COUNTS | {
 }
 HELD_OUT = "mini-imagenet-held-out"
 EXTRA = 300  # images of a base class in base/test, and at most in base/val
+_IMAGE = re.compile(r"(?:.*/)?(n[0-9]{8})([0-9]{8})\.jpe?g", re.IGNORECASE)
 _SIDES = {"base/train": "train", "base/val": "train", "base/test": "train", "novel/val": "val", "novel/test": "test"}
 
 
@@ -90,19 +101,12 @@ class LwofPickles(Form):
 
 def _by_label(value: Mapping[str, Any], count: int, where: str) -> dict[str, Sequence[int]]:
     """wnid -> rows, from a label for each row and a label for each wnid."""
-    labels = integers(value["labels"], "'labels'", where)
-    if len(labels) != count:
-        raise UserError(f"{where} has {count:,} images and {len(labels):,} labels")
+    labels = labels_of(value["labels"], "'labels'", count, where)
     if not isinstance(value["catname2label"], dict):
         raise UserError(f"'catname2label' of {where} is no dict of class names and labels")
     numbers = integers(list(value["catname2label"].values()), "'catname2label'", where).tolist()
     names = {number: text(name) for number, name in zip(numbers, value["catname2label"], strict=True)}
-    present = np.unique(labels).tolist()
-    if unknown := [label for label in present if label not in names]:
-        raise UserError(f"{where} has images of label {unknown[0]}, which no class of 'catname2label' has")
-    if len(set(names.values())) < len(value["catname2label"]):
-        raise UserError(f"'catname2label' of {where} gives two classes one label")
-    return {names[label]: np.flatnonzero(labels == label).tolist() for label in present}
+    return dict(rows_by_class(labels, names, where))
 
 
 class Caches(Form):
@@ -150,19 +154,14 @@ def _class_rows(value: object, count: int, where: str) -> dict[str, list[int]]:
     return groups
 
 
-class Ilsvrc(Form):
+class Ilsvrc(IlsvrcForm):
     """The training images of ILSVRC-2012. 300 images of each base class that mini-ImageNet does not have are drawn for
     base/test, and what is left, up to 300, for base/val; LwoF's counts come to the same numbers."""
-
-    title: ClassVar[str] = ilsvrc.TITLE
-
-    def recognises(self, tree: FileTree) -> bool:
-        return ilsvrc.recognises(tree)
 
     def build(self, to: Import) -> None:
         taken = set(columns(NAMES, "filename", "original").values())
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
-        for wnid, images in ilsvrc.find_images(to.files).items():
+        for wnid, images in self.images(to.files).items():
             if wnid not in sides():
                 continue
             mine = [path for name, path in images.items() if name in taken]
@@ -180,9 +179,37 @@ class Ilsvrc(Form):
         import_images(to, pools, ImageSpec(SIZE, fit="stretch"))
 
 
+class Photographs(Form):
+    """The 60,000 JPEGs, 84x84, in any folders, under the names of Ravi and Larochelle (ICLR 2017)."""
+
+    title: ClassVar[str] = "the 60,000 images of mini-ImageNet (n0153282900000005.jpg, ...)"
+
+    def recognises(self, tree: FileTree) -> bool:
+        return any(_IMAGE.fullmatch(entry.path) for entry in tree.entries)
+
+
+def listed_images(to: Import) -> dict[str, dict[str, str]]:
+    """wnid -> file name -> path in ``to.files``, both in the order of the published list.
+
+    Raises:
+        UserError: a file of the list is missing, where the user has not allowed it, or is there twice.
+    """
+    there = find_images(to.files, _IMAGE, lambda match: (match[1].lower(), f"{match[1]}{match[2]}.jpg".lower()))
+    images: dict[str, dict[str, str]] = {}
+    missing = []
+    for name in columns(NAMES, "filename", "original"):
+        if (path := there.get(name[:9], {}).get(name)) is None:
+            missing.append(name)
+        else:
+            images.setdefault(name[:9], {})[name] = path
+    if missing:
+        report_missing(to, missing, "of the 60,000 images of mini-ImageNet")
+    return images
+
+
 class HeldOutPhotographs(Photographs):
     def build(self, to: Import) -> None:
-        paths = {wnid: list(images.values()) for wnid, images in find_images(to).items()}
+        paths = {wnid: list(images.values()) for wnid, images in listed_images(to).items()}
         pools: dict[str, dict[str, Sequence[str]]] = divided(paths, sides(), HELD_OUT)
         check_pools(to, "mini-ImageNet", HELD_OUT_COUNTS, pools)
         import_images(to, pools, ImageSpec(SIZE))

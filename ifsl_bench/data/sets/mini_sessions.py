@@ -16,7 +16,7 @@ from ifsl_bench.data.pickle_pools import SHAPE, SIZE
 from ifsl_bench.data.published_splits import check_pools, rows
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.session_lists import COUNTS_60_40, HELD_OUT, ListedImage, SessionList, SessionSource
-from ifsl_bench.data.sets.mini_photographs import NAMES, Photographs, find_images
+from ifsl_bench.data.sets.mini import NAMES, Photographs, listed_images
 from ifsl_bench.data.source import Import
 
 LISTS = "mini-imagenet-fscil.csv.xz"
@@ -29,7 +29,7 @@ class SessionPhotographs(Photographs):
             ListedImage(row["filename"], row["wnid"], int(row["session"]), row["role"] == "test") for row in rows(LISTS)
         )
         pools: dict[str, dict[str, Sequence[str]]] = SessionList.of(WHAT, images).pools(
-            find_images(to), HELD_OUT, "mini-imagenet-sessions"
+            listed_images(to), HELD_OUT, "mini-imagenet-sessions"
         )
         check_pools(to, WHAT, COUNTS_60_40, pools)
         import_images(to, pools, ImageSpec(SIZE))

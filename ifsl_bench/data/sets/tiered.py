@@ -11,16 +11,31 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.image_pools import import_images
-from ifsl_bench.data.pickle_pools import SHAPE, SIZE, Rows, copy_pools, list_items, listed, required
-from ifsl_bench.data.published_splits import PublishedData, check_pools, columns, held_out
-from ifsl_bench.data.read.archive import FileTree
+from ifsl_bench.data.pickle_pools import (
+    SHAPE,
+    SIZE,
+    Rows,
+    copy_pools,
+    images_array,
+    integers,
+    list_items,
+    listed,
+    load_dict,
+    names_of,
+    required,
+    rows_by_class,
+)
+from ifsl_bench.data.published_splits import IlsvrcForm, PublishedData, check_pools, columns, held_out
+from ifsl_bench.data.read.archive import Entry, FileTree
 from ifsl_bench.data.read.decode import ImageSpec
-from ifsl_bench.data.sets import ilsvrc
-from ifsl_bench.data.sets.tiered_files import class_names, images_entry, is_npz, npz_images, read_labels
+from ifsl_bench.data.read.npz import npz_arrays
 from ifsl_bench.data.source import Count, Form, Import
 
+NAMES, SYNSETS = "class_names.txt", "synsets.txt"
 CLASSES, PHASES = "tiered-imagenet.csv", "tiered-imagenet-train-a-images.csv.xz"
 COUNTS = {  # Ren et al. (2019), appendix, "Dataset Statistics"
     "base/train": Count(200, 203_751),
@@ -38,16 +53,11 @@ def sides() -> Mapping[str, str]:
     return columns(CLASSES, "wnid", "split")
 
 
-class IlsvrcFolder(Form):
-    title: ClassVar[str] = ilsvrc.TITLE
-
-    def recognises(self, tree: FileTree) -> bool:
-        return ilsvrc.recognises(tree)
-
+class IlsvrcFolder(IlsvrcForm):
     def build(self, to: Import) -> None:
         phases = columns(PHASES, "image", "phase")
         pools: dict[str, dict[str, Sequence[str]]] = {pool: {} for pool in COUNTS}
-        for wnid, images in ilsvrc.find_images(to.files).items():
+        for wnid, images in self.images(to.files).items():
             if wnid not in sides():
                 continue
             if sides()[wnid] != "train_a":
@@ -58,6 +68,61 @@ class IlsvrcFolder(Form):
         check_pools(to, "tiered-ImageNet", COUNTS, pools)
         # As the authors' preparation resized them.
         import_images(to, pools, ImageSpec(SIZE, fit="stretch", filter="cubic-opencv"))
+
+
+def class_names(tree: FileTree, wanted: Mapping[str, str], what: str) -> dict[str, str]:
+    """Class name -> wnid, from two lists that belong to the release, line by line.
+
+    Args:
+        wanted: the wnids of the data set; some names belong to two classes of ILSVRC-2012, but to one of these.
+
+    Raises:
+        UserError: a list is missing, or they do not go together.
+    """
+    lists = []
+    for name in (NAMES, SYNSETS):
+        entry = required(tree, name, f"{what}, by which classes are known")
+        lists.append([line.strip() for line in tree.read(entry).decode("utf-8", "replace").rstrip().splitlines()])
+    names, wnids = lists
+    if len(names) != len(wnids):
+        raise UserError(f"{tree.path}: {NAMES} has {len(names):,} lines, {SYNSETS} has {len(wnids):,}; get both again")
+    known: dict[str, str] = {}
+    for name, wnid in zip(names, wnids, strict=True):
+        if wnid in wanted and known.setdefault(name, wnid) != wnid:
+            raise UserError(f"{tree.path}: {NAMES} calls two classes {name!r}, {known[name]} and {wnid}")
+    return known
+
+
+def read_labels(tree: FileTree, entry: Entry, names: Mapping[str, str]) -> tuple[int, dict[str, list[int]]]:
+    """The number of images, and wnid -> rows.
+
+    Raises:
+        UserError: the file is not as it should be, or has a class of another name.
+    """
+    where = tree.where(entry)
+    value = load_dict(tree, entry, ("label_specific", "label_specific_str"))
+    labels = integers(value["label_specific"], "'label_specific'", where)
+    called = names_of(value["label_specific_str"], "'label_specific_str'", where)
+    groups = rows_by_class(labels, dict(enumerate(called)), where)
+    if strange := [name for name in groups if name not in names]:
+        raise UserError(f"{where} has a class {strange[0]!r}, which is none of tiered-ImageNet's in {NAMES}")
+    return len(labels), {names[name]: rows for name, rows in groups.items()}
+
+
+def images_entry(tree: FileTree, prefix: str, what: str) -> Entry:
+    """The images of a pair of files: as PNGs if they are there, else decompressed."""
+    return tree.named(f"{prefix}_images_png.pkl") or tree.named(f"{prefix}_images.npz") or required(
+        tree, f"{prefix}_images_png.pkl", what)  # fmt: skip
+
+
+def npz_images(tree: FileTree, entry: Entry, count: int) -> np.ndarray:
+    """The images of an .npz file, uint8 [``count``, 84, 84, 3]; OpenCV read them, so they are blue, green, red."""
+    where = tree.where(entry)
+    with tree.readable(entry), tree.open(entry) as file:
+        images = images_array(npz_arrays(file, where, "images")["images"], "'images'", where)
+    if len(images) != count:
+        raise UserError(f"{where} has {len(images):,} images, the labels beside it are {count:,}")
+    return images
 
 
 class _Files(Form):
@@ -86,11 +151,10 @@ class _Files(Form):
         groups: dict[str, Rows] = {}
         counts: dict[str, int] = {}
         for prefix, entry in entries.items():
-            labels, groups[prefix] = read_labels(tree, entry, names)
-            counts[prefix] = len(labels)
+            counts[prefix], groups[prefix] = read_labels(tree, entry, names)
         pools, source = self.pools(groups, {prefix: tree.where(entry) for prefix, entry in entries.items()})
         check_pools(to, "tiered-ImageNet", COUNTS, pools)
-        encoded = [pool for pool, prefix in source.items() if not is_npz(images[prefix])]
+        encoded = [pool for pool, prefix in source.items() if not images[prefix].name.endswith(".npz")]
         if encoded:
             import_images(
                 to,

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from functools import cache
 from typing import ClassVar
 
-from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import sha256_json
 from ifsl_bench.data.image_pools import count_files, divide, import_images
 from ifsl_bench.data.pools import POOLS
-from ifsl_bench.data.published_splits import check_pools, columns
-from ifsl_bench.data.read.archive import FileTree
+from ifsl_bench.data.published_splits import check_pools, columns, find_images
+from ifsl_bench.data.read.archive import FileTree, natural
 from ifsl_bench.data.read.decode import ImageSpec
 from ifsl_bench.data.sets.embedded import EmbeddedFeatures
 from ifsl_bench.data.source import Count, Counts, DatasetSource, Form, Import
@@ -33,25 +32,8 @@ def sides() -> Mapping[str, str]:
     return {wnid: _SIDES[side] for wnid, side in sorted(columns("tiny-tiered.csv", "wnid", "split").items())}
 
 
-def find_images(tree: FileTree) -> dict[str, list[str]]:
-    """wnid -> paths of its training images in order of their numbers; of classes that have any.
-
-    Raises:
-        UserError: a class has two images of one number, or is none of Tiny-ImageNet's.
-    """
-    found: dict[str, dict[int, str]] = {}
-    for entry in tree.entries:
-        if match := _IMAGE.fullmatch(entry.path):
-            images = found.setdefault(match[1], {})
-            other = images.setdefault(int(match[2]), entry.path)
-            if other != entry.path:
-                raise UserError(f"{tree.path} has image {int(match[2])} of {match[1]} twice: {other} and {entry.path}")
-    if strange := sorted(found.keys() - sides().keys()):
-        raise UserError(
-            f"{tree.path} has {len(strange)} classes that are not Tiny-ImageNet's ({', '.join(strange[:3])}); it has "
-            f"the 200 of wnids.txt, and the images of the training classes alone"
-        )
-    return {wnid: [found[wnid][n] for n in sorted(found[wnid])] for wnid in sides() if wnid in found}
+def _named(match: re.Match[str]) -> tuple[str, str]:
+    return match[1], f"{match[1]}_{int(match[2])}.JPEG"
 
 
 class _TrainFolder(Form):
@@ -64,9 +46,11 @@ class _TrainFolder(Form):
         return any(_IMAGE.fullmatch(entry.path) for entry in tree.entries)
 
     def build(self, to: Import) -> None:
-        images = {wnid: paths[: self.most.get(sides()[wnid])] for wnid, paths in find_images(to.files).items()}
-        found = divide(images, sides())
-        pools = {pool: dict(found.get(pool, {})) for pool in POOLS}
+        images = {}
+        for wnid, paths in find_images(to.files, _IMAGE, _named, sides(), "Tiny-ImageNet").items():
+            images[wnid] = [paths[name] for name in sorted(paths, key=natural)][: self.most.get(sides()[wnid])]
+        there = divide(images, sides())
+        pools = {pool: dict(there.get(pool, {})) for pool in POOLS}
         check_pools(to, "Tiny-ImageNet", expected_counts(), pools)
         import_images(to, pools, ImageSpec(SIZE))
 
