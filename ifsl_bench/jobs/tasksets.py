@@ -67,7 +67,7 @@ class Images(TorchDataset[Any]):
 
 
 class EpisodeTasks(Taskset):
-    """The episodes of one stream as tasks. Item i is episode i, whatever was asked for before; a slice is a list.
+    """The episodes of one stream as tasks. Item i is episode i, whatever was asked for before.
 
     Args:
         dataset: a ``MetaDataset`` of :class:`Images`.
@@ -90,9 +90,7 @@ class EpisodeTasks(Taskset):
             self._block = block, self.sampler.sample(block * BLOCK, BLOCK)
         return self._block[1], e
 
-    def __getitem__(self, i: Any) -> Any:
-        if isinstance(i, slice):
-            return [self[j] for j in range(len(self))[i]]
+    def __getitem__(self, i: int) -> Any:
         drawn, e = self._drawn(i)
         images: Images = self.dataset.dataset
         ways, classes = drawn.classes.shape[1], drawn.hidden.shape[1]
@@ -124,11 +122,3 @@ class EpisodeTasks(Taskset):
         """Labels of the base classes that are out of play in task i."""
         drawn, e = self._drawn(i)
         return drawn.hidden[e].nonzero().flatten() + drawn.classes.shape[1]
-
-    def sample_task_description(self) -> Any:
-        """Refused: an episode has a number, and no description that others could be drawn from."""
-        raise UserError("these tasks are episodes, known by their numbers; there are no descriptions: take tasks[i]")
-
-    def get_task(self, task_description: Any) -> Any:
-        """Refused, as :meth:`sample_task_description`."""
-        return self.sample_task_description()

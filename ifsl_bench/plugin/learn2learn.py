@@ -7,11 +7,7 @@ with it.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import sys
 from types import ModuleType
-from typing import TextIO
 
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.plugin.registry import is_installed
@@ -22,7 +18,7 @@ REQUIRES = {"learn2learn": f"{INSTALL} (in an environment of its own: it brings 
 
 
 def load() -> ModuleType:
-    """The module ``learn2learn``, without the notice about its age that gym prints when it is imported.
+    """The module ``learn2learn``.
 
     Raises:
         UserError: it is not installed, or broken; the message says how to install it.
@@ -30,33 +26,10 @@ def load() -> ModuleType:
     if not is_installed("learn2learn"):
         raise UserError(f"this needs learn2learn, which is not installed: {INSTALL}")
     try:
-        with contextlib.redirect_stderr(_WithoutNotice(sys.stderr)):
-            import learn2learn
+        import learn2learn
     except Exception as error:  # compiled modules built for another NumPy raise more than ImportError
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and missing.partition(".")[0] != "learn2learn":  # its own where nobody compiled them
-            raise UserError(f"learn2learn lacks {missing}, which it needs; to install it whole: {INSTALL}") from error
         raise UserError(
             f"learn2learn is installed but cannot be imported ({type(error).__name__}: {error}); "
-            f"to install it again: {INSTALL} --force-reinstall --no-deps"
+            f"to install it again: {INSTALL} --force-reinstall"
         ) from error
     return learn2learn
-
-
-class _WithoutNotice(io.TextIOBase):
-    """Standard error without the notice that gym writes to it."""
-
-    def __init__(self, out: TextIO) -> None:
-        self.out, self.dropped = out, False
-
-    def write(self, text: str) -> int:
-        if text == "\n" and self.dropped:  # print() ends the notice by a call of its own
-            self.dropped = False
-        else:
-            self.dropped = text.startswith("Gym has been unmaintained")
-            if not self.dropped:
-                self.out.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        self.out.flush()

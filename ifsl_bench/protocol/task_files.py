@@ -180,9 +180,9 @@ def find(name: str, change: Change | None = None, home: Home | None = None) -> l
     return tasks
 
 
-def find_one(name: str, home: Home | None = None) -> Task:
+def find_one(name: str, home: Home | None = None, change: Change | None = None) -> Task:
     """The one task of that name; raises as :func:`find`, and for a file that defines several."""
-    task, *more = find(name, home=home)
+    task, *more = find(name, change, home)
     if more:
         raise UserError(f"{name} defines several tasks; choose one as {name}:NAME")
     return task

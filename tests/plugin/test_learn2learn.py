@@ -102,10 +102,6 @@ def test_tasks_come_in_order_or_at_random_and_end(learn2learn, clusters, work):
     )
     assert torch.equal(numpys.train[0][0], other.train[0][0])
     assert len(numpys.train) == 3
-    assert [torch.equal(X, inputs[i]) for i, (X, _) in zip((5, 3), tasks.train[5:1:-2], strict=True)] == [True, True]
-    for ask in (tasks.test.sample_task_description, lambda: tasks.test.get_task(None)):
-        with pytest.raises(ifsl_bench.UserError, match=r"known by their numbers.*take tasks\[i\]"):
-            ask()
 
 
 def test_one_draw_serves_a_block_of_tasks_that_come_in_order(learn2learn, clusters, work, monkeypatch):
@@ -221,27 +217,14 @@ def test_learn2learns_example_learns_from_our_tasks(learn2learn, clusters, work)
     assert mean() < 0.95 * before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"order": "sorted"}, "order is 'interleaved' or 'support-first', not 'sorted'"),
-        ({"num_tasks": 0}, "num_tasks must be a whole number from 1 to 2,147,483,647, not 0"),
-        ({"num_tasks": 2.5}, "num_tasks must be a whole number from 1 to .*, not 2.5"),
-        ({"num_tasks": True}, "num_tasks must be .*, not True"),
-        ({"num_tasks": 10**10}, "num_tasks must be .*, not 10000000000"),
-        ({"seed": "1"}, "seed must be a whole number from 0, not '1'"),
-        ({"seed": 1.0}, "seed must be a whole number from 0, not 1.0"),
-        ({"seed": True}, "seed must be a whole number from 0, not True"),
-        ({"seed": -1}, "seed must be a whole number from 0, not -1"),
-        ({"transform": 3}, "transform is a function of an image, not 3"),
-        ({"change": {"shots": 8, "queries": 1}}, "40 support images of .* cannot be interleaved with 10 query images"),
-    ],
-)
-def test_impossible_tasks_are_refused(learn2learn, clusters, work, arguments, message):
-    with pytest.raises(ifsl_bench.UserError, match=message):
-        ifsl_bench.to_learn2learn(named(clusters, "clusters-5shot"), work=work, **arguments)
-    with pytest.raises(ifsl_bench.UserError, match="defines several tasks"):
-        ifsl_bench.to_learn2learn(str(clusters / "clusters.toml"), work=work)
+def test_impossible_tasks_are_refused(learn2learn, clusters, work):
+    for name, arguments, message in (
+        ("clusters-5shot", {"order": "sorted"}, "order is 'interleaved' or 'support-first', not 'sorted'"),
+        ("clusters-5shot", {"change": {"shots": 8, "queries": 1}}, "40 support images of .* with 10 query images"),
+        ("", {}, "defines several tasks"),
+    ):
+        with pytest.raises(ifsl_bench.UserError, match=message):
+            ifsl_bench.to_learn2learn(named(clusters, name).removesuffix(":"), work=work, **arguments)
 
 
 def test_the_document_shows_what_learns(learn2learn, glyph_home, monkeypatch):
@@ -400,7 +383,7 @@ def unloaded():
 def test_a_broken_learn2learn_is_not_called_missing(unloaded, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     for content, message in (
-        ("import a_package_that_nobody_has", "lacks a_package_that_nobody_has"),
+        ("import a_package_that_nobody_has", r"cannot be imported \(ModuleNotFoundError: .*a_package_that_nobody_has"),
         ("raise AttributeError('np.bool8')", r"cannot be imported \(AttributeError: np.bool8\).*--force-reinstall"),
         ("import learn2learn.data", r"cannot be imported \(ModuleNotFoundError: .*learn2learn.data.*--force-reinstall"),
     ):
@@ -417,16 +400,6 @@ def test_a_folder_of_that_name_is_no_package(unloaded, monkeypatch, tmp_path):
     with pytest.raises(ifsl_bench.UserError, match="this needs learn2learn, which is not installed"):
         load()
     assert not registry.is_installed("learn2learn")
-
-
-def test_gyms_notice_is_dropped_and_nothing_else(unloaded, monkeypatch, tmp_path, capsys):
-    notice = "Gym has been unmaintained since 2022\\nPlease upgrade"
-    lines = ["import sys", "print('before', file=sys.stderr)", f"print('{notice}', file=sys.stderr)",
-             "print('after', file=sys.stderr)"]  # fmt: skip
-    (tmp_path / "learn2learn.py").write_text("\n".join(lines))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    load()
-    assert capsys.readouterr().err == "before\nafter\n"
 
 
 def test_a_result_of_a_method_that_cannot_be_made_here_is_checked_as_far_as_it_can(clusters, work, monkeypatch):

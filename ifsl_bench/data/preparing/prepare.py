@@ -179,8 +179,7 @@ def prepare_objects(
         UserError: objects of no known class, unusable content, or a data set that was made from something else.
     """
     from ifsl_bench.data.preparing.importing import run
-    from ifsl_bench.data.preparing.recognise_objects import by_side, files_of
-    from ifsl_bench.data.sets.labelled import LabelledObjects
+    from ifsl_bench.data.sets.labelled import LabelledObjects, files_of
     from ifsl_bench.data.sets.own import OwnObjects
 
     if name is None:
@@ -191,7 +190,7 @@ def prepare_objects(
         raise UserError(f"{name!r} is made from files, not from objects; for a data set of your own, give a new name")
     source, form = OwnObjects(name), LabelledObjects()
     source.check_name()
-    made_from = {"identity": form.identity(by_side(objects), reporter)}
+    made_from = {"identity": form.identity(objects, reporter)}
 
     def check(ready: Dataset) -> None:
         if ready.manifest["about"].get("made_from") != made_from:

@@ -1,4 +1,4 @@
-"""Labelled images in memory or behind an object of another library, as a data set of one's own.
+"""Labelled images in memory or behind objects of another library, as a data set of one's own.
 
 An object is known by what it does: ``len(data)``, ``data[i]`` a pair (image, label), and ``data.labels_to_indices``
 (label -> places) where it has some of the images only, as learn2learn's ``FilteredMetaDataset``. Each image is read
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,41 +21,96 @@ from ifsl_bench.common.files import sha256_json
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data.image_pools import ListItem, count_files, divide, note_duplicates
 from ifsl_bench.data.read.archive import natural, printable
-from ifsl_bench.data.read.decode import BadImage, rgb
-from ifsl_bench.data.read.npz import reading
+from ifsl_bench.data.read.decode import rgb
 from ifsl_bench.data.sets.folder import check_sides, large_enough
 from ifsl_bench.data.source import Import
 
 POOL_OF = {"train": "base", "val": "novel/val", "test": "novel/test"}  # an object's side -> that of its classes
+MODES = {"train": "train", "validation": "val", "val": "val", "test": "test"}  # an object's mode -> side
+# Class of learn2learn -> the data set that its files make, and where they lie below the root that it was given.
+FILES = {
+    "MiniImagenet": ("mini-imagenet-held-out", "."),
+    "TieredImagenet": ("tiered-imagenet-2018", "tiered-imagenet"),
+}
 _RELEASE = 1 << 28  # bytes written between two releases of the pool's pages
 _EXACT = 1e-3  # how far 255 times a float may be from a whole number
 
 
-def is_exactly(value: Any, library: str, *names: str) -> bool:
-    """Returns whether a value's class is one of these of the library. A subclass is none: it may give other images."""
-    return type(value).__module__.partition(".")[0] == library and type(value).__name__ in names
+def files_of(objects: Any) -> tuple[str, Path]:
+    """The data set whose files learn2learn has loaded, and their folder.
+
+    Raises:
+        UserError: other objects, or objects that were loaded from several folders.
+    """
+    inner = [_unwrapped(value, "Taskset", "TaskDataset", "MetaDataset") for value in _listed(objects)]
+    for kind, (name, folder) in FILES.items():
+        if inner and all(_is_exactly(value, kind) for value in inner):
+            roots = {str(value.root) for value in inner}
+            if len(roots) > 1:
+                raise UserError(f"{name} is made from one folder; these were loaded from {' and '.join(sorted(roots))}")
+            return name, Path(*roots) / folder
+    kinds = ", ".join(dict.fromkeys(map(_kind_of, inner))) or "nothing"
+    known = "; ".join(f"learn2learn.{kind} for {name}" for kind, (name, _) in FILES.items())
+    raise UserError(
+        f"no data set is made of {kinds}; known are {known}. Other labelled images make a data set of your own: give "
+        f"it a name, as in name='mine'"
+    )
 
 
-def kind_of(value: Any) -> str:
+def _by_side(objects: Any) -> dict[str, Side]:
+    """The objects of a list [train, validation, test] by side.
+
+    Raises:
+        UserError: there are not three, or they say of themselves that they are in another order.
+    """
+    if len(_listed(objects)) != len(POOL_OF):
+        raise UserError(
+            f"a data set is made of a list of three, [train, validation, test]; this one has {len(objects)}"
+        )
+    data = [_unwrapped(value, "Taskset", "TaskDataset") for value in objects]
+    # Where all three say what they are, the list must agree; a part of train may well call itself "test".
+    modes = [MODES.get(str(getattr(_unwrapped(value, "MetaDataset"), "mode", ""))) for value in data]
+    if set(modes) == set(POOL_OF) and modes != list(POOL_OF):
+        raise UserError(f"the list is to be [train, validation, test]; by their modes its objects are {modes}")
+    return {side: Side(value, side) for side, value in zip(POOL_OF, data, strict=True)}
+
+
+def _listed(objects: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(objects, (list, tuple)):
+        raise UserError(f"data sets are given as a list, [train, validation, test], not as a {_kind_of(objects)}")
+    return objects
+
+
+def _unwrapped(value: Any, *wrappers: str) -> Any:
+    """The data set inside wrappers of learn2learn."""
+    while _is_exactly(value, *wrappers):
+        value = value.dataset
+    return value
+
+
+def _is_exactly(value: Any, *names: str) -> bool:
+    """Returns whether a value's class is one of these of learn2learn. A subclass may give other images, and is none."""
+    return type(value).__module__.partition(".")[0] == "learn2learn" and type(value).__name__ in names
+
+
+def _kind_of(value: Any) -> str:
     """A value's class as people know it, "library.Class"."""
     return f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
 
 
-def _reading(what: str) -> AbstractContextManager[None]:
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
     """Makes one sentence of whatever another library raises meanwhile."""
-    return reading(f"{what} cannot be read")
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise UserError(f"{what} cannot be read ({type(error).__name__}: {reason:.200})") from error
 
 
-def as_array(value: Any) -> np.ndarray:
-    """A tensor, wherever and however it is kept, or whatever else NumPy takes, as an array."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().to_dense()
-        if value.is_floating_point():
-            value = value.float()  # NumPy has no bfloat16
-    return np.asarray(value)
-
-
-def pixels(image: Any, what: str) -> np.ndarray:
+def _pixels(image: Any, what: str) -> np.ndarray:
     """An image as an array [H, W, C] of 1 or 3 channels, its numbers as they are.
 
     Args:
@@ -66,30 +122,32 @@ def pixels(image: Any, what: str) -> np.ndarray:
     """
     from PIL import Image
 
-    given = f"{what} is a {kind_of(image)}"
+    kind, axes = _kind_of(image), (2, 0)
     if isinstance(image, Image.Image):
-        try:
-            image = image.convert("L") if image.mode in ("1", "L") else rgb(image)
-        except BadImage as error:
-            raise UserError(f"{what}: {error}") from error
-    with _reading(f"{given} which"):
-        array = as_array(image)
+        image = image.convert("L") if image.mode in ("1", "L") else rgb(image)
+    elif hasattr(image, "detach"):
+        image, axes = image.detach().cpu().to_dense(), (0, 2)
+        image = image.float() if image.is_floating_point() else image  # NumPy has no bfloat16
+    array = np.asarray(image)
     if array.ndim == 2:
         array = array[..., np.newaxis]
-    likely = (0, 2) if hasattr(image, "detach") else (2, 0)
-    channels = [axis for axis in likely if array.ndim == 3 and array.shape[axis] in (1, 3)]
+    channels = [axis for axis in axes if array.ndim == 3 and array.shape[axis] in (1, 3)]
     if not channels or array.dtype.kind not in "buif" or not array.size:
-        raise UserError(
-            f"{given} {array.dtype}{list(array.shape)}, expected an image [C, H, W] or [H, W, C] of 1 or 3 channels"
-        )
+        raise UserError(f"{what} is a {kind} {array.dtype}{list(array.shape)}, expected an image [C, H, W] or "
+                        "[H, W, C] of 1 or 3 channels")  # fmt: skip
     return np.moveaxis(array, channels[0], 2)
 
 
 class Range:
-    """The numbers that stand for black and white: 0 and 255, or 0 and 1 where no image has any above 1."""
+    """The numbers that stand for black and white: 0 and 255, or 0 and 1 where no image has any above 1.
+
+    Attributes:
+        whole: the name of an image with numbers above 1.
+        divided: the name of one with fractions.
+    """
 
     def __init__(self) -> None:
-        self.largest, self.brightest, self.divided = 0.0, "", ""  # and by name an image that has them
+        self.whole, self.divided = "", ""
 
     def add(self, image: np.ndarray, what: str) -> None:
         """Takes note of an image.
@@ -98,80 +156,47 @@ class Range:
             UserError: it cannot be had back in whole numbers from 0 to 255, or not by the same rule as those before.
         """
         low, high = float(image.min()), float(image.max())
-        if not (low >= 0 and high <= 255):  # as NaN is not
+        scaled = image.astype(np.float32) * (255 if high <= 1 else 1)
+        if not (low >= 0 and high <= 255) or np.abs(scaled - np.rint(scaled)).max() > _EXACT:  # or NaN
             raise UserError(
-                f"{what} has values from {low:.4g} to {high:.4g}, expected 0 to 255, or 0 to 1; normalised images "
-                f"cannot be undone: leave that step out of the data set's transform"
+                f"{what} has values from {low:.4g} to {high:.4g}, expected whole numbers from 0 to 255, or 255ths from "
+                f"0 to 1; images that were normalised, or resized as floats, cannot be undone: leave that step out of "
+                f"the data set's transform"
             )
-        if high > self.largest:
-            self.largest, self.brightest = high, what
-        if image.dtype.kind == "f" and (off := image != np.rint(image)).any():
-            scaled = image.astype(np.float32) * 255
-            if high > 1 or np.abs(scaled - np.rint(scaled)).max() > _EXACT:
-                raise UserError(
-                    f"{what} has the value {float(image[off][0]):.6g}, which is neither a whole number from 0 to 255 "
-                    f"nor 1/255 of one; images that were normalised, or resized as floats, cannot be undone: leave "
-                    f"that step out of the data set's transform"
-                )
-            self.divided = what
-        if self.divided and self.largest > 1:
-            raise UserError(
-                f"{self.divided} has values in 0 to 1, {self.brightest} has values up to {self.largest:g}; give all "
-                f"images one range"
-            )
+        self.whole = what if high > 1 else self.whole
+        self.divided = what if (image != np.rint(image)).any() else self.divided
+        if self.divided and self.whole:
+            raise UserError(f"{self.divided} has values in 0 to 1, {self.whole} larger ones; give all images one range")
 
     def to_bytes(self, image: np.ndarray) -> np.ndarray:
         """An image as uint8."""
-        return np.rint(image.astype(np.float32) * (1 if self.largest > 1 else 255)).astype(np.uint8)
+        return np.rint(image.astype(np.float32) * (1 if self.whole else 255)).astype(np.uint8)
 
 
-class Labelled:
+class Side:
     """The data set of one side.
 
     Attributes:
+        places: of its images; a wrapper need not have all.
+        digests: uint64 [n], for each place that was read.
         classes: name -> places of its images, ascending; names are the labels with the side before them, since sides
             are of different classes whatever their labels. There once :meth:`survey` has been exhausted.
-        digests: uint64 [n], for each place that was read.
     """
 
-    def __init__(self, given: Any, side: str) -> None:
-        self.side, self.where = side, f"the {side} data set"
-        while is_exactly(given, "learn2learn", "Taskset", "TaskDataset"):  # whose items are tasks
-            given = given.dataset
-        self.data = given
-        with _reading(f"{self.where} is a {kind_of(given)} which"):
-            self.digests = np.zeros(len(given), np.uint64)
-        self.filed = self._filed()
+    def __init__(self, data: Any, name: str) -> None:
+        self.data, self.name, self.where = data, name, f"the {name} data set"
+        groups = getattr(data, "labels_to_indices", None)
+        with _reading(f"{self.where} is a {_kind_of(data)} which"):
+            listed = range(len(data)) if groups is None else (place for group in groups.values() for place in group)
+            self.places = sorted({int(place) for place in listed})
+            self.digests = np.zeros(len(data), np.uint64)
+        if self.places and not 0 <= self.places[0] <= self.places[-1] < len(self.digests):
+            odd = min(self.places[0], 0) or self.places[-1]
+            raise UserError(f"{self.where} names image {odd}, it has {len(self.digests):,}")
         self.classes: dict[str, list[int]] = {}
 
-    def _filed(self) -> dict[int, Hashable] | None:
-        """place -> label where the object has a list of its own; a wrapper need not have all images."""
-        groups = getattr(self.data, "labels_to_indices", None)
-        if groups is None:
-            return None
-        filed: dict[int, Hashable] = {}
-        with _reading(f"'labels_to_indices' of {self.where}"):
-            for label, places in groups.items():
-                for place in as_array(places).astype(np.int64, casting="safe").tolist() if len(places) else ():
-                    if not 0 <= place < len(self.digests):
-                        raise UserError(f"{self.where} names image {place}, it has {len(self.digests):,}")
-                    if place in filed:
-                        raise UserError(f"{self.where} names image {place} twice")
-                    filed[place] = self._label(label, place)
-        return filed
-
-    def __len__(self) -> int:
-        return len(self.digests) if self.filed is None else len(self.filed)
-
-    def name(self, place: int) -> str:
-        """The name of an image in messages."""
+    def image_name(self, place: int) -> str:
         return f"image {place} of {self.where}"
-
-    def _label(self, value: Any, place: int) -> Hashable:
-        with _reading(f"the label of {self.name(place)}"):
-            found: Hashable = value.item() if hasattr(value, "item") else value
-            hash(found)
-            return found
 
     def read(self, place: int) -> tuple[np.ndarray, Hashable]:
         """An image [H, W, C] and its label.
@@ -179,36 +204,35 @@ class Labelled:
         Raises:
             UserError: there is no such pair.
         """
-        with _reading(self.name(place)):
+        with _reading(self.image_name(place)):
             item = self.data[place]
-        if not isinstance(item, (tuple, list)) or len(item) < 2:
-            raise UserError(f"{self.name(place)} is a {kind_of(item)}, expected a pair (image, label)")
-        return pixels(item[0], self.name(place)), self._label(item[1], place)
+            if not isinstance(item, (tuple, list)) or len(item) < 2:
+                raise UserError(f"{self.image_name(place)} is a {_kind_of(item)}, expected a pair (image, label)")
+            image = _pixels(item[0], self.image_name(place))
+        with _reading(f"the label of {self.image_name(place)}"):
+            label: Hashable = item[1].item() if hasattr(item[1], "item") else item[1]
+            hash(label)
+        return image, label
 
     def survey(self) -> Iterator[tuple[np.ndarray, str]]:
         """Every image [H, W, C] and what messages call it, while labels and digests are collected.
 
         Raises:
-            UserError: it cannot be read, or has another label than the object's own list says.
+            UserError: it cannot be read.
         """
         groups: dict[Hashable, list[int]] = {}
-        for place in range(len(self.digests)) if self.filed is None else sorted(self.filed):
+        for place in self.places:
             image, label = self.read(place)
-            if self.filed is not None and self.filed[place] != label:
-                raise UserError(
-                    f"{self.name(place)} has label {label!r}, 'labels_to_indices' says {self.filed[place]!r}; where a "
-                    f"bookkeeping file of other data was loaded, remove it and load the data set again"
-                )
             groups.setdefault(label, []).append(place)
-            self.digests[place] = digest(image)
-            yield image, self.name(place)
-        names = {label: f"{self.side}-{label}" for label in groups}
+            self.digests[place] = _digest(image)
+            yield image, self.image_name(place)
+        names = {label: f"{self.name}-{label}" for label in groups}
         if len(set(names.values())) < len(names):  # 1 and "1"
-            names = {label: f"{self.side}-{label!r}" for label in groups}
+            names = {label: f"{self.name}-{label!r}" for label in groups}
         self.classes = {printable(names[label]): places for label, places in groups.items()}
 
 
-def digest(image: np.ndarray) -> int:
+def _digest(image: np.ndarray) -> int:
     """64 bits of a hash over size and numbers of an image."""
     head = f"{image.dtype.str}{image.shape}".encode()
     return int.from_bytes(hashlib.sha256(head + image.tobytes()).digest()[:8], "little")
@@ -221,20 +245,20 @@ class LabelledObjects:
     title: ClassVar[str] = "labelled images from Python"
 
     def __init__(self) -> None:
-        self.sides: dict[str, Labelled] = {}
+        self.sides: dict[str, Side] = {}
         self.range, self.shape = Range(), tuple[int, ...]()
 
-    def identity(self, sides: Mapping[str, Any], reporter: Reporter) -> str:
+    def identity(self, objects: Any, reporter: Reporter) -> str:
         """Looks at all images and returns what changes when they or their labels do.
 
         Args:
-            sides: the object of each of train, val and test.
+            objects: a list [train, validation, test].
 
         Raises:
             UserError: the objects hold what no data set can be made of.
         """
-        self.sides = {side: Labelled(given, side) for side, given in sides.items()}
-        total = sum(map(len, self.sides.values()))
+        self.sides = _by_side(objects)
+        total = sum(len(side.places) for side in self.sides.values())
         first = ""
         with reporter.stage(f"looking at {total:,} images", total) as stage:
             for side in self.sides.values():
@@ -252,13 +276,13 @@ class LabelledObjects:
 
     def build(self, to: Import) -> None:
         """Writes the pools from the objects that :meth:`identity` looked at."""
-        named = {name: side for side in self.sides for name in self.sides[side].classes}
+        side_of = {name: side for side in self.sides.values() for name in side.classes}
         classes = {
-            name: [ListItem(named[name], place) for place in self.sides[named[name]].classes[name]]
-            for name in sorted(named, key=natural)
+            name: [ListItem(side_of[name].name, place) for place in side_of[name].classes[name]]
+            for name in sorted(side_of, key=natural)
         }
         classes = large_enough(to, classes)
-        roles = {name: POOL_OF[named[name]] for name in classes}
+        roles = {name: POOL_OF[side_of[name].name] for name in classes}
         check_sides(roles, classes, "what was given")
         pools = divide(classes, roles)
         counts = count_files(pools)
@@ -267,7 +291,7 @@ class LabelledObjects:
         with to.reporter.stage(f"importing {total:,} images", total, done) as stage:
             for pool, files in pools.items():
                 if not to.writer.has(pool):
-                    self._write(to, pool, files, self.sides[named[next(iter(files))]], stage.advance)
+                    self._write(to, pool, files, side_of[next(iter(files))], stage.advance)
         note_duplicates(to, pools)
 
     def _write(
@@ -275,7 +299,7 @@ class LabelledObjects:
         to: Import,
         pool: str,
         classes: Mapping[str, Sequence[ListItem]],
-        side: Labelled,
+        side: Side,
         advance: Callable[[int], None],
     ) -> None:
         """Writes a pool, having seen that each image is the one that was looked at."""
@@ -285,11 +309,9 @@ class LabelledObjects:
             written = 0
             for row, place in enumerate(places.tolist()):
                 image, _ = side.read(place)
-                if digest(image) != side.digests[place]:
-                    raise UserError(
-                        f"{side.name(place)} is another one each time it is read; leave what is random out of the data "
-                        f"set's transform"
-                    )
+                if _digest(image) != side.digests[place]:
+                    raise UserError(f"{side.image_name(place)} is another one each time it is read; leave what is "
+                                    "random out of the data set's transform")  # fmt: skip
                 images[row] = self.range.to_bytes(image)
                 written += images[row].nbytes
                 if written >= _RELEASE:
