@@ -13,8 +13,7 @@ import argparse
 import numpy as np
 from scipy.special import ndtr
 
-from ifsl_bench.board.choices import gains
-from ifsl_bench.board.firmness import Choice
+from ifsl_bench.board.choices import Choice, gains
 from ifsl_bench.episodic.choosing import RIVAL_EPISODES, Tried, firmness
 from ifsl_bench.protocol.calibration import Margins, find_bias
 from ifsl_bench.protocol.metrics import estimate

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ifsl_bench.board.fitting import unfit
 from ifsl_bench.board.measured import EVERY, PAPER, PARTIAL, STORED, Row, mismatch, rows_of
 from ifsl_bench.board.published import PublishedRow, published
 from ifsl_bench.board.ranking import Ranked, Ranking
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.result_folder import LEFT_OUT, packaged_root, stored
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.protocol.limits import most_of
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import packaged
 from ifsl_bench.protocol.variants import changed, split
@@ -163,6 +163,51 @@ def load_board(task: Task, results: Path) -> Board:
     others = [row for row in rows if row not in comparable]
     shown = tuple(comparable)
     return Board(task, shown, shown, tuple(others), tuple(published(task.name)), tuple(remarks))
+
+
+def unfit(task: Task, results: Sequence[Result]) -> dict[int, str]:
+    """Results whose episodes cannot be those that their task and digest say, by id, with the reason in words.
+
+    A digest is of so many episodes: those that the task has where the task pins it, or where one of the results has as
+    many; else as many as most results with that digest have, and the first of them where there are as many of each.
+
+    Args:
+        results: of this very definition of the task, the most trustworthy first.
+    """
+    reasons = {id(r): reason for r in results if (reason := _odd_episodes(task, r))}
+    counts: dict[str, list[int]] = {}
+    for result in results:
+        if id(result) not in reasons:
+            counts.setdefault(result.digest, []).append(len(result.episodes))
+    whole = task.evaluation.episodes
+    for result in results:
+        count, digest = len(result.episodes), result.digest
+        if id(result) not in reasons:
+            most = Counter(counts[digest]).most_common(1)[0][0]
+            expected = whole if digest == task.digest or whole in counts[digest] else most
+            if count != expected:
+                reasons[id(result)] = f"it has {count:,} episodes, those of its digest {digest[:12]} are {expected:,}"
+    return reasons
+
+
+def _odd_episodes(task: Task, result: Result) -> str:
+    """Says why no episodes of the task are like those of a result; "" where they may be."""
+    episodes, shape, count = result.episodes, task.episode, len(result.episodes)
+    if count > (most := most_of(task)):
+        return f"it has {count:,} episodes; this task allows at most {most:,}"
+    of_task = {"base_queries": shape.base_queries, "novel_queries": shape.ways * shape.novel_queries}
+    if spec := task.sessions:
+        of_task = {"sessions": spec.count, "ways": spec.ways, "supports": spec.supports}
+    drawn, ways = (-(-count // spec.supports), spec.classes) if spec else (count, shape.ways)
+    for name, expected in of_task.items():
+        if (number := getattr(episodes, name, None)) != expected:
+            return f"episodes.{name} is {number}, episodes of the task have {expected}"
+    used, half = result.calibration and result.calibration.validation_episodes, len(task.evaluation.halves[0])
+    if used not in (None, half):
+        return f"calibration.validation_episodes is {used}, the task has {half} for it"
+    if (named := episodes.length("classes")) and named != drawn * ways:
+        return f"episodes.classes has {named:,} entries, {count:,} episodes have {drawn * ways:,}"
+    return ""
 
 
 def _roots(results: Path) -> list[tuple[Path, str]]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
+from ifsl_bench.board.choices import Hits
 from ifsl_bench.common import packed
 from ifsl_bench.protocol.class_draws import MOST_STEPS, ClassDraws
 from ifsl_bench.protocol.limits import EPISODES
@@ -80,8 +81,8 @@ class EpisodeCounts(_Columns, frozen=True):
     COLUMNS: ClassVar[tuple[str, ...]] = (*COUNTS, "classes", *MORE_COUNTS)
     SHAPE: ClassVar[tuple[str, ...]] = ("base_queries", "novel_queries")
 
-    base_queries: int
-    novel_queries: int
+    base_queries: Hits
+    novel_queries: Hits
     base_joint: list[int] | str
     base_alone: list[int] | str
     novel_joint: list[int] | str
@@ -115,10 +116,10 @@ class SequenceCounts(_Columns, frozen=True):
     DRAWN: ClassVar[tuple[str, ...]] = ("classes", "queries")
     LONG: ClassVar[tuple[str, ...]] = COLUMNS
 
-    sessions: int
-    base_classes: int
-    ways: int
-    supports: int
+    sessions: Hits
+    base_classes: Hits
+    ways: Hits
+    supports: Hits
     state_bytes: int
     supports_kept: bool
     hits: list[int] | str

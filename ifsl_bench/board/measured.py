@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ifsl_bench.board.choices import holds_choices, resampled_sums
+from ifsl_bench.board.choices import resampled_sums
 from ifsl_bench.board.consistency import Counted, counted, over_seeds
 from ifsl_bench.board.result_file import Result, SessionResult
 from ifsl_bench.board.result_folder import LEFT_OUT
@@ -140,12 +140,17 @@ class Row:
     @cached_property
     def _resampled(self) -> tuple[Counts | None, ...]:
         """By seed: what resamples of the validation episodes would have made of it."""
-        return tuple(map(resampled_sums, self.results, self._counts))
+        both = zip(self.results, self._counts, strict=True)
+        return tuple(resampled_sums(r.calibration, r.choice, c) if isinstance(c, Counts) else None for r, c in both)
 
     @property
     def holds_choices(self) -> bool:
         """Whether its intervals hold a choice on validation episodes fixed, as a result of an older version has it."""
-        return any(map(holds_choices, self.results))
+        return any(
+            (r.calibration and not r.calibration.resampled_base) or (r.tuned and not r.choice)
+            for r in self.results
+            if not isinstance(r, SessionResult)
+        )
 
     def choices(self, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """A metric with what each resample of the validation episodes would have chosen, [RESAMPLES], in percent.

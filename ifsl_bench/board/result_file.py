@@ -9,30 +9,23 @@ import contextlib
 import math
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from ifsl_bench.board.consistency import (
-    odd_calibration,
-    odd_classes,
-    odd_counts,
-    odd_sequences,
-    odd_solves,
-    odd_validation,
-)
+from ifsl_bench.board.choices import Calibration, Choice, Hits, Part, odd_calibration, odd_choice
+from ifsl_bench.board.consistency import KINDS, odd_classes, odd_counts, odd_sequences
 from ifsl_bench.board.episode_counts import EpisodeCounts, SequenceCounts
-from ifsl_bench.board.firmness import Choice, odd_choice, odd_rivals
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
 from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
-from ifsl_bench.protocol.calibration import RESAMPLES, Calibrated
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.protocol.metrics import Counts, Estimate, summarise
 from ifsl_bench.protocol.session_metrics import SessionCounts
@@ -41,41 +34,17 @@ if TYPE_CHECKING:
     import pandas
 
 SCHEMA = 1
-MOST = 2**31 - 1  # of queries, and of hits on a curve: products of two fit into 64 bits
 
 
-class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
+class _Training(msgspec.Struct):
+    """The part of ``training`` that tables and figures read."""
+
+    validation: dict[Annotated[str, Meta(pattern="^[0-9]{1,18}$")], Annotated[float, Meta(ge=0, le=100)]] = {}
+    kept_step: int = 0
+    solves: dict[str, Hits] = {}
 
 
-class Curve(_Part, frozen=True):
-    bias: list[float]
-    base_joint: list[int]
-    novel_joint: list[int]
-
-
-class Calibration(_Part, frozen=True):
-    """What was found on validation episodes; see :class:`ifsl_bench.protocol.calibration.Calibrated`.
-
-    Attributes:
-        bias: on the novel logits, of ``episodes.calibrated_base`` and ``calibrated_novel``.
-        validation_episodes: how many it was found on.
-        curve: the base-novel curve: ascending biases, and the base and novel queries that are right among all classes
-            with each, over all test episodes.
-        applied: whether the bias is part of the row, so that ``episodes.base_joint`` and ``novel_joint`` have it too.
-        resampled_base, resampled_novel: the base and novel queries that are right over all test episodes with the bias
-            that each bootstrap resample of the validation episodes would have chosen; empty in older files.
-    """
-
-    bias: float
-    validation_episodes: int
-    curve: Curve
-    applied: bool
-    resampled_base: list[int] = []
-    resampled_novel: list[int] = []
-
-
-class Result(_Part, frozen=True):
+class Result(Part, frozen=True):
     """One method, one task, one training seed.
 
     Attributes:
@@ -120,7 +89,7 @@ class Result(_Part, frozen=True):
     task_hash: str
     digest: str
     fingerprint: str
-    seed: int
+    seed: Annotated[int, Meta(ge=0, le=LARGEST_SEED + MOST_SEEDS)]
     episodes: EpisodeCounts
     summary: dict[str, dict[str, float]]
     solver: dict[str, dict[str, float]]
@@ -136,7 +105,7 @@ class Result(_Part, frozen=True):
     calibration: Calibration | None
     transductive: bool
     places: dict[str, str]
-    rounds: list[int] = []
+    rounds: list[int] = msgspec.field(default_factory=list)
     choice: Choice | None = None
 
     @property
@@ -173,9 +142,11 @@ class Result(_Part, frozen=True):
         names: set[str] = set()
         for tried in self.tuned.values():
             best = max(tried, key=lambda setting: self.accuracy(setting) or 0.0)
-            settings = [dict(part.split("=", 1) for part in point.split(", ") if "=" in part) for point in tried]
-            chosen = settings[list(tried).index(best)]
-            names |= {name for name in chosen if _is_extreme(chosen[name], [point.get(name, "") for point in settings])}
+            settings = {point: dict(part.split("=", 1) for part in point.split(", ") if "=" in part) for point in tried}
+            for name, value in settings[best].items():
+                with contextlib.suppress(ValueError):  # words are neither
+                    numbers = [float(values.get(name, "")) for values in settings.values()]
+                    names |= {name} if float(value) in (min(numbers), max(numbers)) else set()
         return sorted(names)
 
     def given(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -223,28 +194,6 @@ class SessionResult(Result, frozen=True):
     def classes(self) -> np.ndarray:
         """The novel classes of each order, int64 [orders, T N]."""
         return self.episodes.column("classes").reshape(self.counts().orders, -1)
-
-
-def _is_extreme(value: str, values: Sequence[str]) -> bool:
-    """Whether a number in words is the smallest or the largest of several; words are neither."""
-    try:
-        numbers = [float(text) for text in values]
-        return float(value) in (min(numbers), max(numbers))
-    except ValueError:
-        return False
-
-
-def calibration_entry(calibrated: Calibrated, applied: bool) -> Calibration:
-    """What calibration found, as a file has it; its hits of each episode are among the counts."""
-    base, novel = (calibrated.curve[:, i].astype(int).tolist() for i in (1, 2))
-    return Calibration(
-        bias=calibrated.bias,
-        validation_episodes=calibrated.validation_episodes,
-        curve=Curve(bias=calibrated.curve[:, 0].tolist(), base_joint=base, novel_joint=novel),
-        applied=applied,
-        resampled_base=calibrated.resampled[:, 0].tolist(),
-        resampled_novel=calibrated.resampled[:, 1].tolist(),
-    )
 
 
 def summary_entry(summary: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
@@ -348,72 +297,45 @@ def parse(path: Path, raw: Mapping[str, Any] | None = None) -> Result:
 
 
 def inconsistency(result: Result) -> str:
-    """Why a result contradicts itself, or "" where it does not."""
-    if not 0 <= result.seed <= LARGEST_SEED + MOST_SEEDS:
-        return f"seed {result.seed} is none that a run can have"
+    """Says why a result contradicts itself; "" where it does not."""
+    try:
+        return next(_odd(result), "")
+    except OverflowError:
+        return "a count is beyond all bounds"
+
+
+def _odd(result: Result) -> Iterator[str]:
     try:
         counts, classes = result.counts(), result.episodes.column("classes")
-    except (OverflowError, ValueError) as error:
-        return "a count is beyond all bounds" if isinstance(error, OverflowError) else "columns differ in length"
-    calibration = result.calibration
-    curve = [*calibration.curve.base_joint, *calibration.curve.novel_joint] if calibration else []
-    curve += [*calibration.resampled_base, *calibration.resampled_novel] if calibration else []
-    if max(*result.episodes.shape.values(), *curve) > MOST:
-        return "a count is beyond all bounds"
-    if reason := odd_solves(result.training.get("solves", {})):
-        return f"training.solves {reason}"
-    if reason := odd_validation(result.training):
-        return f"training.{reason}"
-    if isinstance(result, SessionResult):
-        sequences = result.counts()
-        if reason := odd_sequences(sequences):
-            return reason
-        if reason := odd_classes(classes, sequences.orders):
-            return f"episodes.classes {reason}"
-        if (result.calibration is None) != (sequences.calibrated_hits is None):
-            return "calibration and episodes.calibrated_hits are not both there"
-    elif reason := _odd_episodes(result, counts, classes):
-        return reason
+    except ValueError:
+        yield "columns differ in length"
+        return
+    try:
+        solves = msgspec.convert(result.training, _Training, strict=True).solves
+    except (msgspec.ValidationError, UnicodeError) as error:
+        yield f"training: {error}"
+        return
+    for kind, (total, _) in KINDS.items():
+        if solves.get(kind, 0) > solves.get(total, 0):
+            yield f"training.solves has {kind} in more episodes than the {total}"
+    if isinstance(counts, SessionCounts):
+        yield from odd_sequences(counts)
+        yield from odd_classes(classes, counts.orders)
+        if (result.calibration is None) != (counts.calibrated_hits is None):
+            yield "calibration and episodes.calibrated_hits are not both there"
+    else:
+        yield from odd_counts(counts)
+        yield from odd_classes(classes, len(counts))
+        yield from (f"calibration {reason}" for reason in odd_calibration(result.calibration, counts))
+        if result.choice:
+            settings = sum(map(len, result.tuned.values()))
+            reasons = odd_choice(result.choice, settings, counts, result.calibrated)
+            yield from (f"choice {reason}" for reason in reasons)
     expected = summary_entry(summarise(counts.per_episode(), counts.quantile))
-    if surplus := sorted(result.summary.keys() - expected.keys()):
-        return f"summary.{surplus[0]} does not follow from the counts"
-    for name in expected:
-        for part in ("mean", "interval"):
-            stored = result.summary.get(name, {}).get(part, math.nan)
-            if not math.isclose(stored, expected[name][part], rel_tol=0, abs_tol=2e-6):
-                return f"summary.{name}.{part} is {stored}, the counts give {expected[name][part]}"
-        if surplus := sorted(result.summary[name].keys() - expected[name].keys()):
-            return f"summary.{name}.{surplus[0]} does not follow from the counts"
-    return ""
-
-
-def _odd_episodes(result: Result, counts: Counts, classes: np.ndarray) -> str:
-    """Why these counts, and what was chosen on validation episodes, are of no episodes; "" where they may be."""
-    if reason := odd_counts(counts):
-        return reason
-    if reason := odd_classes(classes, len(counts)):
-        return f"episodes.classes {reason}"
-    if reason := _odd_calibration(result.calibration, counts):
-        return f"calibration {reason}"
-    settings, choice = sum(map(len, result.tuned.values())), result.choice
-    if choice and (reason := odd_choice(choice, settings)):
-        return f"choice {reason}"
-    if choice and (reason := odd_rivals(choice, counts, result.calibrated)):
-        return f"choice {reason}"
-    return ""
-
-
-def _odd_calibration(calibration: Calibration | None, counts: Counts) -> str:
-    """Why this is not what calibration found on episodes with these counts; "" where it may be."""
-    if calibration is None:
-        return "is not there, episodes.calibrated_base is" if counts.calibrated_base is not None else ""
-    curve = calibration.curve
-    if len({len(curve.bias), len(curve.base_joint), len(curve.novel_joint)}) > 1:
-        return "has a curve whose parts differ in length"
-    if calibration.validation_episodes < 1:
-        return f"says that it is from {calibration.validation_episodes} validation episodes"
-    points = np.array([curve.bias, curve.base_joint, curve.novel_joint], dtype=np.float64).T
-    if {len(calibration.resampled_base), len(calibration.resampled_novel)} not in ({0}, {RESAMPLES}):
-        return f"has other than {RESAMPLES} resamples"
-    resampled = np.array([calibration.resampled_base, calibration.resampled_novel]).T.reshape(-1, 2)
-    return odd_calibration(counts, calibration.bias, points, resampled, calibration.applied)
+    for name in dict.fromkeys((*expected, *result.summary)):
+        of_counts, of_file = expected.get(name, {}), result.summary.get(name, {})
+        for part in dict.fromkeys((*of_counts, *of_file)):
+            if part not in of_counts:
+                yield f"summary.{name}.{part} does not follow from the counts"
+            elif not math.isclose(stored := of_file.get(part, math.nan), of_counts[part], rel_tol=0, abs_tol=2e-6):
+                yield f"summary.{name}.{part} is {stored}, the counts give {of_counts[part]}"

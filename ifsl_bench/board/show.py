@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from ifsl_bench.board.choices import Calibration
 from ifsl_bench.board.columns import AVERAGE, HEADINGS, plus_minus, rounded
 from ifsl_bench.board.comparison import MANY, Comparison, p_value, verdict
 from ifsl_bench.board.consistency import solve_notes
 from ifsl_bench.board.measured import PARTIAL, Row
 from ifsl_bench.board.rank_intervals import Difference
-from ifsl_bench.board.result_file import Calibration, Result, SessionResult, summary_entry
+from ifsl_bench.board.result_file import Result, SessionResult, summary_entry
 from ifsl_bench.board.table import Column, Table
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.wording import seeds_in_words, spelled

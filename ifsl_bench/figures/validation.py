@@ -45,7 +45,7 @@ def draw(board: Board, wide: bool = False) -> tuple[Figure, list[str]]:
         steps = sorted(set.intersection(*(set(points[0]) for points in seeds.values())))
         means = [np.mean([dict(zip(*points, strict=True))[step] for points in seeds.values()]) for step in steps]
         axes.plot(steps, means, **look | {"markersize": 3.5}, zorder=2, gid=f"mean of {name}")
-        kept_steps = [int(result.training["kept_step"]) for result in row.results]
+        kept_steps = [int(result.training.get("kept_step", 0)) for result in row.results]
         if (usual := max(sorted(set(kept_steps)), key=kept_steps.count)) in steps:
             axes.plot(usual, means[steps.index(usual)], **RING | {"markeredgecolor": look["color"]}, zorder=3,
                       gid=f"kept of {name}")  # fmt: skip

@@ -20,8 +20,9 @@ import torch
 from ifsl_bench._version import __version__
 from ifsl_bench.backbone.device import describe_device
 from ifsl_bench.backbone.registered import libraries_of
+from ifsl_bench.board.choices import Calibration
 from ifsl_bench.board.episode_counts import counts_entry
-from ifsl_bench.board.result_file import SCHEMA, Result, SessionResult, calibration_entry, summary_entry
+from ifsl_bench.board.result_file import SCHEMA, Result, SessionResult, summary_entry
 from ifsl_bench.common.errors import one_line
 from ifsl_bench.common.files import Home
 from ifsl_bench.data.preparing.outline import Outline
@@ -143,7 +144,7 @@ class Evaluate(EvaluationStage):
             },
             novel_fingerprint=prepared.dataset.novel_fingerprint,
             partial=prepared.dataset.partial,
-            calibration=calibration_entry(calibrated, self.job.calibrated) if calibrated else None,
+            calibration=Calibration.of(calibrated, self.job.calibrated) if calibrated else None,
             transductive=job.method.transductive,
             places={
                 "pretraining": backbone.info["device"],

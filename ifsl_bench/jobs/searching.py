@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ifsl_bench.backbone.placement import Place
-from ifsl_bench.board.firmness import Choice
+from ifsl_bench.board.choices import Choice
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Mute, Reporter
 from ifsl_bench.data.preparing.outline import Outline

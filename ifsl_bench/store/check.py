@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from ifsl_bench.board.boards import unfit
 from ifsl_bench.board.episode_counts import counts_entry
-from ifsl_bench.board.fitting import unfit
 from ifsl_bench.board.result_file import Result, SessionResult, file_name, inconsistency, parse, read_raw
 from ifsl_bench.common.errors import UserError, one_line
 from ifsl_bench.common.files import Home, write_json

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
 from types import SimpleNamespace
 
@@ -22,8 +21,6 @@ from ifsl_bench.backbone.preprocess import Preprocess
 from ifsl_bench.backbone.pretrain import features_key, pretraining_key
 from ifsl_bench.backbone.registered import backbone_plugin, check_backbone, corpora_of
 from ifsl_bench.backbone.torchvision_zoo import Torchvision
-from ifsl_bench.board.boards import load_board
-from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.progress import Reporter
@@ -207,22 +204,6 @@ def test_centring_is_for_frozen_backbones_and_leaves_other_tasks_as_they_are():
             make_jobs(Request(["imprint"], ["glyphs-5shot"], change=Change(centre=centre)))
     with pytest.raises(UserError, match="centre must be mean or none"):
         make_change({"centre": "median"})
-
-
-def test_a_result_of_a_version_that_centred_nothing_is_no_row_of_the_task(tmp_path):
-    task = glyphs("timm:test_resnet", "0" * 16)
-    raw = json.loads((packaged_root() / "glyphs-5shot" / "imprint.seed-0.json").read_text())
-    raw |= {"task": task.name, "task_hash": task.hash}
-    raw["pretraining"] |= {"backbone": "timm:test_resnet", "weights": "0" * 64, "seen": "may"}
-    for name, centre in (("old", None), ("new", "mean")):
-        raw |= {"label": name, "method": name}
-        raw["pretraining"] |= {"centre": centre} if centre else {}
-        path = tmp_path / task.name / f"{name}.seed-0.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(raw))
-    board = load_board(task, tmp_path)
-    assert [row.label for row in board.rows] == ["new"]
-    assert any("old, seed 0 (yours): its features were made with centre none" in said for said in board.remarks)
 
 
 class _Evil:

@@ -13,6 +13,7 @@ import pytest
 
 from ifsl_bench.board import boards
 from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.choices import Calibration, Choice
 from ifsl_bench.board.comparison import compare
 from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.latex import paper_tables
@@ -21,9 +22,7 @@ from ifsl_bench.board.measured import Row
 from ifsl_bench.board.render import PROGRAMS, render
 from ifsl_bench.board.result_file import (
     SCHEMA,
-    Choice,
     Result,
-    calibration_entry,
     keep_old,
     read,
     summary_entry,
@@ -66,7 +65,7 @@ def result(label: str = "m", seed: int = 0, n: int = 60, bare: bool = False, app
         "fingerprint": "f", "seed": seed, "pretraining": {"key": f"k{seed}", "sha256": "s"},
         "episodes": counts_entry(counts, np.tile(np.arange(5), (n, 1))),
         "summary": summary_entry(summarise(counts.per_episode())),
-        "calibration": None if bare else calibration_entry(found, applied),
+        "calibration": None if bare else Calibration.of(found, applied),
     }  # fmt: skip
     return Result(**{**PLAIN, **fields})
 
@@ -111,12 +110,12 @@ def rival(**fields):
         (lambda v: v["episodes"].pop("calibrated_novel"), "calibrated_novel are not both there"),
         (lambda v: v["episodes"].pop("pairs"), "episodes.pairs is missing"),
         (lambda v: v["episodes"].update(classes=[]), "episodes.classes has 0 entries, not equally many for each"),
-        (lambda v: v.update(calibration=None), "calibration is not there, episodes.calibrated_base is"),
+        (lambda v: v.update(calibration=None), "calibration and episodes.calibrated_base are not both there"),
         (lambda v: [v["episodes"].pop(f"calibrated_{side}") for side in ("base", "novel")],
-         "calibration is there, episodes.calibrated_base is not"),
+         "calibration and episodes.calibrated_base are not both there"),
         (lambda v: v["calibration"].update(applied=True), "applied, and yet joint hits and calibrated ones differ"),
         (lambda v: v["calibration"].update(bias=-5), "calibration has base hits that rise, or novel hits that fall"),
-        (lambda v: v["calibration"].update(validation_episodes=0), "says that it is from 0 validation episodes"),
+        (lambda v: v["calibration"].update(validation_episodes=0), "Expected `int` >= 1"),
         (lambda v: v["calibration"].update(more=1), "unknown field `more`"),
         (lambda v: v["calibration"]["curve"]["bias"].pop(), "a curve whose parts differ in length"),
         (lambda v: v["calibration"]["curve"]["bias"].reverse(), "a curve whose biases do not ascend"),
@@ -125,11 +124,11 @@ def rival(**fields):
         (lambda v: v["calibration"]["curve"]["base_joint"].__setitem__(0, 10**6), "more hits than there are alone"),
         (lambda v: v["calibration"]["resampled_base"].pop(), "calibration has other than 100 resamples"),
         (lambda v: v["calibration"]["resampled_base"].__setitem__(7, 10**6), "more hits than there are alone"),
-        (lambda v: v["calibration"]["resampled_novel"].__setitem__(7, 10**10), "a count is beyond all bounds"),
+        (lambda v: v["calibration"]["resampled_novel"].__setitem__(7, 10**10), "Expected `int` <= 2147483647"),
         (lambda v: v["calibration"]["resampled_novel"].__setitem__(7, v["calibration"]["resampled_novel"][7] + 40),
          "calibration has a resample with more base and more novel hits than a bias on the curve has"),
         (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0], "hits": {}}),
-         "choice has other than 100 resamples"),
+         "Expected `array` of length >= 100"),
         (lambda v: v.update(choice={"validation_episodes": 3, "chosen": 0, "winners": [0] * 100, "hits": {}}),
          "choice has a place that none of 0 settings has"),
         (lambda v: v.update(tuned={"a": {"a=1": 1.0, "a=2": 1.0}}, choice=rival(test_episodes=61)),

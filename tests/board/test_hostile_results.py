@@ -14,8 +14,7 @@ import msgspec
 import pytest
 from markdown_it import MarkdownIt
 
-from ifsl_bench.board.boards import load_board
-from ifsl_bench.board.fitting import unfit
+from ifsl_bench.board.boards import load_board, unfit
 from ifsl_bench.board.latex import escaped
 from ifsl_bench.board.measured import mismatch
 from ifsl_bench.board.render import FORMATS, READERS, prose, render

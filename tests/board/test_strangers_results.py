@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ifsl_bench.board import fitting
-from ifsl_bench.board.boards import load_board
+from ifsl_bench.board.boards import load_board, unfit
 from ifsl_bench.board.leaderboard import ranked_tables
 from ifsl_bench.board.result_file import parse, read, write
 from ifsl_bench.board.result_folder import packaged_root, stored
@@ -131,7 +130,7 @@ def test_check_and_tables_agree_on_which_episodes_fit(file):
     whole = parse(file)
     write(file.parents[1], cut(whole, 3))
     (task,) = find("glyphs-5shot")
-    (reason,) = fitting.unfit(task, [parse(file)]).values()
+    (reason,) = unfit(task, [parse(file)]).values()
     assert reason == "it has 3 episodes, those of its digest 96eea890d608 are 2,000"
     assert reason in check_file(file).failures
 
@@ -140,7 +139,7 @@ def test_a_bias_from_other_validation_episodes_does_not_fit(file):
     (task,) = find("glyphs-5shot")
     altered(file, lambda v: v["calibration"].update(validation_episodes=3))
     said = f"calibration.validation_episodes is 3, the task has {len(task.evaluation.halves[0])} for it"
-    assert list(fitting.unfit(task, [parse(file)]).values()) == [said]
+    assert list(unfit(task, [parse(file)]).values()) == [said]
     assert said in check_file(file).failures
 
 
@@ -366,26 +365,25 @@ def test_a_task_with_rows_of_variants_alone_names_what_is_left_out_of_it(file, t
     assert sum(str(file) in note for table in tables for note in table.notes) == 1
 
 
-UNDRAWABLE = {
-    "training.validation is not an object": {"validation": [50.0]},
-    "training.validation: 'x' is no number of a step": {"validation": {"x": 50.0}},
-    "training.validation.500 is 'x', no accuracy in percent": {"validation": {"500": "x"}},
-    "training.validation.500 is 1e+300, no accuracy in percent": {"validation": {"500": 1e300}},
-    "training.kept_step is 'x', no whole number": {"kept_step": "x"},
-    "training.kept_step is None, no whole number": {"kept_step": None},
-}
+UNDRAWABLE = (
+    ({"validation": [50.0]}, "training: Expected `object`, got `array` - at `$.validation`"),
+    ({"validation": {"x": 50.0}}, "training: Expected `str` matching regex '^[0-9]{1,18}$'"),
+    ({"validation": {"500": "x"}}, "training: Expected `float`, got `str` - at `$.validation[...]`"),
+    ({"validation": {"500": 1e300}}, "training: Expected `float` <= 100.0 - at `$.validation[...]`"),
+    ({"kept_step": None}, "training: Expected `int`, got `null` - at `$.kept_step`"),
+)
 
 
 def test_a_course_of_training_that_nobody_can_draw_is_left_out_everywhere(file, call, tmp_path):
-    for number, (told, change) in enumerate(UNDRAWABLE.items()):
+    for number, (change, told) in enumerate(UNDRAWABLE):
         path = file.with_name(file.name.replace("seed-1", f"seed-{number + 10}"))
         shutil.copy(file, path)
         altered(path, lambda v, change=change: v["training"].update(change))
-        assert told in check_file(path).failures
+        assert any(told in failure for failure in check_file(path).failures)
     file.unlink()
     for command in (("table",), ("plot", "validation", "--out", str(tmp_path / "f.png")),
                     ("report", "--out", str(tmp_path / "p.html"))):  # fmt: skip
         status, out, err = call(*command, file.parent.name, "--results", str(tmp_path))
-        assert [told for told in UNDRAWABLE if told not in out + err] == [], command
+        assert [told for _, told in UNDRAWABLE if told not in out + err] == [], command
         assert "Traceback" not in err
         assert status in (0, 2), err

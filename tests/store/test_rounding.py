@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from ifsl_bench.board.firmness import Choice
+from ifsl_bench.board.choices import Choice
 from ifsl_bench.board.result_file import read
 from ifsl_bench.board.result_folder import packaged_root
 from ifsl_bench.protocol.task_kind import COUNTS
