@@ -157,6 +157,8 @@ def verdict(comparison: Comparison) -> str:
     units, acc = comparison.units, "Avg." if comparison.units == "orders" else "Acc."
     if gap.mean == gap.interval == 0:
         return f"{comparison.a} and {comparison.b} have the same accuracy in every {units.removesuffix('s')}."
+    if math.isnan(gap.p):
+        return f"The difference is that of one {units.removesuffix('s')}: nothing says how much others would differ."
     if gap.p > LEVEL:
         sentence = f"{acc} does not tell {comparison.a} and {comparison.b} apart"
     else:
@@ -173,6 +175,8 @@ def verdict(comparison: Comparison) -> str:
 
 def p_value(value: float) -> str:
     """As in "p = 0.01"; smaller ones than 1e-15 rest on tails that no test has looked at."""
+    if math.isnan(value):
+        return "unknown"
     return f"= {value:.2g}" if value >= 1e-15 else "< 1e-15"
 
 

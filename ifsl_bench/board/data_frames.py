@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +56,8 @@ def data_frame(records: Sequence[dict[str, Any]], names: Iterable[str] = ()) -> 
 
 def line(result: Any) -> str:
     """A result in a line: what it is of, and its accuracy."""
-    acc = result.summary["acc"]
     subject = f"{result.label} on {result.task}, seed {result.seed}"
-    return one_line(f"{subject}: Acc. {acc['mean']:.2f} ± {acc['interval']:.2f}% of {len(result.episodes):,} episodes")
+    return one_line(f"{subject}: Acc. {with_interval(result.summary['acc'])}% of {len(result.episodes):,} episodes")
 
 
 def facts(result: Any) -> dict[str, Any]:
@@ -122,3 +121,9 @@ def episodes(result: Any) -> pandas.DataFrame:
     frame = data_frame([{"episode": 0}])  # says what is missing where pandas is
     whole = {k: np.broadcast_to(v, count) for k, v in {**fixed, **queries, **columns, "acc": acc}.items()}
     return type(frame)(whole)
+
+
+def with_interval(entry: Mapping[str, float]) -> str:
+    """A metric of a summary as text, mean ± half-width of its interval."""
+    mean = f"{entry['mean']:.2f}"
+    return f"{mean} ± {entry['interval']:.2f}" if "interval" in entry else mean

@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any, overload
 
 from ifsl_bench.board.columns import HEADINGS
-from ifsl_bench.board.data_frames import EPISODE, FACTS, data_frame, episodes, facts, line
+from ifsl_bench.board.data_frames import EPISODE, FACTS, data_frame, episodes, facts, line, with_interval
 from ifsl_bench.board.render import render
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.board.table import Table, plain_table
@@ -144,6 +144,6 @@ def _shown(result: Result) -> dict[str, str]:
         "task": result.task,
         "method": result.label,
         "seed": str(result.seed),
-        **{HEADINGS[name].text: f"{value['mean']:.2f} ± {value['interval']:.2f}" for name, value in values.items()},
+        **{HEADINGS[name].text: with_interval(value) for name, value in values.items()},
         "episodes": f"{len(result.episodes):,}",
     }

@@ -197,7 +197,8 @@ class SessionResult(Result, frozen=True):
 
 
 def summary_entry(summary: Mapping[str, Estimate]) -> dict[str, dict[str, float]]:
-    return {name: {k: round(v, 6) for k, v in asdict(value).items()} for name, value in summary.items()}
+    parts = {name: asdict(value) for name, value in summary.items()}  # one sequence has no interval
+    return {name: {k: round(v, 6) for k, v in part.items() if math.isfinite(v)} for name, part in parts.items()}
 
 
 def file_name(label: str, seed: int) -> str:

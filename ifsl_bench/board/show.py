@@ -44,7 +44,8 @@ def result_table(result: Result, title: str = "") -> Table[str]:
     def number(heading: str, part: str) -> Column[str]:
         return Column(heading, lambda name: f"{values[name][part]:.2f}", lambda name: {part: values[name][part]})
 
-    columns = [_metric(row.units), number("mean", "mean"), number("95% interval", "interval")]
+    parts = {"mean": "mean", "interval": "95% interval"}  # one sequence has no interval
+    columns = [_metric(row.units), *(number(parts[part], part) for part in parts if part in values["acc"])]
     return Table(columns, list(values), title, [PERCENT.format(row.units)])
 
 
@@ -178,7 +179,8 @@ def comparison_table(comparison: Comparison) -> Table[str]:
         over, seeds, both = comparison.episodes[name], comparison.by_seed_interval[name], comparison.overall[name]
         classes = comparison.over_classes.get(name, NO_ESTIMATE).interval
         return {
-            "difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6), "p": over.p,
+            "difference": rounded(over.mean, 6), "interval": rounded(over.interval, 6),
+            "p": None if math.isnan(over.p) else over.p,
             "difference_of_seeds": rounded(seeds.mean, 6), "interval_of_seeds": rounded(seeds.interval, 6),
             "interval_overall": rounded(both.interval, 6) if several else None,
             "p_overall": both.p if several else None,

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ifsl_bench.common.errors import UserError
-from ifsl_bench.data.published_splits import Image, Pools, PublishedData, shuffled
+from ifsl_bench.data.published_splits import LISTED, Image, Pools, PublishedData, shuffled
+from ifsl_bench.data.registered import dataset_source
 from ifsl_bench.data.source import Count
 
 SESSION_POOLS = ("base/train", "base/val", "base/test", "novel/support", "novel/test")
@@ -99,15 +100,26 @@ class SessionList:
         return pools
 
 
-def order_of(sessions: Mapping[str, int], classes: Sequence[str]) -> np.ndarray:
-    """The novel classes in the order in which they come, as their places in ``classes``; int64 [T N]."""
-    novel = sorted((name for name in sessions if sessions[name]), key=sessions.__getitem__)
-    return np.array([classes.index(name) for name in novel], np.int64)
-
-
 class SessionSource(PublishedData):
     """A data set whose classes come in the sessions of a published list."""
 
     @abstractmethod
     def sessions(self) -> Mapping[str, int]:
         """Class -> the session that brings it, in the list's order; the listed supports come first in novel/support."""
+
+
+def order_of(data: str, classes: Sequence[str]) -> np.ndarray:
+    """The novel classes of a data set in the order in which they come, as their places in ``classes``; int64 [T N].
+
+    Raises:
+        UserError: the data set has no published list, or lacks a class of it.
+    """
+    source = dataset_source(data)
+    if not isinstance(source, SessionSource):
+        raise UserError(f"data set {data!r} has no published list of sessions; leave out published = true")
+    sessions = source.sessions()
+    novel = sorted((name for name in sessions if sessions[name]), key=sessions.__getitem__)
+    if missing := [name for name in novel if name not in classes]:
+        raise UserError(f"data set {data!r} lacks {len(missing):,} of the {len(novel):,} novel classes of its list "
+                        f"({', '.join(missing[:LISTED])}); prepare it from all images")  # fmt: skip
+    return np.array([classes.index(name) for name in novel], np.int64)

@@ -36,7 +36,6 @@ from ifsl_bench.data.session_lists import order_of
 from ifsl_bench.episodic.loader import EpisodeLoader
 from ifsl_bench.episodic.sequence_loader import SequenceLoader
 from ifsl_bench.kernels import store
-from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.method import Base
 from ifsl_bench.protocol.episodes import Sampler
 from ifsl_bench.protocol.sequences import SequenceSampler, task_stream
@@ -188,8 +187,7 @@ class PreparedTask:
         """Of the novel classes of a published list, [T N] labels of novel/test; None elsewhere."""
         if not (self.task.sessions and self.task.sessions.published):
             return None
-        source = registry.load(registry.DATASETS, self.task.dataset.name).value
-        return order_of(source.sessions(), self.dataset.pool("novel/test").classes)
+        return order_of(self.task.novel_data, self.dataset.pool("novel/test").classes)
 
     def loader(self, side: Side, views: int = 1, device: torch.device = HOST) -> EpisodeLoader | SequenceLoader:
         """Batches of a side's episodes or sequences on a device, of the plain images or of ``views`` augmented ones."""

@@ -159,11 +159,16 @@ class Paired:
 
 
 def paired(a: np.ndarray, b: np.ndarray, choices: float = 0.0, quantile: float = Z95) -> Paired:
-    """Paired comparison of [n] and [n] per-episode values; for ``choices`` and ``quantile`` see :func:`estimate`."""
+    """Paired comparison of [n] and [n] per-episode values; for ``choices`` and ``quantile`` see :func:`estimate`.
+
+    One episode has neither interval nor p-value: NaN.
+    """
     from scipy.special import stdtr
 
     difference = a - b
     n = len(difference)
+    if n == 1:
+        return Paired(float(difference[0]), math.nan, math.nan)
     mean, error = float(difference.mean()), math.sqrt(float(np.var(difference, ddof=1)) / n + choices)
     if error == 0:
         return Paired(mean, 0.0, 1.0 if mean == 0 else 0.0)

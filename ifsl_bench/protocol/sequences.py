@@ -79,8 +79,8 @@ class SequenceSampler:
         shape: sessions, ways, orders and support sets; ``shots`` beside it.
         hide: whether the novel classes are base classes and hidden as such (the two pools' labels agree).
         parity: base queries take only images of even or odd index within their class.
-        order: [C] labels of the novel pool, the one order of a published list. Its supports are the first images of
-            each class in the support pool.
+        order: [C or more] labels of the novel pool, the one order of a published list, of which the first C are dealt.
+            Its supports are the first images of each class in the support pool.
         device: where the indices are made.
 
     Attributes:
@@ -113,7 +113,10 @@ class SequenceSampler:
         self.novel_starts, self.novel_counts = self._table(pools.novel[:-1]), self._table(np.diff(pools.novel))
         support = pools.novel if pools.support is None else pools.support
         self.support_starts, self.support_counts = self._table(support[:-1]), self._table(np.diff(support))
-        self.apart, self.order = pools.support is not None, None if order is None else self._table(order)
+        self.apart, self.order = (
+            pools.support is not None,
+            None if order is None else self._table(order[: shape.classes]),
+        )
 
     def _table(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(self.device)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from ifsl_bench.board.boards import unfit
+from ifsl_bench.board.data_frames import with_interval
 from ifsl_bench.board.episode_counts import counts_entry
 from ifsl_bench.board.result_file import Result, SessionResult, file_name, inconsistency, parse, read_raw
 from ifsl_bench.common.errors import UserError, one_line
@@ -53,7 +54,7 @@ class Checked:
         if self.result is None or self.failures:
             raise ValueError("the file has failed")
         r = self.result
-        accuracy = f"{r.summary['acc']['mean']:.2f} ± {r.summary['acc']['interval']:.2f}"
+        accuracy = with_interval(r.summary["acc"])
         text = f"ok: {r.label} on {r.task}, seed {r.seed}, {len(r.episodes):,} episodes, Acc. {accuracy}"
         return f"{text} (not verified: {'; '.join(self.unverified)})" if self.unverified else text
 

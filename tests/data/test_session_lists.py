@@ -12,14 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from ifsl_bench.board.result_file import read as read_result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.data.preparing.prepare import prepare
 from ifsl_bench.data.published_splits import columns, rows
 from ifsl_bench.data.registered import dataset_source
 from ifsl_bench.data.session_lists import COUNTS_60_40, ListedImage, SessionList, SessionSource, order_of
 from ifsl_bench.data.sets import cifar_sessions, cub_sessions
+from ifsl_bench.protocol.sequences import task_stream
+from ifsl_bench.protocol.task_files import packaged
 
 SHARED = Path(__file__).parents[3] / "shared" / "fscil"
 CIFAR, CUB = list(rows(cifar_sessions.LISTS)), list(rows(cub_sessions.LISTS))
@@ -53,7 +57,7 @@ def test_sessions_of_the_lists(name, base, sessions, ways):
     found = source.sessions()
     assert Counter(found.values()) == {0: base} | dict.fromkeys(range(1, sessions + 1), ways)
     novel = sorted(c for c, session in found.items() if session)
-    order = order_of(found, novel)
+    order = order_of(name, novel)
     assert sorted(order) == list(range(sessions * ways))
     assert [found[novel[i]] for i in order] == [t for t in range(1, sessions + 1) for _ in range(ways)]
 
@@ -138,6 +142,64 @@ def test_labels_that_are_not_cifars_are_refused(home, tmp_path, cifar, messages)
     wrong["train"][int(row["index"])] = 99
     with pytest.raises(UserError, match=rf"train\[{row['index']}\] is of class 'worm', in CIFAR-100's session lists"):
         prepare(home, "cifar100-sessions", write_cifar(tmp_path / "c", wrong), False, messages, allow_partial=True)
+
+
+@pytest.mark.parametrize("name", ["mini", "cifar100", "cub"])
+def test_the_sequences_of_the_tasks_are_those_of_whole_data_sets(name):
+    """The pinned digests, from the counts of the lists: no image is needed to know which image is what."""
+    source = dataset_source("mini-imagenet-sessions" if name == "mini" else f"{name}-sessions")
+    tests = Counter(row["image"].partition("/")[0] for row in CUB if row["role"] == "test")
+    whole = {row["class"]: int(row["images"]) for row in rows("cub.csv")}
+
+    def classes(pool: str) -> list[str]:
+        return sorted(c for c, session in source.sessions().items() if (session > 0) == pool.startswith("novel"))
+
+    def starts(pool: str) -> np.ndarray:
+        if name == "cub":
+            each = [whole[c] - tests[c] if pool == "novel/support" else tests[c] for c in classes(pool)]
+        else:
+            each = [500 if pool == "novel/support" else 100 for _ in classes(pool)]
+        assert sum(each) == source.outline()[1][pool].images
+        return np.cumsum([0, *each])
+
+    for task in (packaged()[f"{name}-sessions"], packaged()[f"{name}-sessions-published"]):
+        assert task.sessions is not None
+        order = order_of(task.novel_data, classes("novel")) if task.sessions.published else None
+        sampler = task_stream(task, "test", 0, starts, classes=classes, order=order)
+        assert sampler.digest(task.evaluation.episodes) == task.digest
+    drawn = sampler.sample(0, 1)
+    sessions = [source.sessions()[classes("novel")[c]] for c in drawn.classes[0]]
+    assert sessions == sorted(sessions), "the order of the list"
+    first = torch.from_numpy(starts("novel/support"))[drawn.classes[0]]
+    assert torch.equal(drawn.support[0], first[:, None] + torch.arange(5)), "its supports, which come first"
+
+
+@pytest.mark.slow("features of 7,000 images by a network")
+def test_a_run_on_the_published_order(home, tmp_path, cifar, call, messages, monkeypatch):
+    """One sequence: no interval anywhere, no test, and the result is sound."""
+    monkeypatch.setenv("IFSL_BENCH_HOME", str(home.cache))
+    prepare(home, "cifar100-sessions", write_cifar(tmp_path / "c", cifar), False, messages, allow_partial=True)
+    task = "cifar100-sessions-published+pretraining-steps=3+backbone=resnet10-stempool"
+    status, out, err = call("run", "--method", "ncm,imprint", "--task", task, "--device", "cpu")
+    assert status == 0, err
+    assert "±" not in out.split("imprint is not")[0]
+    status, out, err = call("compare", "ncm", "imprint", "--task", task)
+    assert status == 0, err
+    assert "The difference is that of one order: nothing says how much others would differ." in out
+    assert "unknown" in out
+    stored = read_result(next(home.results.rglob("ncm.seed-0.json")))
+    assert (stored.episodes.sessions, stored.episodes.supports, len(stored.episodes)) == (8, 1, 1)
+    assert all(part.keys() == {"mean"} for part in stored.summary.values())
+    status, out, err = call("run", "--method", "ncm", "--task", "cifar100-sessions-published")
+    assert status == 2
+    assert "the test episodes of cifar100-sessions-published have digest" in err
+
+
+def test_a_list_of_sessions_that_is_not_there_is_refused():
+    with pytest.raises(UserError, match="data set 'glyphs' has no published list of sessions"):
+        order_of("glyphs", ["a"])
+    with pytest.raises(UserError, match=r"'cub-sessions' lacks 100 of the 100 novel classes of its list \(101\."):
+        order_of("cub-sessions", BIRDS[:1])
 
 
 BIRDS = ["001.Black_footed_Albatross", "100.Brown_Pelican", "101.White_Pelican", "200.Common_Yellowthroat"]
