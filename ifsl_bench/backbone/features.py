@@ -18,7 +18,7 @@ from ifsl_bench.backbone.device import whole_float32
 from ifsl_bench.backbone.pretrain import Pretrained
 from ifsl_bench.common import packed
 from ifsl_bench.common.arrays import create_array, open_array
-from ifsl_bench.common.building import building, whole
+from ifsl_bench.common.building import building
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import Home, mark_used, set_aside, sha256_file, sha256_json
 from ifsl_bench.common.locks import locked
@@ -190,10 +190,6 @@ def _place(folder: Path) -> str:
 
 
 def _open(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:
-    return whole(folder, lambda: _opened(folder, shape, pretraining))
-
-
-def _opened(folder: Path, shape: tuple[int, int], pretraining: str) -> np.ndarray:
     entry = read_sealed(folder / "bank.json")
     path = folder / "features.npy"
     if entry.get("of") != _place(folder):

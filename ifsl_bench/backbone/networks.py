@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -24,23 +24,24 @@ from ifsl_bench.common.cosine import unit
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.protocol.task import INCLUDED, NO_BACKBONE
 
+Norm = Callable[[int], nn.Module]
 
-class _Block10(nn.Module):
-    """1x1 shortcut + three 3x3 convolutions, no activation after the sum, 2x2 max-pool that rounds up."""
 
-    def __init__(self, inner: int, outer: int, norm: Callable[[int], nn.Module]) -> None:
+def _convolutions(inner: int, outer: int, count: int, norm: Norm) -> nn.Sequential:
+    """3x3 convolutions with a norm each, and an activation between two."""
+    layers: list[nn.Module] = []
+    for width in (inner, *[outer] * (count - 1)):
+        layers += [nn.Conv2d(width, outer, 3, padding=1, bias=False), norm(outer), nn.LeakyReLU(0.1)]
+    return nn.Sequential(*layers[:-1])
+
+
+class _Block(nn.Module):
+    """1x1 shortcut + 3x3 convolutions, no activation after the sum, 2x2 max-pool that rounds up."""
+
+    def __init__(self, inner: int, outer: int, convolutions: int, norm: Norm) -> None:
         super().__init__()
         self.shortcut = nn.Conv2d(inner, outer, 1, bias=False)
-        self.body = nn.Sequential(
-            nn.Conv2d(inner, outer, 3, padding=1, bias=False),
-            norm(outer),
-            nn.LeakyReLU(0.1),
-            nn.Conv2d(outer, outer, 3, padding=1, bias=False),
-            norm(outer),
-            nn.LeakyReLU(0.1),
-            nn.Conv2d(outer, outer, 3, padding=1, bias=False),
-            norm(outer),
-        )
+        self.body = _convolutions(inner, outer, convolutions, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.max_pool2d(self.body(x) + self.shortcut(x), 2, ceil_mode=True)
@@ -53,13 +54,10 @@ class ResNet10(Backbone):
 
     def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
         super().__init__()
-
-        def norm(width: int) -> nn.Module:
-            return nn.BatchNorm2d(width, eps=1e-3, momentum=norm_momentum)
-
+        norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=norm_momentum)
         self.stem = nn.Sequential(nn.Conv2d(channels, 64, 5, padding=2, bias=False), norm(64), nn.LeakyReLU(0.1))
         widths = (64, 64, 96, 128, 256)
-        self.blocks = nn.Sequential(*(_Block10(a, b, norm) for a, b in itertools.pairwise(widths)))
+        self.blocks = nn.Sequential(*(_Block(a, b, 3, norm) for a, b in itertools.pairwise(widths)))
         self.norm = norm(256)
         self.mix = nn.Conv2d(256, 384, 1, bias=False)
         self.mix_norm = norm(384)
@@ -89,13 +87,10 @@ class ResNet10StemPool(ResNet10):
 class _Block12(nn.Module):
     """Three 3x3 convolutions, a normalised 1x1 shortcut, an activation after the sum, 2x2 max-pool that rounds down."""
 
-    def __init__(self, inner: int, outer: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, inner: int, outer: int, norm: Norm) -> None:
         super().__init__()
         self.shortcut = nn.Sequential(nn.Conv2d(inner, outer, 1, bias=False), norm(outer))
-        layers: list[nn.Module] = []
-        for width in (inner, outer, outer):
-            layers += [nn.Conv2d(width, outer, 3, padding=1, bias=False), norm(outer), nn.LeakyReLU(0.1)]
-        self.body = nn.Sequential(*layers[:-1])
+        self.body = _convolutions(inner, outer, 3, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.max_pool2d(F.leaky_relu(self.body(x) + self.shortcut(x), 0.1), 2)
@@ -108,10 +103,7 @@ class ResNet12(Backbone):
 
     def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
         super().__init__()
-
-        def norm(width: int) -> nn.Module:
-            return nn.BatchNorm2d(width, momentum=norm_momentum)
-
+        norm = partial(nn.BatchNorm2d, momentum=norm_momentum)
         widths = (channels, 64, 160, 320, 640)
         self.blocks = nn.Sequential(*(_Block12(a, b, norm) for a, b in itertools.pairwise(widths)))
 
@@ -171,24 +163,6 @@ class ResNet18GN(Backbone):
         return self.blocks(x).mean((2, 3))
 
 
-class _SmallBlock(nn.Module):
-    """Pre-summed residual pair of 3x3 convolutions with batch norm; halves the image."""
-
-    def __init__(self, inner: int, outer: int, norm: Callable[[int], nn.Module]) -> None:
-        super().__init__()
-        self.shortcut = nn.Conv2d(inner, outer, 1, bias=False)
-        self.body = nn.Sequential(
-            nn.Conv2d(inner, outer, 3, padding=1, bias=False),
-            norm(outer),
-            nn.LeakyReLU(0.1),
-            nn.Conv2d(outer, outer, 3, padding=1, bias=False),
-            norm(outer),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(self.body(x) + self.shortcut(x), 2, ceil_mode=True)
-
-
 class ResNetSmall(Backbone):
     """For 32x32 images on a CPU: the blocks of ``resnet10`` with two convolutions instead of three, 256 features.
 
@@ -199,13 +173,10 @@ class ResNetSmall(Backbone):
 
     def __init__(self, channels: int = 3, norm_momentum: float = 0.1) -> None:
         super().__init__()
-
-        def norm(width: int) -> nn.Module:
-            return nn.BatchNorm2d(width, eps=1e-3, momentum=norm_momentum)
-
+        norm = partial(nn.BatchNorm2d, eps=1e-3, momentum=norm_momentum)
         self.stem = nn.Sequential(nn.Conv2d(channels, 32, 5, 2, padding=2, bias=False), norm(32), nn.LeakyReLU(0.1))
         widths = (32, 48, 96, 192)
-        self.blocks = nn.Sequential(*(_SmallBlock(a, b, norm) for a, b in itertools.pairwise(widths)))
+        self.blocks = nn.Sequential(*(_Block(a, b, 2, norm) for a, b in itertools.pairwise(widths)))
         self.norm = norm(192)
         self.out = nn.Linear(192 * 4, self.features)
 

@@ -24,7 +24,7 @@ from ifsl_bench.board.choices import Calibration, Choice, Hits, Part, odd_calibr
 from ifsl_bench.board.consistency import KINDS, odd_classes, odd_counts, odd_sequences
 from ifsl_bench.board.episode_counts import EpisodeCounts, SequenceCounts
 from ifsl_bench.common.errors import CorruptFile, UserError, is_printable
-from ifsl_bench.common.files import TRIES, json_bytes, read_json, set_aside, write_json, write_new
+from ifsl_bench.common.files import read_json, set_aside, write_json
 from ifsl_bench.common.limits import RESULT_DEPTH, RESULT_FILE, RESULT_MARKS
 from ifsl_bench.protocol.limits import LARGEST_SEED, MOST_SEEDS
 from ifsl_bench.protocol.metrics import Counts, Estimate, summarise
@@ -217,23 +217,15 @@ def write(root: Path, result: Result) -> Path:
     return path
 
 
-def put(root: Path, result: Result) -> list[Path]:
-    """Writes a result under ``root``; what other hits were there is renamed, also what another process stores just now.
+def put(root: Path, result: Result) -> Path | None:
+    """Writes a result under ``root``, whose lock is held; one with other hits that was there is renamed.
 
     Returns:
-        The new names of what was renamed.
+        The new name of what was renamed.
     """
-    path, renamed = path_of(root, result), list[Path]()
-    for _ in range(TRIES):
-        there = path.exists()
-        if old := keep_old(root, result):
-            renamed.append(old)
-        elif there:
-            break  # the same hits: this one takes its place
-        if write_new(path, json_bytes(msgspec.to_builtins(result))):
-            return renamed
+    old = keep_old(root, result)
     write(root, result)
-    return renamed
+    return old
 
 
 def keep_old(root: Path, result: Result) -> Path | None:

@@ -231,24 +231,21 @@ def show(what: tuple[str, ...], home: str | None, results_dir: str | None, style
 )
 @click.argument("files", nargs=-1, required=True, type=click.Path(), metavar="RESULT.json...")
 @click.option("--task", "task_files", multiple=True, metavar="FILE.toml", help="Tasks of your own, for their results.")
-@click.option("--rewrite", is_flag=True, help="Write good files anew, as short as they can be; all values stay.")
 @home_option
-def check(files: tuple[str, ...], task_files: tuple[str, ...], rewrite: bool, home: str | None) -> None:
+def check(files: tuple[str, ...], task_files: tuple[str, ...], home: str | None) -> None:
     """Verify result files before they are contributed.
 
     Prints a line for each file; the exit status is 2 if any fails.
     """
     from ifsl_bench.protocol.task_files import find
-    from ifsl_bench.store import check as checks
+    from ifsl_bench.store.check import check_file
 
     folders = folders_of(home)
     own = {task.name: task for name in task_files for task in find(name, home=folders)}
     bad = 0
     for name in files:
-        checked = checks.check_file(Path(name), own, folders)
+        checked = check_file(Path(name), own, folders)
         if not checked.failures:
-            if rewrite:
-                checks.rewrite(Path(name), own, folders)
             click.echo(f"{one_line(name)}: {checked.line}")
         for failure in checked.failures:
             click.echo(f"{one_line(name)}: {failure}", err=True)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import mmap
 import os
-import struct
 from pathlib import Path
 
 import numpy as np
-from numpy.lib.format import open_memmap
+from numpy.lib import format as npy
 
-from ifsl_bench.common.errors import CorruptFile
+from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import disk_errors, open_file, read_errors
 
-_MAGIC = b"\x93NUMPY\x01\x00"  # version 1.0, which NumPy writes for every header that it can hold
 _LONGEST = 1024  # bytes of a header; those of our arrays have 118
 
 
@@ -24,7 +21,7 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.memmap:
     Without the reservation a full disk would show only when a page is written, as a killing signal and no error.
     """
     with disk_errors(path):
-        array: np.memmap = open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+        array: np.memmap = npy.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
         if hasattr(os, "posix_fallocate"):
             with open(path, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -44,27 +41,25 @@ def release(array: np.ndarray) -> None:
 def open_array(path: Path, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """A read-only memory map of a .npy file that was written as an array of that shape and type.
 
-    The header must say so to the letter, and the file must have the size that follows; the content is not looked at.
+    The header must say so, and the file must have the size that follows; the content is not looked at.
 
     Raises:
         CorruptFile: it is missing, or is something else.
         UserError: it may not be read.
     """
+    kind = np.dtype(dtype)
     try:
         with open_file(path) as file, read_errors(path):
-            start, size = file.read(len(_MAGIC) + 2 + _LONGEST), os.fstat(file.fileno()).st_size
+            size = os.fstat(file.fileno()).st_size
+            header = npy.read_magic(file), *npy.read_array_header_1_0(file, max_header_size=_LONGEST)
+            begin = file.tell()
     except FileNotFoundError:
         raise CorruptFile(f"{path} is missing") from None
-    magic, (length,) = start[: len(_MAGIC)], struct.unpack("<H", start[len(_MAGIC) :][:2].ljust(2, b"\0"))
-    begin = len(_MAGIC) + 2 + length
-    try:
-        if magic != _MAGIC or begin > len(start):
-            raise ValueError("it does not begin like one of ours")
-        header = ast.literal_eval(start[len(_MAGIC) + 2 : begin].decode("latin-1"))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # of many kinds, from a text that Python's parser is given
         raise CorruptFile(f"{path} has a damaged header ({error})") from error
-    kind = np.dtype(dtype)
-    if header != {"descr": kind.str, "fortran_order": False, "shape": tuple(shape)}:
+    if header != ((1, 0), tuple(shape), False, kind):
         raise CorruptFile(f"{path} has another header than was written: it is no {dtype}{list(shape)}")
     if size != (whole := begin + kind.itemsize * int(np.prod(shape, dtype=np.int64))):
         raise CorruptFile(f"{path} has {size} bytes, {whole} were written: it is cut short or changed")

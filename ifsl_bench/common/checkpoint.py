@@ -2,10 +2,7 @@
 
 Saving writes the tensors under a new name, then replaces the JSON, then removes the old tensors; a process killed at
 any point leaves a complete state, the old one or the new one. Nothing is pickled. The JSON file has the checksum of the
-tensors and one of itself, see :mod:`ifsl_bench.common.sealed`.
-
-Where no lock keeps several processes apart, the names of their tensors are their own, and each removes only tensors
-that no JSON can name any more: the state is always one that some process saved as a whole.
+tensors and one of itself, see :mod:`ifsl_bench.common.sealed`. Whoever saves holds the folder's lock.
 """
 
 from __future__ import annotations
@@ -22,12 +19,11 @@ import torch
 from torch import Tensor
 
 from ifsl_bench.common.errors import CorruptFile, UserError
-from ifsl_bench.common.files import TRIES, Stale, disk_errors, mark_used, open_file, read_errors, write_bytes
-from ifsl_bench.common.owners import PARTIAL, is_abandoned, tagged
+from ifsl_bench.common.files import disk_errors, mark_used, open_file, read_errors, write_bytes
+from ifsl_bench.common.owners import PARTIAL
 from ifsl_bench.common.sealed import check_kinds, read_sealed, write_sealed
 
-MOST_SAVES = 100  # of other processes, while one state is read
-_TENSORS = re.compile(r"state-([0-9]{1,18})@[A-Za-z0-9_.-]{1,60}\.safetensors")  # other files here are not ours
+_TENSORS = re.compile(r"state-([0-9]{1,18})[A-Za-z0-9_.@-]{0,61}\.safetensors")  # other files here are not ours
 
 
 @dataclass(frozen=True)
@@ -44,7 +40,6 @@ class CheckpointFolder:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.json = folder / "checkpoint.json"
-        self._written: set[str] = set()  # tensors that this process has saved and not removed yet
 
     def save(self, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> dict[str, Any]:
         """Replaces the state; returns the JSON part as :meth:`info` would."""
@@ -54,32 +49,17 @@ class CheckpointFolder:
 
     def put(self, content: bytes, info: Mapping[str, Any]) -> dict[str, Any]:
         """The same, of tensors as the content of a safetensors file."""
-        checksum = hashlib.sha256(content).hexdigest()
         with disk_errors(self.folder):
-            for _ in range(TRIES):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
-                name = tagged(f"state-{1 + max((int(match[1]) for match in previous), default=0)}", ".safetensors")
-                write_bytes(self.folder / name, content)
-                before = self._named()  # asked before the next line: what is named later is not to be removed
-                whole = write_sealed(self.json, {**info, "tensors": {"file": name, "sha256": checksum}})
-                if (self.folder / name).exists():  # else the folder was moved between the two
-                    break
-            strays = {match[0] for match in previous if is_abandoned(self.folder / match[0])}
-            partials = {path.name for path in self.folder.glob(f"{PARTIAL}*") if is_abandoned(path)}
-            for old in (self._written | strays | partials | ({before} if before else set())) - {name, self._named()}:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            previous = [match for path in self.folder.iterdir() if (match := _TENSORS.fullmatch(path.name))]
+            name = f"state-{1 + max((int(match[1]) for match in previous), default=0)}.safetensors"
+            write_bytes(self.folder / name, content)
+            facts = {"file": name, "sha256": hashlib.sha256(content).hexdigest()}
+            whole = write_sealed(self.json, {**info, "tensors": facts})
+            for old in (*(self.folder / match[0] for match in previous), *self.folder.glob(f"{PARTIAL}*")):
                 with contextlib.suppress(OSError):
-                    (self.folder / old).unlink()
-        self._written = {name}
+                    old.unlink()
         return whole
-
-    def _named(self) -> str | None:
-        """The tensors that the JSON file names, if it is sound."""
-        try:
-            info = self.info()
-        except UserError:
-            return None
-        return info["tensors"]["file"] if info else None
 
     def info(self) -> dict[str, Any] | None:
         """The JSON part, or None if nothing was saved yet.
@@ -102,22 +82,22 @@ class CheckpointFolder:
         """The latest state, or None if nothing was saved yet.
 
         Raises:
-            CorruptFile: a file is missing, cut short or changed; names it.
+            CorruptFile: a file is missing, cut short or changed; names it. Without the lock, another process may just
+                have replaced it.
             UserError: one may not be read.
         """
-        for _ in range(MOST_SAVES):
-            info = self.info()
-            if info is None:
-                return None
-            try:
-                state = self._load(info)
-            except (CorruptFile, Stale):
-                if self._named() == info["tensors"]["file"]:
-                    raise
-                continue  # another process has saved since, and removed these tensors
-            mark_used(self.json)
-            return state
-        raise UserError(f"{self.folder} changes faster than it can be read: other processes train there; end them")
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
+        info = self.info()
+        if info is None:
+            return None
+        try:
+            state = State(load(self.content(info)), info)
+        except SafetensorError as error:
+            raise CorruptFile(f"{self.folder / info['tensors']['file']} holds no tensors ({error})") from error
+        mark_used(self.json)
+        return state
 
     def content(self, info: dict[str, Any]) -> bytes:
         """The file of tensors that :meth:`info` names; raises :class:`CorruptFile` where it is not what was written."""
@@ -130,15 +110,6 @@ class CheckpointFolder:
         if hashlib.sha256(content).hexdigest() != info["tensors"]["sha256"]:
             raise CorruptFile(f"{path} is not what was written: its checksum differs")
         return content
-
-    def _load(self, info: dict[str, Any]) -> State:
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
-        try:
-            return State(load(self.content(info)), info)
-        except SafetensorError as error:
-            raise CorruptFile(f"{self.folder / info['tensors']['file']} holds no tensors ({error})") from error
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

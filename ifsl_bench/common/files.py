@@ -1,9 +1,9 @@
 """Files on disk: where they live, how they are written (atomically) and verified.
 
-Nothing is ever half-written under its final name: content goes to a temporary sibling of this process's own, is flushed
-to the disk, and is renamed; see :mod:`ifsl_bench.common.building` for folders. A process killed at any point leaves at
-most a temporary file or folder whose name starts with ``.partial-``; those of a build are removed by the next one, the
-others by ``ifsl-bench cache prune``. None of this needs a lock.
+Nothing is ever half-written under its final name: content goes to a temporary sibling, is flushed to the disk, and is
+renamed; see :mod:`ifsl_bench.common.building` for folders. A process killed at any point leaves at most a temporary
+file or folder whose name starts with ``.partial-``; those of a build are removed by the next one, the others by
+``ifsl-bench cache prune``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,7 @@ from typing import Any, BinaryIO
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.json_text import depth_of, strict_json
 from ifsl_bench.common.limits import Limit
-from ifsl_bench.common.owners import PARTIAL, partial_of, what
-
-TRIES = 3  # of what another process may have spoilt by moving or replacing a file at that moment
-
-
-class Stale(UserError):
-    """A file of a network file system that another machine has replaced or removed while it was being read."""
+from ifsl_bench.common.owners import PARTIAL, tagged, what
 
 
 @dataclass(frozen=True)
@@ -133,36 +128,36 @@ def chosen_by(options: str) -> Iterator[None]:
         _chosen_by.reset(token)
 
 
-@contextlib.contextmanager
-def disk_errors(path: Path, but: Container[int] = ()) -> Iterator[None]:
-    """Turns the operating system's refusals (full disk, no permission) into one plain line.
+_ELSEWHERE = {  # what another folder would help
+    errno.ENOSPC: "the disk is full; free some space or choose",
+    errno.EDQUOT: "your disk quota is used up; free space or choose",
+    errno.EACCES: "no permission to write there; choose",
+    errno.EPERM: "no permission to write there; choose",
+    errno.EROFS: "the file system is read-only; choose",
+    errno.ENOTDIR: "part of the path is a file, not a folder; choose",
+    errno.EIO: "the disk fails (input/output error); choose",
+    errno.ENAMETOOLONG: "the name is too long for this file system; choose",
+    errno.EEXIST: "a file of that name is in the way; remove it or choose",
+    errno.EISDIR: "a folder of that name is in the way; remove it or choose",
+    errno.ELOOP: "a symbolic link of that name is in the way; remove it or choose",
+}
 
-    Args:
-        but: error numbers to let pass.
-    """
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns the operating system's refusals (full disk, no permission) into one plain line."""
     try:
         yield
     except OSError as error:
-        ways = f" with {_chosen_by.get()}"
-        reasons = {
-            errno.ENOSPC: f"the disk is full; free some space or choose another folder{ways}",
-            errno.EDQUOT: f"your disk quota is used up; free space or choose another folder{ways}",
-            errno.EACCES: f"no permission to write there; choose another folder{ways}",
-            errno.EPERM: f"no permission to write there; choose another folder{ways}",
-            errno.EROFS: f"the file system is read-only; choose another folder{ways}",
-            errno.ENOTDIR: f"part of the path is a file, not a folder; choose another folder{ways}",
-            errno.EEXIST: "a file of that name is in the way; remove it or choose another folder",
-            errno.EISDIR: "a folder of that name is in the way; remove it or choose another folder",
-            errno.ELOOP: "a symbolic link of that name is in the way; remove it or choose another folder",
-            errno.ENAMETOOLONG: "the name is too long for this file system; choose another folder",
-            errno.EIO: f"the disk fails (input/output error); choose another folder{ways}",
-            errno.EFBIG: "the file would be larger than this system allows (see ulimit -f)",
-        }
-        if error.errno in reasons and error.errno not in but:
-            shown = Path(what(os.fsdecode(error.filename or path)))
-            shown = path if shown.name.startswith(PARTIAL) else shown  # what it was to be
-            raise UserError(f"cannot write {shown}: {reasons[error.errno]}") from error
-        raise
+        if error.errno == errno.EFBIG:
+            reason = "the file would be larger than this system allows (see ulimit -f)"
+        elif error.errno in _ELSEWHERE:
+            reason = f"{_ELSEWHERE[error.errno]} another folder with {_chosen_by.get()}"
+        else:
+            raise
+        shown = Path(what(os.fsdecode(error.filename or path)))
+        shown = path if shown.name.startswith(PARTIAL) else shown  # what it was to be
+        raise UserError(f"cannot write {shown}: {reason}") from error
 
 
 def check_writable(folder: Path) -> None:
@@ -196,8 +191,7 @@ def read_errors(path: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EPERM):
             raise UserError(f"cannot read {path}: no permission; ask its owner, or choose another folder") from error
         if error.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
-            kind = Stale if error.errno == errno.ESTALE else UserError
-            raise kind(f"cannot read {path}: {error.strerror}; the disk or the network fails") from error
+            raise UserError(f"cannot read {path}: {error.strerror}; the disk or the network fails") from error
         raise
 
 
@@ -221,73 +215,30 @@ def fsync_folder(folder: Path) -> None:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Writes a file atomically: readers see the old file or the new one, never a part."""
-    _write(path, content, os.replace)
-
-
-def write_new(path: Path, content: bytes) -> bool:
-    """The same where there is no such file yet; False, and nothing is written, where there is one by then."""
-
-    def put(partial: Path, to: Path) -> None:
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(tagged(PARTIAL + path.name))
         try:
-            os.link(partial, to)  # which replaces nothing
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-                raise
-            os.replace(partial, to)  # a file system without hard links
-        else:
-            os.unlink(partial)
-
-    try:
-        _write(path, content, put)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _write(path: Path, content: bytes, put: Callable[[Path, Path], None]) -> None:
-    for tries_left in reversed(range(TRIES)):
-        partial = partial_of(path)
-        try:
-            with disk_errors(path, (errno.EEXIST,) if put is not os.replace else ()):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open(partial, "xb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                put(partial, path)
-                break
-        except BaseException as error:
+            with open(partial, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(partial)
-            if not tries_left or not (isinstance(error, OSError) and error.errno in (errno.ENOENT, errno.ESTALE)):
-                raise  # else another process has moved the folder, and it is made again
+                partial.unlink()
+            raise
     fsync_folder(path.parent)
 
 
 _NUMBERS = re.compile(r"\[\n\s+(-?[0-9][0-9.eE+\-]*(?:,\n\s+-?[0-9][0-9.eE+\-]*)*)\n\s+\]")
 
 
-def json_bytes(value: Any) -> bytes:
-    """Indented JSON with lists of numbers on one line each."""
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON with lists of numbers on one line each."""
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     text = _NUMBERS.sub(lambda match: "[" + re.sub(r"\s+", " ", match.group(1)) + "]", text)
-    return (text + "\n").encode()
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes a file of :func:`json_bytes`."""
-    write_bytes(path, json_bytes(value))
-
-
-def _content(path: Path, most: int) -> bytes:
-    for tries_left in reversed(range(TRIES)):
-        try:
-            with open_file(path) as file, read_errors(path):
-                return file.read(most)
-        except Stale:
-            if not tries_left:
-                raise
-    raise AssertionError("the last try returns or raises")
+    write_bytes(path, f"{text}\n".encode())
 
 
 def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None, depth: Limit | None = None) -> Any:
@@ -300,7 +251,8 @@ def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None,
         depth: limit on how deep it is nested.
     """
     try:
-        content = _content(path, most.most + 1 if most else -1)
+        with open_file(path) as file, read_errors(path):
+            content = file.read(most.most + 1 if most else -1)
         if most:
             most.check(len(content), str(path), CorruptFile)
         if marks:
@@ -316,45 +268,12 @@ def read_json(path: Path, most: Limit | None = None, marks: Limit | None = None,
 
 
 def set_aside(path: Path, why: str = "corrupt") -> Path:
-    """Renames a file or folder out of the way and returns its new name, which says why; nothing is deleted.
-
-    Where another process has just done so, the name that it was given.
-    """
-    before = path
-    for n in range(1000):
-        aside = path.with_name(f"{path.name}.{why}-{n}")
-        with disk_errors(path):
-            if os.path.lexists(aside):
-                before = aside
-            elif _moved(path, aside):
-                return aside
-            elif not os.path.lexists(path):
-                return before
-    raise UserError(f"{path} is {why}, and so are a thousand copies beside it; remove {path.parent}")
-
-
-def _moved(path: Path, to: Path) -> bool:
-    """Renames a file or folder to a name that nothing has; False where something has it by now, or there is no path."""
-    try:
-        if path.is_dir() and not path.is_symlink():
-            os.rename(path, to)  # which replaces no folder with content
-            return True
-        os.close(os.open(to, os.O_CREAT | os.O_EXCL | os.O_WRONLY))  # a rename would replace a file: the name is taken
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
-            return False
-        raise
-    try:
-        os.replace(path, to)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(to)
-        if error.errno == errno.ENOENT:
-            return False
-        raise
-    return True
+    """Renames a file or folder out of the way and returns its new name, which says why; nothing is deleted."""
+    asides = (path.with_name(f"{path.name}.{why}-{n}") for n in itertools.count())
+    aside = next(aside for aside in asides if not os.path.lexists(aside))
+    with disk_errors(path), contextlib.suppress(FileNotFoundError):  # another process has just done so
+        os.rename(path, aside)
+    return aside
 
 
 def mark_used(path: Path) -> None:

@@ -1,9 +1,4 @@
-"""Names of what is being written: they say by which process, on which machine, so that no two ever share one.
-
-Several machines may write to one folder, over a network. Whether a temporary file still has a writer is known of this
-machine's processes; of another machine's, only by when it was last written, on the clock of the file system itself,
-since the machines' own may be an hour apart.
-"""
+"""Names of what is being written, so that no two processes ever share one, and of the processes that write."""
 
 from __future__ import annotations
 
@@ -13,6 +8,7 @@ import os
 import re
 import secrets
 import socket
+import tempfile
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -21,11 +17,10 @@ import psutil
 
 PARTIAL = ".partial-"  # prefix of unfinished files and folders
 REMOVED = ".removed-"  # prefix of folders that are being removed
-IDLE = 3 * 3600.0  # seconds without a write after which another machine's process is taken to have ended
 CLOCK = 5  # seconds by which a process may seem to have begun at another time: the clock is set while it runs
 LONGEST = 143  # bytes of a file's name, where file systems that encrypt names have the least room
 _WRITER = re.compile(r"([A-Za-z0-9_.-]{0,16}\.[0-9a-f]{8})-([0-9]{1,10})-([0-9]{1,15})")
-_TAG = re.compile(r"@([A-Za-z0-9_.-]{0,16}\.[0-9a-f]{8})-([0-9]{1,10})-[0-9a-f]{8}")
+_TAG = re.compile(r"@[0-9a-f]{16}")
 
 
 @lru_cache(maxsize=1)
@@ -40,15 +35,9 @@ def _machine() -> str:
 
 
 def tagged(name: str, end: str = "") -> str:
-    """A name that no other process, and no other call, gives: ``name@host-process-random`` and ``end``."""
-    tag = f"@{_machine()}-{os.getpid()}-{secrets.token_hex(4)}{end}"
-    room = LONGEST - len(tag)
-    return os.fsdecode(os.fsencode(name)[:room]) + tag
-
-
-def partial_of(path: Path) -> Path:
-    """A temporary sibling of this call alone."""
-    return path.with_name(tagged(PARTIAL + path.name))
+    """A name that no other call, of this process or another, gives: ``name@random`` and ``end``."""
+    tag = f"@{secrets.token_hex(8)}{end}"
+    return os.fsdecode(os.fsencode(name)[: LONGEST - len(tag)]) + tag
 
 
 def what(name: str) -> str:
@@ -82,37 +71,10 @@ def _began(process: int) -> int | None:
         return None
 
 
-def is_abandoned(path: Path) -> bool:
-    """Tells whether a temporary file has lost its writer, so that another process may take or remove it."""
-    tag = _TAG.search(path.name)
-    if tag and tag[1] == _machine() and int(tag[2]) < 1 << 31:
-        return not psutil.pid_exists(int(tag[2]))
-    return idle(path) > IDLE
-
-
-def idle(path: Path) -> float:
-    """Seconds since a file, or anything in a folder, was last written, by the file system's own clock.
-
-    Minus infinity where it cannot be told.
-    """
-    try:
-        times = [path.stat().st_mtime]
-        if path.is_dir():
-            times += [file.stat().st_mtime for file in path.rglob("*")]
-    except OSError:
-        return -float("inf")
-    return now_at(path.parent) - max(times)
-
-
 def now_at(folder: Path) -> float:
     """The time that a file written in ``folder`` now would have; this machine's where none can be written."""
-    probe = folder / tagged(f"{PARTIAL}clock")
     try:
-        with open(probe, "xb"):
-            pass
-        now = probe.stat().st_mtime
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=PARTIAL) as file:
+            return os.fstat(file.fileno()).st_mtime
     except OSError:
         return time.time()
-    with contextlib.suppress(OSError):
-        probe.unlink()
-    return now

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.common.arrays import open_array
-from ifsl_bench.common.building import whole
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import open_file, read_errors, sha256_file, sha256_json
 from ifsl_bench.common.sealed import check_kinds, read_sealed
@@ -162,10 +161,6 @@ def open_dataset(folder: Path) -> Dataset:
         CorruptFile: a file is damaged or missing, or the manifest is of a format version that is not known here.
         UserError: a file may not be read.
     """
-    return whole(folder, lambda: _opened(folder))
-
-
-def _opened(folder: Path) -> Dataset:
     path = folder / "manifest.json"
     try:
         manifest = read_sealed(path)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ifsl_bench.common.arrays import create_array, release
-from ifsl_bench.common.building import building, is_silly
+from ifsl_bench.common.building import building
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import disk_errors, sha256_file
 from ifsl_bench.common.sealed import read_sealed, write_sealed
@@ -72,7 +72,7 @@ class Writer:
         for name, entry in self.pools.items():
             kept |= {entry["images"]["file"], entry["labels"]["file"], self.side_file(name).name}
         for path in self.folder.iterdir():
-            if path.name not in kept and not is_silly(path.name):
+            if path.name not in kept and not path.name.startswith(".nfs"):
                 path.unlink()
 
     def has(self, pool: str) -> bool:

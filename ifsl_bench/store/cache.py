@@ -20,7 +20,7 @@ from ifsl_bench.common.building import remove
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.locks import is_locked, taken
-from ifsl_bench.common.owners import PARTIAL, REMOVED, is_abandoned, now_at, what
+from ifsl_bench.common.owners import PARTIAL, REMOVED, now_at, what
 from ifsl_bench.data import registered
 from ifsl_bench.kernels.store import sources_folder
 from ifsl_bench.plugin import registry
@@ -178,7 +178,8 @@ def _why_it_stays(item: Item, now: float) -> str:
     if item.kind in STAYS:
         return "perhaps not to be had again"
     if item.kind == UNFINISHED:
-        return "" if is_abandoned(item.path) else "perhaps being written"
+        building = is_locked(item.path.with_name(what(item.path.name).removeprefix(PARTIAL)))
+        return "perhaps being written" if building or now - item.used < RECENT else ""
     if item.kind == "compiled" and item.path.name == sources_folder():
         return "needed by this version"
     if item.kind == "data" and not _can_be_made(item.path.name):

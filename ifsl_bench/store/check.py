@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 
 from ifsl_bench.board.boards import unfit
 from ifsl_bench.board.data_frames import with_interval
-from ifsl_bench.board.episode_counts import counts_entry
-from ifsl_bench.board.result_file import Result, SessionResult, file_name, inconsistency, parse, read_raw
+from ifsl_bench.board.result_file import Result, file_name, inconsistency, parse, read_raw
 from ifsl_bench.common.errors import UserError, one_line
-from ifsl_bench.common.files import Home, write_json
+from ifsl_bench.common.files import Home
 from ifsl_bench.plugin import registry
-from ifsl_bench.protocol.class_draws import ClassDraws, stream_key
 from ifsl_bench.protocol.limits import check_task, most_of
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.task_files import find, is_plain
@@ -102,28 +99,6 @@ def check_file(path: Path, tasks: Mapping[str, Task] | None = None, home: Home |
             except Unverified as error:
                 unverified.append(str(error))
     return Checked(result, _lines(failures), tuple(map(one_line, unverified)))
-
-
-def rewrite(path: Path, tasks: Mapping[str, Task] | None = None, home: Home | None = None) -> None:
-    """Writes a good result file anew, its counts in the shortest form there is; every value in it stays.
-
-    Args:
-        path, tasks, home: as :func:`check_file` has them, which must have found no failure.
-    """
-    raw = read_raw(path)
-    result = parse(path, raw)
-    task, classes = _task(result.task, tasks or {}, home or Home.locate()), result.classes()
-    (count, ways), of = classes.shape, int(classes.max()) + 1
-    key = stream_key(task.name, "test", task.evaluation.seed, of="sequences" if task.sessions else "episodes")
-    draws = ClassDraws(count, ways, of, key)
-    entry = counts_entry(
-        result.counts(),
-        draws if np.array_equal(draws.array(), classes) else classes,
-        isinstance(result, SessionResult) and result.episodes.supports_kept,
-    )
-    if not entry.same(result.episodes, entry.COLUMNS):
-        raise ValueError(f"{path}: its counts would not stay the same")
-    write_json(path, {**raw, "episodes": msgspec.to_builtins(entry)})
 
 
 def _lines(failures: Sequence[str]) -> tuple[str, ...]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint
-from typing import Any, get_args
+from typing import get_args
 
 from ifsl_bench.backbone.pretrain import HeadKind, pretraining_key
 from ifsl_bench.backbone.registered import corpora_of
 from ifsl_bench.board.result_file import Result
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.common.wording import short
 from ifsl_bench.jobs.job import Job
 from ifsl_bench.plugin import registry
 from ifsl_bench.plugin.find_method import Chosen
 from ifsl_bench.plugin.options import resolve_options
-from ifsl_bench.plugin.rows import Label, label_parts
+from ifsl_bench.plugin.rows import label_parts
 from ifsl_bench.protocol.contamination import SEEN, seen
 from ifsl_bench.protocol.task import Task
 from ifsl_bench.protocol.training import Training
@@ -84,7 +83,7 @@ def _method(result: Result, task: Task, home: Home) -> Iterator[str]:
         return
     if missing := _missing(result):
         yield from _unknown_method(result, task)
-        raise Unverified(f"label and backbone, since {missing}")
+        raise Unverified(f"label, options and backbone, since {missing}")
     try:
         job = _job(result, task)
     except UserError as error:
@@ -140,12 +139,12 @@ def _other_version(result: Result) -> str:
 
 def _search(result: Result, task: Task, home: Home) -> Iterator[str]:
     """The choice of options, made again; another version of the method may have tried others."""
-    job, other_version = _known_job(result, task), _other_version(result)
+    if (job := _known_job(result, task)) is None:
+        return
     faults = list(odd_search(result, job))
-    alone = list(odd_search(result, None)) if job and other_version and faults else faults
-    yield from alone
-    if faults and not alone:
+    if faults and (other_version := _other_version(result)):
         raise Unverified(f"choice of options, since {other_version}")
+    yield from faults
 
 
 def _code(result: Result, task: Task, home: Home) -> Iterator[str]:
@@ -156,45 +155,17 @@ def _code(result: Result, task: Task, home: Home) -> Iterator[str]:
 
 
 def _unknown_method(result: Result, task: Task) -> Iterator[str]:
-    """Checks label and backbone as far as that goes without the method.
-
-    The label's name is the method's or a shorthand that only the method knows; of the options those that the shorthand
-    stands for may be missing.
-    """
-    options, train = result.given()
-    try:
-        changes = {f"train.{key}": value for key, value in Training.parse(train).changes().items()}
-    except UserError as error:
-        yield f"options: {error}"
-        return
-    if (count := len(result.episodes)) != task.evaluation.episodes:
-        changes["episodes"] = count
-    label, end = label_parts(result.label), _shown(changes)
-    marks = Label("", result.calibrated, result.setting if result.trials else "", ())
-    others = label.options[: len(label.options) - len(end)]
-    if label._replace(name="", options=()) != marks:
-        yield f"label: {result.label!r}, calibration and number of trials make its name end in {str(marks)!r}"
-    if label.options[len(others) :] != end:
-        ending = str(Label("", False, "", end))
-        yield f"label: {result.label!r}, training and number of episodes make it end in {ending!r}"
-    elif not re.fullmatch(METHOD, label.name) or not {*others} <= {*_shown(options)}:
-        yield f"label: {result.label!r} is no method's name with the options and the number of episodes of the file"
-    else:
-        with contextlib.suppress(UserError):
-            if (owner := registry.resolve(label.name)[0]) != result.method:
-                yield f"label: {label.name!r} is method {owner}, the file is of method {result.method}"
-    if not re.fullmatch(METHOD, result.method):
-        yield f"method: {result.method!r} is no name of a method"
+    """Checks label and backbone as far as that goes without the method: the label is no other method's."""
+    name = label_parts(result.label).name
+    for what, text in (("label", name), ("method", result.method)):
+        if not re.fullmatch(METHOD, text):
+            yield f"{what}: {text!r} is no name of a method"
+    with contextlib.suppress(UserError):
+        if (owner := registry.resolve(name)[0]) != result.method:
+            yield f"label: {name!r} is method {owner}, the file is of method {result.method}"
     keys = [pretraining_key(task, result.fingerprint, head, result.seed) for head in get_args(HeadKind)]
     if (key := result.pretraining.get("key")) not in (None, *keys):
         yield f"pretraining.key: {key!r}, task, data and seed make it {' or '.join(map(repr, keys))}"
-
-
-def _shown(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Options as they are found in labels, which a value may make more of."""
-    return label_parts(
-        str(Label("", False, "", tuple(f"{key}={short(value)}" for key, value in options.items())))
-    ).options
 
 
 CHECKS = (_method, _package, _search, _code)

@@ -97,7 +97,7 @@ def store(job: Job, work: Workspace, result: Result) -> None:
     What its ranges of episodes have left is removed.
     """
     with locked(work.home.results / "results", work.reporter.warn, ""):
-        for name in result_file.put(work.home.results, result):
+        if name := result_file.put(work.home.results, result):
             work.reporter.warn(f"the result that was there differs; it is kept as {name}")
     remove_evaluated(job, work.home)
     work.reporter.say(f"result: {job.result_path(work.home)}")

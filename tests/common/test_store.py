@@ -9,8 +9,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from ifsl_bench.common.building import building
+from ifsl_bench.common.building import building, unfinished
+from ifsl_bench.common.checkpoint import CheckpointFolder
 from ifsl_bench.common.errors import CorruptFile, UserError
 from ifsl_bench.common.files import (
     Home,
@@ -22,6 +24,7 @@ from ifsl_bench.common.files import (
     write_json,
 )
 from ifsl_bench.common.locks import locked
+from ifsl_bench.common.owners import LONGEST, tagged, what
 
 
 def test_home_prefers_arguments_over_environment_over_platform(tmp_path, monkeypatch):
@@ -52,8 +55,17 @@ def test_failed_write_leaves_old_content_and_no_litter(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_building_appears_whole_or_not_at_all(tmp_path):
+def test_building_replaces_what_was_there_whole_or_not_at_all(tmp_path):
     target = tmp_path / "set"
+    (tmp_path / ".partial-set").mkdir()
+    (tmp_path / ".partial-set" / "junk").write_text("of a killed process")
+    (tmp_path / tagged(".removed-set")).mkdir()
+    for text in ("first", "second"):
+        with building(target) as partial:
+            (partial / "whole").write_text(text)
+            assert (target / "whole").exists() == (text == "second")
+        assert (target / "whole").read_text() == text
+        assert [path.name for path in (target, *tmp_path.iterdir())] == ["set", "set"]
 
     def fail() -> None:
         with building(target) as partial:
@@ -62,19 +74,41 @@ def test_building_appears_whole_or_not_at_all(tmp_path):
 
     with pytest.raises(RuntimeError):
         fail()
-    assert list(tmp_path.iterdir()) == []
-    with building(target) as partial:
-        (partial / "whole").write_text("x")
-        assert not target.exists()
-    assert (target / "whole").read_text() == "x"
-    assert [p.name for p in tmp_path.iterdir()] == ["set"]
+    assert [path.name for path in (*target.iterdir(), *tmp_path.iterdir())] == ["whole", "set"]
 
 
-def test_leftovers_of_a_killed_process_are_swept(tmp_path):
-    (tmp_path / ".partial-set").mkdir()
-    (tmp_path / ".partial-set" / "junk").write_text("x")
-    with building(tmp_path / "set") as partial:
-        assert not (partial / "junk").exists()
+def test_an_interrupted_build_that_may_be_resumed_is_gone_on_with(tmp_path):
+    target = tmp_path / "set"
+
+    def interrupted() -> None:
+        with building(target, resume=True) as partial:
+            (partial / "a").write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert list(tmp_path.iterdir()) == [unfinished(target)]
+    with building(target, resume=True) as partial:
+        assert (partial / "a").read_text() == "half"
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_a_state_is_replaced_whole_and_what_a_killed_process_left_goes(tmp_path):
+    store = CheckpointFolder(tmp_path)
+    for step in range(3):
+        (tmp_path / "state-7.safetensors").write_bytes(b"written, and not named yet")
+        (tmp_path / tagged(".partial-state-8.safetensors")).write_bytes(b"half")
+        store.save({"x": torch.full((9,), float(step))}, {"step": step})
+        found = CheckpointFolder(tmp_path).load()
+        assert (found.tensors["x"].unique().tolist(), found.info["step"]) == ([step], step)
+    (left,) = {path.name for path in tmp_path.iterdir()} - {"checkpoint.json"}
+    assert left == found.info["tensors"]["file"]
+
+
+def test_temporary_names_are_never_the_same_and_never_too_long():
+    assert len({tagged("x.json") for _ in range(100)}) == 100
+    assert what(tagged("x.json")) == "x.json"
+    assert len(os.fsencode(tagged("é" * 200))) <= LONGEST
 
 
 def test_permission_is_said_plainly(tmp_path):
@@ -124,6 +158,7 @@ def test_set_aside_never_overwrites(tmp_path):
         (tmp_path / "x").write_text(str(n))
         assert set_aside(tmp_path / "x").read_text() == str(n)
     assert len(list(tmp_path.iterdir())) == 3
+    assert set_aside(tmp_path / "x").name == "x.corrupt-3", "another process has just done so"
 
 
 def test_hash_ignores_order_of_keys():

@@ -65,7 +65,7 @@ def undisturbed(glyphs_source, made_once):
 
 
 STAGES = {
-    "rendering": "data/.partial-glyphs@*/*.npy",
+    "rendering": "data/.partial-glyphs/*.npy",
     "pretraining": "pretrained/*/checkpoint.json",
     "features": "features/*/.partial-*/features.npy",
     "meta-training": "trained/*/checkpoint.json",

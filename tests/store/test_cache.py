@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 from ifsl_bench.common.locks import locked
-from ifsl_bench.common.owners import partial_of
+from ifsl_bench.common.owners import tagged
 from ifsl_bench.kernels.store import sources_folder
 from ifsl_bench.store import cache
 from ifsl_bench.store.cache import Choice, listed, pruning
@@ -221,24 +219,23 @@ def test_a_run_beside_a_prune_that_takes_everything_ends_with_the_same_result(ro
 def test_what_is_not_ours_and_what_is_being_written_stays(prune, root):
     home = root / "home"
     (home / "notes.txt").write_text("mine")
-    (home / "trained" / ".removed-x@node7.0123abcd-4711-89abcdef").mkdir()
-    mine = partial_of(home / "features" / "tiny" / "novel-test")
-    mine.mkdir(parents=True)
-    process = subprocess.run([sys.executable, "-c", f"""
-from pathlib import Path
-from ifsl_bench.common.owners import partial_of
-print(partial_of(Path({str(home / "results" / "tiny-images-1shot" / "x.json")!r})))"""],
-        capture_output=True, text=True, check=True)  # fmt: skip
-    left = Path(process.stdout.strip())
-    left.touch()
+    half = home / "results" / "tiny-images-1shot" / tagged(".partial-x.json")
+    half.touch()
+    building = home / "features" / "tiny" / ".partial-novel-test"
+    building.mkdir(parents=True)
     _, out, _ = prune("--unused", "0", "--dry-run")
     assert "not made by this version of ifsl-bench" in out
     assert prune("--yes")[0] == 0
-    assert prune("--unused", "0", "--yes")[0] == 0
+    assert half.exists(), "just written"
+    days_pass(home)
+    with locked(building.with_name("novel-test")):
+        assert prune("--unused", "0", "--yes")[0] == 0
     assert (home / "notes.txt").exists()
-    assert mine.exists(), "this process lives"
-    assert (home / "trained" / ".removed-x@node7.0123abcd-4711-89abcdef").exists(), "of another machine, and new"
-    assert not left.exists(), "its process has ended"
+    assert building.exists(), "locked"
+    assert not half.exists()
+    days_pass(home)
+    assert prune("--yes")[0] == 0
+    assert not building.exists()
 
 
 def test_compiled_code_of_other_versions_and_what_was_set_aside_goes(prune, root):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ifsl_bench.common.building import leftovers, remove
+from ifsl_bench.common.building import remove, unfinished
 from ifsl_bench.common.errors import CorruptFile, UserError, one_line, unknown
 from ifsl_bench.common.files import Home, check_out, disk_errors, write_out
 from ifsl_bench.common.locks import is_locked, locked
-from ifsl_bench.common.owners import PARTIAL, what
+from ifsl_bench.common.owners import PARTIAL
 from ifsl_bench.common.progress import Reporter
 from ifsl_bench.data import registered
 from ifsl_bench.data.pools import EVERY_POOL, SUPPORT, Dataset, open_dataset, verify
@@ -53,7 +53,7 @@ def prepared_names(home: Home) -> list[str]:
 def unfinished_names(home: Home) -> list[str]:
     """Data sets whose import goes on now, or was interrupted; the same command then goes on with it."""
     found = home.data.glob(f"{PARTIAL}*") if home.data.is_dir() else []
-    return sorted({what(path.name).removeprefix(PARTIAL) for path in found if path.is_dir()})
+    return sorted({path.name.removeprefix(PARTIAL) for path in found if path.is_dir()})
 
 
 def listing(home: Home) -> list[dict[str, str]]:
@@ -197,7 +197,7 @@ def removable(home: Home, name: str) -> list[Path]:
     if is_locked(folder):
         raise UserError(f"data set {name!r} is being imported by another process; wait for it, or end it first")
     needed = any(home.results.glob(f"{name}-*/*.json"))
-    paths = [path for path in (folder, *leftovers(folder), *(() if needed else (written,))) if path.exists()]
+    paths = [path for path in (folder, unfinished(folder), *(() if needed else (written,))) if path.exists()]
     if not paths:
         raise UserError(f"data set {name!r} is removed; {written} stays, with which results in {home.results} are read")
     return paths
