@@ -63,9 +63,9 @@ def best_of(name: str, tried: Mapping[str, Tried], reporter: Reporter) -> str:
     Raises:
         UserError: none can be chosen.
     """
-    for setting, one in tried.items():
-        if one.failed:
-            reporter.warn(f"{name}: {setting} is passed over: {one.failed}")
+    for setting, trial in tried.items():
+        if trial.failed:
+            reporter.warn(f"{name}: {setting} is passed over: {trial.failed}")
     best = max(tried, key=lambda setting: tried[setting].to_compare)
     if tried[best].failed:
         raise UserError(f"{name}: none of {len(tried)} settings works; set the options by hand with --set")
@@ -93,10 +93,10 @@ def firmness(tried: Mapping[str, Tried], best: str) -> dict[str, Any]:
         The fields of a result's ``choice``; docs/statistics.md has what becomes of them. Its ``rivals`` are those that
         at least ``LEAST_WINS`` resamples would have chosen, the most frequent first, at most ``MOST_RIVALS``.
     """
-    hits = {name: [sum(one.hits.get(name, [])) for one in tried.values()] for name in tried[best].hits}
-    right = [one.hits if not one.failed else {} for one in tried.values()]
+    hits = {name: [sum(trial.hits.get(name, [])) for trial in tried.values()] for name in tried[best].hits}
+    right = [trial.hits if not trial.failed else {} for trial in tried.values()]
     nothing = [-1] * tried[best].episodes  # what cannot be chosen is worse than no hits at all
-    joint = np.array([np.add(one["base_joint"], one["novel_joint"]) if one else nothing for one in right])
+    joint = np.array([np.add(counts["base_joint"], counts["novel_joint"]) if counts else nothing for counts in right])
     winners = (resamples(tried[best].episodes) @ joint.T).argmax(1)
     chosen, wins = list(tried).index(best), np.bincount(winners, minlength=len(tried))
     rivals = [place for place in np.argsort(-wins, kind="stable").tolist() if place != chosen]
@@ -135,18 +135,18 @@ def read_trial(
         UserError: it may not be read.
     """
     try:
-        found = read_sealed(file)
-        check_kinds(file, found, {"file": str, "of": str, "pretraining_sha256": str, "made_by": dict})
-        if found["file"] != file.name:
-            raise CorruptFile(f"{file} is the trial of {found['of']}")
-        if found["pretraining_sha256"] != pretraining_sha256 or not same(found["made_by"]):
+        record = read_sealed(file)
+        check_kinds(file, record, {"file": str, "of": str, "pretraining_sha256": str, "made_by": dict})
+        if record["file"] != file.name:
+            raise CorruptFile(f"{file} is the trial of {record['of']}")
+        if record["pretraining_sha256"] != pretraining_sha256 or not same(record["made_by"]):
             return None
-        tried = msgspec.convert(found, Tried)
+        tried = msgspec.convert(record, Tried)
         return tried if tried.hits or tried.diverged else None
     except FileNotFoundError:
         return None
     except (CorruptFile, ValueError) as error:  # what does not fit msgspec's types among them
         if reporter:
-            said = error if isinstance(error, CorruptFile) else f"{file} is damaged: {error}"
-            reporter.warn(f"{said}; the setting is tried again, the old file is {set_aside(file)}")
+            fault = error if isinstance(error, CorruptFile) else f"{file} is damaged: {error}"
+            reporter.warn(f"{fault}; the setting is tried again, the old file is {set_aside(file)}")
         return None

@@ -45,8 +45,8 @@ def hits(name: str, prediction: Prediction, batch: Batch, base_queries: int) -> 
     count = _by_kernel if compiled.at_hand(prediction.logits) and prediction.logits.dtype in KINDS else _in_torch
     counts, statistics, margins, pairs, bad = count(prediction, batch, base_queries)
     check_numbers(name, int(bad.sum()), len(batch))
-    found = dict(zip(COUNTS, counts, strict=True)), dict(zip(prediction.statistics, statistics, strict=True))
-    return Hits(*found, margins, pairs) if base_queries else Hits(*found, None, None)
+    by_name = dict(zip(COUNTS, counts, strict=True)), dict(zip(prediction.statistics, statistics, strict=True))
+    return Hits(*by_name, margins, pairs) if base_queries else Hits(*by_name, None, None)
 
 
 Counted = tuple[list[np.ndarray], list[np.ndarray], Margins, np.ndarray, np.ndarray]
@@ -56,8 +56,8 @@ def _by_kernel(prediction: Prediction, batch: Batch, base_queries: int) -> Count
     """In one pass over the logits, see `ifsl_bench.kernels.counting`."""
     from ifsl_bench.kernels import counting
 
-    given = (prediction.logits, batch.masked, batch.labels, batch.novel)
-    logits, masked, labels, novel = (x.detach().contiguous().numpy() for x in given)
+    inputs = (prediction.logits, batch.masked, batch.labels, batch.novel)
+    logits, masked, labels, novel = (x.detach().contiguous().numpy() for x in inputs)
     episodes, queries = labels.shape
     if (np.count_nonzero(novel, 1) != queries - base_queries).any():  # for the kernel would write elsewhere
         raise ValueError(f"every episode needs {base_queries} base queries among its {queries}")

@@ -218,15 +218,15 @@ class Course:
         _save(self.store, info, self.parameters, self.best, self.optimiser)
 
     def _ended(self) -> Trained:
-        kept = self.spec.steps
+        step = self.spec.steps
         if self.training.select == "best":
-            kept = self.info["best"]
+            step = self.info["best"]
             with torch.no_grad():
                 for key, value in self.parameters.items():
                     value.copy_(self.best[key])
         self.method.eval()
         history = {int(step): accuracy for step, accuracy in self.info["history"].items()}
-        return Trained(history, kept, self.info["seconds"], self.info["solves"], str(self.info["place"]))
+        return Trained(history, step, self.info["seconds"], self.info["solves"], str(self.info["place"]))
 
     def _copied(self) -> dict[str, Tensor]:
         return {key: value.detach().clone() for key, value in self.parameters.items()}

@@ -140,21 +140,21 @@ class PreparedTask:
 
     def features_places(self) -> dict[str, str]:
         """Where the features that were opened were computed, as far as that is recorded: one entry, or one a pool."""
-        found = {}
+        places = {}
         for pool, views in self._features:
             origin = self.dataset.origin(pool)
             folder = bank_folder(self.work.home, self.pretrained.features_key, pool, self.task, views, origin)
             if place := computed_at(folder):
-                found[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place
-        return {"features": next(iter(found.values()))} if len(set(found.values())) == 1 else found
+                places[f"features of {pool}" + (f", {views} views" if views > 1 else "")] = place
+        return {"features": next(iter(places.values()))} if len(set(places.values())) == 1 else places
 
     @cached_property
     def base(self) -> Base:
         """The base classifier, on the CPU."""
         name = "base/train"
         if isinstance(network := self.pretrained.network, Included):  # base/train has but the means
-            known = {part: getattr(network, part).cpu().numpy() for part in network.MOMENTS}
-            return base_classifier(self.pretrained, Moments(**known))
+            parts = {part: getattr(network, part).cpu().numpy() for part in network.MOMENTS}
+            return base_classifier(self.pretrained, Moments(**parts))
         folder = bank_folder(self.work.home, self.pretrained.features_key, name, self.task)
         starts = self.dataset.pool(name).starts
         with threads(host_threads(HOST)):
@@ -237,9 +237,9 @@ class PreparedTask:
     def _recorded(self, record: Path) -> str | None:
         """The digest in the record of this task; None where there is none."""
         try:
-            found = read_sealed(record)
-            check_kinds(record, found, {"task_hash": str, "digest": str})
-            if found["task_hash"] != self.task.hash:
+            entries = read_sealed(record)
+            check_kinds(record, entries, {"task_hash": str, "digest": str})
+            if entries["task_hash"] != self.task.hash:
                 raise CorruptFile(f"{record} is of another task")
         except FileNotFoundError:
             return None
@@ -247,4 +247,4 @@ class PreparedTask:
             aside = set_aside(record)
             self.work.reporter.warn(f"{error}; the digest is recorded again, the old file is {aside}")
             return None
-        return str(found["digest"])
+        return str(entries["digest"])

@@ -37,8 +37,8 @@ class Trained:
 
     def entry(self) -> dict[str, Any]:
         """What a result says of the training."""
-        found = {"validation": {str(step): value for step, value in self.history.items()}, "kept_step": self.kept_step}
-        return found | ({"solves": self.solves} if self.solves else {})
+        record = {"validation": {str(step): value for step, value in self.history.items()}, "kept_step": self.kept_step}
+        return record | ({"solves": self.solves} if self.solves else {})
 
     def remarks(self) -> Iterator[str]:
         """What went wrong in the solves more often than in ``MOST_UNCONVERGED`` of the episodes, a line each."""
@@ -159,6 +159,6 @@ def load_trained(folder: Path, method: Method, name: str, select: str) -> Model:
                 raise CorruptFile(f"{folder} does not fit method {name!r}: parameter {key} is missing")
             value.copy_(stored)
     history = {int(k): v for k, v in info["history"].items()}
-    kept = info["best" if select == "best" else "step"]
-    trained = Trained(history, kept, info["seconds"], info["solves"], info["place"])
+    step = info["best" if select == "best" else "step"]
+    trained = Trained(history, step, info["seconds"], info["solves"], info["place"])
     return Model(method.eval(), trained, folder.name)

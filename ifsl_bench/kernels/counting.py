@@ -17,19 +17,19 @@ maximal: Decorator = cast(Any, njit(nogil=True, error_model="numpy", fastmath={"
 @maximal
 def largest(x: Array) -> float:
     """The largest of a flat array; anything where it has NaN."""
-    found = x[0]
+    value = x[0]
     for i in range(x.shape[0]):
-        found = max(found, x[i])
-    return found
+        value = max(value, x[i])
+    return value
 
 
 @inlined
 def bad(x: Array) -> bool:
     """Whether a flat array has NaN or +inf."""
-    found = 0
+    any_bad = 0
     for i in range(x.shape[0]):
-        found |= not x[i] < np.inf
-    return found != 0
+        any_bad |= not x[i] < np.inf
+    return any_bad != 0
 
 
 @inlined

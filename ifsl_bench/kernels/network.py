@@ -241,29 +241,29 @@ def series(
 @compiled
 def curvature(
     begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
-    units: int, v: Array, start: Array, steps: int, found: Array,
+    units: int, v: Array, start: Array, steps: int, sizes: Array,
 ) -> None:  # fmt: skip
-    """See `ifsl_bench.solve.solvers.largest_curvature`; found [E]."""
+    """See `ifsl_bench.solve.solvers.largest_curvature`; sizes [E]."""
     room = np.empty((2, v.shape[1]))
     for e in range(begin, end):
         data = opened(x[e], rest[e], labels[e], precisions, precisions, ways, units)  # the centres play no part
         at(data, v[e], room[0])
-        found[e] = _curvature(data, start, steps, room)
+        sizes[e] = _curvature(data, start, steps, room)
 
 
 @compiled
 def descend(
     begin: int, end: int, x: Array, labels: Array, rest: Array, centres: Array, precisions: Array, ways: int,
-    units: int, v: Array, rate: Array, steps: int, found: Array,
+    units: int, v: Array, rate: Array, steps: int, ends: Array,
 ) -> None:  # fmt: skip
-    """`steps` gradient steps of size rate [E] from v [E, P]."""
+    """`steps` gradient steps of size rate [E] from v to ends, both [E, P]."""
     path, gradient, here = np.empty((steps + 1, v.shape[1])), np.empty(v.shape[1]), np.empty(v.shape[1])
     for e in range(begin, end):
         doubled(centres[e if centres.shape[0] > 1 else 0], here)
         data = opened(x[e], rest[e], labels[e], here, precisions, ways, units)
         put(v[e], path[0])
         _descend(data, rate[e], path, gradient)
-        put(path[steps], found[e])
+        put(path[steps], ends[e])
 
 
 @compiled

@@ -26,7 +26,7 @@ from ifsl_bench.common.sealed import read_sealed, write_sealed
 SUMS = "checksums.json"
 _wanted: Path | None = None
 _say: Callable[[str], None] = lambda text: None  # noqa: E731
-_said = False
+_announced = False
 
 
 def keep_in(folder: Path, say: Callable[[str], None]) -> None:
@@ -56,8 +56,8 @@ def sources_folder() -> str:
 
 
 def _place() -> Path:
-    said = os.environ.get("NUMBA_CACHE_DIR")
-    return (Path(said) if said else _wanted or Home.locate().cache / "compiled") / sources_folder()
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    return (Path(chosen) if chosen else _wanted or Home.locate().cache / "compiled") / sources_folder()
 
 
 def _sources() -> str:
@@ -81,13 +81,13 @@ def _sums(folder: Path) -> dict[str, str]:
 
 
 def _remove_damaged(folder: Path) -> None:
-    known = _sums(folder)
+    sums = _sums(folder)
     for path in _files(folder):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
             continue
         with contextlib.suppress(FileNotFoundError):  # another process has removed it
-            if not path.is_file() or known.get(str(path.relative_to(folder))) != sha256_file(path):
+            if not path.is_file() or sums.get(str(path.relative_to(folder))) != sha256_file(path):
                 path.unlink()
 
 
@@ -116,9 +116,9 @@ def alone(folder: Path | None) -> Iterator[None]:
 
 def announce(kept: bool) -> None:
     """Says, once, that kernels are being compiled, and whether the machine code is kept."""
-    global _said
-    if not _said:
-        _said = True
+    global _announced
+    if not _announced:
+        _announced = True
         often = "once" if kept else "and again in every process, for the home folder cannot be written"
         with contextlib.suppress(ValueError):  # who was to be told may have closed the stream since
             _say(f"compiling the solvers for this processor, {often}: 10 to 30 seconds")

@@ -87,20 +87,20 @@ def inner(a: Array, b: Array) -> float:
 
 @summing
 def total(a: Array) -> float:
-    """Of a flat array."""
-    found = 0.0
+    """The sum of a flat array."""
+    value = 0.0
     for i in range(a.shape[0]):
-        found += a[i]
-    return found
+        value += a[i]
+    return value
 
 
 @summing
 def largest(a: Array) -> float:
     """The largest absolute value in a flat array; NaN does not count."""
-    found = 0.0
+    value = 0.0
     for i in range(a.shape[0]):
-        found = max(found, abs(a[i]))
-    return found
+        value = max(value, abs(a[i]))
+    return value
 
 
 @inlined

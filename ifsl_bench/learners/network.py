@@ -175,9 +175,9 @@ class NetworkHessian(Operator):
         correction = space.expand(z, centred=False)
         u = Network(output + correction.output, skip + correction.skip, hidden + correction.hidden)
         # What is left of H u = rhs, in the norm in which it bounds u's error where the objective curves as the penalty.
-        left = NetworkHessian(self.shape, v, args).product(u)
+        product = NetworkHessian(self.shape, v, args).product(u)
         precisions = (1 / space.inverse_1, 1 / space.inverse_3, 1 / space.inverse_2)
-        parts = list(zip(left, rhs, u, precisions, strict=True))
+        parts = list(zip(product, rhs, u, precisions, strict=True))
         wrong = torch.stack([((a - b).square() / p).sum((1, 2)) for a, b, _, p in parts])
         size = torch.stack([(c.square() * p).sum((1, 2)) for _, _, c, p in parts])
         share = (wrong.sum(0) / size.sum(0).clamp_min(TINY)).sqrt()

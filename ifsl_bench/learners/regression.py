@@ -156,8 +156,8 @@ class RegressionHessian(Operator):
         """Makes u of w [E, N, S]; what is left of H u = rhs, in the norm of P^-1, bounds u's error in that of P."""
         x = self.args.features.double()
         u = inverse_p * (rhs - spread(w, x))
-        left = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)
-        share = ((inverse_p * left.square()).sum((1, 2)) / (u.square() / inverse_p).sum((1, 2)).clamp_min(TINY)).sqrt()
+        gap = spread(weigh(pi, pi / pi.shape[2], scores(u, x)) - w, x)
+        share = ((inverse_p * gap.square()).sum((1, 2)) / (u.square() / inverse_p).sum((1, 2)).clamp_min(TINY)).sqrt()
         inaccurate = ~(share <= ACCURATE)
         return LinearOutcome(u.to(rhs.dtype), share, steps, inaccurate, torch.zeros_like(inaccurate))
 

@@ -215,7 +215,7 @@ def compile_one(module):
 def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatch):
     said = []
     monkeypatch.setattr(store, "_say", said.append)
-    monkeypatch.setattr(store, "_said", False)
+    monkeypatch.setattr(store, "_announced", False)
     compile_one("plugin")
     assert said == []
     compile_one("ifsl_bench.kernels.network")
@@ -223,7 +223,7 @@ def test_a_compilation_is_announced_once_and_others_functions_are_not(monkeypatc
     assert len(said) == 1
     assert "compiling" in said[0]
     assert "once" in said[0]
-    monkeypatch.setattr(store, "_said", False)
+    monkeypatch.setattr(store, "_announced", False)
     store.announce(False)
     assert "in every process" in said[1]
 
