@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ifsl_bench.board.notebook import load as load
     from ifsl_bench.board.notebook import load_all as load_all
     from ifsl_bench.board.notebook import table as table
+    from ifsl_bench.board.notebook import variance as variance
     from ifsl_bench.campaigns.api import evaluate_checkpoint as evaluate_checkpoint
     from ifsl_bench.campaigns.api import run as run
     from ifsl_bench.campaigns.api import workspace as workspace
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ifsl_bench.board.frames": ("Results",),
-    "ifsl_bench.board.notebook": ("table", "leaderboard", "compare", "load", "load_all"),
+    "ifsl_bench.board.notebook": ("table", "leaderboard", "compare", "load", "load_all", "variance"),
     "ifsl_bench.campaigns.api": ("run", "evaluate_checkpoint", "workspace"),
     "ifsl_bench.common.errors": ("UserError",),
     "ifsl_bench.jobs.interop": ("from_learn2learn", "to_learn2learn"),

@@ -188,13 +188,29 @@ class Row:
         values = self.per_episode().items()
         return {name: estimate(of_metric, variance(self.choices(name)), self.quantile) for name, of_metric in values}
 
+    def by_sequence(self, metric: str, seeds: Sequence[int]) -> np.ndarray:
+        """In sessions, a metric for each of these seeds, order and support set, [seeds, orders, supports]."""
+        counts = [
+            c for c, s in zip(self._counts, self.seeds, strict=True) if s in seeds and isinstance(c, SessionCounts)
+        ]
+        whole = len(counts[0]) // counts[0].supports * counts[0].supports  # the last order may lack support sets
+        values = np.stack([c.of_sequence(metric) for c in counts])
+        return values[:, :whole].reshape(len(counts), -1, counts[0].supports)
+
     def after(self, metric: str = "acc") -> list[Estimate]:
         """One of :data:`~ifsl_bench.protocol.session_metrics.AFTER` after each session: mean and 95% interval over the
         orders, of the seeds' average; none in episodes.
         """
+        return [estimate(values, 0.0, self.quantile) for values in self.orders_after(metric).T]
+
+    def orders_after(self, metric: str = "acc") -> np.ndarray:
+        """The same for each order, [orders, T + 1]; [0, 0] in episodes."""
         of_seeds = [c.over_orders(c.after(metric)) for c in self._counts if isinstance(c, SessionCounts)]
-        columns = np.mean(of_seeds, axis=0).T if of_seeds else ()
-        return [estimate(values, 0.0, self.quantile) for values in columns]
+        return np.mean(of_seeds, axis=0) if of_seeds else np.empty((0, 0))
+
+    def triangle(self) -> np.ndarray:
+        """In sessions, the accuracy after session t on the classes of session g, [T + 1, T + 1], NaN for g > t."""
+        return np.mean([c.triangle().mean(0) for c in self._counts if isinstance(c, SessionCounts)], axis=0)
 
     def spread(self, metric: str = "acc") -> float:
         """Standard deviation between the seeds' means (n - 1), NaN for one seed."""

@@ -18,6 +18,7 @@ from ifsl_bench.board.leaderboard import ranked_tables, task_tables
 from ifsl_bench.board.result_file import Result, read
 from ifsl_bench.board.result_folder import copied, packaged_root, stored
 from ifsl_bench.board.show import comparison_table
+from ifsl_bench.board.variance_table import variance_tables
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
 
@@ -71,6 +72,22 @@ def compare(
         UserError: no such row or file, or two that were not measured on the same episodes.
     """
     return Frame([comparison_table(compare_rows(*pair_of(str(a), str(b), task, Home.locate(home, results))))])
+
+
+def variance(
+    task: str, *, methods: Names = (), metric: str = "acc", home: Folder = None, results: Folder = None
+) -> Frame:
+    """How rows of a task in sessions, and their differences, vary over orders, supports and seeds.
+
+    Args:
+        methods: labels of the only rows to split.
+        metric: one that the rows have, as :func:`table` names it.
+
+    Raises:
+        UserError: an unknown task or row, a task in episodes, or no row with the metric.
+    """
+    (board,) = boards_of([task], listed(methods), Home.locate(home, results))
+    return Frame(variance_tables(board, metric))
 
 
 def load(what: str | Path, task: str | None = None, *, home: Folder = None, results: Folder = None) -> Result | Results:

@@ -30,8 +30,9 @@ from ifsl_bench.common.progress import Unheard
 SECTIONS = {
     "Run": {"run": "running", "plan": "campaigns", "status": "campaigns", "reproduce": "results",
             "pretrain": "pretraining"},
-    "Results": {"leaderboard": "results", "table": "results", "report": "report", "plot": "plot", "compare": "results",
-                "claims": "claims", "show": "results", "results": "own_results", "check": "results"},
+    "Results": {"leaderboard": "results", "table": "results", "report": "report", "plot": "plot",
+                "compare": "results", "variance": "results", "claims": "claims", "show": "results",
+                "results": "own_results", "check": "results"},
     "What there is": {"methods": "methods", "tasks": "tasks", "data": "data", "cite": "methods"},
     "Folders": {"cache": "cache", "weights": "weights"},
 }  # fmt: skip

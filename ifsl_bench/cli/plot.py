@@ -179,6 +179,39 @@ KINDS: Mapping[str, Kind] = {
             "ifsl-bench plot base-classes glyphs-5shot --method lr --out x.pdf",
         ),
     ),
+    "sessions": Kind(
+        """Accuracy after each session.
+
+        Mean over orders and seeds, in a band that holds 95% of the orders of the classes. Dotted lines are models with
+        the rows' A_0 that never answer with a novel class; published rows are dashed, and have names where --method
+        does.
+        """,
+        (
+            "ifsl-bench plot sessions tiny-features-sessions --out sessions.pdf",
+            "ifsl-bench plot sessions glyphs-sessions --method ncm,lr --out x.pdf",
+        ),
+    ),
+    "forgetting": Kind(
+        """What becomes of each session's classes.
+
+        Accuracy on the classes of each session, after it and each later one: a triangle for each row.
+        """,
+        (
+            "ifsl-bench plot forgetting glyphs-sessions --wide --out forgetting.pdf",
+            "ifsl-bench plot forgetting glyphs-sessions --method ncm,lr --out x.pdf",
+        ),
+    ),
+    "variance": Kind(
+        """What rows in sessions depend on.
+
+        Shares of order, support set and training seed in the variance of a single value, of rows and of their
+        differences to the best, as in the command 'variance'.
+        """,
+        (
+            "ifsl-bench plot variance glyphs-sessions --out variance.pdf",
+            "ifsl-bench plot variance glyphs-sessions --method teen,protonet --out x.pdf",
+        ),
+    ),
     "inner-steps": Kind(
         """Accuracy by inner steps, of RBP and T-BPTT.
 

@@ -1,4 +1,4 @@
-"""Commands on stored results: ``table``, ``leaderboard``, ``compare``, ``show``, ``check``, ``reproduce``."""
+"""Commands on stored results: ``table``, ``leaderboard``, ``compare``, ``variance``, ``show``, ``check`` and others."""
 
 from __future__ import annotations
 
@@ -185,6 +185,34 @@ def compare(a: str, b: str, task: str | None, home: str | None, results_dir: str
 
     rows = pair_of(a, b, task, readable(folders_of(home, results_dir), results_dir))
     show_tables([comparison_table(compare_rows(*rows))], style)
+
+
+@click.command(
+    epilog=examples(
+        "ifsl-bench variance tiny-features-sessions",
+        "ifsl-bench variance tiny-features-sessions --method ncm,teen --metric gacc",
+    )
+)
+@click.argument("task", shell_complete=complete_tasks)
+@click.option("--metric", default="acc", metavar="NAME", help="Of those in --format json [acc, the average].")
+@label_option
+@home_option
+@results_option
+@style_option
+def variance(
+    task: str, metric: str, labels: tuple[str, ...], home: str | None, results_dir: str | None, style: str
+) -> None:
+    """Split how rows in sessions vary: order, supports, seed.
+
+    Also of the differences of every two rows, with how likely one order, one support set and one seed, as most papers
+    have, give the wrong sign.
+    """
+    folders = readable(folders_of(home, results_dir), results_dir)
+    from ifsl_bench.board.asked import boards_of
+    from ifsl_bench.board.variance_table import variance_tables
+
+    show_tables([table for board in boards_of([task], labels, folders) for table in variance_tables(board, metric)],
+                style)  # fmt: skip
 
 
 @click.command(

@@ -25,6 +25,7 @@ from ifsl_bench.figures import base_classes as _base_classes
 from ifsl_bench.figures import pairs as _pairs
 from ifsl_bench.figures import ranks as _ranks
 from ifsl_bench.figures import seeds as _seeds
+from ifsl_bench.figures import sessions as _sessions
 from ifsl_bench.figures import tradeoff as _tradeoff
 from ifsl_bench.figures import validation as _validation
 from ifsl_bench.figures.rows import shown
@@ -36,8 +37,8 @@ if TYPE_CHECKING:  # what needs torch is imported for figures with trained model
     from ifsl_bench.jobs.job import Job
     from ifsl_bench.jobs.ranges import Ready
 
-__all__ = ["Drawing", "attractors", "base_classes", "episode", "episode_pca", "inner_steps", "pairs", "ranks", "seeds",
-           "tradeoff", "validation"]  # fmt: skip
+__all__ = ["Drawing", "attractors", "base_classes", "episode", "episode_pca", "forgetting", "inner_steps", "pairs",
+           "ranks", "seeds", "sessions", "tradeoff", "validation", "variance"]  # fmt: skip
 
 MODEL = "lr+a"  # of figures that explain the attention attractor
 STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -128,6 +129,33 @@ def base_classes(
     return _drawing(_base_classes.draw(boards, listed(methods), setting, wide), *boards.values())
 
 
+def sessions(
+    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """The accuracy after each session, beside lazy models and published rows."""
+    board = _board(task, methods, setting, home, results, papers=True)
+    return _drawing(_sessions.curves(board, wide, named=bool(methods)), board)
+
+
+def forgetting(
+    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """The accuracy on each session's classes after each later session, a triangle for each row."""
+    board = _board(task, methods, setting, home, results)
+    return _drawing(_sessions.forgetting(board, wide), board)
+
+
+def variance(
+    task: str, *, methods: Names = (), setting: str | None = None, wide: bool = False, home: Folder = None,
+    results: Folder = None,
+) -> Drawing:  # fmt: skip
+    """What rows in sessions, and their differences to the best, owe to orders, supports and seeds."""
+    board = _board(task, methods, setting, home, results)
+    return _drawing(_sessions.variance(board, wide), board)
+
+
 def inner_steps(
     *tasks: str, methods: Names = MODEL, options: Mapping[str, Any] | None = None,
     steps: Sequence[int] = STEPS, unrolled: Sequence[int] = UNROLLED, seeds: int = 1, episodes: int | None = None,
@@ -200,10 +228,12 @@ def _drawing(drawn: tuple[Figure, Sequence[str]], *boards: Board) -> Drawing:
     return Drawing(figure, (*notes, *dict.fromkeys(remark for board in boards for remark in board.left_out)))
 
 
-def _board(name: str, methods: Names, setting: str | None, home: Folder, results: Folder) -> Board:
+def _board(
+    name: str, methods: Names, setting: str | None, home: Folder, results: Folder, papers: bool = False
+) -> Board:
     """The rows of a task that are to be drawn."""
     folders = Home.locate(home, results)
-    return shown(load_board(find_one(name, folders), folders.results), listed(methods), setting)
+    return shown(load_board(find_one(name, folders), folders.results), listed(methods), setting, papers)
 
 
 def _jobs(

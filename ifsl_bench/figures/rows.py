@@ -13,16 +13,17 @@ from ifsl_bench.common.errors import UserError, unknown
 from ifsl_bench.figures.style import drawn_beside
 
 
-def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) -> Board:
+def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None, papers: bool = False) -> Board:
     """The board with the rows to be drawn: those with these labels, or those of a setting without options of their own.
 
     Args:
         setting: "paper" by default, for methods as published; "tuned-12" for the best of 12 trials.
+        papers: whether published rows are drawn too, and will do alone.
 
     Raises:
         UserError: nothing is stored for the task, or no such row or setting.
     """
-    if not board.rows:
+    if not board.rows and not (papers and board.papers):
         first, more = board.left_out[:1], len(board.left_out) - 1
         left_out = f" ({first[0]}{f', and {more} more' if more > 0 else ''})" if first else ""
         raise UserError(f"no comparable result is stored for task {board.name}{left_out}; make one, as with "
@@ -35,13 +36,13 @@ def shown(board: Board, labels: Sequence[str] = (), setting: str | None = None) 
         plain = tuple(row for row in view.rows if not row.has_options)
         view = replace(view, rows=plain or view.rows)
     else:
-        here = {row.label for row in board.rows}
+        here = board.labels if papers else {row.label for row in board.rows}
         for label in labels:
             if not board.knows(label):
                 raise unknown("row", label, here, where=f"of task {board.name}")
         view = board.only(labels)
         view = view.in_setting(setting) if setting else view
-    if not view.rows:
+    if not view.rows and not (papers and view.papers):
         raise UserError(f"{board.name}: none of these rows is of setting {view.setting}; there are: "
                         f"{', '.join(sorted(settings))}")  # fmt: skip
     return view

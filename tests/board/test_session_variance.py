@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from scipy import stats
 
+from ifsl_bench.board.asked import board_of
 from ifsl_bench.board.rank_intervals import Prior
 from ifsl_bench.board.session_variance import (
     PARTS,
@@ -18,6 +21,7 @@ from ifsl_bench.board.session_variance import (
     wrong_sign,
 )
 from ifsl_bench.common.errors import UserError
+from ifsl_bench.common.files import Home
 
 
 def simulated(rng, shape, deviations, mean=0.0) -> np.ndarray:
@@ -145,3 +149,65 @@ def test_one_order_is_refused():
     for function in (over_orders, split, wrong_sign):
         with pytest.raises(UserError, match="one order of the classes"):
             function(np.zeros((3, 1, 4)))
+
+
+def average_accuracies(label: str) -> np.ndarray:
+    """[seeds, 100, 4] of a stored row on glyphs-sessions, from its counts by a plain loop."""
+    seeds = []
+    for result in board_of("glyphs-sessions", Home.locate()).row(label).results:
+        counts, of_sequences = result.counts(), []
+        for hits, queries in zip(counts.hits.astype(int), counts.queries.astype(int), strict=True):
+            after, at = [], 0
+            for t in range(11):
+                after.append(100 * hits[at : at + t + 1].sum() / queries[: t + 1].sum())
+                at += t + 1
+            of_sequences.append(np.mean(after))
+        seeds.append(np.reshape(of_sequences, (100, 4)))
+    return np.array(seeds)
+
+
+def test_the_command_splits_rows_and_differences_of_stored_rows(call):
+    """Mean squares of statistics' textbooks over the accuracies, and the signs of all 1,200 single comparisons."""
+    status, out, _ = call("variance", "glyphs-sessions", "--method", "teen,protonet", "--format", "json")
+    assert status == 0
+    teen, protonet, difference = json.loads(out)
+    assert (teen["method"], protonet["method"]) == ("teen", "protonet")
+    assert (difference["a"], difference["b"], difference["seeds"]) == ("teen", "protonet", 3)
+    x = average_accuracies("teen") - average_accuracies("protonet")
+    made = np.mean(x < 0)
+    assert difference["wrong_sign_made"] == pytest.approx(made, abs=1e-4)
+    assert 0.3 < made < 0.4
+    assert difference["wrong_sign"] == pytest.approx(made, abs=0.03)
+    assert difference["mean"] == pytest.approx(x.mean(), abs=1e-4)
+    both = x.mean(2) - x.mean((1, 2))[:, None] - x.mean((0, 2)) + x.mean()
+    rest = x - x.mean(2)[:, :, None] - x.mean(0) + x.mean((0, 2))[:, None]
+    ms_rest, ms_both = (rest**2).sum() / (2 * 300), 4 * (both**2).sum() / (2 * 99)
+    ms_seed = 400 * x.mean((1, 2)).var(ddof=1)
+    assert difference["sd_rest"] == pytest.approx(np.sqrt(ms_rest), abs=1e-4)
+    assert difference["sd_seed"] == pytest.approx(np.sqrt((ms_seed - ms_both) / 400), abs=1e-4)
+    assert difference["sd_seed_by_order"] == pytest.approx(np.sqrt(max(0, ms_both - ms_rest) / 4), abs=1e-4)
+    _, text, _ = call("variance", "glyphs-sessions", "--method", "teen,protonet")
+    assert "wrong sign" in text
+    assert f"{100 * difference['wrong_sign']:.0f}% [" in text
+
+
+def test_rows_that_no_seed_changes_have_no_variance_over_seeds(call):
+    _, out, _ = call("variance", "tiny-features-sessions", "--method", "ncm,imprint", "--format", "json")
+    ncm, _, difference = json.loads(out)
+    assert ncm["seeds"] == difference["seeds"] == 1
+    assert ncm["sd_seed"] is None
+    assert ncm["sd_single"] == pytest.approx(np.hypot(ncm["sd_order"], ncm["sd_support"]), abs=1e-4)
+    assert (difference["mean"], difference["wrong_sign"]) == (0, 0.5), "on these features the two are the same"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["glyphs-5shot"], "glyphs-5shot is in episodes; variance splits that of tasks in sessions"),
+        (["glyphs-sessions", "--metric", "gac"], "did you mean 'gacc' or"),
+    ],
+)
+def test_what_cannot_be_split_is_one_line(words, said, call):
+    status, _, err = call("variance", *words)
+    assert (status, err.count("\n")) == (2, 1)
+    assert said in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from ifsl_bench.board.result_file import write
 from ifsl_bench.campaigns.api import run
 from ifsl_bench.common.errors import UserError
 from ifsl_bench.common.files import Home
-from ifsl_bench.figures import base_classes, pairs, ranks, seeds, tradeoff, validation
+from ifsl_bench.figures import base_classes, pairs, ranks, seeds, sessions, tradeoff, validation
 from ifsl_bench.figures.rows import shown
 from ifsl_bench.figures.style import COLUMN, PAGE, SMALLEST, as_bytes, save
 from ifsl_bench.figures.texts import short_names, width_of, wrapped
@@ -446,3 +447,71 @@ def test_a_row_of_ones_own_is_placed_among_the_family_by_its_accuracy(measured, 
         assert found["place of mine"][0, 0] in (at + 1, at + 2), "beside the row with the same hits"
         places = [found[f"place of {row.label}"][0, 0] for row in family]
         assert places == [1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def letters() -> Board:
+    """The stored rows of letters in sessions."""
+    return shown(load_board(find("glyphs-sessions")[0], Path("none")), ("ncm", "lr"))
+
+
+def test_curves_of_sessions_are_those_of_the_table(letters, call):
+    figure, _ = sessions.curves(letters)
+    records = json.loads(call("table", "glyphs-sessions", "--method", "ncm,lr", "--format", "json")[1])
+    table = {record["method"]: [record[f"a_{t}"] for t in range(11)] for record in records}
+    drawn_lines = lines(figure)
+    for name in ("ncm", "lr"):
+        assert drawn_lines[f"mean of {name}"][:, 1] == pytest.approx(table[name], abs=1e-4)
+        (row,) = (row for row in letters.rows if row.label == name)
+        band = next(b for b in figure.axes[0].collections if b.get_gid() == f"orders of {name}").get_paths()[0].vertices
+        last = np.mean([r.counts().after("acc")[:, -1].reshape(100, 4).mean(1) for r in row.results], axis=0)
+        assert band[band[:, 0] == 10, 1].max() == pytest.approx(np.percentile(last, 97.5))
+    dotted = [line.get_ydata() for line in figure.axes[0].lines if line.get_gid() == "lazy"]
+    assert sorted(line[0] for line in dotted) == pytest.approx(sorted(t[0] for n, t in table.items() if " " not in n))
+
+
+def test_triangles_are_counts_over_queries(letters):
+    figure, _ = sessions.forgetting(letters)
+    for axes, row in zip(figure.axes, [place.row for place in letters.places], strict=False):
+        assert axes.get_title() == row.label
+        mesh = axes.collections[0].get_array()
+        hits = np.mean([result.counts().hits.mean(0) for result in row.results], axis=0)
+        queries = row.results[0].counts().queries[0]
+        for t, g, at in ((0, 0, 0), (1, 1, 2), (10, 0, 55), (10, 10, 65)):
+            assert mesh[t, g] == pytest.approx(100 * hits[at] / queries[g])
+        assert mesh.mask[0, 1]
+
+
+def test_bars_of_variance_are_shares_of_the_command(letters, call):
+    figure, notes = sessions.variance(letters)
+    assert "wrong sign" in notes[0]
+    out = call("variance", "glyphs-sessions", "--method", "ncm,lr", "--format", "json")[1]
+    for at, record in zip((0, 1, 3), json.loads(out), strict=True):
+        names = ("order", "support", "seed", "seed by order", "rest")
+        parts = {name: record[f"sd_{name.replace(' ', '_')}"] ** 2 for name in names}
+        bars = {bar.get_gid(): bar.get_width() for bar in figure.axes[0].patches}
+        for name, part in parts.items():
+            assert bars[f"{name} {at}"] == pytest.approx(100 * part / sum(parts.values()), abs=0.1)
+        (text,) = (text.get_text() for text in figure.axes[0].texts if text.get_gid() == f"said {at}")
+        assert text.startswith(f"sd {record['sd_single']:.2f}")
+
+
+@pytest.mark.parametrize("kind", ["sessions", "forgetting", "variance"])
+def test_figures_of_sessions_refuse_episodes_and_are_written(kind, call, tmp_path):
+    status, _, err = call("plot", kind, "glyphs-5shot", "--out", str(tmp_path / "x.pdf"))
+    assert (status, err.count("\n")) == (2, 1)
+    assert "is in episodes" in err
+    out = tmp_path / "x.svg"
+    assert call("plot", kind, "tiny-features-sessions", "--method", "ncm,teen", "--wide", "--out", str(out))[0] == 0
+    assert "<svg" in out.read_text()
+
+
+def test_published_rows_are_dashed(tmp_path):
+    task = find("tiny-features-sessions")[0]
+    shape = msgspec.structs.replace(task.sessions, count=8)
+    listed = load_board(msgspec.structs.replace(task, name="mini-sessions", sessions=shape), tmp_path)
+    figure, _ = sessions.curves(shown(listed, ["CEC"], papers=True), named=True)
+    (line,) = figure.axes[0].lines
+    assert list(line.get_ydata()) == [72.0, 66.83, 62.97, 59.43, 56.7, 53.73, 51.19, 49.24, 47.63]
+    assert line.get_linestyle() == "--"
+    assert len(sessions.curves(shown(listed, papers=True))[0].axes[0].lines) == 44
